@@ -25,19 +25,20 @@ from pathlib import Path
 
 from benchmarks.data import SEED
 from benchmarks.measure import Command, Cost, run
-from dsv.model.codec import Codec
-from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import FileId, Nonce, PackId, StoreId
-from dsv.model.location import Location
-from dsv.model.names import MAIN, BranchName, DatasetName
-from dsv.model.records import RefEntry
-from dsv.repo.refs import Head, Moved
+from dsv.format.codec import Codec
+from dsv.format.locator import Location
+from dsv.format.records import RefEntry
+from dsv.format.tree import Entry, Kind
+from dsv.repo.refs.branches import Head, Moved
 from dsv.repo.repository import Repository
 from dsv.repo.session import Writer
-from dsv.repo.tree_edit import TreeChange
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.write import TreeChange
 from dsv.store.directory import DirectoryStore
 from dsv.transfer.commit import Committed, Draft, commit_changes
+from dsv.values.ids import FileId, Nonce, PackId, StoreId
+from dsv.values.names import MAIN, BranchName, DatasetName
+from dsv.values.paths import sort_key
 
 DATASET = DatasetName.parse("bench")
 WRITER = Writer(author="Bench <bench@example.org>", host="lab", tool="benchmarks")

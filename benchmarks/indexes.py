@@ -22,17 +22,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dsv.model import keys
-from dsv.model.codec import Codec
-from dsv.model.ids import Id, IndexId, PackId
-from dsv.model.index import IndexBuilder
-from dsv.model.location import Location, ObjectKind
+from dsv.format import keys
+from dsv.format.codec import Codec
+from dsv.format.index import IndexBuilder
+from dsv.format.locator import Location, ObjectKind
 from dsv.repo import merge_indexes
 from dsv.repo.repository import Repository
 from dsv.repo.session import Writer
 from dsv.store.base import Store
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
+from dsv.values.ids import Id, IndexId, PackId
 
 ROWS = (ObjectKind.CHUNK, ObjectKind.SEGMENT, ObjectKind.NODE)
 WRITER = Writer("bench", "bench", "benchmarks.indexes")

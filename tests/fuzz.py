@@ -28,28 +28,25 @@ from blake3 import blake3
 
 from dsv import reader
 from dsv.errors import DsvError
-from dsv.model import codec, keys, pack
-from dsv.model.commit import Commit
-from dsv.model.erasure import DatasetErased
-from dsv.model.ids import ChunkId, CommitId, FileId, Id, IndexId, NodeId, Nonce, PackId, RecipeId, SegmentId
-from dsv.model.index import Index, IndexBuilder
-from dsv.model.index_filter import IndexFilter
-from dsv.model.index_merge import IndexMerge
-from dsv.model.location import Location, ObjectKind
-from dsv.model.locator import Locator
-from dsv.model.names import MAIN, DatasetName
-from dsv.model.recipe import Recipe
-from dsv.model.records import FormatEntry, GcCondemned, RefEntry, SessionOpen, TagValue
-from dsv.model.run import RunRecord
-from dsv.model.segment import Segment
-from dsv.model.tree import Node
-from dsv.model.wire import sealed
+from dsv.format import codec, keys, pack
+from dsv.format.commit import Commit
+from dsv.format.envelope import sealed
+from dsv.format.index import Index, IndexBuilder, IndexFilter
+from dsv.format.index_merge import IndexMerge
+from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.format.recipe import Recipe
+from dsv.format.records import DatasetErased, FormatEntry, GcCondemned, RefEntry, SessionOpen, TagValue
+from dsv.format.segment import Segment
+from dsv.format.tree import Node
+from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
-from dsv.repo.resolve import resolve
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import TreeReader
+from dsv.run.record import RunRecord
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
 from dsv.transfer.download import Fetcher, Wanted
+from dsv.values.ids import ChunkId, CommitId, FileId, Id, IndexId, NodeId, Nonce, PackId, RecipeId, SegmentId
+from dsv.values.names import MAIN, DatasetName
 from tests.run.test_record import RECORD
 
 SET = DatasetName.parse("set")

@@ -17,7 +17,7 @@ SOURCES = Path(dsv.__file__).parent
 PROCESSES = 12
 FIRST_READ_BY_THREADS = """
 import sys, threading
-from dsv.model.run import RunRecord
+from dsv.run.record import RunRecord
 data = sys.stdin.buffer.read()
 sys.setswitchinterval(1e-6)
 start = threading.Barrier(16)
@@ -63,4 +63,4 @@ def test_nothing_is_decoded_by_a_type_named_on_the_spot() -> None:
 
 
 def test_only_what_is_learned_at_import_is_converted() -> None:
-    assert {str(path) for path, _ in calls("convert")} == {"model/run.py", "model/run_parts.py"}
+    assert {str(path) for path, _ in calls("convert")} == {"run/record.py"}

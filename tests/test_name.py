@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.model.readme import readme_text
+from dsv.repo.format_log import readme_text
 
 ROOT = Path(__file__).parents[1]
 SKIPPED = {".git", ".venv", "venv", "build", "dist", "node_modules", "__pycache__"}

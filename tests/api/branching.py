@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.api.context import Context
-from dsv.model.entry import sort_key
-from dsv.model.ids import CommitId
-from dsv.model.names import MAIN, BranchName, DatasetName, Target
 from dsv.repo.repository import Repository
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import TreeReader
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
 from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.transfer.upload import Uploader
+from dsv.values.ids import CommitId
+from dsv.values.names import MAIN, BranchName, DatasetName, Target
+from dsv.values.paths import sort_key
 from tests.api.people import SCANS, Files, Person, every_store_is, read_commit
 from tests.repo.worlds import change
 from tests.repo.worlds import create as create_store

@@ -14,15 +14,15 @@ from dsv.api.context import Context
 from dsv.api.init import init
 from dsv.api.settings import Settings, Source
 from dsv.api.sync import Synced, SyncRequest, sync
-from dsv.model.entry import Kind
-from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName
+from dsv.format.tree import Kind
 from dsv.repo.repository import Repository
 from dsv.repo.session import Writer
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import TreeReader
 from dsv.store.base import Store
 from dsv.store.options import StoreOptions
 from dsv.transfer.download import Fetcher, Wanted
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName
 
 SCANS = DatasetName.parse("scans")
 Files = dict[str, bytes | None]

@@ -10,8 +10,8 @@ import pytest
 from dsv.api.clone import clone
 from dsv.api.init import init
 from dsv.errors import Conflict, NoRoom
-from dsv.model.names import DatasetName, Target
-from dsv.worktree.workspace import Workspace
+from dsv.values.names import DatasetName, Target
+from dsv.workspace.workspace import Workspace
 from tests.api.people import SCANS, Person
 from tests.inputs.small_disk import small_disk
 from tests.killing import run_killed

@@ -20,25 +20,23 @@ from dsv.api.branches import (
     branches,
     create_branch,
     delete_branch,
+    rename_branch,
     reset_branch,
     restore_branch,
 )
 from dsv.api.context import Context
+from dsv.api.log import reflog
 from dsv.api.protection import protect_branch
-from dsv.api.reflog import reflog
-from dsv.api.rename_branch import rename_branch
 from dsv.api.tags import delete_tag, tag
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
-from dsv.model import keys
-from dsv.model.branch_rule import Limits
-from dsv.model.ids import CommitId, Nonce
-from dsv.model.names import MAIN, BranchName, Rev, TagName, Target
-from dsv.model.records import GcDone, RefEntry
+from dsv.format import keys
+from dsv.format.records import GcDone, Limits, RefEntry
 from dsv.repo.repository import Repository
-from dsv.store.base import Buffer, Put, Store
-from dsv.store.counting import Counting
+from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore
-from dsv.store.wrapper import Wrapper
+from dsv.store.wrappers import Counting, Wrapper
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import MAIN, BranchName, Rev, TagName, Target
 from tests.api.people import Person, every_store_is
 from tests.exhaustive import examples
 from tests.repo.worlds import DATASET, commit, condemn, create, packs
@@ -240,7 +238,7 @@ class Meeting(Wrapper):
         super().__init__(inner)
         self.meanwhile: Callable[[], object] | None = None
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         if key.startswith("refs/") and self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
@@ -290,7 +288,7 @@ class Dying(Wrapper):
 
     left: int | None = None
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         if self.left is not None:
             if self.left == 0:
                 raise KeyboardInterrupt
@@ -415,7 +413,7 @@ def test_nothing_is_written_once_the_server_lets_everybody_win(
     before = {item.key for item in world.store.list("")}
     honest = MemoryStore.put_if_absent
 
-    def overwrite(store: MemoryStore, key: str, data: Buffer) -> Put:
+    def overwrite(store: MemoryStore, key: str, data: Bytes) -> Put:
         with suppress(NotFound):
             store.delete(key)
         return honest(store, key, data)

@@ -12,10 +12,10 @@ from dsv.api.tags import delete_tag, tag
 from dsv.cache.layout import FILE_TIME
 from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, NoRoom, NotFound, Unreachable, UsageError
-from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName, TagName, Target
-from dsv.model.progress import NoProgress
-from dsv.model.run import RunId
+from dsv.run.record import RunId
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName, TagName, Target
+from dsv.values.progress import NoProgress
 from tests.api.people import SCANS, Person, read_folder
 
 FILES = {

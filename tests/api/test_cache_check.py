@@ -11,12 +11,12 @@ import pytest
 from dsv.api import cache_check as api_check
 from dsv.api.cache import cache, cached, evict
 from dsv.api.cache_check import check
-from dsv.cache.filling import check as cache_check
-from dsv.cache.filling import writer
-from dsv.cache.filling.links import State
+from dsv.cache.fill import check as cache_check
+from dsv.cache.fill import create_files
+from dsv.cache.fill.links import State
 from dsv.cache.layout import FILE_TIME
 from dsv.errors import Conflict, NoRoom, NotFound, Unreachable
-from dsv.model.names import Target
+from dsv.values.names import Target
 from tests.api.people import Person, read_folder
 
 FILES = {
@@ -161,7 +161,7 @@ def test_a_disk_that_takes_no_repair(
         sync(descriptor)
 
     drafts: list[int] = []
-    create = writer.start_file
+    create = create_files.start_file
 
     def started(*arguments: Any, **options: Any) -> int:
         if when == "create":
@@ -170,7 +170,7 @@ def test_a_disk_that_takes_no_repair(
         return drafts[-1]
 
     monkeypatch.setattr(os, "fsync", failing)
-    monkeypatch.setattr(writer, "start_file", started)
+    monkeypatch.setattr(create_files, "start_file", started)
     with pytest.raises((Unreachable, NoRoom)):
         check(ann.context(), folder)
     assert not any(Path(f"/proc/self/fd/{descriptor}").exists() for descriptor in drafts)

@@ -9,11 +9,11 @@ import pytest
 
 from dsv.api.cache import CacheItem, cache, evict
 from dsv.errors import DsvError
-from dsv.model.names import Target
 from dsv.store.base import Store
 from dsv.store.faulty import Crash, Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
 from dsv.store.retry import Retrying
+from dsv.values.names import Target
 from tests.api.people import Files, Person, every_store_is, read_folder
 from tests.exhaustive import some
 

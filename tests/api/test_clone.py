@@ -8,9 +8,9 @@ import pytest
 from dsv.api.clone import CloneRequest, Differing, clone
 from dsv.api.init import init
 from dsv.errors import Conflict, NotFound
-from dsv.model.names import DatasetName, Target
 from dsv.store.faulty import Crash, Fault, Faulty, Kind
 from dsv.store.memory import MemoryStore
+from dsv.values.names import DatasetName, Target
 from tests.api.people import Files, Person, every_store_is, read_folder
 from tests.cli.runner import write_files
 from tests.exhaustive import some

@@ -11,14 +11,14 @@ import pytest
 
 import dsv
 from dsv.api import environment
-from dsv.api.browse import resolve
 from dsv.api.cache_stage import cache
 from dsv.api.init import init
+from dsv.api.ls_cat import resolve
 from dsv.api.settings import BUILT_IN
 from dsv.api.sync import SyncRequest, sync
 from dsv.api.tags import tag
 from dsv.errors import Unreachable
-from dsv.model.names import DatasetName, TagName, Target
+from dsv.values.names import DatasetName, TagName, Target
 
 PAGE = Path(__file__).parents[2] / "docs/python.md"
 

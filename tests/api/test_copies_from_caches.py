@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api import nearby_caches
+from dsv.api import cache_targets
 from dsv.api.cache import cache, evict
+from dsv.api.cache_targets import nearby_caches as find_caches
 from dsv.api.clone import Cloned, clone
-from dsv.api.nearby_caches import nearby_caches as find_caches
 from dsv.api.pull import pull
 from dsv.api.restore import restore
 from dsv.api.rollback import rollback
@@ -24,8 +24,8 @@ from dsv.api.settings import Source
 from dsv.api.switch import switch
 from dsv.cache.lending import lenders, lent_files
 from dsv.cache.lending.shelf import Shelf
-from dsv.model.names import BranchName, Target
-from dsv.repo.metadata import MetadataCache
+from dsv.repo.objects.metadata import MetadataCache
+from dsv.values.names import BranchName, Target
 from tests.api.people import Files, Person, read_folder
 
 BIG = os.urandom(3 << 20)
@@ -245,8 +245,8 @@ def test_a_cache_that_a_command_was_told_of_is_looked_into(ann: Person, tmp_path
 def test_the_caches_of_a_machine(bob: Person, tmp_path: Path) -> None:
     settings = bob.context(bob.home).settings
     named = Source("file", {"caches.lab.path": str(tmp_path / "lab")})
-    nearby_caches.note_cache(settings, tmp_path / "met")
-    nearby_caches.note_cache(settings, tmp_path / "lab")
+    cache_targets.note_cache(settings, tmp_path / "met")
+    cache_targets.note_cache(settings, tmp_path / "lab")
     found = find_caches(replace(settings, sources=[*settings.sources, named]))
     assert found[:2] == [bob.home / "cache", tmp_path / "lab"]
     assert tmp_path / "met" in found

@@ -13,10 +13,10 @@ import pytest
 from dsv.api import edits as edits_module
 from dsv.api.edits import Edit, Edited, EditRequest, Move, MoveAll, PathEdit, Put, Remove, edit
 from dsv.errors import Conflict, DsvError, NotFound, Unsupported, UsageError
-from dsv.model.names import DatasetName, TagName, Target
 from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore
 from dsv.transfer.commit import commit_changes as really_commit
+from dsv.values.names import DatasetName, TagName, Target
 from tests.api.people import SCANS, Files, Person, every_store_is
 
 TARGET = Target(SCANS)

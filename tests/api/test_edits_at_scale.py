@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 
 from dsv.api.edits import EditRequest, MoveAll, Put, Remove, edit
-from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import EMPTY_FILE
-from dsv.model.names import MAIN, DatasetName, Target
+from dsv.format.tree import Entry, Kind
 from dsv.repo.repository import Repository
-from dsv.repo.tree_edit import TreeChange
-from dsv.repo.trees import TreeReader
-from dsv.store.counting import Counting, Counts
+from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.write import TreeChange
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
+from dsv.store.wrappers import Counting, Counts
 from dsv.transfer.commit import Committed, Draft, commit_changes
+from dsv.values.ids import EMPTY_FILE
+from dsv.values.names import MAIN, DatasetName, Target
+from dsv.values.paths import sort_key
 from tests.api.people import SCANS, Person, every_store_is, read_commit
 from tests.killing import run_killed
 from tests.repo.worlds import WRITER

@@ -11,7 +11,7 @@ from dsv.api.pull import pull
 from dsv.api.restore import restore
 from dsv.api.status import status
 from dsv.errors import Conflict
-from dsv.model.names import Target
+from dsv.values.names import Target
 from tests.api.people import Files, Person
 from tests.privileges import modes_count
 

@@ -18,9 +18,9 @@ from dsv.api.clone import clone
 from dsv.api.pull import pull
 from dsv.api.restore import restore
 from dsv.api.status import status
-from dsv.model.ids import CommitId
-from dsv.model.names import BranchName, Target
-from dsv.worktree.workspace import Workspace
+from dsv.values.ids import CommitId
+from dsv.values.names import BranchName, Target
+from dsv.workspace.workspace import Workspace
 from tests.api.people import Files, Person
 from tests.exhaustive import some
 from tests.killing import run_killed

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.browse import cat
 from dsv.api.clone import clone
 from dsv.api.init import init
+from dsv.api.ls_cat import cat
 from dsv.api.pull import pull
 from dsv.api.restore import restore
 from dsv.api.sync import Synced, SyncRequest, sync
 from dsv.errors import Conflict, DsvError, IntegrityError
-from dsv.model.location import ObjectKind
-from dsv.model.names import DatasetName, Target
-from dsv.model.pack import verify
+from dsv.format.locator import ObjectKind
+from dsv.format.pack import verify
+from dsv.values.names import DatasetName, Target
 from tests.api.people import Files, Person
 
 FILES: Files = {f"d/{n}": b"%d" % n * 40 for n in range(30)} | {"large": random.Random(3).randbytes(5 << 20)}

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from dsv.api.cherry_pick import Picked, PickRequest, cherry_pick
 from dsv.api.merge import Merged, MergeRequest, merge
-from dsv.api.pick import Picked, PickRequest, cherry_pick
 from dsv.errors import NotFound, Unsupported, UsageError
+from dsv.format import keys
 from dsv.merge.paths import Choice, Choices, ConflictKind, MergeConflict
-from dsv.model import keys
-from dsv.model.ids import CommitId
-from dsv.model.names import MAIN, BranchName
-from dsv.model.path_set import PathSet
-from dsv.store.base import Buffer, Put
-from dsv.store.counting import Counting
+from dsv.store.base import Bytes, Put
 from dsv.store.memory import MemoryStore
+from dsv.store.wrappers import Counting
+from dsv.values.ids import CommitId
+from dsv.values.names import MAIN, BranchName
+from dsv.values.paths import PathSet
 from tests.api.branching import Dataset, dataset
 from tests.repo.worlds import condemn
 
@@ -268,7 +268,7 @@ class Overtaken(MemoryStore):
         super().__init__()
         self.first: list[object] = []
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         if self.first and keys.parse_branch_key(key) is not None:
             act = self.first.pop()
             act()  # type: ignore[operator]

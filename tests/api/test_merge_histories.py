@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dsv.api.merge import MergeRequest, merge
 from dsv.merge.paths import MergeConflict
-from dsv.model.ids import CommitId
-from dsv.model.names import BranchName, DatasetName
+from dsv.values.ids import CommitId
+from dsv.values.names import BranchName, DatasetName
 from tests.api.branching import Dataset, dataset
 
 NAMES = ["a", "b", "d/a", "d/b", "e/f/a"]

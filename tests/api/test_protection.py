@@ -10,26 +10,24 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from dsv.api.branches import branches, create_branch, delete_branch, reset_branch
+from dsv.api.branches import branches, create_branch, delete_branch, rename_branch, reset_branch
+from dsv.api.log import reflog
 from dsv.api.protection import protect_branch
-from dsv.api.reflog import reflog
-from dsv.api.rename_branch import rename_branch
 from dsv.api.rollback import rollback
 from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, DsvError, IntegrityError, Unsupported
-from dsv.model import keys
-from dsv.model.branch_rule import BranchRule, Limits
-from dsv.model.ids import CommitId, Nonce
-from dsv.model.names import MAIN, BranchName, Target
-from dsv.model.records import Feature, FeatureRule, RefEntry
-from dsv.repo import layout
-from dsv.repo.naming import naming
-from dsv.repo.refs import Head, LostRace, Moved, Refs
+from dsv.format import keys
+from dsv.format.records import BranchRule, Feature, FeatureRule, Limits, RefEntry
+from dsv.repo import format_log
+from dsv.repo.name_checks import naming
+from dsv.repo.refs.branches import Head, LostRace, Moved, Refs
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.base import LARGEST, Item, Store
 from dsv.store.memory import MemoryStore
-from dsv.store.wrapper import Wrapper
+from dsv.store.wrappers import Wrapper
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import MAIN, BranchName, Target
 from tests.api.people import Person, every_store_is
 from tests.api.test_branches import World, path
 from tests.repo.worlds import DATASET, WRITER, commit
@@ -275,8 +273,8 @@ def test_a_store_has_the_feature_from_its_first_rule_on(
     protect(world)
     protect(world, Limits(only_merge=True))
     assert [len(entry.features) for entry in world.fresh.format.entries] == [2, 3]
-    older = layout.KNOWN_FEATURES - {"protected-branches"}
-    monkeypatch.setattr(layout, "KNOWN_FEATURES", older)
+    older = format_log.KNOWN_FEATURES - {"protected-branches"}
+    monkeypatch.setattr(format_log, "KNOWN_FEATURES", older)
     assert world.heads()["main"] == world.commits[3]  # which an older dsv can read
     with pytest.raises(Unsupported, match="'protected-branches', which this dsv cannot write"):
         commit(world.fresh, {"x": b"x"})

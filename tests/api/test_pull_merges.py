@@ -13,8 +13,8 @@ from dsv.api.pull import Pulled, PullRequest, pull
 from dsv.api.status import status
 from dsv.errors import Conflict
 from dsv.merge.paths import Choice, ConflictKind, MergeConflict
-from dsv.model.names import Target
-from dsv.model.path_set import PathSet
+from dsv.values.names import Target
+from dsv.values.paths import PathSet
 from tests.api.people import SCANS, Files, Person
 from tests.exhaustive import some
 from tests.killing import run_killed

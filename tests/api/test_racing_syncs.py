@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsv.api.clone import clone
 from dsv.api.pull import pull
-from dsv.model.names import BranchName, Target
+from dsv.values.names import BranchName, Target
 from tests.api.people import Person
 
 RACERS = 4

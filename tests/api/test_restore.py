@@ -11,8 +11,8 @@ from dsv.api.clone import clone
 from dsv.api.pull import Pulled, pull
 from dsv.api.restore import Restored, restore
 from dsv.errors import Conflict, NotFound, UsageError
-from dsv.model.names import Target
-from dsv.worktree.workspace import Workspace
+from dsv.values.names import Target
+from dsv.workspace.workspace import Workspace
 from tests.api.people import Files, Person
 
 BIG = random.Random(7).randbytes(3 << 20)
@@ -157,7 +157,7 @@ def test_a_pull_that_was_cut_short_goes_on(ann: Person, bob: Person) -> None:
 
 def test_a_branch_that_does_not_go_on_from_the_base_is_refused(ann: Person, bob: Person) -> None:
     bob.write({"own": b"1"})
-    from dsv.model.names import BranchName
+    from dsv.values.names import BranchName
 
     bob.sync(branch=BranchName.parse("other"), new_branch=True)
     ann.write({"else": b"2"})

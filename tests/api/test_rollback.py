@@ -13,11 +13,11 @@ from dsv.api.restore import restore
 from dsv.api.rollback import rollback
 from dsv.api.status import status
 from dsv.errors import Conflict, IntegrityError, NotFound
-from dsv.model import keys
-from dsv.model.ids import CommitId
-from dsv.model.names import Target
-from dsv.repo.refs import Refs
+from dsv.format import keys
+from dsv.repo.refs.branches import Refs
 from dsv.repo.repository import Repository
+from dsv.values.ids import CommitId
+from dsv.values.names import Target
 from tests.api.people import SCANS, Files, Person
 from tests.exhaustive import is_full, some
 from tests.killing import run_killed

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.api.config_file import edited, lasting, read_config, with_value
+from dsv.api.environment import edited, lasting, read_config, with_value
 from dsv.api.settings import (
     ENVIRONMENT_KEYS,
     PLAIN_KEYS,
@@ -19,7 +19,7 @@ from dsv.api.settings import (
     read_workspace,
 )
 from dsv.errors import NotFound, UsageError
-from dsv.model.toml import read_toml
+from dsv.values.toml import read_toml
 
 HOME, CWD = Path("/home/ann"), Path("/work/xrays")
 USER = "/home/ann/.config/dsv/config.toml"

@@ -17,9 +17,9 @@ from dsv.api.status import status
 from dsv.api.switch import switch
 from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, NotFound, Unsupported
-from dsv.model.names import BranchName, Target
-from dsv.model.paths import show
-from dsv.worktree.workspace import Workspace
+from dsv.values.names import BranchName, Target
+from dsv.values.paths import show
+from dsv.workspace.workspace import Workspace
 from tests.api.people import Files, Person, read_folder
 
 FILES: Files = {

@@ -14,10 +14,10 @@ from dsv.api.pull import pull
 from dsv.api.sparse import sparse_add, sparse_remove
 from dsv.api.status import status
 from dsv.errors import Conflict, NotFound
-from dsv.model.names import Target
 from dsv.repo.repository import Repository
-from dsv.store.counting import Counting
 from dsv.store.memory import MemoryStore
+from dsv.store.wrappers import Counting
+from dsv.values.names import Target
 from tests.api.people import Files, Person, every_store_is
 from tests.api.test_edits_at_scale import large, segments
 from tests.exhaustive import numbers

@@ -16,9 +16,9 @@ from dsv.api.sparse import sparse_add, sparse_remove
 from dsv.api.status import status
 from dsv.api.switch import switch
 from dsv.errors import Conflict, NotFound
-from dsv.model.names import MAIN, BranchName, Target
-from dsv.model.sparse_patterns import SparsePatterns
 from dsv.store.memory import MemoryStore
+from dsv.values.names import MAIN, BranchName, Target
+from dsv.values.patterns import SparsePatterns
 from tests.api.people import Files, Person, every_store_is
 from tests.exhaustive import examples
 

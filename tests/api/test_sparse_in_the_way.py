@@ -15,8 +15,8 @@ from dsv.api.pull import pull
 from dsv.api.sparse import sparse_add, sparse_remove
 from dsv.api.status import status
 from dsv.errors import Conflict, NotFound
-from dsv.model.names import Target
 from dsv.store.memory import MemoryStore
+from dsv.values.names import Target
 from tests.api.people import Files, Person, every_store_is
 
 PATHS = ["a", "a/b", "a/b/c", "a/b/d", "a/e", "f", "f/g"]

@@ -10,7 +10,7 @@ import pytest
 from dsv.api.settings import StoreChoice
 from dsv.api.store_access import store_access
 from dsv.errors import NotFound, UsageError
-from dsv.model.store_access import StoreAccess
+from dsv.run.node_order import StoreAccess
 from dsv.store.options import StoreOptions
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----"

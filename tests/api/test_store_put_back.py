@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api.cherry_pick import PickRequest, cherry_pick, revert
 from dsv.api.clone import clone
 from dsv.api.context import Context
-from dsv.api.pick import PickRequest, cherry_pick, revert
 from dsv.api.pull import pull
 from dsv.api.restore import restore
 from dsv.api.tags import tag, tags
 from dsv.errors import Conflict, IntegrityError
-from dsv.model import keys
-from dsv.model.ids import CommitId
-from dsv.model.names import BranchName, TagName, Target
-from dsv.model.progress import NoProgress
-from dsv.repo.objects import Objects
+from dsv.format import keys
+from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.transfer.upload import Uploader
+from dsv.values.ids import CommitId
+from dsv.values.names import BranchName, TagName, Target
+from dsv.values.progress import NoProgress
 from tests.api.people import SCANS, Files, Person
 
 FIRST: Files = {f"old/{n}": b"%d" % n * 50 for n in range(30)}

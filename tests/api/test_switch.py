@@ -9,14 +9,14 @@ import pytest
 
 from dsv.api.branches import BranchPath, create_branch, delete_branch
 from dsv.api.clone import clone
+from dsv.api.log import reflog
 from dsv.api.pull import pull
-from dsv.api.reflog import reflog
 from dsv.api.restore import restore
 from dsv.api.switch import Switched, switch
 from dsv.api.tags import tag
 from dsv.errors import Conflict, NotFound
-from dsv.model.names import BranchName, TagName, Target
-from dsv.worktree.workspace import Workspace
+from dsv.values.names import BranchName, TagName, Target
+from dsv.workspace.workspace import Workspace
 from tests.api.people import Files, Person
 from tests.api.test_killed_moves import FIRST, SECOND, THIRD, WRITTEN, found, with_mine
 from tests.exhaustive import some

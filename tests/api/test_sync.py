@@ -15,10 +15,10 @@ from dsv.api.restore import restore
 from dsv.api.status import status
 from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, NoRoom, NotFound, Unsupported
-from dsv.model.names import BranchName, Target
-from dsv.model.progress import NoProgress
 from dsv.repo.repository import Repository
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import TreeReader
+from dsv.values.names import BranchName, Target
+from dsv.values.progress import NoProgress
 from tests.api.people import SCANS, Person
 
 NOBODY = 65534

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import Conflict
-from dsv.model.location import ObjectKind
-from dsv.model.names import BranchName
-from dsv.model.pack import verify
+from dsv.format.locator import ObjectKind
+from dsv.format.pack import verify
 from dsv.repo.repository import Repository
+from dsv.values.names import BranchName
 from tests.api.people import Person
 from tests.repo.worlds import condemn, packs
 

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import Conflict, DsvError
-from dsv.model import keys
-from dsv.model.names import MAIN
+from dsv.format import keys
 from dsv.repo.repository import Repository
-from dsv.store.base import Buffer, Put, Store
+from dsv.store.base import Bytes, Put, Store
 from dsv.store.directory import DirectoryStore
 from dsv.store.faulty import Crash, Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
 from dsv.store.probe import prove, prove_data
 from dsv.store.retry import Retrying
 from dsv.store.split import SplitStore
+from dsv.values.names import MAIN
 from tests.api.people import SCANS, Files, Person, every_store_is, read_commit
 from tests.exhaustive import some
 
@@ -43,7 +43,7 @@ AFTER: Files = {
 class Overwriting(MemoryStore):
     """As a bucket whose server ignores the condition of a put."""
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         self.delete(key)
         return super().put_if_absent(key, data)
 

@@ -12,10 +12,10 @@ from dsv.api.cache import cache, cached, evict
 from dsv.api.tags import tag as make_tag
 from dsv.cache.claims.intents import Fired, Intent
 from dsv.cache.layout import Place
+from dsv.cache.names import show_tag
 from dsv.cache.root import CacheRoot
-from dsv.cache.tag_links import show_tag
-from dsv.model.ids import CommitId
-from dsv.model.names import TagName, Target
+from dsv.values.ids import CommitId
+from dsv.values.names import TagName, Target
 from tests.api.people import Files, Person, read_folder
 
 FILES: Files = {"a.png": b"a", "train/b.png": b"bb"}

@@ -15,9 +15,9 @@ from dsv.api.clone import clone
 from dsv.api.pull import pull
 from dsv.api.restore import restore
 from dsv.errors import Conflict
-from dsv.model.ids import CommitId
-from dsv.model.names import Target
 from dsv.store.memory import MemoryStore
+from dsv.values.ids import CommitId
+from dsv.values.names import Target
 from tests.api.people import Person, every_store_is, read_folder
 from tests.exhaustive import examples
 

@@ -18,17 +18,17 @@ from pathlib import Path
 from blake3 import blake3
 from tests.waiting import until
 
-from dsv.cache.filling.source import Stream
+from dsv.cache.fill.source import Stream
 from dsv.errors import IntegrityError
-from dsv.model.chunking import SINGLE_CHUNK_MAX
-from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import ChunkId, CommitId, FileId, RecipeId, SegmentId, StoreId
-from dsv.model.location import Location
-from dsv.model.segment import Segment
-from dsv.model.tree import Child, Cutter
-from dsv.repo.tree_nodes import Leaf
-from dsv.repo.trees import LocatedSegment
+from dsv.format.locator import Location
+from dsv.format.recipe import SINGLE_CHUNK_MAX
+from dsv.format.segment import Segment
+from dsv.format.tree import Child, Cutter, Entry, Kind
+from dsv.repo.tree.nodes import Leaf
+from dsv.repo.tree.read import LocatedSegment
 from dsv.transfer.download import Wanted
+from dsv.values.ids import ChunkId, CommitId, FileId, RecipeId, SegmentId, StoreId
+from dsv.values.paths import sort_key
 
 STORE = StoreId(b"s" * 16)
 CHUNK = 1 << 20

@@ -15,15 +15,14 @@ from typing import Any
 from tests.cache.fake_source import STORE, FakeSource
 from tests.waiting import PATIENCE
 
-from dsv.cache.fill_state import plan, workers
-from dsv.cache.fill_state.room import Need
-from dsv.cache.filling import write_back
-from dsv.cache.filling.context import FillRequest, HelperSpec
-from dsv.cache.filling.fill import fill
+from dsv.cache.fill import parts, workers, write_back
+from dsv.cache.fill.fill import fill
+from dsv.cache.fill.request import FillRequest, HelperSpec
+from dsv.cache.fill.reservations import Need
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError
-from dsv.model.ids import CommitId
-from dsv.model.path_set import PathSet
+from dsv.values.ids import CommitId
+from dsv.values.paths import PathSet
 
 PROJECT = Path(__file__).parents[2]
 
@@ -53,7 +52,7 @@ def finish(process: subprocess.Popen[bytes], timeout: float = PATIENCE) -> dict[
 
 
 def main(order: dict[str, Any]) -> int:
-    plan.PART_BYTES = order.pop("part_bytes", plan.PART_BYTES)
+    parts.PART_BYTES = order.pop("part_bytes", parts.PART_BYTES)
     workers.EXPIRY = order.pop("expiry", workers.EXPIRY)
     write_back.STEP = order.pop("sync_step", write_back.STEP)
     os.umask(order.pop("umask", 0o022))

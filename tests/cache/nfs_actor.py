@@ -17,8 +17,8 @@ from tests.cache.places import make_root, place, publish
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.intents import Intent
 from dsv.cache.claims.leases import Lease, visible_identity
-from dsv.cache.eviction.evict import evict
-from dsv.cache.eviction.policy import EvictionRequest
+from dsv.cache.evict.evict import evict
+from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.cli.main import main

@@ -14,7 +14,7 @@ import pytest
 from tests.cache.places import make_root, place, publish
 from tests.waiting import PATIENCE
 
-from dsv.cache.eviction.inventory import take_inventory
+from dsv.cache.evict.inventory import take_inventory
 from dsv.cache.root import CacheRoot
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -150,7 +150,7 @@ def test_the_scripts_are_shell(name: str) -> None:
 
 
 def test_the_settings_and_the_config_of_the_rollout(tmp_path: Path) -> None:
-    from dsv.api.config_file import read_config
+    from dsv.api.environment import read_config
     from dsv.cache.settings import parse_settings
 
     text = block_with("rollout.md", "install -d")

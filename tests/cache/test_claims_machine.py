@@ -14,13 +14,13 @@ from tests.cache.places import make_root, place, publish
 from tests.exhaustive import examples
 
 from dsv.cache.claims.claims import read_claims
-from dsv.cache.claims.holds import end_lease, own_holds
 from dsv.cache.claims.intents import Fired, Intent
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.pins import pin, unpin
-from dsv.cache.eviction.evict import evict, preview
-from dsv.cache.eviction.inventory import take_inventory
-from dsv.cache.eviction.policy import EvictionRequest
+from dsv.cache.claims.user_leases import end_lease, own_holds
+from dsv.cache.evict.evict import evict, preview
+from dsv.cache.evict.inventory import take_inventory
+from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits

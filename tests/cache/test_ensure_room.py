@@ -13,16 +13,16 @@ from tests.cache.places import make_root, place, publish
 
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.leases import Lease
-from dsv.cache.eviction import ensure_room as room
-from dsv.cache.eviction import evict as eviction
-from dsv.cache.eviction import remembered
-from dsv.cache.eviction.ensure_room import RoomMaker, ensure_room
-from dsv.cache.eviction.evict import evict, evict_from, take_stock
-from dsv.cache.eviction.inventory import take_inventory
-from dsv.cache.eviction.policy import EvictionRequest
-from dsv.cache.fill_state.room import Need
-from dsv.cache.filling.context import FillRequest
-from dsv.cache.filling.fill import fill
+from dsv.cache.evict import ensure_room as room
+from dsv.cache.evict import evict as eviction
+from dsv.cache.evict import remembered_claims
+from dsv.cache.evict.ensure_room import RoomMaker, ensure_room
+from dsv.cache.evict.evict import evict, evict_from, take_stock
+from dsv.cache.evict.inventory import take_inventory
+from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache.fill.fill import fill
+from dsv.cache.fill.request import FillRequest
+from dsv.cache.fill.reservations import Need
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
@@ -63,7 +63,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
     monkeypatch.setattr(eviction, "take_inventory", counted_inventory)
     monkeypatch.setattr(room, "sweep", counted_sweep)
-    monkeypatch.setattr(remembered, "read_claims", counted_claims)
+    monkeypatch.setattr(remembered_claims, "read_claims", counted_claims)
     return found
 
 
@@ -76,8 +76,8 @@ def fill_looking_all_the_time(
     root: CacheRoot, world: World, room_maker: Callable[[Need], None], monkeypatch: pytest.MonkeyPatch
 ) -> int:
     """Fills a commit; how often that asked for room."""
-    monkeypatch.setattr("dsv.cache.filling.participant._ROOM_EVERY", -1.0)
-    monkeypatch.setattr("dsv.cache.filling.part_worker._TICK_EVERY", 1)
+    monkeypatch.setattr("dsv.cache.fill.participant._ROOM_EVERY", -1.0)
+    monkeypatch.setattr("dsv.cache.fill.part_worker._TICK_EVERY", 1)
     commit = world.commit([File(f"{number:03d}", 1000, str(number)) for number in range(50)])
     asked: list[Need] = []
 

@@ -18,12 +18,12 @@ from tests.cache.places import make_root, place, publish
 from dsv.cache.claims.intents import Intent, IntentRecord
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.owners import Owner
-from dsv.cache.eviction import sweep
-from dsv.cache.eviction.ensure_room import ensure_room
-from dsv.cache.eviction.evict import Evicted, disk_now, evict, preview
-from dsv.cache.eviction.inventory import take_inventory
-from dsv.cache.eviction.policy import EvictionRequest
-from dsv.cache.fill_state.room import Need
+from dsv.cache.evict import cleanup
+from dsv.cache.evict.ensure_room import ensure_room
+from dsv.cache.evict.evict import Evicted, disk_now, evict, preview
+from dsv.cache.evict.inventory import take_inventory
+from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache.fill.reservations import Need
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits, load_settings, prepare_cache
@@ -156,7 +156,7 @@ def test_what_an_evictor_of_another_host_does_is_left_to_it_for_a_while(
     root.write_once(intent.file, msgspec.json.encode(IntentRecord(owner=elsewhere, at=root.now())))
     evict(root, CacheSettings(), EvictionRequest())
     assert intent.folder.is_dir()
-    monkeypatch.setattr(sweep, "ABANDONED", -1.0)
+    monkeypatch.setattr(cleanup, "ABANDONED", -1.0)
     evict(root, CacheSettings(), EvictionRequest())
     assert not intent.folder.exists() and not intent.file.exists()
 
@@ -170,9 +170,9 @@ def test_two_evicts_at_once_are_safe_and_count_each_commit_once(root: CacheRoot)
         total += sum(path.stat().st_blocks * 512 for path in visible.rglob("*") if path.is_file())
     script = f"""
 from pathlib import Path
-from dsv.cache.eviction.evict import evict
+from dsv.cache.evict.evict import evict
 from dsv.cache.root import CacheRoot
-from dsv.cache.eviction.policy import EvictionRequest
+from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.settings import CacheSettings
 result = evict(CacheRoot(Path({str(root.path)!r})), CacheSettings(), EvictionRequest(everything=True))
 assert not result.failures, result.failures

@@ -12,18 +12,18 @@ from tests.cache.places import make_root, place, publish
 from tests.inputs.small_disk import SmallDisk, small_disk
 
 from dsv.cache.claims.leases import Lease
-from dsv.cache.eviction.ensure_room import ensure_room
-from dsv.cache.eviction.evict import disk_now, evict, preview
-from dsv.cache.eviction.policy import EvictionRequest
-from dsv.cache.fill_state import room
-from dsv.cache.fill_state.room import Need
-from dsv.cache.filling.context import FillRequest, FillResult
-from dsv.cache.filling.fill import fill
+from dsv.cache.evict.ensure_room import ensure_room
+from dsv.cache.evict.evict import disk_now, evict, preview
+from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache.fill import reservations
+from dsv.cache.fill.fill import fill
+from dsv.cache.fill.request import FillRequest, FillResult
+from dsv.cache.fill.reservations import Need
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.cache.usage import Extent
 from dsv.errors import NoRoom
-from dsv.model.ids import CommitId
+from dsv.values.ids import CommitId
 
 FEW = 80
 OLD = 100
@@ -69,7 +69,7 @@ def test_what_is_evicted_for_a_fill_is_counted_in_inodes_too(
     world.check(commit, cache_it(root, world, commit).path)
     assert not root.visible(place(1)).exists()
     assert not root.visible(place(2)).exists(), "one of the two was not enough"
-    assert room.reservations(root) == []
+    assert reservations.reservations(root) == []
 
 
 def test_no_more_is_evicted_than_the_inodes_need(disk: SmallDisk, root: CacheRoot, world: World) -> None:
@@ -92,7 +92,7 @@ def test_a_fill_that_has_too_few_inodes_is_refused_before_anything_is_evicted(
         assert caught.value.exit_code == 7
         assert len(list(root.visible(place(2)).iterdir())) == OLD, "it would not have been enough"
     assert world.fetched() == []
-    assert room.reservations(root) == []
+    assert reservations.reservations(root) == []
 
 
 def test_what_evicting_frees_is_what_the_file_system_says(disk: SmallDisk, root: CacheRoot) -> None:
@@ -123,7 +123,7 @@ def test_folders_are_counted_before_anything_is_fetched(
         with pytest.raises(NoRoom, match=r"2[0-9][0-9] inodes are free, 364 are needed"):
             cache_it(root, world, commit)
     assert world.fetched() == []
-    assert room.reservations(root) == []
+    assert reservations.reservations(root) == []
     disk.limit(files=200)
     world.check(commit, cache_it(root, world, commit).path)
     assert not root.visible(place(1)).exists() and not root.visible(place(2)).exists()

@@ -9,23 +9,22 @@ from typing import Any
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
-from dsv.cache.fill_state import fill_directory
-from dsv.cache.fill_state.fill_directory import finalize
-from dsv.cache.fill_state.room import Need
-from dsv.cache.filling import placing, write_back, writer
-from dsv.cache.filling.context import FillRequest, FillResult
-from dsv.cache.filling.fill import fill
-from dsv.cache.filling.make_plan import make_plan
+from dsv.cache.fill import create_files, directory, place_files, write_back
+from dsv.cache.fill.directory import finalize
+from dsv.cache.fill.fill import fill
+from dsv.cache.fill.plan import make_plan
+from dsv.cache.fill.request import FillRequest, FillResult
+from dsv.cache.fill.reservations import Need
 from dsv.cache.layout import FILE_TIME
 from dsv.cache.record import read_record, record_path
 from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unreachable
+from dsv.format.tree import Kind
 from dsv.fs import system
 from dsv.fs.attributes import PROBE
 from dsv.fs.system import FileSystem
-from dsv.model.entry import Kind
-from dsv.model.ids import CommitId
-from dsv.model.path_set import PathSet
+from dsv.values.ids import CommitId
+from dsv.values.paths import PathSet
 
 
 def plenty(need: Need) -> None:
@@ -104,7 +103,7 @@ def test_a_file_that_the_server_has_forgotten_is_written_anew(
     """Linux says EBADF of a write, and EIO of a sync, to what was open when the server dropped this host's state."""
     failures = [number]
 
-    fill_file = writer.fill_file
+    fill_file = create_files.fill_file
 
     def fill(descriptor: int, pieces: Any) -> int:
         fill_file(descriptor, pieces)
@@ -115,8 +114,8 @@ def test_a_file_that_the_server_has_forgotten_is_written_anew(
         os.close(descriptor)
         raise OSError(failed, os.strerror(failed))
 
-    monkeypatch.setattr(placing, "fill_file", fill)
-    monkeypatch.setattr(writer, "fill_file", fill)
+    monkeypatch.setattr(place_files, "fill_file", fill)
+    monkeypatch.setattr(create_files, "fill_file", fill)
     kind = FileSystem(remote=remote, sync_each=remote)
     monkeypatch.setattr(system, "kind_of", lambda path: kind)
     commit = world.commit(ALL_KINDS)
@@ -355,9 +354,9 @@ def test_a_fill_that_was_given_up_and_cleared_away_is_not_recorded_for_another(
     cache_it(root, world, commit)
     source = FakeSource(world.folder, str(commit))
     planned = make_plan(root, request, source, remote=False)
-    fill_directory.start(root, request.place, planned.plan, planned.source_map, planned.moves, lambda _: None)
-    joined = fill_directory.join(root, request.place)
+    directory.start(root, request.place, planned.plan, planned.source_map, planned.moves, lambda _: None)
+    joined = directory.join(root, request.place)
     assert joined is not None
-    fill_directory.give_up(joined)
+    directory.give_up(joined)
     finalize(joined)
     assert not record_path(root, request.place, joined.fill).exists()

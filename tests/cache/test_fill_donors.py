@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cache.fake_source import FakeTree, File
 
-from dsv.cache.fill_state.plan import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
-from dsv.cache.filling import donors as subject
-from dsv.cache.filling.donors import Matching, contents
-from dsv.model import tree as cutting
-from dsv.model.chunking import SINGLE_CHUNK_MAX
-from dsv.model.entry import Kind
-from dsv.model.path_set import PathSet
+from dsv.cache.fill import donors as subject
+from dsv.cache.fill.donors import Matching, contents
+from dsv.cache.fill.parts import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
+from dsv.format import tree as cutting
+from dsv.format.recipe import SINGLE_CHUNK_MAX
+from dsv.format.tree import Kind
+from dsv.values.paths import PathSet
 
 PATHS = [f"{folder}/{name:02d}" for folder in ("a", "b", "c/d", "e") for name in range(8)]
 KINDS = st.sampled_from(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.cache.fill_state.plan import (
+from dsv.cache.fill.parts import (
     MAX_PARTS,
     Load,
     Part,

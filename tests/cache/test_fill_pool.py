@@ -7,7 +7,7 @@ import threading
 import pytest
 from tests.waiting import PATIENCE
 
-from dsv.cache.filling.placing import Pool
+from dsv.cache.fill.place_files import Pool
 
 
 def test_an_error_is_raised_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

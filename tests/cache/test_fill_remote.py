@@ -13,15 +13,14 @@ import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
 from dsv.cache import record
-from dsv.cache.fill_state import claim_table, plan
-from dsv.cache.fill_state.room import Need
-from dsv.cache.filling import links, placing, writer
-from dsv.cache.filling.context import FillRequest, FillResult
-from dsv.cache.filling.fill import fill
+from dsv.cache.fill import claim_table, create_files, links, parts, place_files
+from dsv.cache.fill.fill import fill
+from dsv.cache.fill.request import FillRequest, FillResult
+from dsv.cache.fill.reservations import Need
 from dsv.cache.root import CacheRoot
 from dsv.fs import system
 from dsv.fs.system import FileSystem
-from dsv.model.ids import CommitId
+from dsv.values.ids import CommitId
 
 
 @pytest.fixture
@@ -126,10 +125,10 @@ def test_a_disk_that_is_full_again_and_again_loses_no_part(
 ) -> None:
     kind = FileSystem(remote=is_remote, sync_each=is_remote)
     monkeypatch.setattr(system, "kind_of", lambda path: kind)
-    monkeypatch.setattr(plan, "PART_BYTES", 80_000)  # 40 files: more than are in flight at a time
-    monkeypatch.setattr(plan, "LEAST_BYTES", 80_000)
+    monkeypatch.setattr(parts, "PART_BYTES", 80_000)  # 40 files: more than are in flight at a time
+    monkeypatch.setattr(parts, "LEAST_BYTES", 80_000)
     disk = Disk(full_from, times)
-    monkeypatch.setattr(writer, "os", Os(disk))
+    monkeypatch.setattr(create_files, "os", Os(disk))
     commit = world.commit(File(f"{number:03d}", 2000, str(number)) for number in range(400))
     world.check(commit, cache(root, world, commit, disk.make_room).path)
     assert disk.asked == times
@@ -139,7 +138,7 @@ def test_a_disk_that_is_full_again_and_again_loses_no_part(
 def test_a_claim_for_which_there_was_no_room_is_made_later(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    monkeypatch.setattr(plan, "PART_BYTES", 50_000)
+    monkeypatch.setattr(parts, "PART_BYTES", 50_000)
     claim, turns = claim_table.ClaimTable._claim, iter(range(10**6))
 
     def full_once(self: claim_table.ClaimTable, part: int, generation: int) -> claim_table.Claim | None:
@@ -171,7 +170,7 @@ def test_a_host_that_the_file_server_forgot_joins_again(
         return lookups(*arguments, **options)
 
     monkeypatch.setattr(claim_table.ClaimTable, "refresh", cut_off_once)
-    monkeypatch.setattr("dsv.cache.filling.fill.lookup", cut_off_in_the_middle)
+    monkeypatch.setattr("dsv.cache.fill.fill.lookup", cut_off_in_the_middle)
     commit = world.commit(File(f"{one:03d}", 100, str(one)) for one in range(10))
     world.check(commit, cache(root, world, commit).path)
     assert next(turns) > 3
@@ -186,7 +185,7 @@ def test_what_was_fetched_for_a_folder_that_another_replaced_is_not_fetched_agai
     """Two hosts that make one folder by renaming replace each other's while it is empty."""
     files = [File(f"d/{name}", size, name) for name in "abc"]
     commit = world.commit(files)
-    new_file, failures = writer.new_file, ["a", "b"]
+    new_file, failures = create_files.new_file, ["a", "b"]
 
     def replaced(folder: int, name: bytes, *rest: Any, **how: Any) -> int:
         if name.decode() in failures:
@@ -194,8 +193,8 @@ def test_what_was_fetched_for_a_folder_that_another_replaced_is_not_fetched_agai
             raise OSError(number, os.strerror(number))
         return new_file(folder, name, *rest, **how)
 
-    monkeypatch.setattr(writer, "new_file", replaced)
-    monkeypatch.setattr(placing, "new_file", replaced)
+    monkeypatch.setattr(create_files, "new_file", replaced)
+    monkeypatch.setattr(place_files, "new_file", replaced)
     result = cache(root, world, commit)
     assert not failures
     world.check(commit, result.path)

@@ -9,13 +9,12 @@ import pytest
 from tests.cache.places import make_root
 
 from dsv.cache.claims.owners import Owner
-from dsv.cache.fill_state.fill_directory import FillDirectory
-from dsv.cache.fill_state.plan import Part, Plan
-from dsv.cache.fill_state.workers import Heartbeat, Worker
-from dsv.cache.filling.progress import Reporter
+from dsv.cache.fill.directory import FillDirectory
+from dsv.cache.fill.parts import Part, Plan
+from dsv.cache.fill.workers import Heartbeat, Reporter, Worker
 from dsv.cache.layout import Place
 from dsv.fs import system
-from dsv.model.progress import NoProgress
+from dsv.values.progress import NoProgress
 
 
 @dataclass
@@ -32,7 +31,7 @@ def other(heard: float) -> Worker:
 
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
-    monkeypatch.setattr("dsv.cache.filling.progress._NOTE_EVERY", -1.0)
+    monkeypatch.setattr("dsv.cache.fill.workers._NOTE_EVERY", -1.0)
     return Notes()
 
 

@@ -19,19 +19,19 @@ from tests.cache.test_fill_shared import FILES, PART, plenty, until
 from tests.waiting import PATIENCE
 
 from dsv.cache.claims.leases import Lease
-from dsv.cache.eviction.ensure_room import ensure_room
-from dsv.cache.fill_state import plan, room
-from dsv.cache.fill_state.room import Need
-from dsv.cache.fill_state.workers import Heartbeat, read_workers
-from dsv.cache.filling.context import FillRequest
-from dsv.cache.filling.fill import fill
+from dsv.cache.evict.ensure_room import ensure_room
+from dsv.cache.fill import parts, reservations
+from dsv.cache.fill.fill import fill
+from dsv.cache.fill.request import FillRequest
+from dsv.cache.fill.reservations import Need
+from dsv.cache.fill.workers import Heartbeat, read_workers
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
 from dsv.cache.usage import used_until
 from dsv.errors import NoRoom
 from dsv.fs.system import FileSystem
-from dsv.model.ids import CommitId
+from dsv.values.ids import CommitId
 
 MB = 1 << 20
 
@@ -67,7 +67,7 @@ def test_a_fill_that_does_not_fit_ends_without_a_trace(small_disk: Path, world: 
         fill(root, request_for(commit), source, ensure_room=plenty)
     assert caught.value.exit_code == 7
     assert not root.visible(request_for(commit).place).exists()
-    assert room.reservations(root) == []
+    assert reservations.reservations(root) == []
     free = os.statvfs(small_disk)
     assert free.f_bavail * free.f_bsize > 15 * MB
 
@@ -96,8 +96,8 @@ def test_a_reservation_is_seen_while_it_is_filled(tmp_path: Path, world: World) 
     root, commit = CacheRoot(tmp_path / "cache"), world.commit(FILES)
     process = filler.start(root, world.folder, commit, part_bytes=PART, pause=0.05)
     until(lambda: len(world.fetched()) > 25)
-    until(lambda: room.reservations(root)[0].written_bytes)
-    (one,) = room.reservations(root)
+    until(lambda: reservations.reservations(root)[0].written_bytes)
+    (one,) = reservations.reservations(root)
     assert one.place == request_for(commit).place
     assert one.live
     assert one.bytes >= sum(file.size for file in FILES)
@@ -105,12 +105,12 @@ def test_a_reservation_is_seen_while_it_is_filled(tmp_path: Path, world: World) 
     assert 0 < one.left_files < one.files
     process.kill()
     process.communicate()
-    (dead,) = room.reservations(root)
+    (dead,) = reservations.reservations(root)
     assert not dead.live
     assert dead.left_bytes == dead.left_files == 0  # nobody will write it
     assert dead.written_bytes > 0
     fill(root, request_for(commit), FakeSource(world.folder, str(commit)), ensure_room=plenty)
-    assert room.reservations(root) == []
+    assert reservations.reservations(root) == []
 
 
 def test_a_reservation_whose_maker_died_before_it_began_lapses(tmp_path: Path) -> None:
@@ -119,21 +119,21 @@ def test_a_reservation_whose_maker_died_before_it_began_lapses(tmp_path: Path) -
     root.prepare()
     place = Place("xrays", "0" * 64)
     if not (child := os.fork()):
-        room.reserve(root, place, "f" * 32, 100, 1)
+        reservations.reserve(root, place, "f" * 32, 100, 1)
         os._exit(0)
     os.waitpid(child, 0)
-    assert room.reservations(root) == []
-    room.reserve(root, place, "e" * 32, 100, 1)
-    (one,) = room.reservations(root)
+    assert reservations.reservations(root) == []
+    reservations.reserve(root, place, "e" * 32, 100, 1)
+    (one,) = reservations.reservations(root)
     assert (one.left_bytes, one.left_files, one.live) == (100, 1, True)
-    room.release(root, "e" * 32)
-    assert room.reservations(root) == []
+    reservations.release(root, "e" * 32)
+    assert reservations.reservations(root) == []
 
 
 def test_limits_are_looked_at_while_filling(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv.cache.filling.participant._ROOM_EVERY", 0.05)
+    monkeypatch.setattr("dsv.cache.fill.participant._ROOM_EVERY", 0.05)
     (tmp_path / "cache").mkdir()
     root, commit = CacheRoot(tmp_path / "cache"), world.commit(FILES)
     calls: list[Need] = []
@@ -147,7 +147,7 @@ def test_limits_are_looked_at_while_filling(
         fill(root, request_for(commit), FakeSource(world.folder, str(commit), pause=0.01), ensure_room=limit)
     assert calls[0].bytes >= calls[1].bytes >= calls[2].bytes
     assert not root.visible(request_for(commit).place).exists()
-    assert room.reservations(root) == []
+    assert reservations.reservations(root) == []
     assert not list(root.fill(request_for(commit).place).parent.glob("*"))
 
 
@@ -155,7 +155,7 @@ def test_of_two_that_run_out_of_room_at_the_same_moment_the_last_gives_the_fill_
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither has left yet when both are refused: each sees the other at work."""
-    monkeypatch.setattr("dsv.cache.filling.participant._ROOM_EVERY", 0.0)
+    monkeypatch.setattr("dsv.cache.fill.participant._ROOM_EVERY", 0.0)
     (tmp_path / "cache").mkdir()
     root, commit = CacheRoot(tmp_path / "cache"), world.commit(FILES)
     place = request_for(commit).place
@@ -172,7 +172,7 @@ def test_of_two_that_run_out_of_room_at_the_same_moment_the_last_gives_the_fill_
             raise NoRoom("others fill the disk")
 
     monkeypatch.setattr(Heartbeat, "stop", leave)
-    monkeypatch.setattr(plan, "PART_BYTES", PART)
+    monkeypatch.setattr(parts, "PART_BYTES", PART)
 
     def fill_it() -> None:
         fill(root, request_for(commit), FakeSource(world.folder, str(commit)), ensure_room=limit)
@@ -238,7 +238,7 @@ def test_a_commit_that_fits_only_without_its_donor_takes_nothing_from_it(
     world.check(new, result.path)
     assert not root.visible(old).exists()
     assert (result.linked_files, len(world.fetched())) == (0, 80)
-    assert room.reservations(root) == []
+    assert reservations.reservations(root) == []
 
 
 def test_of_several_donors_only_those_go_that_have_to(tmp_path: Path, world: World) -> None:
@@ -276,7 +276,7 @@ def test_nothing_is_evicted_if_that_would_not_make_enough_room(tmp_path: Path, w
     with pytest.raises(NoRoom, match="max_size"):
         fill(root, request_for(new), source, ensure_room=Owner(root, 80 * 102_400))
     assert all(root.visible(place).exists() for place in there)
-    assert room.reservations(root) == []
+    assert reservations.reservations(root) == []
 
 
 def test_a_donor_in_use_is_taken_from_for_all_that(tmp_path: Path, world: World) -> None:

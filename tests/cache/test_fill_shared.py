@@ -16,14 +16,14 @@ from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.processes import running
 from tests.waiting import until
 
-from dsv.cache.fill_state.room import Need, reservations
-from dsv.cache.fill_state.workers import read_workers
-from dsv.cache.filling import helper_process
-from dsv.cache.filling.context import FillRequest
-from dsv.cache.filling.fill import fill
+from dsv.cache.fill import helper_process
+from dsv.cache.fill.fill import fill
+from dsv.cache.fill.request import FillRequest
+from dsv.cache.fill.reservations import Need, reservations
+from dsv.cache.fill.workers import read_workers
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
-from dsv.model.ids import CommitId
+from dsv.values.ids import CommitId
 
 FILES = [File(f"d{number % 5}/{number:03d}", 90_000 + number * 100, str(number)) for number in range(120)]
 PART = 1 << 20
@@ -156,7 +156,7 @@ def state(folder: Path) -> dict[str, tuple[int, int, int]]:
 def test_a_writer_that_was_given_up_does_no_harm_later(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv.cache.fill_state.workers.EXPIRY", 0.5)
+    monkeypatch.setattr("dsv.cache.fill.workers.EXPIRY", 0.5)
     commit = world.commit(LARGE)
     process = held_writer(root, world, commit)
     visible = fill_here(root, world, commit)
@@ -172,7 +172,7 @@ def test_a_writer_that_was_given_up_does_no_harm_later(
 def test_nor_when_the_commit_was_evicted_and_filled_again_meanwhile(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv.cache.fill_state.workers.EXPIRY", 0.5)
+    monkeypatch.setattr("dsv.cache.fill.workers.EXPIRY", 0.5)
     commit = world.commit(LARGE)
     process = held_writer(root, world, commit)
     visible = fill_here(root, world, commit)

@@ -14,20 +14,19 @@ from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.cache.places import make_root
 from tests.cache.steps import watched
 
-from dsv.cache.eviction.ensure_room import ensure_room
-from dsv.cache.fill_state import room
-from dsv.cache.fill_state.room import Need
-from dsv.cache.filling import write_back
-from dsv.cache.filling.context import FillRequest
-from dsv.cache.filling.fill import fill
+from dsv.cache.evict.ensure_room import ensure_room
+from dsv.cache.fill import reservations, write_back
+from dsv.cache.fill.fill import fill
+from dsv.cache.fill.request import FillRequest
+from dsv.cache.fill.reservations import Need
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.errors import NoRoom
+from dsv.format.tree import Kind
 from dsv.fs import system
 from dsv.fs.files import FULL
 from dsv.fs.system import FileSystem
-from dsv.model.entry import Kind
-from dsv.model.ids import CommitId
+from dsv.values.ids import CommitId
 
 OLD = [File(f"a/{number}", 100, str(number)) for number in range(4)]
 NEW = [
@@ -127,7 +126,7 @@ def test_a_disk_that_is_full_from_any_write_on_is_reported_with_the_figures(scen
             refused += 1
             assert re.search(FIGURES, told.message), (at, told.message)
             assert told.exit_code == 7
-            assert room.reservations(root) == []
+            assert reservations.reservations(root) == []
             assert len(list((root.path / "xrays").iterdir())) == 1
             path = scene.fill(root, scene.new)  # with room again it goes on to the end
         scene.world.check(scene.new, path)

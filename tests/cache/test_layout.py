@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from tests.cache.places import everything_below, make_root, place, publish
 
-from dsv.cache.claims.holds import end_lease, own_holds
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.owners import Owner
 from dsv.cache.claims.pins import pin
+from dsv.cache.claims.user_leases import end_lease, own_holds
 from dsv.cache.disk import explain
-from dsv.cache.eviction.evict import evict
-from dsv.cache.eviction.inventory import take_inventory
-from dsv.cache.eviction.policy import EvictionRequest
+from dsv.cache.evict.evict import evict
+from dsv.cache.evict.inventory import take_inventory
+from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, prepare_cache

@@ -17,12 +17,12 @@ from tests.waiting import until
 
 from dsv.cache.claims import leases
 from dsv.cache.claims.claims import LeaseName, read_claims
-from dsv.cache.claims.holds import end_lease, own_holds
 from dsv.cache.claims.intents import Fired, Intent
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.pins import pin, unpin
-from dsv.cache.eviction.evict import evict
-from dsv.cache.eviction.policy import EvictionRequest
+from dsv.cache.claims.user_leases import end_lease, own_holds
+from dsv.cache.evict.evict import evict
+from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, load_settings
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dsv.cache.eviction.policy import Candidate, Disk, EvictionRequest, Planner, plan_eviction
+from dsv.cache.evict.policy import Candidate, Disk, EvictionRequest, Planner, plan_eviction
 from dsv.cache.layout import Place
 from dsv.cache.settings import Amount, CacheSettings, DatasetRule, Limits
 from dsv.cache.usage import Extent

@@ -14,11 +14,11 @@ from tests.cache.places import make_root, place, publish
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.pins import pin, unpin
-from dsv.cache.eviction import remembered
-from dsv.cache.eviction.evict import evict, preview
-from dsv.cache.eviction.inventory import Inventory, take_inventory
-from dsv.cache.eviction.policy import EvictionRequest
-from dsv.cache.eviction.remembered import SETTLED, WORTH_KEEPING, Remembered
+from dsv.cache.evict import remembered_claims
+from dsv.cache.evict.evict import evict, preview
+from dsv.cache.evict.inventory import Inventory, take_inventory
+from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache.evict.remembered_claims import SETTLED, WORTH_KEEPING, Remembered
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
@@ -37,7 +37,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
         found.append(one)
         return read_claims(root, one, asked=asked)
 
-    monkeypatch.setattr(remembered, "read_claims", noted)
+    monkeypatch.setattr(remembered_claims, "read_claims", noted)
     return found
 
 
@@ -171,7 +171,7 @@ def test_an_inventory_equals_one_that_remembers_nothing(
 ) -> None:
     root = make_root(tmp_path_factory.mktemp("cache") / "cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remembered, "WORTH_KEEPING", 1)
+        patch.setattr(remembered_claims, "WORTH_KEEPING", 1)
         for what, number in actions:
             act(root, what, number)
             if root.claims(place(number)).is_dir():

@@ -12,14 +12,14 @@ from tests.cache.places import Clock, make_root, place
 from dsv.cache.claims.claims import LeaseName, LeaseRecord
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.owners import Owner
-from dsv.cache.fill_state import room
-from dsv.cache.fill_state.room import Need
-from dsv.cache.filling.context import FillRequest
-from dsv.cache.filling.fill import fill
+from dsv.cache.fill import reservations
+from dsv.cache.fill.fill import fill
+from dsv.cache.fill.request import FillRequest
+from dsv.cache.fill.reservations import Need
 from dsv.cache.root import CacheRoot
 
 FILL = "f" * 32
-LONG = 2 * room._BEGINS_WITHIN
+LONG = 2 * reservations._BEGINS_WITHIN
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def elsewhere(pid: int = 7) -> Owner:
 
 
 def reserve_from(root: CacheRoot, owner: Owner) -> None:
-    room.reserve(root, place(), FILL, 100, 1)
+    reservations.reserve(root, place(), FILL, 100, 1)
     record = msgspec.json.decode((root.room / FILL).read_bytes())
     root.replace(root.room / FILL, msgspec.json.encode({**record, "owner": msgspec.to_builtins(owner)}))
 
@@ -59,23 +59,23 @@ def test_making_room_may_take_any_time(root: CacheRoot, clock: Clock, tmp_path: 
     def evicts_for_long(need: Need) -> None:
         asked.append(need)
         clock.move(LONG)
-        (one,) = room.reservations(root)
+        (one,) = reservations.reservations(root)
         assert (one.place, one.left_files, one.live) == (request.place, 1, True)
 
     with Lease.take(root, request.place, "stage", ttl=2 * LONG):
         fill(root, request, FakeSource(world.folder, str(commit)), ensure_room=evicts_for_long)
     assert len(asked) == 1
-    assert room.reservations(root) == []
+    assert reservations.reservations(root) == []
 
 
 def test_it_counts_while_its_host_renews_its_lease(root: CacheRoot, clock: Clock) -> None:
     reserve_from(root, elsewhere())
     lease_from(root, elsewhere(), "stage", ttl=2 * LONG)
     clock.move(LONG)
-    (one,) = room.reservations(root)
+    (one,) = reservations.reservations(root)
     assert (one.left_bytes, one.live) == (100, True)
     clock.move(2 * LONG)
-    assert room.reservations(root) == []
+    assert reservations.reservations(root) == []
     assert list(root.room.iterdir()) == []
 
 
@@ -90,10 +90,10 @@ def test_what_does_not_show_that_its_maker_is_at_work(
     elif purpose is not None:
         lease_from(root, elsewhere(8), "stage", ttl=2 * LONG)
     clock.move(LONG)
-    assert room.reservations(root) == []
+    assert reservations.reservations(root) == []
 
 
 def test_reserving_again_changes_nothing(root: CacheRoot) -> None:
     for _ in range(2):
-        room.reserve(root, place(), FILL, 100, 1)
-    assert len(room.reservations(root)) == 1
+        reservations.reserve(root, place(), FILL, 100, 1)
+    assert len(reservations.reservations(root)) == 1

@@ -13,18 +13,18 @@ from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.cache.places import make_root, place, publish
 
 from dsv.api.cached import cached
-from dsv.cache.bindings import bind
-from dsv.cache.eviction.ensure_room import ensure_room
-from dsv.cache.eviction.evict import evict
-from dsv.cache.eviction.inventory import take_inventory
-from dsv.cache.eviction.policy import EvictionRequest
-from dsv.cache.fill_state.room import Need
-from dsv.cache.filling.context import FillRequest, FillResult
-from dsv.cache.filling.fill import fill
+from dsv.cache.evict.ensure_room import ensure_room
+from dsv.cache.evict.evict import evict
+from dsv.cache.evict.inventory import take_inventory
+from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache.fill.fill import fill
+from dsv.cache.fill.request import FillRequest, FillResult
+from dsv.cache.fill.reservations import Need
+from dsv.cache.names import bind
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
-from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName
 
 NOBODY = 65534
 FILES = [File("a", 100_000, "a"), File("d/b", 1000, "b")]

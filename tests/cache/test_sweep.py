@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.cache.places import make_root, place
 
-from dsv.cache.eviction import sweep
-from dsv.cache.eviction.evict import evict
-from dsv.cache.eviction.policy import EvictionRequest
+from dsv.cache.evict import cleanup
+from dsv.cache.evict.evict import evict
+from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.settings import CacheSettings
 from dsv.fs.attributes import PROBE
 
@@ -28,7 +28,7 @@ def test_the_leftovers_of_a_process_that_died_asking_for_the_time_are_removed(
     (root.path / "d/mine").touch()
     evict(root, CacheSettings(), ALL)
     assert all(any(folder.iterdir()) for folder in folders), "it may be at work"
-    monkeypatch.setattr(sweep, "ABANDONED", -1.0)
+    monkeypatch.setattr(cleanup, "ABANDONED", -1.0)
     evict(root, CacheSettings(), ALL)
     assert [folder.exists() for folder in folders] == [True, True, True, False, False]
     assert list(root.path.rglob(f"{PROBE}*")) == []

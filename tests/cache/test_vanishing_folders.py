@@ -14,15 +14,15 @@ from tests.cache.steps import watched
 from tests.exhaustive import following
 
 from dsv.cache.claims.leases import Lease
-from dsv.cache.filling import write_back
-from dsv.cache.filling.context import FillRequest
-from dsv.cache.filling.fill import fill
+from dsv.cache.fill import write_back
+from dsv.cache.fill.fill import fill
+from dsv.cache.fill.request import FillRequest
 from dsv.cache.root import CacheRoot
 from dsv.errors import Unreachable
+from dsv.format.tree import Kind
 from dsv.fs import system
 from dsv.fs.system import FileSystem
-from dsv.model.entry import Kind
-from dsv.model.ids import CommitId
+from dsv.values.ids import CommitId
 
 FILES = [
     File("a/b/one", 10, "1"),
@@ -123,7 +123,7 @@ def test_folders_that_vanish_for_ever_are_something_to_try_again(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dsv.cache.root._TRIES", 3)
-    monkeypatch.setattr("dsv.cache.filling.fill._LONGEST_PAUSE", 0.001)
+    monkeypatch.setattr("dsv.cache.fill.fill._LONGEST_PAUSE", 0.001)
     root.prepare()
     commit = world.commit(FILES)
     source = FakeSource(world.folder, str(commit))

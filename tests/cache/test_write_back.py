@@ -16,9 +16,9 @@ from tests.cache.fake_source import STORE, File, World
 from tests.strace import needs_strace
 from tests.waiting import PATIENCE, until
 
-from dsv.cache.filling.context import FillRequest
+from dsv.cache.fill.request import FillRequest
 from dsv.cache.root import CacheRoot
-from dsv.model.ids import CommitId
+from dsv.values.ids import CommitId
 
 FILES = [File(f"d/{number:03d}", 5000, str(number)) for number in range(500)]
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from dsv.fs.process import Watched
-from dsv.runs.control import ask_to_stop, is_here, wait_for_end
-from dsv.runs.marks import under_way
+from dsv.run.active_runs import under_way
+from dsv.run.control import ask_to_stop, is_here, wait_for_end
 from tests.cli.runner import Dsv
 from tests.waiting import until
 

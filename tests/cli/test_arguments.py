@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.core import TyperArgument, TyperOption
 
-from dsv.cli.anywhere import global_options
 from dsv.cli.app import load
 from dsv.cli.catalogue import COMMANDS
+from dsv.cli.global_options import global_options
 from tests.cli.runner import Dsv, write_files
 
 FLAGS = {flag for option in global_options() for flag in option.opts if flag.startswith("-")}

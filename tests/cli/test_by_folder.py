@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.cli.by_folder import ROWS, by_folder
+from dsv.cli.views.differences import ROWS, by_folder
 
 NAMES = st.lists(st.sampled_from([b"a", b"b", b"ab", b"c"]), min_size=1, max_size=4).map(b"/".join)
 CHANGES = st.dictionaries(NAMES, st.sampled_from(["added", "changed", "removed"])).map(

@@ -34,7 +34,7 @@ def test_cache_prints_a_path_for_each_target(pets: Dsv) -> None:
 def test_a_hit_imports_nothing_that_fills_or_runs(pets: Dsv) -> None:
     """Importing it would take longer than all that a hit does."""
     banned = [
-        "dsv.cache.filling.fill",
+        "dsv.cache.fill.fill",
         "dsv.cache.eviction",
         "dsv.transfer",
         "dsv.engines",
@@ -51,7 +51,7 @@ def test_a_hit_imports_nothing_that_fills_or_runs(pets: Dsv) -> None:
         )
         return done.stderr.splitlines()[-1]
 
-    assert imported() == "['dsv.cache.filling.fill', 'dsv.cache.eviction', 'dsv.transfer']"
+    assert imported() == "['dsv.cache.fill.fill', 'dsv.cache.eviction', 'dsv.transfer']"
     assert imported() == "[]"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dsv.api import code_tree
+from dsv.api import run_trees
 from tests.cli.runner import Dsv, write_files
 
 
@@ -116,7 +116,7 @@ def test_what_the_work_tree_ignores_is_no_code_in_a_folder_of_it(pets: Dsv, code
 def test_too_much_is_refused_before_anything_is_run(
     pets: Dsv, code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_tree, "LARGEST", 50)
+    monkeypatch.setattr(run_trees, "LARGEST", 50)
     marker = code.parent / "ran"
     refused = pets("run", "pets@v1", "--code", str(code), "--", "touch", str(marker))
     assert refused.code == 2 and "--force" in refused.err and not marker.exists()

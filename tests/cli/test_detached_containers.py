@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.runs.engines import ENGINES
+from dsv.run.engine_list import ENGINES
 from tests.cli.detached import await_log, here, kill_with_guardian, mark, shown
 from tests.cli.runner import Dsv
 from tests.labs.docker_engine import ContainerEngine

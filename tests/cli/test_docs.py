@@ -12,14 +12,14 @@ import typer
 from typer.core import TyperOption
 
 import dsv.cli.commands
-from dsv.cli.anywhere import global_options
 from dsv.cli.app import load, root
 from dsv.cli.call import Session
 from dsv.cli.catalogue import COMMANDS, HIDDEN, SECTIONS
 from dsv.cli.declare import Command
+from dsv.cli.global_options import global_options
 from dsv.cli.output import Output
+from dsv.cli.process_env import of_process
 from dsv.cli.reference import reference
-from dsv.cli.surroundings import of_process
 
 PAGE = Path(__file__).parents[2] / "docs/cli.md"
 

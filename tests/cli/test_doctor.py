@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dsv.store.base import Buffer, Put
+from dsv.store.base import Bytes, Put
 from dsv.store.directory import DirectoryStore
 from tests.cli.runner import Dsv, assert_documented
 from tests.privileges import modes_count
@@ -107,7 +107,7 @@ def test_a_store_that_may_only_be_read(pets: Dsv) -> None:
 def test_a_store_that_lets_two_writers_win(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = DirectoryStore.put_if_absent
 
-    def overwriting(self: DirectoryStore, key: str, data: Buffer) -> Put:
+    def overwriting(self: DirectoryStore, key: str, data: Bytes) -> Put:
         if key.startswith("probe/"):
             self.delete(key)
             honest(self, key, data)

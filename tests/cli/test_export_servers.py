@@ -12,7 +12,7 @@ import pytest
 from dsv.errors import IntegrityError
 from dsv.exchange.export_url import UrlExport
 from dsv.exchange.remote import Place
-from dsv.model.progress import NoProgress
+from dsv.values.progress import NoProgress
 
 fsspec = pytest.importorskip("fsspec")
 AbstractBufferedFile, AbstractFileSystem = fsspec.spec.AbstractBufferedFile, fsspec.AbstractFileSystem

@@ -8,7 +8,7 @@ import pytest
 
 from dsv.cli.app import load, root
 from dsv.cli.catalogue import COMMANDS, root_help
-from dsv.cli.other_names import NOT_YET, OTHER_NAMES, hint_for
+from dsv.cli.foreign_commands import NOT_YET, OTHER_NAMES, hint_for
 from tests.cli.runner import Dsv, write_files
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.cli.graph import Graph
-from dsv.model.ids import CommitId
+from dsv.cli.views.history import Graph
+from dsv.values.ids import CommitId
 
 Line = tuple[str, str]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName
-from dsv.model.node_order import NodeOrder, OrderedData
-from dsv.model.run import RunId, RunRecord, RunState
-from dsv.repo.runs import RunStore
+from dsv.run.node_order import NodeOrder, OrderedData
+from dsv.run.record import RunId, RunRecord, RunState
+from dsv.run.record_store import RunStore
 from dsv.store.directory import DirectoryStore
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName
 from tests.cli.runner import Dsv
 from tests.labs import dsv_image
 from tests.labs.docker_engine import ContainerEngine

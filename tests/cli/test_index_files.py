@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv.model import keys
-from dsv.model.index_merge import IndexMerge
+from dsv.format import keys
+from dsv.format.index_merge import IndexMerge
 from tests.cli.runner import Dsv, plain_environment, write_files
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dsv.model.commit import Commit
-from dsv.model.ids import CommitId
+from dsv.format.commit import Commit
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.tree_edit import write_tree
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.write import write_tree
 from dsv.store.directory import DirectoryStore
 from dsv.transfer.upload import Uploader
+from dsv.values.ids import CommitId
 from tests.cli.runner import Dsv, Result, assert_documented, write_files
 from tests.repo import worlds
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName
-from dsv.model.node_order import NodeOrder, OrderedData
-from dsv.model.run import LOG, RunId, RunRecord, RunState
-from dsv.model.run_end import EndCause
-from dsv.repo.runs import RunStore
+from dsv.run.node_order import NodeOrder, OrderedData
+from dsv.run.record import LOG, EndCause, RunId, RunRecord, RunState
+from dsv.run.record_store import RunStore
 from dsv.store.directory import DirectoryStore
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName
 from tests.cli.runner import Dsv, write_files
 
 RUN = RunId.parse("20261120-132145-1f2e3d4c")

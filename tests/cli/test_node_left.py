@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from dsv.engines.slurm.script import comment
-from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName
-from dsv.model.node_order import NodeOrder, OrderedData
-from dsv.model.run import LOG, RECORD, JobRef, LogInfo, RunId, RunRecord, RunState, Usage
-from dsv.model.run_end import EndCause
-from dsv.repo.runs import RunStore
+from dsv.run.engines.slurm.script import comment
+from dsv.run.node_order import NodeOrder, OrderedData
+from dsv.run.record import LOG, RECORD, EndCause, JobRef, LogInfo, RunId, RunRecord, RunState, Usage
+from dsv.run.record_store import RunStore
 from dsv.store.directory import DirectoryStore
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName
 from tests.cli.runner import PROGRAM, Dsv, write_files
 from tests.exhaustive import some
 from tests.killing import run_killed

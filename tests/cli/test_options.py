@@ -11,7 +11,7 @@ import typer
 
 from dsv.cli.call import Call
 from dsv.cli.declare import Command, command
-from dsv.cli.other_names import OTHER_NAMES
+from dsv.cli.foreign_commands import OTHER_NAMES
 from tests.cli.runner import Dsv
 
 Add = Callable[[Command], None]

@@ -10,14 +10,13 @@ from typing import ClassVar
 
 import pytest
 
-from dsv.api import placing
-from dsv.engines import nvml
-from dsv.engines.base import NO_OPTIONS, NoEngine
-from dsv.engines.process import Process
-from dsv.model.capacity import Capacity, NodeRoom
-from dsv.model.json_values import Json
-from dsv.model.resources import Resources
-from dsv.runs.engines import ENGINES
+from dsv.api import choose_pool
+from dsv.run.engine_list import ENGINES
+from dsv.run.engines import nvml
+from dsv.run.engines.base import NO_OPTIONS, NoEngine
+from dsv.run.engines.process import Process
+from dsv.run.resources import Capacity, NodeRoom, Resources
+from dsv.values.json import Json
 from tests.cli.runner import Dsv, assert_documented, write_files
 
 
@@ -186,7 +185,7 @@ def test_a_run_that_waited_long_enough_moves_on(pets: Dsv, monkeypatch: pytest.M
         if len(slept) == 2:
             (pets.home / "busy-b").unlink()
 
-    monkeypatch.setattr(placing, "sleep", sleep)
+    monkeypatch.setattr(choose_pool, "sleep", sleep)
     done = pets.ok("run", "pets@v1", "--on", "a,b", "--wait", "1s", "--", "true")
     assert "waiting for a, 1.0 s at most: quota" in done.err and "waiting for b: full" in done.err
     run = last_run(pets)

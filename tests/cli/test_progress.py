@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from dsv.cli.progress import Bar, JsonLines, Lines, Meter, Silent
-from dsv.model.progress import Progress
+from dsv.values.progress import Progress
 
 
 class Clock:

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from dsv.api import run_output
-from dsv.api.output_source import Copied, FolderSource
-from dsv.api.run_output import copy_output
+from dsv.api.run_output import Copied, FolderSource, copy_output
 from dsv.errors import NoRoom, NotFound
-from dsv.model.progress import NoProgress
-from dsv.model.run import RunRecord
+from dsv.run.record import RunRecord
+from dsv.values.progress import NoProgress
 from tests.cli.detached import await_file, detach, here, shown
 from tests.cli.runner import Dsv, load, write_files
 from tests.exhaustive import some

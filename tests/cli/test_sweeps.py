@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dsv.runs.marks import under_way
+from dsv.run.active_runs import under_way
 from tests.cli.detached import await_file, here
 from tests.cli.runner import Dsv, assert_documented, load, write_files
 from tests.waiting import PATIENCE, until

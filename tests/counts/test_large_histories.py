@@ -14,10 +14,10 @@ from dsv.api.diff import diff
 from dsv.api.edits import EditRequest, Put, edit
 from dsv.api.log import Query, log
 from dsv.api.merge import MergeRequest, merge
-from dsv.model.names import BranchName, Target
 from dsv.repo.repository import Repository
-from dsv.store.counting import Counting, Counts
 from dsv.store.memory import MemoryStore
+from dsv.store.wrappers import Counting, Counts
+from dsv.values.names import BranchName, Target
 from tests.api.people import SCANS, Person, every_store_is
 from tests.api.test_edits_at_scale import FILES, large, segments
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.browse import dataset_item
-from dsv.model.ids import Nonce
-from dsv.model.names import MAIN, DatasetName
-from dsv.model.records import RefEntry
+from dsv.api.ls_cat import dataset_item
+from dsv.format.records import RefEntry
 from dsv.repo.merge_indexes import GRACE_SECONDS, merge_indexes
-from dsv.repo.refs import Moved
-from dsv.store.counting import Counting, Counts
+from dsv.repo.refs.branches import Moved
+from dsv.store.wrappers import Counting, Counts
+from dsv.values.ids import Nonce
+from dsv.values.names import MAIN, DatasetName
 from tests.repo.test_merge_indexes import Clocked, add, reopened
 from tests.repo.worlds import WRITER, commit, create
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from dsv.model.run import RunState
+from dsv.run.record import RunState
 from tests.engines.conformance import EngineConformance
 from tests.engines.durable import READY_THEN_WAIT, in_another_process
 from tests.engines.harness import Bench

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from dsv.runs.engines import ENGINES
+from dsv.run.engine_list import ENGINES
 from tests.engines.durable import READY_THEN_WAIT, DurableJobs
 from tests.engines.harness import Bench
 from tests.waiting import until

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines.base import JobStatus
-from dsv.engines.containers.engine import ContainerEngine
-from dsv.engines.containers.program import lives
-from dsv.engines.containers.run import ContainerRun
-from dsv.engines.output import Output
 from dsv.errors import UsageError
-from dsv.model.run import RunState
-from dsv.model.run_end import EndCause
+from dsv.run.engines.base import JobStatus
+from dsv.run.engines.containers.container import ContainerRun
+from dsv.run.engines.containers.engine import ContainerEngine
+from dsv.run.engines.containers.program import lives
+from dsv.run.engines.output import Output
+from dsv.run.record import EndCause, RunState
 from tests.engines.conformance import EngineConformance
 from tests.engines.durable import READY_THEN_WAIT, in_another_process
 from tests.engines.harness import Bench

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dsv.engines.base import Engine, Job, JobStatus, Mount, Plan
-from dsv.model.run import JobRef, RunState
-from dsv.runs.engines import ENGINES
+from dsv.run.engine_list import ENGINES
+from dsv.run.engines.base import Engine, Job, JobStatus, Mount, Plan
+from dsv.run.record import JobRef, RunState
 from tests.engines.harness import Bench
 from tests.waiting import PATIENCE, until
 
@@ -26,10 +26,10 @@ SUBMITTER = """
 import os, sys, threading
 from pathlib import Path
 import msgspec
-from dsv.engines.base import Plan
-from dsv.engines.foreground import Foreground
-from dsv.engines.output import Output
-from dsv.runs.engines import ENGINES
+from dsv.run.engines.base import Plan
+from dsv.run.engines.attach import Foreground
+from dsv.run.engines.output import Output
+from dsv.run.engine_list import ENGINES
 plan = msgspec.msgpack.decode(Path(sys.argv[1]).read_bytes(), type=Plan, dec_hook=lambda kind, value: kind(value))
 step, note = sys.argv[2], Path(sys.argv[3])
 def stop_here():

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import tests.engines
-from dsv.engines.process import Process
 from dsv.errors import LaunchError, UsageError
-from dsv.runs.engines import ENGINES, choose
+from dsv.run.engine_list import ENGINES, choose
+from dsv.run.engines.process import Process
 from tests.engines.conformance import EngineConformance
 from tests.engines.container_conformance import ContainerConformance
 
@@ -83,7 +83,7 @@ def test_a_docker_program_that_is_podman_is_not_docker(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_hangs_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv.engines.containers.engine.PROBE_SECONDS", 8.0)
+    monkeypatch.setattr("dsv.run.engines.containers.engine.PROBE_SECONDS", 8.0)
     _program(tmp_path / "bin", "docker", "exec sleep 600")
     _program(tmp_path / "bin", "podman", PODMAN)
     assert choose({"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, None, "image").engine.name == "podman"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines import supervise
-from dsv.engines.containers import run as container_run
-from dsv.engines.containers.docker import Docker
+from dsv.run.engines import attach
+from dsv.run.engines.containers import container as container_run
+from dsv.run.engines.containers.docker import Docker
 from tests.engines.fake_docker import FakeDocker
 from tests.engines.harness import Bench, Running
 from tests.waiting import until
@@ -114,7 +114,7 @@ def test_an_engine_that_does_not_answer_any_more(
 def test_who_ends_a_job_of_an_engine_that_does_not_answer_waits_no_longer_than_its_grace(
     bench: Bench, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "_AGAIN", 0.1)
+    monkeypatch.setattr(attach, "_AGAIN", 0.1)
     running = started(bench, docker, grace=0.5)
     docker.set("down")
     docker.set("left", 125)

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from dsv.engines.base import JobStatus, Mount, NoEngine
-from dsv.engines.kubernetes.engine import Kubernetes
-from dsv.engines.kubernetes.options import object_name
-from dsv.engines.output import Output
 from dsv.errors import Denied, LaunchError, Unreachable
-from dsv.model.run import RunState
-from dsv.model.run_end import EndCause
+from dsv.run.engines.base import JobStatus, Mount, NoEngine
+from dsv.run.engines.kubernetes.engine import Kubernetes
+from dsv.run.engines.kubernetes.options import object_name
+from dsv.run.engines.output import Output
+from dsv.run.record import EndCause, RunState
 from tests.engines.cluster_conformance import ClusterConformance
 from tests.engines.durable import in_another_process
 from tests.engines.harness import Bench
@@ -63,7 +62,7 @@ class TestKubernetes(ClusterConformance):
 
 STOPS_AFTER = """
 import os, threading
-from dsv.engines.kubernetes.api import KubernetesApi
+from dsv.run.engines.kubernetes.api import KubernetesApi
 made, create = [], KubernetesApi.create
 def create_and_stop(self, path, body):
     answer = create(self, path, body)

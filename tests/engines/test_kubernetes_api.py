@@ -9,12 +9,11 @@ from threading import Thread
 import pytest
 from lightkube.core.exceptions import ConfigError
 
-from dsv.engines.kubernetes.api import KubernetesApi, Refusal, too_old
-from dsv.engines.kubernetes.capacity import ask_capacity
-from dsv.engines.kubernetes.options import KubernetesOptions
 from dsv.errors import UsageError
-from dsv.model.capacity import Capacity
-from dsv.model.resources import Resources
+from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal, too_old
+from dsv.run.engines.kubernetes.capacity import ask_capacity
+from dsv.run.engines.kubernetes.options import KubernetesOptions
+from dsv.run.resources import Capacity, Resources
 
 
 @pytest.mark.parametrize(

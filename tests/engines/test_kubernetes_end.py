@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from dsv.engines.kubernetes.capacity import refusal
-from dsv.engines.kubernetes.observe import JobFacts, Pod, ended, gone, status
-from dsv.engines.kubernetes.scripts import is_over
-from dsv.model.run import RunState
-from dsv.model.run_end import EndCause, RunPart
+from dsv.run.engines.kubernetes.capacity import refusal
+from dsv.run.engines.kubernetes.observe import JobFacts, Pod, ended, gone, status
+from dsv.run.engines.kubernetes.scripts import is_over
+from dsv.run.record import EndCause, RunPart, RunState
 
 
 def a_job(**more: Any) -> dict[str, Any]:
@@ -195,7 +194,7 @@ def test_a_lack_of_room_is_waited_for(message: str, autoscaling: bool, ends: boo
             "image",
         ),
         (
-            "/usr/bin/python3: No module named dsv.engines.kubernetes.gang",
+            "/usr/bin/python3: No module named dsv.run.engines.kubernetes.gang",
             "the pool's image has a dsv that is too old for this one",
             "image",
         ),

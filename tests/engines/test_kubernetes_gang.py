@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dsv.engines.base import Ended
-from dsv.engines.kubernetes import gang
-from dsv.engines.kubernetes.gang import (
+from dsv.run.engines.base import Ended
+from dsv.run.engines.kubernetes import gang
+from dsv.run.engines.kubernetes.gang import (
     AGAIN,
     DONE,
     FIRST,
@@ -28,7 +28,7 @@ from dsv.engines.kubernetes.gang import (
     Told,
     keep_together,
 )
-from dsv.engines.kubernetes.observe import JobFacts, ended
+from dsv.run.engines.kubernetes.observe import JobFacts, ended
 from tests.engines.test_kubernetes_end import GANG, a_job, a_pod
 from tests.waiting import until
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from dsv.engines.base import NoPlaceYet
-from dsv.engines.kubernetes import jobs, run
-from dsv.engines.kubernetes.api import Refusal
-from dsv.engines.kubernetes.jobs import Address, KubernetesJob, make
-from dsv.engines.kubernetes.observe import JobFacts, Pod, ended
-from dsv.engines.kubernetes.run import without_numbers
 from dsv.errors import Denied, DsvError
-from dsv.model.run_end import EndCause
+from dsv.run.engines.base import NoPlaceYet
+from dsv.run.engines.kubernetes import jobs, run
+from dsv.run.engines.kubernetes.api import Refusal
+from dsv.run.engines.kubernetes.jobs import Address, KubernetesJob, make
+from dsv.run.engines.kubernetes.observe import JobFacts, Pod, ended
+from dsv.run.engines.kubernetes.run import without_numbers
+from dsv.run.record import EndCause
 
 GOING = {
     "metadata": {"name": "pod", "uid": "u1", "deletionTimestamp": "2026-01-01T00:00:00Z"},

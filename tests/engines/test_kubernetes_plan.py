@@ -10,20 +10,18 @@ from typing import Any
 import pytest
 import yaml
 
-from dsv.engines.base import Facts, Job, Mount
-from dsv.engines.kubernetes.api import Refusal
-from dsv.engines.kubernetes.capacity import ask_capacity, quantity, quota_says, requests_of, rooms
-from dsv.engines.kubernetes.engine import Kubernetes
-from dsv.engines.kubernetes.manifest import merge
-from dsv.engines.kubernetes.options import KubernetesOptions, object_name
-from dsv.engines.machine import Machine
 from dsv.errors import UsageError
-from dsv.model.capacity import Capacity
-from dsv.model.node_order import NodeOrder, OrderedData
-from dsv.model.resources import Resources
-from dsv.model.run import RunId
-from dsv.model.store_access import StoreAccess
-from dsv.runs.plan import _output as output_of
+from dsv.run.engines.base import Facts, Job, Mount
+from dsv.run.engines.kubernetes.api import Refusal
+from dsv.run.engines.kubernetes.capacity import ask_capacity, quantity, quota_says, requests_of, rooms
+from dsv.run.engines.kubernetes.engine import Kubernetes
+from dsv.run.engines.kubernetes.manifest import merge
+from dsv.run.engines.kubernetes.options import KubernetesOptions, object_name
+from dsv.run.engines.machine import Machine
+from dsv.run.node_order import NodeOrder, OrderedData, StoreAccess
+from dsv.run.plan import _output as output_of
+from dsv.run.record import RunId
+from dsv.run.resources import Capacity, Resources
 
 RUN = "20261122-101530-1f2e3d4c"
 OPTIONS: dict[str, Any] = {

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 
-from dsv.engines.kubernetes.api import Refusal
-from dsv.engines.kubernetes.capacity import ask_capacity, put_back, waiting
-from dsv.engines.kubernetes.jobs import Address, KubernetesJob
-from dsv.engines.kubernetes.observe import JobFacts, ended, status
-from dsv.engines.kubernetes.options import LABEL, QUEUE_LABEL, KubernetesOptions
-from dsv.model.capacity import Capacity
-from dsv.model.resources import Resources
-from dsv.model.run import RunState
-from dsv.model.run_end import EndCause
+from dsv.run.engines.kubernetes.api import Refusal
+from dsv.run.engines.kubernetes.capacity import ask_capacity, put_back, waiting
+from dsv.run.engines.kubernetes.jobs import Address, KubernetesJob
+from dsv.run.engines.kubernetes.observe import JobFacts, ended, status
+from dsv.run.engines.kubernetes.options import LABEL, QUEUE_LABEL, KubernetesOptions
+from dsv.run.record import EndCause, RunState
+from dsv.run.resources import Capacity, Resources
 from tests.engines.test_kubernetes_end import a_job, a_pod
 
 PREEMPTED = "Preempted to accommodate a workload (UID: 7) due to prioritization"

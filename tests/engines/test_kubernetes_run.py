@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from dsv.engines.base import Ended
-from dsv.engines.kubernetes.api import Refusal
-from dsv.engines.kubernetes.engine import Kubernetes
-from dsv.engines.kubernetes.jobs import Address, KubernetesJob
-from dsv.engines.kubernetes.observe import JobFacts, Pod
-from dsv.engines.kubernetes.run import KubernetesRun, PodLog
-from dsv.engines.output import Output
-from dsv.model.run import JobRef, RunState
-from dsv.model.run_end import EndCause
+from dsv.run.engines.base import Ended
+from dsv.run.engines.kubernetes.api import Refusal
+from dsv.run.engines.kubernetes.engine import Kubernetes
+from dsv.run.engines.kubernetes.jobs import Address, KubernetesJob
+from dsv.run.engines.kubernetes.observe import JobFacts, Pod
+from dsv.run.engines.kubernetes.run import KubernetesRun, PodLog
+from dsv.run.engines.output import Output
+from dsv.run.record import EndCause, JobRef, RunState
 from tests.engines.test_kubernetes_end import a_pod
 from tests.waiting import until
 
@@ -128,7 +127,7 @@ class Site(Cluster):
 
 def _engine(site: Site, monkeypatch: pytest.MonkeyPatch, volume: Any) -> Kubernetes:
     monkeypatch.setattr(Address, "of", lambda _: Address("training", "job", "u0"))
-    monkeypatch.setattr("dsv.engines.kubernetes.engine.KubernetesApi", lambda *_: site)
+    monkeypatch.setattr("dsv.run.engines.kubernetes.engine.KubernetesApi", lambda *_: site)
     return Kubernetes({}, {"volumes": {"/nfs": volume}})
 
 
@@ -178,10 +177,10 @@ def test_a_job_that_is_taken_back_is_asked_about_with_a_pause(monkeypatch: pytes
 
     cluster = Cluster(begun=False)
     cluster.stays = True
-    monkeypatch.setattr("dsv.engines.kubernetes.run.Event", Wake)
+    monkeypatch.setattr("dsv.run.engines.kubernetes.run.Event", Wake)
     run = KubernetesRun.__new__(KubernetesRun)
     with monkeypatch.context() as unwatched:
-        unwatched.setattr("dsv.engines.kubernetes.run.Thread.start", lambda _: None)
+        unwatched.setattr("dsv.run.engines.kubernetes.run.Thread.start", lambda _: None)
         KubernetesRun.__init__(
             run,
             KubernetesJob(cluster, Address("training", "job", "u0")),  # type: ignore[arg-type]
@@ -208,7 +207,7 @@ def test_a_job_that_has_waited_for_long_is_not_ended_by_the_first_word_of_a_miss
 ) -> None:
     """Such as while somebody makes the queue anew: it has as much patience as for a job that was just submitted."""
     now = [0.0]
-    monkeypatch.setattr("dsv.engines.kubernetes.run.monotonic", lambda: now[0])
+    monkeypatch.setattr("dsv.run.engines.kubernetes.run.monotonic", lambda: now[0])
     cluster = Cluster(begun=False)
     cluster.suspended, cluster.labels = True, {"kueue.x-k8s.io/queue-name": "gpus"}
     run = KubernetesRun.__new__(KubernetesRun)
@@ -233,7 +232,7 @@ def test_a_job_that_has_waited_for_long_is_not_ended_by_the_first_word_of_a_miss
 def test_that_a_queue_took_the_place_of_a_job_away_is_told_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so is what it waits for, though it has waited for that before."""
     now, full = [0.0], "insufficient unused quota, 1 more needed"
-    monkeypatch.setattr("dsv.engines.kubernetes.run.monotonic", lambda: now[0])
+    monkeypatch.setattr("dsv.run.engines.kubernetes.run.monotonic", lambda: now[0])
     monkeypatch.setattr(KubernetesJob, "queue_says", lambda _: _pending(full))
     run = KubernetesRun.__new__(KubernetesRun)
     run._waits, run._asked, run._put_back, run._said = {}, 0.0, set(), set()
@@ -309,7 +308,7 @@ class TellingCluster(Cluster):
 def test_the_job_is_looked_at_as_soon_as_the_cluster_says_that_a_pod_has_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dsv.engines.kubernetes.run._ASK", (10_000.0, 10_000.0))
+    monkeypatch.setattr("dsv.run.engines.kubernetes.run._ASK", (10_000.0, 10_000.0))
     cluster = TellingCluster()
     run = _run(cluster)
     cluster.over = True
@@ -357,7 +356,7 @@ NO_LOG = b"unable to retrieve container logs for containerd://9b3baed208d8"
 
 
 def _read_log(monkeypatch: pytest.MonkeyPatch, api: Any, *, follow: bool) -> bytes:
-    monkeypatch.setattr("dsv.engines.kubernetes.run._PAUSE", 0.0)
+    monkeypatch.setattr("dsv.run.engines.kubernetes.run._PAUSE", 0.0)
     written: list[bytes] = []
     log = PodLog(api, "/log", written.append, lambda: None, follow=follow)
     if follow:

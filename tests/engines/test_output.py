@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.engines import output as output_module
-from dsv.engines.log import LogKeeper
-from dsv.engines.output import QUEUE_SIZE, Output
-from dsv.model.secrets import Masker
+from dsv.run.engines import output as output_module
+from dsv.run.engines.log import LogKeeper
+from dsv.run.engines.output import QUEUE_SIZE, Output
+from dsv.values.secrets import Masker
 from tests.waiting import PATIENCE
 
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.engines.base import Facts, Job, Mount
-from dsv.engines.containers.docker import Docker
-from dsv.engines.containers.engine import ContainerEngine, mount_option
-from dsv.engines.containers.podman import Podman
-from dsv.engines.machine import GpuModel, Machine, read_model, visible
 from dsv.errors import LaunchError, UsageError
-from dsv.model.resources import ALL_GPUS
+from dsv.run.engines.base import Facts, Job, Mount
+from dsv.run.engines.containers.docker import Docker
+from dsv.run.engines.containers.engine import ContainerEngine, mount_option
+from dsv.run.engines.containers.podman import Podman
+from dsv.run.engines.machine import GpuModel, Machine, read_model, visible
+from dsv.run.resources import ALL_GPUS
 
 ADA = Machine(memory_bytes=64 << 30, uid=1000, gid=1001, groups=(44, 2000), user="ada")
 JOB = Job(

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines.kubernetes.options import OWN
-from dsv.engines.kubernetes.scripts import HOLD, RUN, TOLD, LeftInPod, read_left, read_log
-from dsv.model.run_end import EndCause
-from dsv.model.secrets import Masker
+from dsv.run.engines.kubernetes.options import OWN
+from dsv.run.engines.kubernetes.scripts import HOLD, RUN, TOLD, LeftInPod, read_left, read_log
+from dsv.run.record import EndCause
+from dsv.values.secrets import Masker
 from tests.waiting import until
 
 SHELLS = [each for each in (("sh",), ("bash", "--posix"), ("busybox", "sh")) if shutil.which(each[0])]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines.containers.podman import Podman
-from dsv.model.resources import ALL_GPUS
+from dsv.run.engines.containers.podman import Podman
+from dsv.run.resources import ALL_GPUS
 from tests.engines.container_conformance import ContainerConformance
 from tests.engines.harness import Bench
 from tests.labs.docker_engine import ContainerEngine

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines.foreground import Foreground
-from dsv.engines.output import Output
-from dsv.engines.process import Process
-from dsv.engines.signals import Signals
-from dsv.engines.supervise import supervise
 from dsv.errors import LaunchError, UsageError
-from dsv.model.resources import ALL_GPUS
+from dsv.run.engines.attach import Foreground, supervise
+from dsv.run.engines.output import Output
+from dsv.run.engines.process import Process
+from dsv.run.engines.signals import Signals
+from dsv.run.resources import ALL_GPUS
 from tests.engines.conformance import EngineConformance
 from tests.engines.harness import Bench
 from tests.waiting import PATIENCE

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from dsv.engines.cgroup import CgroupSampler
-from dsv.engines.gpu import GpuWatch
-from dsv.engines.machine import Machine
-from dsv.engines.session_memory import SessionMemory
-from dsv.model.run import GpuUse
+from dsv.run.engines.containers.container import CgroupSampler
+from dsv.run.engines.gpu import GpuWatch
+from dsv.run.engines.machine import Machine
+from dsv.run.engines.process import SessionMemory
+from dsv.run.record import GpuUse
 from tests.waiting import until
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines.slurm.engine import Slurm
+from dsv.run.engines.slurm.engine import Slurm
 from tests.engines.cluster_conformance import ClusterConformance
 from tests.engines.harness import Bench
 from tests.labs.slurm import SlurmNodes

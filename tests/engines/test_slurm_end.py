@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines.base import Ended
-from dsv.engines.slurm.end import ended, status
-from dsv.engines.slurm.left import Left, read_left
-from dsv.engines.slurm.program import Queued
-from dsv.model.run_end import EndCause
+from dsv.run.engines.base import Ended
+from dsv.run.engines.slurm.exit_files import Left, read_left
+from dsv.run.engines.slurm.job_status import ended, status
+from dsv.run.engines.slurm.program import Queued
+from dsv.run.record import EndCause
 
 RUN = "20261122-070000-0a1b2c3d"
 FOLDER = Path("/nfs/runs/x y/job")

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines.slurm.program import SlurmProgram
-from dsv.engines.slurm.queue_file import QueueAnswer, ask_once, queue_file
+from dsv.run.engines.slurm.program import QueueAnswer, SlurmProgram, ask_once, queue_file
 from tests.engines.test_slurm_stubs import RUN, programs
 
 ASK = """
 import os, sys
-from dsv.engines.slurm.program import SlurmProgram
+from dsv.run.engines.slurm.program import SlurmProgram
 program = SlurmProgram(os.environ)
 sys.stdin.readline()
 for _ in range(3):
@@ -101,7 +100,7 @@ def test_a_dsv_that_was_stopped_while_it_asked_keeps_no_other_from_asking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "squeue.json"
-    monkeypatch.setattr("dsv.engines.slurm.queue_file._WAITS", (0.01, 0.05))
+    monkeypatch.setattr("dsv.run.engines.slurm.program._WAITS", (0.01, 0.05))
     with file.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert ask_once(file, lambda: ("7", None), since=0.0).text == "7"

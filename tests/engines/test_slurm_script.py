@@ -10,18 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines.base import Facts, Job, Mount
-from dsv.engines.machine import Machine
-from dsv.engines.slurm.capacity import read_capacity
-from dsv.engines.slurm.engine import Slurm, batch_of
-from dsv.engines.slurm.options import SlurmOptions, contained
-from dsv.engines.slurm.program import Answer, SlurmProgram, read_queue
-from dsv.engines.slurm.script import MEETING, Batch, passing, render, sbatch_options, warning_of
 from dsv.errors import UsageError
-from dsv.model.capacity import GpuCount, fit
-from dsv.model.node_env import node_environment
-from dsv.model.resources import ALL_GPUS, Resources
-from dsv.model.run import RunState
+from dsv.run.engines.base import Facts, Job, Mount
+from dsv.run.engines.machine import Machine
+from dsv.run.engines.slurm.capacity import read_capacity
+from dsv.run.engines.slurm.engine import Slurm, batch_of
+from dsv.run.engines.slurm.options import SlurmOptions, contained
+from dsv.run.engines.slurm.program import Answer, SlurmProgram, read_queue
+from dsv.run.engines.slurm.script import MEETING, Batch, passing, render, sbatch_options, warning_of
+from dsv.run.node_order import node_environment
+from dsv.run.record import RunState
+from dsv.run.resources import ALL_GPUS, GpuCount, Resources, fit
 
 RUN = "20261122-070000-0a1b2c3d"
 FOLDER = Path("/nfs/runs/x y/job")

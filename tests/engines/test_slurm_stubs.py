@@ -13,15 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsv.engines.base import Ended, Facts, Job
-from dsv.engines.foreground import Foreground
-from dsv.engines.machine import Machine
-from dsv.engines.output import Output
-from dsv.engines.slurm.engine import Slurm
-from dsv.engines.slurm.left import read_left
-from dsv.engines.slurm.run import Follower
-from dsv.engines.slurm.script import Batch, render
-from dsv.model.run import JobRef
+from dsv.run.engines.attach import Foreground
+from dsv.run.engines.base import Ended, Facts, Job
+from dsv.run.engines.machine import Machine
+from dsv.run.engines.output import Output
+from dsv.run.engines.slurm.engine import Slurm
+from dsv.run.engines.slurm.exit_files import read_left
+from dsv.run.engines.slurm.run import Follower
+from dsv.run.engines.slurm.script import Batch, render
+from dsv.run.record import JobRef
 from tests.waiting import until
 
 RUN = "20261122-070000-0a1b2c3d"
@@ -356,7 +356,7 @@ def test_a_log_that_a_full_disk_cut_says_so(
 ) -> None:
     (tmp_path / "out.0").write_text("a whole line\nhalf a l")
     (tmp_path / "err.0").write_text("")
-    monkeypatch.setattr("dsv.engines.slurm.run.disk_usage", lambda folder: SimpleNamespace(free=free))
+    monkeypatch.setattr("dsv.run.engines.slurm.run.disk_usage", lambda folder: SimpleNamespace(free=free))
     with (tmp_path / "log").open("wb") as log:
         for stream in ("out", "err"):
             Follower(tmp_path, stream, log.fileno()).step(last=True)

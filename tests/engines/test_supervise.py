@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from dsv.engines import supervise as module
-from dsv.engines.base import Ended
-from dsv.engines.output import Output
-from dsv.engines.signals import Signals
-from dsv.engines.supervise import supervise
+from dsv.run.engines import attach as module
+from dsv.run.engines.attach import supervise
+from dsv.run.engines.base import Ended
+from dsv.run.engines.output import Output
+from dsv.run.engines.signals import Signals
 
 
 class Unreachable:

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 import zstandard
 from blake3 import blake3
 
-from dsv.model import keys
-from dsv.model.chunking import SINGLE_CHUNK_MAX, cut_points
-from dsv.model.codec import Codec
-from dsv.model.commit import Commit
-from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import (
+from dsv.format import keys
+from dsv.format.codec import Codec
+from dsv.format.commit import Commit
+from dsv.format.index import IndexBuilder
+from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.format.pack import PackBuilder
+from dsv.format.recipe import SINGLE_CHUNK_MAX, Recipe, build_recipe, cut_points
+from dsv.format.segment import Segment
+from dsv.format.tree import Child, Cutter, Entry, Kind, Node, parent
+from dsv.values.ids import (
     ChunkId,
     CommitId,
     FileId,
@@ -31,14 +35,8 @@ from dsv.model.ids import (
     SegmentId,
     StoreId,
 )
-from dsv.model.index import IndexBuilder
-from dsv.model.location import Location, ObjectKind
-from dsv.model.locator import Locator
-from dsv.model.names import BranchName, DatasetName
-from dsv.model.pack import PackBuilder
-from dsv.model.recipe import Recipe, build_recipe
-from dsv.model.segment import Segment
-from dsv.model.tree import Child, Cutter, Node, parent
+from dsv.values.names import BranchName, DatasetName
+from dsv.values.paths import sort_key
 
 _BLOCK = 128 << 10
 

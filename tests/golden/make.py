@@ -25,25 +25,19 @@ from pathlib import Path
 from blake3 import blake3
 from msgspec.structs import replace
 
-from dsv.model import keys
-from dsv.model.branch_rule import BranchRule, Limits
-from dsv.model.chunking import cut_points
-from dsv.model.entry import Kind, sort_key
-from dsv.model.erasure import DatasetErased, erased_id
-from dsv.model.ids import CommitId, FileId, NodeId, Nonce, SegmentId, SessionId
-from dsv.model.index import Index
-from dsv.model.index_filter import encode_filter
-from dsv.model.index_merge import IndexMerge, MergedFile
-from dsv.model.index_rows import merge_all
-from dsv.model.names import MAIN, BranchName, DatasetName, TagName
-from dsv.model.readme import readme_text
-from dsv.model.recipe import build_recipe
-from dsv.model.records import (
+from dsv.format import keys
+from dsv.format.index import Index, encode_filter, merge_all
+from dsv.format.index_merge import IndexMerge, MergedFile
+from dsv.format.recipe import build_recipe, cut_points
+from dsv.format.records import (
+    BranchRule,
+    DatasetErased,
     Feature,
     FeatureRule,
     FormatEntry,
     GcCondemned,
     GcDone,
+    Limits,
     RefEntry,
     SessionBeat,
     SessionClosed,
@@ -51,8 +45,13 @@ from dsv.model.records import (
     SessionVerdict,
     TagDeleted,
     TagValue,
+    erased_id,
 )
-from dsv.model.tree import Cutter
+from dsv.format.tree import Cutter, Kind
+from dsv.repo.format_log import readme_text
+from dsv.values.ids import CommitId, FileId, NodeId, Nonce, SegmentId, SessionId
+from dsv.values.names import MAIN, BranchName, DatasetName, TagName
+from dsv.values.paths import sort_key
 from tests.golden.building import StoreMaker, name_of
 
 HERE = Path(__file__).parent

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dsv import reader
-from dsv.model import keys
-from dsv.model.ids import CommitId, Nonce
-from dsv.model.names import MAIN, DatasetName
-from dsv.model.records import FormatEntry, RefEntry
+from dsv.format import keys
+from dsv.format.records import FormatEntry, RefEntry
 from dsv.reader import StoreError
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import MAIN, DatasetName
 from tests.golden.building import name_of
 
 SET = DatasetName.parse("set")

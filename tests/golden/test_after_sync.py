@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsv import reader
-from dsv.model import keys, pack
-from dsv.model.index import Index, IndexBuilder
+from dsv.format import keys, pack
+from dsv.format.index import Index, IndexBuilder
 from tests.api.people import Files, Person, read_folder
 from tests.golden.building import name_of
 

@@ -13,18 +13,16 @@ import pytest
 from blake3 import blake3
 
 from dsv import reader
-from dsv.model import keys
-from dsv.model.chunking import cut_points
-from dsv.model.codec import unpack
-from dsv.model.commit import Commit
-from dsv.model.entry import Kind
-from dsv.model.ids import ChunkId, NodeId, RecipeId, SegmentId
-from dsv.model.index import Index
-from dsv.model.location import ObjectKind
-from dsv.model.locator import Locator
-from dsv.model.pack import verify
-from dsv.model.segment import Segment
-from dsv.model.tree import Node
+from dsv.format import keys
+from dsv.format.codec import unpack
+from dsv.format.commit import Commit
+from dsv.format.index import Index
+from dsv.format.locator import Locator, ObjectKind
+from dsv.format.pack import verify
+from dsv.format.recipe import cut_points
+from dsv.format.segment import Segment
+from dsv.format.tree import Kind, Node
+from dsv.values.ids import ChunkId, NodeId, RecipeId, SegmentId
 from tests.golden import make
 
 STORE = Path(__file__).parent / "store"

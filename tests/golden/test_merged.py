@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dsv import reader
-from dsv.model.commit import Commit
-from dsv.model.ids import CommitId
+from dsv.format.commit import Commit
 from dsv.repo.history import merge_bases
 from dsv.repo.repository import Repository
 from dsv.store.directory import DirectoryStore
+from dsv.values.ids import CommitId
 from tests.counts.people import person
 from tests.golden import make
 from tests.golden.test_golden import files_of, keys_of

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dsv.model.ids import Nonce, StoreId
-from dsv.model.records import FormatEntry
-from dsv.repo.making import make_layout
+from dsv.format.records import FormatEntry
+from dsv.repo.format_log import make_layout
 from dsv.store.directory import DirectoryStore
+from dsv.values.ids import Nonce, StoreId
 from tests.cli.runner import Dsv, plain_environment, write_files
 
 READ_ONLY = (

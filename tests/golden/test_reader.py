@@ -11,16 +11,17 @@ import pytest
 import zstandard
 
 from dsv import reader
-from dsv.model import keys
-from dsv.model.codec import Codec
-from dsv.model.commit import Commit
-from dsv.model.entry import Kind, sort_key
-from dsv.model.ids import ChunkId, CommitId, FileId, Id, NodeId, PackId, RecipeId, SegmentId
-from dsv.model.index import IndexBuilder
-from dsv.model.location import Location, ObjectKind
-from dsv.model.pack import PackBuilder
-from dsv.model.recipe import Recipe
+from dsv.format import keys
+from dsv.format.codec import Codec
+from dsv.format.commit import Commit
+from dsv.format.index import IndexBuilder
+from dsv.format.locator import Location, ObjectKind
+from dsv.format.pack import PackBuilder
+from dsv.format.recipe import Recipe
+from dsv.format.tree import Kind
 from dsv.reader import StoreError
+from dsv.values.ids import ChunkId, CommitId, FileId, Id, NodeId, PackId, RecipeId, SegmentId
+from dsv.values.paths import sort_key
 from tests.golden import make
 from tests.golden.building import StoreMaker, name_of
 from tests.golden.stores import named, refused, stored

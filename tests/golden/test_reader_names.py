@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from dsv import reader
-from dsv.model import keys, wire
-from dsv.model.entry import Kind
-from dsv.model.ids import CommitId, Nonce
-from dsv.model.names import MAIN, BranchName, DatasetName, TagName
-from dsv.model.records import Feature, FeatureRule, FormatEntry
+from dsv.format import envelope, keys
+from dsv.format.records import Feature, FeatureRule, FormatEntry
+from dsv.format.tree import Kind
 from dsv.reader import StoreError
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from tests.golden import make
 from tests.golden.building import StoreMaker, name_of
 from tests.golden.stores import SET, named, refused, stored
@@ -112,7 +112,7 @@ def test_a_newer_version_is_named_as_such(tmp_path: Path) -> None:
 def test_a_record_that_is_no_msgpack(tmp_path: Path, body: bytes) -> None:
     key = keys.tag_key(DatasetName.parse("demo/letters"), TagName("v1"))
     refused(
-        tmp_path, {**GOLDEN, key: wire.sealed(b"dsv tag 1\n" + body)}, "tag is damaged", "demo/letters@v1"
+        tmp_path, {**GOLDEN, key: envelope.sealed(b"dsv tag 1\n" + body)}, "tag is damaged", "demo/letters@v1"
     )
 
 

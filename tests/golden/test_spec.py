@@ -15,32 +15,15 @@ import zstandard
 from blake3 import blake3
 
 from dsv import reader
-from dsv.model import (
-    branch_rule,
-    chunking,
-    codec,
-    commit,
-    erasure,
-    index,
-    index_filter,
-    index_merge,
-    keys,
-    locator,
-    names,
-    pack,
-    paths,
-    recipe,
-    records,
-    run,
-    sizes,
-    tree,
-    wire,
-)
-from dsv.model import location as place
-from dsv.model.entry import Entry, Kind
-from dsv.model.ids import CommitId, FileId, Nonce, SegmentId, StoreId
-from dsv.model.location import ObjectKind
-from dsv.model.segment import Segment
+from dsv.format import codec, commit, envelope, index, index_merge, keys, locator, pack, recipe, records, tree
+from dsv.format import locator as place
+from dsv.format.locator import ObjectKind
+from dsv.format.segment import Segment
+from dsv.format.tree import Entry, Kind
+from dsv.repo.objects import objects as sizes
+from dsv.run import record
+from dsv.values import names, paths
+from dsv.values.ids import CommitId, FileId, Nonce, SegmentId, StoreId
 from tests.golden.test_golden import GOLDEN, MOVED, NAMED, NODES
 
 PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("format.md", "format-writing.md")]
@@ -248,8 +231,8 @@ RECORD_TYPES: dict[str, Any] = {
     "session-closed": records.SessionClosed,
     "gc-condemned": records.GcCondemned,
     "gc-done": records.GcDone,
-    "dataset-erased": erasure.DatasetErased,
-    "branch-rule": branch_rule.BranchRule,
+    "dataset-erased": records.DatasetErased,
+    "branch-rule": records.BranchRule,
 }
 
 
@@ -304,12 +287,12 @@ def test_run_records() -> None:
     """The document has the members of a run's record that have to be there, and those of each commit that it names."""
     needed = [
         field.name
-        for field in dataclasses.fields(run.RunRecord)
+        for field in dataclasses.fields(record.RunRecord)
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     ]
     assert [name for name, _ in tables_of("Run record")] == ["kind", "version", *needed]
     assert [name for name, _ in tables_of("Run data")] == [
-        field.name for field in dataclasses.fields(run.RunData)
+        field.name for field in dataclasses.fields(record.RunData)
     ]
 
 
@@ -324,7 +307,7 @@ LIMITS = {
     "bytes of a component": paths.MAX_COMPONENT,
     "bytes of a symlink's target": paths.MAX_TARGET,
     "bytes of a name in a key": names.MAX_COMPONENT,
-    "bytes of a small record": wire.RECORD_MAX,
+    "bytes of a small record": envelope.RECORD_MAX,
     "packs in one `gc-condemned`": records.MAX_CONDEMNED,
     "parents of a commit": commit.MAX_PARENTS,
     "levels of a tree": tree.MAX_LEVEL,
@@ -332,10 +315,10 @@ LIMITS = {
     "smallest number of entries before a hash ends a segment": tree.MIN_ENTRIES,
     "bytes of paths that end a segment or node": tree.MAX_PATH_BYTES,
     "bytes of the column of paths": tree.PATHS_LIMIT,
-    "bytes of a file that is one chunk": chunking.SINGLE_CHUNK_MAX,
-    "smallest chunk but the last": chunking.MIN_CHUNK,
-    "average chunk size, as a parameter": chunking.AVERAGE_CHUNK,
-    "largest chunk": chunking.MAX_CHUNK,
+    "bytes of a file that is one chunk": recipe.SINGLE_CHUNK_MAX,
+    "smallest chunk but the last": recipe.MIN_CHUNK,
+    "average chunk size, as a parameter": recipe.AVERAGE_CHUNK,
+    "largest chunk": recipe.MAX_CHUNK,
     "entries of a tree": tree.MAX_TREE_ENTRIES,
     "rows of a recipe": recipe.MAX_ROWS,
     "smallest number of rows before a hash ends a recipe": recipe.MIN_ROWS,
@@ -345,7 +328,7 @@ LIMITS = {
     "bytes at which a writer begins another pack": pack.PACK_TARGET,
     "bytes of a pack": pack.PACK_MAX,
     "objects in a pack": pack.MAX_ROWS,
-    "bytes of a filter": index_filter.FILTER_MAX,
+    "bytes of a filter": index.FILTER_MAX,
     "index files that one `index-merge` names": index_merge.MAX_FILES,
     "rows of an index file": index.MAX_ROWS,
     "bytes of an index file": index.FILE_MAX,
@@ -413,4 +396,4 @@ def test_examples() -> None:
     assert f"`{SegmentId.hash(segment).hex()}`" in DOC
     store = StoreId(bytes(example("tombstone")[:16]))
     assert example("tombstone") == store + str(dataset).encode()
-    assert f"`{store.hex()}`" in DOC and f"`{keys.erased_key(erasure.erased_id(store, dataset))}`" in DOC
+    assert f"`{store.hex()}`" in DOC and f"`{keys.erased_key(records.erased_id(store, dataset))}`" in DOC

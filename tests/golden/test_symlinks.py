@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv import reader
-from dsv.model.paths import link_escapes
+from dsv.values.paths import link_escapes
 
 DOC = (Path(__file__).parents[2] / "docs/format.md").read_text()
 Links = dict[bytes, bytes]

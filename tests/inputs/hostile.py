@@ -9,17 +9,16 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dsv.model import keys
-from dsv.model.codec import Codec
-from dsv.model.commit import Commit
-from dsv.model.entry import Entry, Kind
-from dsv.model.ids import ChunkId, CommitId, FileId, Id, IndexId, NodeId, Nonce, PackId, SegmentId
-from dsv.model.index import IndexBuilder
-from dsv.model.location import Location, ObjectKind
-from dsv.model.locator import Locator
-from dsv.model.names import MAIN, BranchName, DatasetName
-from dsv.model.pack import PackBuilder
-from dsv.model.records import FormatEntry, RefEntry
+from dsv.format import keys
+from dsv.format.codec import Codec
+from dsv.format.commit import Commit
+from dsv.format.index import IndexBuilder
+from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.format.pack import PackBuilder
+from dsv.format.records import FormatEntry, RefEntry
+from dsv.format.tree import Entry, Kind
+from dsv.values.ids import ChunkId, CommitId, FileId, Id, IndexId, NodeId, Nonce, PackId, SegmentId
+from dsv.values.names import MAIN, BranchName, DatasetName
 from tests.golden.building import name_of
 
 SET = DatasetName.parse("set")

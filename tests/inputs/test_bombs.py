@@ -18,17 +18,15 @@ import zstandard
 
 import dsv
 from dsv.errors import IntegrityError
-from dsv.model import keys
-from dsv.model.codec import Codec
-from dsv.model.ids import ChunkId, NodeId, SegmentId
-from dsv.model.location import Location, ObjectKind
-from dsv.model.locator import Locator
-from dsv.model.names import MAIN
-from dsv.model.sizes import FRAME_SLACK, OBJECT_LIMITS, is_possible
-from dsv.repo.metadata import MetadataCache
-from dsv.repo.objects import Objects
-from dsv.store.counting import Counting
+from dsv.format import keys
+from dsv.format.codec import Codec
+from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.repo.objects.metadata import MetadataCache
+from dsv.repo.objects.objects import FRAME_SLACK, OBJECT_LIMITS, Objects, is_possible
 from dsv.store.memory import MemoryStore
+from dsv.store.wrappers import Counting
+from dsv.values.ids import ChunkId, NodeId, SegmentId
+from dsv.values.names import MAIN
 from tests.cli.runner import Dsv, Result
 from tests.golden.building import name_of
 from tests.inputs.hostile import SET, Below, Maker, file, node_bytes, segment_bytes

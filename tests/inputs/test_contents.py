@@ -11,12 +11,12 @@ from functools import partial
 import pytest
 
 from dsv import reader
-from dsv.model import keys
-from dsv.model.entry import Entry, Kind
-from dsv.model.ids import ChunkId, CommitId, FileId, RecipeId
-from dsv.model.location import ObjectKind
-from dsv.model.recipe import Recipe
+from dsv.format import keys
+from dsv.format.locator import ObjectKind
+from dsv.format.recipe import Recipe
+from dsv.format.tree import Entry, Kind
 from dsv.reader import StoreError
+from dsv.values.ids import ChunkId, CommitId, FileId, RecipeId
 from tests.cli.runner import Dsv, Result
 from tests.inputs.hostile import Maker, file, named
 from tests.inputs.scene import CACHE, CLONE, Scene, nothing_partial, refused

@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from dsv import reader
-from dsv.model import keys
-from dsv.model.ids import CommitId
-from dsv.model.names import MAIN, DatasetName
-from dsv.model.records import Feature, FeatureRule, FormatEntry
+from dsv.format import keys
+from dsv.format.records import Feature, FeatureRule, FormatEntry
 from dsv.reader import StoreError
+from dsv.values.ids import CommitId
+from dsv.values.names import MAIN, DatasetName
 from tests.cli.runner import Dsv
 from tests.inputs.hostile import named
 from tests.inputs.scene import CACHE, CLONE, FILES, RUN, WHOLE, Scene, nothing_partial, refused

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pytest
 
 from dsv import reader
-from dsv.model import keys
-from dsv.model.ids import CommitId, Nonce
-from dsv.model.names import MAIN, BranchName, DatasetName, TagName
-from dsv.model.records import RefEntry
+from dsv.format import keys
+from dsv.format.records import RefEntry
 from dsv.reader import StoreError
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from tests.cli.runner import Dsv
 from tests.inputs.scene import CACHE, CLONE, RUN, Scene, nothing_partial, refused, write
 

@@ -8,12 +8,11 @@ import pytest
 
 from dsv import reader
 from dsv.errors import IntegrityError
-from dsv.model import keys, pack
-from dsv.model.ids import ChunkId, PackId
-from dsv.model.index import Index, IndexBuilder
-from dsv.model.location import ObjectKind
-from dsv.model.locator import Locator
+from dsv.format import keys, pack
+from dsv.format.index import Index, IndexBuilder
+from dsv.format.locator import Locator, ObjectKind
 from dsv.reader import StoreError
+from dsv.values.ids import ChunkId, PackId
 from tests.golden.building import name_of
 from tests.inputs.scene import CACHE, CLONE, FILES, WHOLE, Scene, nothing_partial, refused
 

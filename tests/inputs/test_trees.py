@@ -10,16 +10,15 @@ import pytest
 
 from dsv import reader
 from dsv.errors import IntegrityError
-from dsv.model.entry import Entry
-from dsv.model.ids import ChunkId, CommitId, NodeId, SegmentId
-from dsv.model.location import Location, ObjectKind
-from dsv.model.names import MAIN, DatasetName
+from dsv.format.locator import Location, ObjectKind
+from dsv.format.tree import Entry
 from dsv.reader import StoreError
-from dsv.repo.find_paths import find_paths
 from dsv.repo.repository import Repository
-from dsv.repo.tree_diff import find_entries
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.diff import find_entries
+from dsv.repo.tree.read import TreeReader, find_paths
 from dsv.store.memory import MemoryStore
+from dsv.values.ids import ChunkId, CommitId, NodeId, SegmentId
+from dsv.values.names import MAIN, DatasetName
 from tests.cli.runner import Dsv
 from tests.inputs.hostile import SMALL, Below, Maker, file, link, named, node_bytes, segment_bytes, tree
 from tests.inputs.scene import CACHE, CLONE, RUN, WHOLE, Scene, Use, nothing_partial, refused

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv.format.tree import Entry, Kind, check_follows
 from dsv.merge.paths import (
     Choice,
     Choices,
@@ -19,11 +20,9 @@ from dsv.merge.paths import (
     refuse_contents,
     since_another,
 )
-from dsv.model.diff import Change, diff_entries
-from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import FileId
-from dsv.model.path_set import PathSet, folders_above
-from dsv.model.tree import check_follows
+from dsv.repo.tree.diff import Change, diff_entries
+from dsv.values.ids import FileId
+from dsv.values.paths import PathSet, folders_above, sort_key
 
 Tree = dict[bytes, Entry]
 ALL = PathSet()

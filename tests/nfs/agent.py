@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv.api import connection  # noqa: F401
-from dsv.cache.filling import fill  # noqa: F401
+from dsv.cache.fill import fill  # noqa: F401
 from dsv.cli import progress  # noqa: F401
 from dsv.cli.commands import cache, evict, pull, release, run, sync  # noqa: F401
 from dsv.cli.main import main as dsv_main

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 
 from dsv.cache.claims import leases
-from dsv.cache.eviction import sweep
-from dsv.cache.fill_state import plan, room, workers
-from dsv.cache.filling import participant, progress
+from dsv.cache.evict import cleanup
+from dsv.cache.fill import participant, parts, reservations, workers
 from dsv.cli.main import main
 
 
@@ -24,12 +23,12 @@ def hurry(lease: float = 0, expiry: float = 0, part_files: float = 0, part_bytes
         leases.SILENCE = workers.EXPIRY = expiry
         workers.HEARTBEAT_REMOTE = expiry / 10
         participant._POLL_REMOTE = (0.1, min(2.0, expiry / 10))
-        progress._NOTE_EVERY = expiry / 4
-        room._BEGINS_WITHIN = sweep.ABANDONED = 2 * expiry
+        workers._NOTE_EVERY = expiry / 4
+        reservations._BEGINS_WITHIN = cleanup.ABANDONED = 2 * expiry
     if part_files:
-        plan.PART_ENTRIES = plan.PART_ENTRIES_REMOTE = int(part_files)
+        parts.PART_ENTRIES = parts.PART_ENTRIES_REMOTE = int(part_files)
     if part_bytes:
-        plan.PART_BYTES = int(part_bytes)
+        parts.PART_BYTES = int(part_bytes)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dsv.model.ids import CommitId, Nonce
-from dsv.model.names import MAIN, BranchName, DatasetName, TagName
-from dsv.model.records import RefEntry, TagValue
-from dsv.repo.names_move import NamesMove, Stamp
-from dsv.repo.refs import LostRace, Moved
+from dsv.format.records import RefEntry, TagValue
+from dsv.repo.move_refs import NamesMove, Stamp
+from dsv.repo.refs.branches import LostRace, Moved
 from dsv.repo.repository import Repository
 from dsv.repo.session import Writer
 from dsv.store.base import Store
@@ -16,6 +14,8 @@ from dsv.store.faulty import Fault, Faulty
 from dsv.store.memory import MemoryStore
 from dsv.store.retry import Retrying
 from dsv.store.split import SplitStore
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 
 PETS = DatasetName.parse("pets")
 SIDE = BranchName.parse("side")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import DsvError
-from dsv.model import keys
-from dsv.model.ids import CommitId
-from dsv.model.names import MAIN
+from dsv.format import keys
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
+from dsv.values.ids import CommitId
+from dsv.values.names import MAIN
 from tests.repo.worlds import DATASET, commit, create, read
 
 DOC = (Path(__file__).parents[2] / "docs/format-writing.md").read_text()

@@ -11,16 +11,15 @@ from msgspec.structs import replace
 
 from dsv import reader
 from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported
-from dsv.model import keys, pack
-from dsv.model.erasure import DatasetErased, erased_id
-from dsv.model.ids import Nonce, StoreId
-from dsv.model.names import MAIN, DatasetName
-from dsv.model.records import FormatEntry, RefEntry
-from dsv.repo.layout import features
+from dsv.format import keys, pack
+from dsv.format.records import DatasetErased, FormatEntry, RefEntry, erased_id
+from dsv.repo.format_log import features
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
+from dsv.values.ids import Nonce, StoreId
+from dsv.values.names import MAIN, DatasetName
 from tests.cli.runner import Dsv, plain_environment
 from tests.repo.worlds import DATASET, commit, create, packs
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv.errors import IntegrityError
-from dsv.model import keys
-from dsv.model.commit import Commit
-from dsv.model.ids import CommitId, NodeId
+from dsv.format import keys
+from dsv.format.commit import Commit
 from dsv.repo.history import ahead_behind, is_ancestor, merge_bases, walk
 from dsv.store.memory import MemoryStore
+from dsv.values.ids import CommitId, NodeId
 from tests.repo.worlds import commit as make_commit
 from tests.repo.worlds import create
 

@@ -10,25 +10,24 @@ from typing import cast
 import pytest
 from blake3 import blake3
 
-from dsv.api import index_files as index_files_module
+from dsv.api import store as index_files_module
 from dsv.api.context import Context
 from dsv.api.doctor import State
-from dsv.api.index_files import examine_indexes
+from dsv.api.store import examine_indexes
 from dsv.errors import IntegrityError, NotFound
-from dsv.model import keys
-from dsv.model.codec import Codec
-from dsv.model.ids import ChunkId, Id, IndexId, PackId
-from dsv.model.index import ERASED, EXTERNAL, FIXED_SIZE, Index, IndexBuilder
-from dsv.model.index_merge import IndexMerge, MergedFile
-from dsv.model.location import Location, ObjectKind
-from dsv.repo import indexes as indexes_module
+from dsv.format import keys
+from dsv.format.codec import Codec
+from dsv.format.index import ERASED, EXTERNAL, FIXED_SIZE, Index, IndexBuilder
+from dsv.format.index_merge import IndexMerge, MergedFile
+from dsv.format.locator import Location, ObjectKind
 from dsv.repo import session as session_module
-from dsv.repo.check_indexes import IndexReport, check_indexes
-from dsv.repo.merge_indexes import GRACE_SECONDS, Merged, merge_indexes
+from dsv.repo.merge_indexes import GRACE_SECONDS, IndexReport, Merged, check_indexes, merge_indexes
+from dsv.repo.objects import indexes as indexes_module
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.counting import Counting
+from dsv.store.wrappers import Counting
 from dsv.transfer.upload import Uploader
+from dsv.values.ids import ChunkId, Id, IndexId, PackId
 from tests.repo.test_merge_indexes import (
     Clocked,
     add,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
-from dsv.model import keys
+from dsv.format import keys
 from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore
 

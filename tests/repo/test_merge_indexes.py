@@ -10,24 +10,23 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import Denied
-from dsv.model import keys
-from dsv.model.codec import Codec
-from dsv.model.ids import ChunkId, CommitId, Id, IndexId, PackId
-from dsv.model.index import Index, IndexBuilder
-from dsv.model.index_merge import IndexMerge
-from dsv.model.location import Location, ObjectKind
-from dsv.repo import indexes as indexes_module
+from dsv.format import keys
+from dsv.format.codec import Codec
+from dsv.format.index import Index, IndexBuilder
+from dsv.format.index_merge import IndexMerge
+from dsv.format.locator import Location, ObjectKind
 from dsv.repo import merge_indexes as module
-from dsv.repo import remote_index as remote_module
 from dsv.repo import session as session_module
 from dsv.repo.merge_indexes import GRACE_SECONDS, Merged, merge_indexes, tidy
+from dsv.repo.objects import indexes as indexes_module
+from dsv.repo.objects import indexes as remote_module
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import Buffer, Put, Store
-from dsv.store.counting import Counting
+from dsv.store.base import Bytes, Put, Store
 from dsv.store.faulty import Crash, Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
-from dsv.store.wrapper import Wrapper
+from dsv.store.wrappers import Counting, Wrapper
+from dsv.values.ids import ChunkId, CommitId, Id, IndexId, PackId
 from tests.repo.worlds import WRITER, commit, condemn, create, packs, read
 
 
@@ -39,7 +38,7 @@ class Clocked(MemoryStore):
         self.now = 1e9
         self.times: dict[str, float] = {}
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         put = super().put_if_absent(key, data)
         if put is Put.WON:
             self.times[key] = self.now

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dsv.repo.metadata import MetadataCache
+from dsv.repo.objects.metadata import MetadataCache
 
 
 def test_copies_have_the_rights_of_the_folder_whatever_the_umask(tmp_path: Path) -> None:

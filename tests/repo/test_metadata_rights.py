@@ -7,9 +7,9 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dsv.model.names import DatasetName
-from dsv.repo.heard import Heard
-from dsv.repo.metadata import MetadataCache
+from dsv.repo.completion_cache import Heard
+from dsv.repo.objects.metadata import MetadataCache
+from dsv.values.names import DatasetName
 
 
 def test_folders_have_the_rights_of_the_one_above_whoever_makes_them_at_once(tmp_path: Path) -> None:

@@ -9,12 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from dsv.errors import Conflict, OutcomeUnknown, Unreachable
-from dsv.model import keys
-from dsv.model.ids import Nonce
-from dsv.model.names import MAIN, TagName
-from dsv.model.records import Feature, FeatureRule, GcCondemned
-from dsv.repo import names_move, names_place
-from dsv.repo.layout import (
+from dsv.format import keys
+from dsv.format.records import Feature, FeatureRule, GcCondemned
+from dsv.repo import move_refs, refs_location
+from dsv.repo.format_log import (
     DATA_ELSEWHERE,
     NAMES_ELSEWHERE,
     NAMES_MOVED,
@@ -22,10 +20,12 @@ from dsv.repo.layout import (
     Format,
     read_format,
 )
-from dsv.repo.refs import LostRace, Moved
+from dsv.repo.refs.branches import LostRace, Moved
 from dsv.repo.session import Session
 from dsv.store.base import Put
 from dsv.store.faulty import Crash, Fault, Kind
+from dsv.values.ids import Nonce
+from dsv.values.names import MAIN, TagName
 from tests.repo.moving_world import PETS, WRITER, World, commit, entry, move, run, tag
 
 
@@ -40,7 +40,7 @@ KILLS = [Kind.CRASH_BEFORE, Kind.CRASH_AFTER]
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names_move, "time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(move_refs, "time", SimpleNamespace(sleep=lambda _: None))
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["from the data", "from another place"])
@@ -94,7 +94,7 @@ def test_who_opened_the_store_before_the_move_follows(
         with suppress(Crash):
             run(world.mover({number: Fault(kind)})[0])
         waits = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _, of=world: run(of.mover()[0]))
-        monkeypatch.setattr(names_place, "time", waits)
+        monkeypatch.setattr(refs_location, "time", waits)
         moved = before.refs.move(PETS, MAIN, newest, entry(b"late"))
         assert isinstance(moved, Moved)
         value = before.refs.set_tag(PETS, TagName.parse("late"), tag(b"late"))
@@ -130,7 +130,7 @@ def test_who_opened_the_store_while_names_were_moving_waits_for_the_decision(
         else:
             world.mover()[0].take_back()
 
-    monkeypatch.setattr(names_place, "time", SimpleNamespace(monotonic=time.monotonic, sleep=end))
+    monkeypatch.setattr(refs_location, "time", SimpleNamespace(monotonic=time.monotonic, sleep=end))
     value = during.refs.set_tag(PETS, TagName.parse("late"), tag(b"late"))
     assert len(waited) == 1
     assert isinstance(during.refs.move(PETS, MAIN, newest, entry(b"late")), Moved)

@@ -6,14 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, IntegrityError, NotFound
-from dsv.model import keys
-from dsv.model.branch_rule import BranchRule, Limits
-from dsv.model.ids import Nonce, SessionId
-from dsv.model.names import MAIN, DatasetName, TagName
-from dsv.repo.layout import read_format
-from dsv.repo.names_move import NamesMove, Stamp
-from dsv.repo.refs import LostRace, Moved
+from dsv.format import keys
+from dsv.format.records import BranchRule, Limits
+from dsv.repo.format_log import read_format
+from dsv.repo.move_refs import NamesMove, Stamp
+from dsv.repo.refs.branches import LostRace, Moved
 from dsv.repo.repository import Repository
+from dsv.values.ids import Nonce, SessionId
+from dsv.values.names import MAIN, DatasetName, TagName
 from tests.repo.moving_world import PETS, World, entry, move, run, tag
 
 

@@ -8,8 +8,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from dsv.model import keys
-from dsv.model.names import MAIN, DatasetName
+from dsv.format import keys
+from dsv.values.names import MAIN, DatasetName
 from tests.cli.runner import Dsv, plain_environment, write_files
 from tests.waiting import PATIENCE, until
 
@@ -33,7 +33,7 @@ sys.exit(main())
 KILLED = """
 import os, signal, sys
 from dsv.cli.main import main
-from dsv.repo.names_place import NamesPlace
+from dsv.repo.refs_location import NamesPlace
 NamesPlace._changed = lambda place: os.kill(os.getpid(), signal.SIGKILL)
 sys.exit(main())
 """
@@ -73,9 +73,7 @@ def test_a_rule_is_noted_on_no_move_that_was_left_behind(tmp_path: Path) -> None
             return process
 
         copied, read = tmp_path / "copied", tmp_path / "read"
-        mover = begin_and_stop(
-            "dsv.repo.names_move NamesMove decide", copied, "store", "move-names", str(new)
-        )
+        mover = begin_and_stop("dsv.repo.move_refs NamesMove decide", copied, "store", "move-names", str(new))
         write_files(copy, {"late.txt": b"late"})
         assert begin(KILLED, "sync", cwd=copy).wait(PATIENCE) == -signal.SIGKILL
         protecting = begin_and_stop(

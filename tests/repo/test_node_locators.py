@@ -10,25 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv.model import keys
-from dsv.model import tree as model_tree
-from dsv.model.ids import CommitId, IndexId, Nonce, PackId, StoreId
-from dsv.model.index import Index, IndexBuilder
-from dsv.model.path_set import PathSet
-from dsv.model.records import FormatEntry
-from dsv.repo import tree_levels
-from dsv.repo.find_paths import find_paths
-from dsv.repo.layout import NAMED_RECORDS, features
-from dsv.repo.making import make_layout
+from dsv.format import keys
+from dsv.format import tree as model_tree
+from dsv.format.index import Index, IndexBuilder
+from dsv.format.records import FormatEntry
+from dsv.repo.format_log import NAMED_RECORDS, features, make_layout
 from dsv.repo.path_history import PathHistory
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.tree_diff import diff_trees
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree import write
+from dsv.repo.tree.diff import diff_trees
+from dsv.repo.tree.read import TreeReader, find_paths
 from dsv.store.base import Store
-from dsv.store.counting import Counting
 from dsv.store.memory import MemoryStore
+from dsv.store.wrappers import Counting
 from dsv.transfer.upload import Uploader
+from dsv.values.ids import CommitId, IndexId, Nonce, PackId, StoreId
+from dsv.values.paths import PathSet
 from tests.repo import worlds
 from tests.repo.worlds import DATASET, MAIN, WRITER, commit, create, packs, publish, read
 
@@ -253,7 +251,7 @@ def test_the_history_of_a_path_is_found_without_an_index_file() -> None:
 def test_an_older_store_takes_a_tree_that_is_too_large_for_a_commits_locator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tree_levels, "MAX_ROWS", 20)
+    monkeypatch.setattr(write, "MAX_ROWS", 20)
     repository = older(MemoryStore())
     head = commit(repository, everything())
     assert repository.objects.commit_locator(head) is None

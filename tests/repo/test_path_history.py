@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv.model import keys
-from dsv.model import tree as model_tree
-from dsv.model.commit import Commit
-from dsv.model.ids import CommitId
-from dsv.model.path_set import PathSet
-from dsv.repo.commits_ahead import CommitsAhead
+from dsv.format import keys
+from dsv.format import tree as model_tree
+from dsv.format.commit import Commit
+from dsv.repo.history import CommitsAhead
 from dsv.repo.path_history import PathHistory
 from dsv.repo.repository import Repository
-from dsv.repo.tree_diff import diff_trees
-from dsv.repo.trees import TreeReader
-from dsv.store.counting import Counting
+from dsv.repo.tree.diff import diff_trees
+from dsv.repo.tree.read import TreeReader
 from dsv.store.memory import MemoryStore
+from dsv.store.wrappers import Counting
+from dsv.values.ids import CommitId
+from dsv.values.paths import PathSet
 from tests.repo.worlds import DATASET, MAIN, commit, create
 
 FILES = 6_000

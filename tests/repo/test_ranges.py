@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from dsv.model import keys
-from dsv.model.codec import Codec
-from dsv.model.ids import PackId
-from dsv.model.location import Location
-from dsv.repo.ranges import RangeReader, ReadThreads, Span, spans
+from dsv.format import keys
+from dsv.format.codec import Codec
+from dsv.format.locator import Location
+from dsv.repo.objects.ranges import RangeReader, ReadThreads, Span, spans
 from dsv.store.memory import MemoryStore
+from dsv.values.ids import PackId
 from tests.waiting import PATIENCE
 
 PACK = PackId(bytes(16))
@@ -125,7 +125,7 @@ import faulthandler, gc, sys, threading
 from pathlib import Path
 
 from dsv.api.diff import diff
-from dsv.model.names import Target
+from dsv.values.names import Target
 from tests.api.people import Person
 
 faulthandler.dump_traceback_later(60, exit=True)

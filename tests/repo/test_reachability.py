@@ -4,11 +4,10 @@ import random
 
 import pytest
 
-from dsv.model import keys, pack, recipe
-from dsv.model.location import ObjectKind
-from dsv.repo.reachability import Reached, reach_content, reach_tree
+from dsv.format import keys, pack, recipe
+from dsv.format.locator import ObjectKind
 from dsv.repo.repository import Repository
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import Reached, TreeReader, reach_content, reach_tree
 from dsv.store.memory import MemoryStore
 from tests.repo.worlds import commit, create
 

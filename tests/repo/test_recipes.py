@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import random
 
-from dsv.model.entry import Entry, Kind
-from dsv.model.ids import FileId, Id
-from dsv.model.recipe import build_recipe
-from dsv.repo import recipes
-from dsv.repo.recipes import count_chunks, read_chunks, shared_bytes
+from dsv.format.recipe import build_recipe
+from dsv.format.tree import Entry, Kind
+from dsv.repo.objects import recipes
+from dsv.repo.objects.recipes import count_chunks, read_chunks, shared_bytes
 from dsv.repo.repository import Repository
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import TreeReader
 from dsv.store.memory import MemoryStore
+from dsv.values.ids import FileId, Id
 from tests.repo.worlds import commit, create
 
 MB = 1 << 20

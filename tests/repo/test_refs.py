@@ -6,19 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dsv.errors import Conflict, Denied, IntegrityError, NotFound
-from dsv.model import keys
-from dsv.model.ids import CommitId, Nonce
-from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName
-from dsv.model.records import RefEntry, TagDeleted, TagValue
-from dsv.repo import listed as listed_module
-from dsv.repo.denied import denial_named
-from dsv.repo.refs import LostRace, Moved, Refs
+from dsv.format import keys
+from dsv.format.records import RefEntry, TagDeleted, TagValue
+from dsv.repo.errors import denial_named
+from dsv.repo.refs import read as listed_module
+from dsv.repo.refs.branches import LostRace, Moved, Refs
+from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
-from dsv.repo.resolve import resolve
-from dsv.store.base import Buffer, Put
-from dsv.store.counting import Counting
+from dsv.store.base import Bytes, Put
 from dsv.store.memory import MemoryStore
-from dsv.store.wrapper import Wrapper
+from dsv.store.wrappers import Counting, Wrapper
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
 from tests.repo.worlds import DATASET, commit, create
 
 
@@ -44,7 +43,7 @@ def test_of_many_moves_one_wins_and_the_others_know_it(repository: Repository) -
 
 def test_a_move_that_is_denied_names_the_branch(repository: Repository) -> None:
     class Denying(Wrapper):
-        def put_if_absent(self, key: str, data: Buffer) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> Put:
             raise Denied(f"writing {self.url}/{key} was refused: Access Denied", subject=key, hint="log in")
 
     refs = Refs(Denying(repository.store))
@@ -121,7 +120,7 @@ def test_a_store_that_no_longer_lets_one_writer_win() -> None:
     class Overwrites(Wrapper):
         other: Callable[[], object] | None = None
 
-        def put_if_absent(self, key: str, data: Buffer) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> Put:
             self.inner.delete(key)
             self.inner.put_if_absent(key, data)
             if self.other is not None:

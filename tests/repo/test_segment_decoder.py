@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dsv.errors import IntegrityError
-from dsv.model.entry import Entry, Kind
-from dsv.model.ids import FileId, SegmentId
-from dsv.model.segment import Segment
-from dsv.repo.segment_decoder import SegmentDecoder
-from dsv.repo.tree_diff import diff_trees
-from dsv.repo.trees import TreeReader
+from dsv.format.segment import Segment
+from dsv.format.tree import Entry, Kind
+from dsv.repo.objects.objects import SegmentDecoder
+from dsv.repo.tree.diff import diff_trees
+from dsv.repo.tree.read import TreeReader
 from dsv.store.memory import MemoryStore
+from dsv.values.ids import FileId, SegmentId
 from tests.repo.worlds import commit, create
 
 ENTRIES = [

@@ -5,23 +5,23 @@ import random
 import pytest
 
 from dsv.errors import Conflict, IntegrityError, Unsupported
-from dsv.model import keys
-from dsv.model.commit import Commit
-from dsv.model.ids import ChunkId, CommitId, IndexId, Nonce, PackId
-from dsv.model.index import IndexBuilder
-from dsv.model.location import ObjectKind
-from dsv.model.names import MAIN
-from dsv.model.pack import verify
-from dsv.model.records import Feature, FeatureRule, FormatEntry, GcDone, SessionVerdict
+from dsv.format import keys
+from dsv.format.commit import Commit
+from dsv.format.index import IndexBuilder
+from dsv.format.locator import ObjectKind
+from dsv.format.pack import verify
+from dsv.format.records import Feature, FeatureRule, FormatEntry, GcDone, SessionVerdict
 from dsv.repo import session as session_module
-from dsv.repo.naming import naming
+from dsv.repo.name_checks import naming
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.tree_edit import write_tree
-from dsv.repo.trees import TreeReader
-from dsv.store.base import Buffer, Put
+from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.write import write_tree
+from dsv.store.base import Bytes, Put
 from dsv.store.memory import MemoryStore
 from dsv.transfer.upload import Uploader
+from dsv.values.ids import ChunkId, CommitId, IndexId, Nonce, PackId
+from dsv.values.names import MAIN
 from tests.repo.worlds import DATASET, WRITER, change, commit, condemn, create, packs, publish, read
 from tests.waiting import until
 
@@ -33,7 +33,7 @@ class Recording(MemoryStore):
         super().__init__()
         self.order: list[str] = []
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         self.order.append(key)
         return super().put_if_absent(key, data)
 
@@ -171,7 +171,7 @@ class Forgetful(MemoryStore):
 
     honours = True
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         if not self.honours:
             self.delete(key)
         return super().put_if_absent(key, data)

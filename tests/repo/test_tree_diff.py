@@ -6,16 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv.model.diff import diff_entries
-from dsv.model.ids import CommitId, SegmentId
-from dsv.model.location import Location
-from dsv.model.locator import Locator
-from dsv.model.path_set import PathSet
-from dsv.model.segment import Segment
+from dsv.format.locator import Location, Locator
+from dsv.format.segment import Segment
 from dsv.repo.repository import Repository
-from dsv.repo.tree_diff import diff_trees, find_entries
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.diff import diff_entries, diff_trees, find_entries
+from dsv.repo.tree.read import TreeReader
 from dsv.store.memory import MemoryStore
+from dsv.values.ids import CommitId, SegmentId
+from dsv.values.paths import PathSet
 from tests.repo.worlds import commit, create
 
 NAMES = [f"d{n // 500:03}/f{n:06}" for n in range(20_000)]

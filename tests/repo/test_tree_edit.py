@@ -9,18 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsv.model import tree as trees
-from dsv.model.codec import Codec
-from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import EMPTY_FILE, FileId, NodeId, PackId, RecipeId, SegmentId
-from dsv.model.location import Location, ObjectKind
-from dsv.model.locator import Locator
-from dsv.model.segment import Segment
-from dsv.model.tree import Node
-from dsv.repo.tree_edit import TreeChange, WrittenTree, write_tree
-from dsv.repo.tree_nodes import Leaf, Part
-from dsv.repo.trees import LocatedSegment, TreeReader
-from tests.model.strategies import SINGLE
+from dsv.format import tree as trees
+from dsv.format.codec import Codec
+from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.format.segment import Segment
+from dsv.format.tree import Entry, Kind, Node
+from dsv.repo.tree.nodes import Leaf, Part
+from dsv.repo.tree.read import LocatedSegment, TreeReader
+from dsv.repo.tree.write import TreeChange, WrittenTree, write_tree
+from dsv.values.ids import EMPTY_FILE, FileId, NodeId, PackId, RecipeId, SegmentId
+from dsv.values.paths import sort_key
+from tests.format.strategies import SINGLE
 
 PACKS = [PackId(bytes([n]) * 16) for n in range(4)]
 MOVED_TO = PackId(b"m" * 16)

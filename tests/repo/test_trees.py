@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv.model.entry import sort_key
 from dsv.repo.repository import Repository
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import TreeReader
 from dsv.store.memory import MemoryStore
+from dsv.values.paths import sort_key
 from tests.repo.worlds import commit, create, read
 
 

@@ -6,21 +6,22 @@ import io
 import itertools
 from collections.abc import Mapping
 
-from dsv.model import keys
-from dsv.model.chunking import SINGLE_CHUNK_MAX
-from dsv.model.commit import Commit
-from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import CommitId, Nonce
-from dsv.model.names import MAIN, DatasetName
-from dsv.model.records import GcCondemned, RefEntry
-from dsv.repo.refs import Head, Moved
+from dsv.format import keys
+from dsv.format.commit import Commit
+from dsv.format.recipe import SINGLE_CHUNK_MAX
+from dsv.format.records import GcCondemned, RefEntry
+from dsv.format.tree import Entry, Kind
+from dsv.repo.refs.branches import Head, Moved
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, Writer
-from dsv.repo.tree_edit import TreeChange, write_tree
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.write import TreeChange, write_tree
 from dsv.store.base import Store
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.upload import Stored, Uploader
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import MAIN, DatasetName
+from dsv.values.paths import sort_key
 
 WRITER = Writer(author="Ann Lee <ann@example.org>", host="lab", tool="dsv test")
 DATASET = DatasetName.parse("scans")

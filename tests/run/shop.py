@@ -9,23 +9,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsv.engines.base import Plan
-from dsv.engines.signals import Signals
 from dsv.errors import NotFound
-from dsv.model.ids import CommitId, StoreId
-from dsv.model.names import DatasetName, Target
-from dsv.model.run import RunId, RunOutput, RunRecord
-from dsv.model.store_access import NO_ACCESS, StoreAccess
-from dsv.repo.run_spool import Spool
-from dsv.repo.runs import RunStore
-from dsv.runs.again import Again, again
-from dsv.runs.life import RunResult, dry_run, run
-from dsv.runs.place import RunPlace
-from dsv.runs.records import RunRecords
-from dsv.runs.spec import JobSpec
-from dsv.runs.staged import Staged
+from dsv.run.dirs import RunPlace
+from dsv.run.engines.base import Plan
+from dsv.run.engines.signals import Signals
+from dsv.run.node_order import NO_ACCESS, StoreAccess
+from dsv.run.record import RunId, RunOutput, RunRecord
+from dsv.run.record_store import RunStore, Spool
+from dsv.run.records import RunRecords
+from dsv.run.rerun import Again, again
+from dsv.run.spec import JobSpec
+from dsv.run.staged import Staged
+from dsv.run.supervisor import RunResult, dry_run, run
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
+from dsv.values.ids import CommitId, StoreId
+from dsv.values.names import DatasetName, Target
 
 SCANS = DatasetName.parse("team/scans")
 STORE = StoreId(bytes(range(16)))

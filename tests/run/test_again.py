@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import UsageError
-from dsv.model.names import Target
-from dsv.runs.spec import parse_data, parse_env, parse_gpus, parse_params
+from dsv.run.spec import parse_data, parse_env, parse_gpus, parse_params
+from dsv.values.names import Target
 from tests.run.shop import Shop
 
 

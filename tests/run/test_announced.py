@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from dsv.errors import LaunchError, NoRoom, Terminated
-from dsv.model.names import Target
-from dsv.model.run import RunId, RunRecord, RunState
-from dsv.runs.life import run
-from dsv.runs.listing import list_runs, show_run
-from dsv.runs.marks import Marks, under_way
-from dsv.runs.records import RunRecords
-from dsv.runs.staged import Staged
+from dsv.run.active_runs import Marks, under_way
+from dsv.run.listing import list_runs, show_run
+from dsv.run.record import RunId, RunRecord, RunState
+from dsv.run.records import RunRecords
+from dsv.run.staged import Staged
+from dsv.run.supervisor import run
+from dsv.values.names import Target
 from tests.run.shop import SCANS, STORE, FolderLease, Folders, Shop
 
 

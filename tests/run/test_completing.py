@@ -10,12 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from dsv.engines.base import Ended, JobStatus, NoEngine
-from dsv.model.ids import CommitId
-from dsv.model.run import RECORD, JobRef, LogInfo, RunId, RunRecord, RunState
-from dsv.model.run_end import EndCause, RunPart
-from dsv.runs.completing import Settler, completed
-from dsv.runs.engines import Engines
+from dsv.run.completing import Settler, completed
+from dsv.run.engine_list import Engines
+from dsv.run.engines.base import Ended, JobStatus, NoEngine
+from dsv.run.record import RECORD, EndCause, JobRef, LogInfo, RunId, RunPart, RunRecord, RunState
+from dsv.values.ids import CommitId
 from tests.run.shop import SCANS, Shop
 
 RUN = RunId.parse("20261120-132145-1f2e3d4c")

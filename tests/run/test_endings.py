@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from dsv.engines.base import Ended
-from dsv.engines.containers import run as container_run
-from dsv.engines.log import LogKeeper
-from dsv.engines.supervise import supervise
-from dsv.model.resources import ALL_GPUS
-from dsv.model.run import RECORD, RunState
-from dsv.model.run_end import EndCause, RunPart
-from dsv.model.secrets import Masker
 from dsv.repo.repository import now_ms
-from dsv.runs.listing import run_log
+from dsv.run.engines.attach import supervise
+from dsv.run.engines.base import Ended
+from dsv.run.engines.containers import container as container_run
+from dsv.run.engines.log import LogKeeper
+from dsv.run.listing import run_log
+from dsv.run.record import RECORD, EndCause, RunPart, RunState
+from dsv.run.resources import ALL_GPUS
+from dsv.values.secrets import Masker
 from tests.engines.fake_docker import FakeDocker
 from tests.run.shop import SCANS, Shop
 from tests.waiting import until
@@ -103,7 +102,7 @@ def test_a_run_ends_with_its_job_and_not_with_its_readers(
         time.sleep(0.05)
         return outcome
 
-    monkeypatch.setattr("dsv.runs.attempts.supervise", deliver_late)
+    monkeypatch.setattr("dsv.run.attempts.supervise", deliver_late)
     ended = shop.run("true").record.ended_ms
     assert ended is not None and ended <= delivered[0]
 
@@ -119,11 +118,11 @@ def test_a_run_ends_when_its_job_did_whatever_the_clock_of_its_node(
         began = now_ms() + ahead_ms
         part = RunPart(host="n1", started_ms=began, ended_ms=began + 4000, exit_code=0, end=EndCause.EXITED)
         with monkeypatch.context() as later:
-            later.setattr("dsv.runs.attempts.now_ms", lambda: began - ahead_ms + 71_000)
+            later.setattr("dsv.run.attempts.now_ms", lambda: began - ahead_ms + 71_000)
             over()
         return replace(ended, parts=(part,))
 
-    monkeypatch.setattr("dsv.runs.attempts.supervise", seen_late)
+    monkeypatch.setattr("dsv.run.attempts.supervise", seen_late)
     before = now_ms()
     record = shop.run("true").record
     assert record.ended_ms is not None and record.ended_ms - record.started_ms == 4000

@@ -17,7 +17,7 @@ MAIN = """
 import sys
 import time
 from pathlib import Path
-from dsv.engines.signals import Signals
+from dsv.run.engines.signals import Signals
 from tests.run.shop import Folders, Shop
 class Slow(Folders):
     def stage(self, target, run):
@@ -91,7 +91,7 @@ def test_a_warning_before_there_is_a_job_is_dropped(tmp_path: Path, number: int)
 def test_a_warning_to_the_whole_group_ends_no_helper_of_a_fill() -> None:
     """Slurm sends it to every process of a step."""
     worker = subprocess.Popen(
-        [sys.executable, "-P", "-m", "dsv.cache.filling.helper_process"],
+        [sys.executable, "-P", "-m", "dsv.cache.fill.helper_process"],
         stdin=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dsv.engines.kubernetes.engine import Kubernetes as Engine
+from dsv.run.engines.kubernetes.engine import Kubernetes as Engine
 from tests.labs.kubernetes import Kubernetes
 from tests.labs.machine import LabError
 from tests.labs.openshift import give_range, restricted_v2

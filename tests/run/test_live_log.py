@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.engines.log import LogKeeper
-from dsv.model.secrets import Masker
-from dsv.runs.live_log import LiveLog, read_live
+from dsv.run.engines.log import LogKeeper
+from dsv.run.live_log import LiveLog, read_live
+from dsv.values.secrets import Masker
 from tests.waiting import PATIENCE
 
 NOTE = b"[dsv: of a long log only the end is here until the run has ended]\n"

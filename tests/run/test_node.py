@@ -10,17 +10,25 @@ from signal import SIGTERM
 
 import pytest
 
-from dsv.engines.signals import Signals
 from dsv.errors import IntegrityError, NoRoom, Unsupported, UsageError
-from dsv.model.ids import CommitId
-from dsv.model.names import Target
-from dsv.model.node_order import NodeOrder, OrderedData
-from dsv.model.run import RunId, Usage
-from dsv.model.run_end import EndCause, RunPart
-from dsv.model.run_parts import decode_part, encode_part, node_log_name, parse_part_name, part_name
-from dsv.runs.completing import assemble, is_over, join_logs
-from dsv.runs.node import NodeResult, NodeSeat, run_node
-from dsv.runs.staged import Staged
+from dsv.run.completing import assemble, is_over, join_logs
+from dsv.run.engines.signals import Signals
+from dsv.run.node import NodeResult, NodeSeat, run_node
+from dsv.run.node_order import NodeOrder, OrderedData
+from dsv.run.record import (
+    EndCause,
+    RunId,
+    RunPart,
+    Usage,
+    decode_part,
+    encode_part,
+    node_log_name,
+    parse_part_name,
+    part_name,
+)
+from dsv.run.staged import Staged
+from dsv.values.ids import CommitId
+from dsv.values.names import Target
 from tests.run.shop import FolderLease, Folders, Shop
 from tests.waiting import until
 

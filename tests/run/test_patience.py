@@ -10,15 +10,13 @@ from typing import cast
 
 import pytest
 
-from dsv.engines import foreground
-from dsv.engines.base import Ended, Engine, JobStatus, NoPlaceYet, Plan
-from dsv.engines.foreground import Foreground
-from dsv.engines.output import Output
-from dsv.model.run import JobRef, RunState
-from dsv.model.run_end import EndCause
-from dsv.runs.pools import patience
-from dsv.runs.pools.patience import Patience
-from dsv.runs.pools.turns import GaveUp
+from dsv.run.engines import attach as foreground
+from dsv.run.engines.attach import Foreground
+from dsv.run.engines.base import Ended, Engine, JobStatus, NoPlaceYet, Plan
+from dsv.run.engines.output import Output
+from dsv.run.pools import queue_wait
+from dsv.run.pools.queue_wait import GaveUp, Patience
+from dsv.run.record import EndCause, JobRef, RunState
 from tests.waiting import PATIENCE, until
 
 REF = JobRef("slurm", "20261120-132145-1f2e3d4c", "c", "7:/job")
@@ -64,7 +62,7 @@ def test_a_job_that_was_taken_back_goes_on_even_if_the_answer_to_that_got_lost()
 def test_a_job_is_seen_to_be_taken_back_when_the_engine_answers_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(patience, "_AGAIN", 0.0)
+    monkeypatch.setattr(queue_wait, "_AGAIN", 0.0)
     queue = Queue(iter([WAITS, None, GONE]), None)
     waiting = Patience(0.0, "no GPU is free")
     waiting.begin(cast("Engine", queue), REF)
@@ -119,7 +117,7 @@ class Full(Queue):
 def submitted(engine: Full, patience: Patience) -> Foreground:
     plan = cast("Plan", None)
     return Foreground(
-        cast("Engine", engine), plan, Output(None, None), lambda: None, lambda ref: None, patience.refused
+        cast("Engine", engine), plan, Output(None, None), lambda: None, lambda ref: None, queue_wait.refused
     )
 
 

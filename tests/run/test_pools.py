@@ -8,15 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.engines.base import JobStatus
 from dsv.errors import LaunchError, Unreachable
-from dsv.model.capacity import Capacity, GpuCount, NodeRoom
-from dsv.model.pool import PassedOver
-from dsv.model.resources import Resources
-from dsv.model.run import RunState
-from dsv.runs.pools.choice import Choice, NoPool, PoolFacts, Prefer, choose_pool, why_never, why_not_now
-from dsv.runs.pools.facts import ask_all
-from dsv.runs.pools.turns import GaveUp, is_taken_back, poll, take_turns
+from dsv.run.engines.base import JobStatus
+from dsv.run.pools.choice import (
+    Choice,
+    NoPool,
+    PoolFacts,
+    Prefer,
+    ask_all,
+    choose_pool,
+    why_never,
+    why_not_now,
+)
+from dsv.run.pools.queue_wait import GaveUp, is_taken_back, poll, take_turns
+from dsv.run.record import RunState
+from dsv.run.resources import Capacity, GpuCount, NodeRoom, PassedOver, Resources
 
 WANTED = Resources(gpus=8)
 _OTHER = "it can begin as well, and doesn't have the data cached"

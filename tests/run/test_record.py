@@ -12,10 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.errors import IntegrityError, Unsupported, UsageError
-from dsv.model.ids import CommitId
-from dsv.model.json_values import check_json, parse_json
-from dsv.model.names import DatasetName
-from dsv.model.run import (
+from dsv.run.record import (
     MAX_RECORD,
     CodeState,
     GpuUse,
@@ -27,8 +24,11 @@ from dsv.model.run import (
     RunState,
     Usage,
 )
-from dsv.repo.runs import RunStore
+from dsv.run.record_store import RunStore
 from dsv.store.memory import MemoryStore
+from dsv.values.ids import CommitId
+from dsv.values.json import check_json, parse_json
+from dsv.values.names import DatasetName
 from tests.run.shop import Shop
 
 DATASET = DatasetName.parse("team/scans")

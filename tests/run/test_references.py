@@ -9,22 +9,21 @@ from typing import Any
 
 import pytest
 
-from dsv.engines.base import Handle, JobStatus, Plan
-from dsv.engines.foreground import Foreground
-from dsv.engines.guardian import processes_of
-from dsv.engines.output import Output
-from dsv.engines.process import Process
 from dsv.errors import LaunchError
 from dsv.fs.process import Process as Known
-from dsv.model.run import START, JobRef, RunId, RunOutput, RunRecord, RunState
-from dsv.repo.run_spool import Spool
-from dsv.runs.completing import record_cut_off
-from dsv.runs.engines import Engines
-from dsv.runs.jobs import find_job
-from dsv.runs.life import RunResult, run
-from dsv.runs.marks import Mark, Marks
-from dsv.runs.place import run_folder
-from dsv.runs.records import RunRecords
+from dsv.run.active_runs import Mark, Marks
+from dsv.run.completing import record_cut_off
+from dsv.run.dirs import run_folder
+from dsv.run.engine_list import Engines, find_job
+from dsv.run.engines.attach import Foreground
+from dsv.run.engines.base import Handle, JobStatus, Plan
+from dsv.run.engines.output import Output
+from dsv.run.engines.process import Process
+from dsv.run.engines.reaper_process import processes_of
+from dsv.run.record import START, JobRef, RunId, RunOutput, RunRecord, RunState
+from dsv.run.record_store import Spool
+from dsv.run.records import RunRecords
+from dsv.run.supervisor import RunResult, run
 from tests.run.shop import SCANS, STORE, Folders, Shop
 
 

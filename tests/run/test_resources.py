@@ -10,11 +10,10 @@ from signal import SIGTERM
 
 import pytest
 
-from dsv.engines.machine import GpuModel, Machine
-from dsv.engines.signals import Signals
 from dsv.errors import LaunchError, UsageError
-from dsv.model.run import RunRecord, RunState
-from dsv.model.run_end import EndCause
+from dsv.run.engines.machine import GpuModel, Machine
+from dsv.run.engines.signals import Signals
+from dsv.run.record import EndCause, RunRecord, RunState
 from tests.run.shop import Shop
 from tests.waiting import until
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines.signals import Signals
 from dsv.errors import Conflict, DsvError, LaunchError, NotFound, Unreachable, UsageError
-from dsv.model.names import DatasetName, Target
-from dsv.model.run import LOG, RECORD, START, RunState
-from dsv.runs.listing import ended_here, list_runs, run_log, show_run
+from dsv.run.engines.signals import Signals
+from dsv.run.listing import ended_here, list_runs, run_log, show_run
+from dsv.run.record import LOG, RECORD, START, RunState
 from dsv.store.base import Put
+from dsv.values.names import DatasetName, Target
 from tests.run.shop import SCANS, Shop
 from tests.waiting import until
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import LaunchError
-from dsv.model.names import Target
-from dsv.model.run import RunState
+from dsv.run.record import RunState
+from dsv.values.names import Target
 from tests.labs.docker_engine import ContainerEngine
 from tests.run.shop import SCANS, Shop
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable
-from dsv.model.ids import StoreId
-from dsv.model.names import DatasetName
-from dsv.model.run import LOG, RECORD, START, RunId, RunState
-from dsv.repo.run_spool import Spool
-from dsv.runs.listing import list_runs, show_run
+from dsv.run.listing import list_runs, show_run
+from dsv.run.record import LOG, RECORD, START, RunId, RunState
+from dsv.run.record_store import Spool
+from dsv.values.ids import StoreId
+from dsv.values.names import DatasetName
 from tests.run.shop import SCANS, Shop
 
 STORE = StoreId(b"s" * 16)

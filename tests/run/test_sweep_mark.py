@@ -11,10 +11,10 @@ import pytest
 
 from dsv.errors import Conflict
 from dsv.fs.process import Process
-from dsv.model.sweep import SweepId
-from dsv.runs import sweep_mark
-from dsv.runs.marks import this_machine
-from dsv.runs.sweep_mark import Driver, driving, sweep_folder
+from dsv.run.active_runs import this_machine
+from dsv.run.parameters import SweepId
+from dsv.run.sweep import progress
+from dsv.run.sweep.progress import Driver, driving, sweep_folder
 from tests.waiting import PATIENCE
 
 SWEEP = SweepId.parse("sweep-20261120-132145-1f2e3d4c")
@@ -27,7 +27,7 @@ def test_of_two_that_find_the_mark_of_a_killed_process_one_begins_the_runs(
     folder.mkdir(parents=True)
     dead = Driver(msgspec.structs.replace(here, start=here.start + 1), this_machine())
     (folder / "driver").write_bytes(msgspec.json.encode(dead))
-    both, first, over, look, own = Barrier(2), Event(), Event(), sweep_mark.driver, local()
+    both, first, over, look, own = Barrier(2), Event(), Event(), progress.driver, local()
     entered: list[str] = []
     refused: list[str] = []
 
@@ -56,7 +56,7 @@ def test_of_two_that_find_the_mark_of_a_killed_process_one_begins_the_runs(
         except Conflict:
             come(refused, name)
 
-    monkeypatch.setattr(sweep_mark, "driver", looking)
+    monkeypatch.setattr(progress, "driver", looking)
     threads = [Thread(target=drive, args=(name,)) for name in ("first", "second")]
     for thread in threads:
         thread.start()

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from dsv.fs.process import Process
-from dsv.model.names import DatasetName
-from dsv.model.sweep import SweepId
-from dsv.repo.sweep_notes import Beginner, SweepNotes
+from dsv.run.parameters import SweepId
+from dsv.run.record_store import Beginner, SweepNotes
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_store
+from dsv.values.names import DatasetName
 from tests.cli.runner import Dsv, plain_environment, write_files
 from tests.labs.s3_server import S3Server
 from tests.waiting import PATIENCE
@@ -31,9 +31,9 @@ NOTED_ROUNDS, RUNS = 50, 3
 RACER = """
 import json, os, sys
 from contextlib import closing
-from dsv.model.names import DatasetName
-from dsv.model.sweep import SweepId
-from dsv.repo.sweep_notes import SweepNotes
+from dsv.values.names import DatasetName
+from dsv.run.parameters import SweepId
+from dsv.run.record_store import SweepNotes
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
 url, sweep, runs = sys.argv[1], SweepId.parse(sys.argv[2]), int(sys.argv[3])

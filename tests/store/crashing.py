@@ -9,14 +9,14 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from dsv.model.ids import CommitId
-from dsv.model.names import MAIN
 from dsv.repo.repository import Repository
 from dsv.store.faulty import Crash, Fault, Faulty, Kind
 from dsv.store.open import open_raw
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
 from dsv.store.split import SplitStore
+from dsv.values.ids import CommitId
+from dsv.values.names import MAIN
 from tests.api.people import SCANS, Files, Person, every_store_is, read_commit
 
 WithFaults = Callable[[SplitStore, int], tuple[SplitStore, Faulty]]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import dsv.store
-from dsv.store.counting import Counting
 from dsv.store.directory import DirectoryStore
 from dsv.store.faulty import Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
@@ -19,7 +18,7 @@ from dsv.store.open import SCHEMES, open_raw, open_store
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
 from dsv.store.split import DataPlace
-from dsv.store.wrapper import Wrapper
+from dsv.store.wrappers import Counting, Wrapper
 from tests.store.azure import Azurite, OutsideAzure
 from tests.store.buckets import Bucket
 from tests.store.conformance import SharedStoreConformance, StoreConformance, Subject, subjects

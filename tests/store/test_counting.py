@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dsv.errors import NotFound
-from dsv.store.counting import Counting, Counts
 from dsv.store.memory import MemoryStore
+from dsv.store.wrappers import Counting, Counts
 
 
 def test_counts_by_kind() -> None:

@@ -16,10 +16,8 @@ import pytest
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
 from dsv.store.base import NoAnswer, Put
-from dsv.store.directory import DirectoryStore
-from dsv.store.directory_errors import as_store_error
+from dsv.store.directory import DirectoryStore, TemporaryFiles, as_store_error
 from dsv.store.open import open_store
-from dsv.store.temporary import TemporaryFiles
 from tests.store.opened import Opened
 from tests.waiting import PATIENCE
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import DsvError
-from dsv.store.base import LARGEST, Buffer, Item, Put, Store
+from dsv.store.base import LARGEST, Bytes, Item, Put, Store
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_raw
 from dsv.store.options import StoreOptions
 from dsv.store.probe import prove_data
 from dsv.store.retry import Retrying
 from dsv.store.split import SplitStore
-from dsv.store.wrapper import Wrapper
+from dsv.store.wrappers import Wrapper
 from tests.api.test_sync_crash import Overwriting
 from tests.labs.s3_server import S3Server
 from tests.store.conformance import StoreConformance, Subject, subjects
@@ -40,7 +40,7 @@ class Below(Wrapper):
         with self._named():
             return self.inner.get_range(self._folder + key, start, length)
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         return self.inner.put_if_absent(self._folder + key, data)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dsv.model import keys
-from dsv.model.commit import Commit
-from dsv.model.ids import CommitId, NodeId
-from dsv.model.names import BranchName, DatasetName
-from dsv.repo.lost_names import find_heads
+from dsv.format import keys
+from dsv.format.commit import Commit
+from dsv.repo.recover_refs import find_heads
+from dsv.values.ids import CommitId, NodeId
+from dsv.values.names import BranchName, DatasetName
 from tests.cli.runner import Dsv, Result, write_files
 from tests.store.split_world import FILES, World, synced
 

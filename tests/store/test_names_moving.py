@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import dsv
-from dsv.model.names import MAIN, DatasetName
+from dsv.values.names import MAIN, DatasetName
 from tests.cli.runner import write_files
 from tests.store.split_world import FILES, World, synced
 

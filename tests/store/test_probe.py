@@ -13,14 +13,14 @@ import pytest
 
 from dsv.errors import Denied, NotFound, Unreachable
 from dsv.store import races
-from dsv.store.base import Buffer, Item, Put
+from dsv.store.base import Bytes, Item, Put
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
 from dsv.store.probe import WRITERS, prove
 from dsv.store.retry import Retrying
-from dsv.store.wrapper import Wrapper
+from dsv.store.wrappers import Wrapper
 from tests.store.buckets import Bucket
 from tests.waiting import PATIENCE
 
@@ -28,7 +28,7 @@ from tests.waiting import PATIENCE
 class IgnoresTheCondition(MemoryStore):
     """Accepts If-None-Match, and overwrites."""
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         self.delete(key)
         return super().put_if_absent(key, data)
 
@@ -36,7 +36,7 @@ class IgnoresTheCondition(MemoryStore):
 class ChecksThenWrites(MemoryStore):
     """Honours the condition, unless somebody else's body comes in between."""
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         try:
             self.get(key)
         except NotFound:
@@ -47,7 +47,7 @@ class ChecksThenWrites(MemoryStore):
 
 
 class TellsNobodyThatHeWon(MemoryStore):
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         super().put_if_absent(key, data)
         return Put.LOST
 
@@ -55,7 +55,7 @@ class TellsNobodyThatHeWon(MemoryStore):
 class TheLastOneStays(MemoryStore):
     """One is told that he won, but another's bytes stay."""
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         put = super().put_if_absent(key, data)
         if put is Put.LOST:
             self.delete(key)
@@ -151,7 +151,7 @@ def test_every_round_races_all_writers() -> None:
             super().__init__(MemoryStore())
             self.inside = threading.Barrier(WRITERS)
 
-        def put_if_absent(self, key: str, data: Buffer) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> Put:
             if "/race/" in key and bytes(data) != b"late":
                 self.inside.wait(PATIENCE)
             return super().put_if_absent(key, data)

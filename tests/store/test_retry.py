@@ -19,11 +19,11 @@ from dsv.errors import (
     Terminated,
     Unreachable,
 )
-from dsv.store.base import LARGEST, Buffer, Busy, Item, NoAnswer, Put, Store
+from dsv.store.base import LARGEST, Busy, Bytes, Item, NoAnswer, Put, Store
 from dsv.store.faulty import Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
 from dsv.store.retry import Retrying, RetryPolicy
-from dsv.store.wrapper import Wrapper
+from dsv.store.wrappers import Wrapper
 
 
 @dataclass
@@ -78,7 +78,7 @@ def test_a_lost_answer_and_another_writer() -> None:
     """This writer's put never arrived; before it tries again another one's did."""
 
     class AnotherComesFirst(Wrapper):
-        def put_if_absent(self, key: str, data: Buffer) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> Put:
             if self.inner.put_if_absent(key, b"theirs") is Put.WON:
                 raise NoAnswer("nothing came back")
             return Put.LOST
@@ -92,7 +92,7 @@ def test_a_conflict_with_a_writer_that_never_finished() -> None:
     class Conflicts(Wrapper):
         times = 2
 
-        def put_if_absent(self, key: str, data: Buffer) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> Put:
             self.times -= 1
             return Put.LOST if self.times >= 0 else self.inner.put_if_absent(key, data)
 
@@ -101,7 +101,7 @@ def test_a_conflict_with_a_writer_that_never_finished() -> None:
 
 def test_a_conflict_that_never_ends_is_no_lost_race() -> None:
     class Refuses(Wrapper):
-        def put_if_absent(self, key: str, data: Buffer) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> Put:
             return Put.LOST
 
     with pytest.raises(Unreachable, match="never finished"):
@@ -136,7 +136,7 @@ def test_credentials_that_expire_between_the_write_and_its_answer() -> None:
     class Expires(Wrapper):
         asked = 0
 
-        def put_if_absent(self, key: str, data: Buffer) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> Put:
             self.asked += 1
             if self.asked > 1:
                 raise Denied("expired", hint="log in")
@@ -173,7 +173,7 @@ def test_refusals_are_not_repeated() -> None:
     class Refuses(Wrapper):
         asked = 0
 
-        def put_if_absent(self, key: str, data: Buffer) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> Put:
             self.asked += 1
             raise Denied("no")
 
@@ -241,7 +241,7 @@ def test_a_long_transfer_that_breaks_is_made_again() -> None:
     class Slow(Wrapper):
         broke = False
 
-        def put_if_absent(self, key: str, data: Buffer) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> Put:
             time.now += 200
             if not self.broke:
                 self.broke = True

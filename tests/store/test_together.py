@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from dsv.store.together import _answers, both, together
+from dsv.store.base import _answers, both, together
 from tests.waiting import PATIENCE
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from dsv.model import keys
-from dsv.model.ids import CommitId, Nonce
-from dsv.model.names import MAIN, DatasetName
-from dsv.model.records import FormatEntry, RefEntry, TagValue
+from dsv.format import keys
+from dsv.format.records import FormatEntry, RefEntry, TagValue
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import MAIN, DatasetName
 from tests.cli.runner import Dsv, Result, write_files
 from tests.store.split_world import FILES, World, synced
 

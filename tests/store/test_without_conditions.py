@@ -6,13 +6,13 @@ import pytest
 
 import dsv
 from dsv.errors import Conflict, Unsupported
-from dsv.model import keys
-from dsv.model.names import DatasetName
-from dsv.model.run import RECORD, RunId
-from dsv.repo.runs import RunStore
-from dsv.store.base import Buffer, Put
+from dsv.format import keys
+from dsv.run.record import RECORD, RunId
+from dsv.run.record_store import RunStore
+from dsv.store.base import Bytes, Put
 from dsv.store.memory import MemoryStore
 from dsv.store.split import SplitStore
+from dsv.values.names import DatasetName
 from tests.store.split_world import World
 
 
@@ -45,5 +45,5 @@ def test_names_that_are_in_the_bucket_again_are_not_written_without_a_condition(
     assert data.conditional
 
 
-def refuse(key: str, data: Buffer) -> Put:
+def refuse(key: str, data: Bytes) -> Put:
     raise Unsupported(f"{key}: no conditions")

@@ -9,21 +9,22 @@ import pytest
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, IntegrityError, Unsupported
-from dsv.model import keys
-from dsv.model.codec import Codec
-from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import CommitId, FileId, Nonce, PackId
-from dsv.model.location import Location
-from dsv.model.names import MAIN, BranchName, DatasetName
-from dsv.model.records import RefEntry
-from dsv.repo.refs import LostRace
+from dsv.format import keys
+from dsv.format.codec import Codec
+from dsv.format.locator import Location
+from dsv.format.records import RefEntry
+from dsv.format.tree import Entry, Kind
+from dsv.repo.refs.branches import LostRace
 from dsv.repo.repository import Repository
-from dsv.repo.tree_edit import TreeChange
-from dsv.repo.trees import TreeReader
-from dsv.store.base import Buffer, Put
+from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.write import TreeChange
+from dsv.store.base import Bytes, Put
 from dsv.store.memory import MemoryStore
 from dsv.transfer.commit import Committed, Draft, Unchanged, commit_changes
 from dsv.transfer.upload import Uploader
+from dsv.values.ids import CommitId, FileId, Nonce, PackId
+from dsv.values.names import MAIN, BranchName, DatasetName
+from dsv.values.paths import sort_key
 from tests.repo.worlds import DATASET, WRITER, change, commit, condemn, create, packs, read
 
 Edit = Mapping[str, bytes | None]
@@ -178,7 +179,7 @@ class Dying(MemoryStore):
 
     left = 1 << 30
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         if self.left <= 0:
             raise Killed
         self.left -= 1

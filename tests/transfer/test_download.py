@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import IntegrityError
-from dsv.model.entry import Entry, Kind
-from dsv.model.ids import FileId, RecipeId
-from dsv.model.location import ObjectKind
+from dsv.format.locator import ObjectKind
+from dsv.format.tree import Entry, Kind
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import TreeReader
 from dsv.store.base import Store
-from dsv.store.counting import Counting
 from dsv.store.faulty import Fault, Faulty, Operation
 from dsv.store.faulty import Kind as FaultKind
 from dsv.store.memory import MemoryStore
+from dsv.store.wrappers import Counting
 from dsv.transfer.download import Donor, Fetcher, Wanted, donor_chunks
 from dsv.transfer.upload import Uploader
+from dsv.values.ids import FileId, RecipeId
 from tests.repo.worlds import WRITER, commit, create, read, store_content
 
 

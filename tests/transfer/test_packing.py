@@ -10,23 +10,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from dsv.errors import Denied
-from dsv.model.codec import Codec
-from dsv.model.ids import ChunkId, PackId
-from dsv.model.keys import PACK_PREFIX
-from dsv.model.location import ObjectKind
-from dsv.model.pack import PACK_TARGET, PackBuilder
+from dsv.format.codec import Codec
+from dsv.format.keys import PACK_PREFIX
+from dsv.format.locator import ObjectKind
+from dsv.format.pack import PACK_TARGET, PackBuilder
 from dsv.repo.session import Session
-from dsv.store.base import Buffer, Put
+from dsv.store.base import Bytes, Put
 from dsv.store.memory import MemoryStore
 from dsv.transfer import packing
 from dsv.transfer.packing import Memory, SealedPack, Sender
+from dsv.values.ids import ChunkId, PackId
 from tests.repo.worlds import WRITER, create
 
 
 class Refusing(MemoryStore):
     """Takes everything but the pack of this content."""
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         if key.startswith(PACK_PREFIX) and bytes(data) == b"refused":
             raise Denied("the store refused this pack", subject=key)
         return super().put_if_absent(key, data)

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsv.model.codec import Compressor
-from dsv.model.ids import ChunkId
-from dsv.model.keys import INDEX_PREFIX
-from dsv.model.location import ObjectKind
-from dsv.model.pack import Packed, verify
+from dsv.format.codec import Compressor
+from dsv.format.keys import INDEX_PREFIX
+from dsv.format.locator import ObjectKind
+from dsv.format.pack import Packed, verify
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.memory import MemoryStore
 from dsv.transfer import packing
 from dsv.transfer import upload as upload_module
 from dsv.transfer.upload import Uploader
+from dsv.values.ids import ChunkId
 from tests.repo.worlds import WRITER, condemn, create, packs, store_content
 
 CONTENTS = st.integers(0, 40).map(lambda number: bytes([number]) * (40 * number) + b"end")

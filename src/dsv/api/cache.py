@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +12,47 @@ from dsv.api.cached import CachedReport, cached
 from dsv.api.claims import ClaimItem, opened_cache, pin, release, unpin
 from dsv.api.context import Context
 from dsv.cache.disk import explain
-from dsv.cache.eviction import evict as _evict
-from dsv.cache.eviction.policy import Due, EvictionRequest
-from dsv.cache.eviction.sweep import Stuck
+from dsv.cache.evict import evict as _evict
+from dsv.cache.evict.cleanup import Stuck
+from dsv.cache.evict.policy import Due, EvictionRequest
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import Amount, Limits, check_writable, load_settings
-from dsv.errors import Conflict, DsvError, UsageError
-from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName, Target
-from dsv.model.units import format_bytes, format_count
+from dsv.errors import Conflict, DsvError, NotFound, UsageError
+from dsv.fs.errors import about
+from dsv.fs.files import replace_link
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName, Target
+from dsv.values.units import format_bytes, format_count
+
+
+def check_link(link: Path) -> None:
+    """Whether a symlink can be made there, before anything is fetched for it. Raises `Conflict`, `NotFound`."""
+    if not link.parent.is_dir():
+        raise NotFound(
+            f"there is no folder {link.parent} for the link",
+            subject=str(link),
+            hint=f"mkdir -p {shlex.quote(str(link.parent))}",
+        )
+    if link.exists() and not link.is_symlink():
+        raise _taken(link)
+
+
+def make_link(link: Path, target: Path) -> None:
+    """Makes the symlink, or replaces the one that is there in one step. Raises `Conflict` for anything else there."""
+    with about(link):
+        try:
+            replace_link(link, str(target))
+        except FileExistsError:
+            raise _taken(link) from None
+
+
+def _taken(link: Path) -> Conflict:
+    return Conflict(
+        f"{link} is there and no symlink, so it stays",
+        subject=str(link),
+        hint=f"mv {shlex.quote(str(link))} {shlex.quote(f'{link}.old')}, or name another",
+    )
 
 
 @dataclass(frozen=True, slots=True)

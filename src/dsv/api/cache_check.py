@@ -11,19 +11,17 @@ from dsv.api.cache_stage import Claim
 from dsv.api.cache_targets import Found, Targets
 from dsv.api.context import Context
 from dsv.cache.disk import explain
-from dsv.cache.eviction.inventory import find_places, take_inventory
-from dsv.cache.filling.check import Checked
-from dsv.cache.filling.check import check as check_place
-from dsv.cache.filling.check import repair as repair_place
+from dsv.cache.evict.inventory import find_places, take_inventory
+from dsv.cache.fill.check import Checked
+from dsv.cache.fill.check import check as check_place
+from dsv.cache.fill.check import repair as repair_place
 from dsv.cache.layout import Place
 from dsv.cache.record import Filled, read_record
-from dsv.cache.root import CacheRoot
-from dsv.cache.symlinks import refuse_symlinks
+from dsv.cache.root import CacheRoot, refuse_symlinks
 from dsv.errors import Conflict, IntegrityError
-from dsv.model.ids import CommitId, StoreId
-from dsv.model.names import DatasetName, Target
-from dsv.model.path_set import PathSet
-from dsv.model.paths import show
+from dsv.values.ids import CommitId, StoreId
+from dsv.values.names import DatasetName, Target
+from dsv.values.paths import PathSet, show
 
 _SHOWN = 20
 _TRIES = 10  # a tenth of a second apart, for the record of what has just become visible

@@ -18,19 +18,19 @@ from dsv.api.settings import Settings, StoreChoice
 from dsv.cache.claims.claims import LeaseRecord, read_claims
 from dsv.cache.claims.leases import Lease
 from dsv.cache.disk import explain
-from dsv.cache.filling.context import FillRequest, FillResult
+from dsv.cache.fill.request import FillRequest, FillResult
 from dsv.cache.layout import Place
 from dsv.cache.record import lookup
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import load_settings, prepare_cache
 from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported, UsageError
-from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName, Target
-from dsv.runs.staged import Staged
+from dsv.run.staged import Staged
 from dsv.store.options import StoreOptions
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName, Target
 
 if TYPE_CHECKING:
-    from dsv.model.run import RunId
+    from dsv.run.record import RunId
 
 _TRIES = 5
 _CLAIM_ROOM = (1 << 20, 16)  # bytes and files to make room for if not even a claim has any
@@ -180,8 +180,8 @@ class Stager:
         )
 
     def _make(self, found: Found) -> FillResult:
-        from dsv.cache.eviction.ensure_room import RoomMaker
-        from dsv.cache.filling.fill import fill
+        from dsv.cache.evict.ensure_room import RoomMaker
+        from dsv.cache.fill.fill import fill
 
         return fill(
             self.root,
@@ -294,8 +294,8 @@ class Claim:
         if usable and lookup(self._root, self._found.place) is not None:
             return self
         if isinstance(refused, NoRoom):  # a disk that others have filled to the last byte
-            from dsv.cache.eviction.ensure_room import RoomMaker
-            from dsv.cache.fill_state.room import Need
+            from dsv.cache.evict.ensure_room import RoomMaker
+            from dsv.cache.fill.reservations import Need
 
             place = self._found.place
             RoomMaker(self._root, self._found.dataset)(Need(place, *_CLAIM_ROOM, keep=frozenset((place,))))

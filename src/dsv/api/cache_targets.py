@@ -1,36 +1,158 @@
-"""From a target to a place in a cache: by what the cache itself knows if that is enough, else by asking
-the store.
-"""
+"""From a target to a place in a cache, by what the cache and this machine know, else by the store."""
 
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from blake3 import blake3
+
 from dsv.api.context import Context
-from dsv.api.last_known import LastKnown, address, say_how_old, store_in_effect
-from dsv.api.nearby_caches import note_cache
-from dsv.cache.bindings import bind, bound_store, met
 from dsv.cache.disk import explain, own_folder
-from dsv.cache.filling.context import HelperSpec
-from dsv.cache.known_refs import KnownRefs
+from dsv.cache.fill.request import HelperSpec
 from dsv.cache.layout import Place, folder_name
+from dsv.cache.names import bind, bound_store, known_store, met, show_tag
 from dsv.cache.root import CacheRoot
-from dsv.cache.tag_links import show_tag
-from dsv.errors import Denied, NotFound, Unreachable, UsageError
-from dsv.fs.files import FULL
-from dsv.model.ids import CommitId, StoreId
-from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName, Target, clean_path
-from dsv.model.path_set import PathSet
-from dsv.repo.resolve import Resolved
+from dsv.cache.tracking_refs import KnownRef, KnownRefs
+from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
+from dsv.fs.files import FULL, list_names, read_small, replace_file
+from dsv.repo.refs.resolve import Resolved
+from dsv.repo.repository import Repository
+from dsv.values.ids import CommitId, StoreId
+from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName, Target, clean_path
+from dsv.values.paths import PathSet
+from dsv.values.units import format_duration
+from dsv.workspace.open import NO_COPIES, Copies
+from dsv.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from dsv.api.settings import Settings
+    from dsv.cache.fill.source import StoreSource
+    from dsv.values.names import DatasetName
+
+
+@dataclass(frozen=True, slots=True)
+class LastKnown:
+    """The names of one store, as the cache and the workspace around the caller know them. Raises `OSError`."""
+
+    root: CacheRoot
+    store: StoreId
+    workspace: Workspace | None = None
+
+    def tag(self, dataset: DatasetName, tag: TagName) -> KnownRef | None:
+        return KnownRefs(self.root, self.store).tag(dataset, tag)
+
+    def branch(self, dataset: DatasetName, branch: BranchName) -> KnownRef | None:
+        """The newest of what is known about the branch."""
+        heard = [KnownRefs(self.root, self.store).branch(dataset, branch), self._seen(dataset, branch)]
+        return max((ref for ref in heard if ref is not None), key=lambda ref: ref.seen, default=None)
+
+    def tags(self, dataset: DatasetName) -> dict[TagName, KnownRef]:
+        return KnownRefs(self.root, self.store).tags(dataset)
+
+    def branches(self, dataset: DatasetName) -> dict[BranchName, KnownRef]:
+        found = KnownRefs(self.root, self.store).branches(dataset)
+        names = set(found) | ({self.workspace.branch} if self._is_here(dataset) and self.workspace else set())
+        known = {name: self.branch(dataset, name) for name in names}
+        return {name: ref for name, ref in known.items() if ref is not None}
+
+    def _seen(self, dataset: DatasetName, branch: BranchName) -> KnownRef | None:
+        if self.workspace is None or not self._is_here(dataset) or self.workspace.branch != branch:
+            return None
+        commit, time = self.workspace.seen(), self.workspace.seen_time()
+        return None if commit is None or time is None else KnownRef(commit, time)
+
+    def _is_here(self, dataset: DatasetName) -> bool:
+        """Whether the workspace is one of this dataset."""
+        here = self.workspace
+        return here is not None and here.store_id == self.store and here.dataset == dataset
+
+
+def last_known(context: Context, root: CacheRoot, target: Target | None) -> LastKnown | None:
+    """The names of the store that a target (None: the workspace) belongs to; None if that store is not known here."""
+    workspace = context.workspace_or_none()
+    dataset = None if target is None else target.dataset
+    if dataset is None:
+        return None if workspace is None else LastKnown(root, workspace.store_id, workspace)
+    store = bound_store(root, dataset)
+    if store is None and workspace is not None and workspace.dataset == dataset:
+        store = workspace.store_id
+    if store is None:
+        store = store_in_effect(context, root)
+    return None if store is None else LastKnown(root, store, workspace)
+
+
+def store_in_effect(context: Context, root: CacheRoot) -> StoreId | None:
+    """The id of the store that the settings name, if the cache has met it. Raises `OSError`."""
+    try:
+        return known_store(root, address(context))
+    except DsvError:  # none is set up: what is cached can still be used, by full id or offline
+        return None
+
+
+def address(context: Context) -> str:
+    """The store's URL, and the endpoint that decides where it leads. Raises `UsageError`, `NotFound`."""
+    choice = context.settings.store()
+    options = context.store_options(choice)
+    scheme = choice.url.partition("://")[0]
+    own = {"s3": options.s3_endpoint, "gs": options.gcs_endpoint, "az": options.azure_endpoint}.get(scheme)
+    return f"{choice.url} {options.endpoint or own or ''}"
+
+
+def say_how_old(context: Context, root: CacheRoot, dataset: DatasetName, rev: Rev, known: KnownRef) -> None:
+    """Tells the caller which commit a branch is taken to be at, and how long ago the store said so."""
+    from dsv.cache.evict.inventory import server_now
+
+    age = format_duration(max(0.0, server_now(root) - known.seen))
+    context.progress.note(f"{dataset}@{rev} as the store said {age} ago: {str(known.commit)[:12]}")
+
+
+def note_cache(settings: Settings, path: Path) -> None:
+    """Remembers a cache that somebody used. It does no harm if that can't be written."""
+    name = settings.state / "caches" / blake3(bytes(path)).hexdigest(length=16)
+    with suppress(OSError):
+        if not name.exists():
+            name.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(name, bytes(path), sync=False)
+
+
+def nearby_caches(settings: Settings) -> list[Path]:
+    """Their folders, the one in effect first. Asks none of them."""
+    found: list[Path] = []
+    for text in (None, *settings.names("caches")):
+        with suppress(DsvError):
+            found.append(settings.cache(text).path)
+    with suppress(OSError):
+        noted = [
+            read_small(settings.state / "caches" / name) for name in list_names(settings.state / "caches")
+        ]
+        found += [Path(path.decode("utf-8", "surrogateescape")) for path in noted if path]
+    return list(dict.fromkeys(found))
+
+
+@contextmanager
+def lending(context: Context, repository: Repository, dataset: DatasetName) -> Iterator[Copies]:
+    """What this machine's caches have of a dataset. They are asked when it is first needed, for metadata too."""
+    from dsv.cache.lending.lenders import Lenders
+
+    roots = nearby_caches(context.settings)
+    if not roots:
+        yield NO_COPIES
+        return
+    own = context.metadata_folder(repository.id)
+    lenders = Lenders(roots, repository.id, dataset, own, context.progress.note)
+    repository.objects.also_read(lenders.copies())
+    try:
+        yield lenders
+    finally:
+        lenders.close()
+
 
 # A hit is answered in less time than importing what fills takes, so that is imported when it is called for.
-if TYPE_CHECKING:
-    from dsv.cache.filling.source import StoreSource
-    from dsv.repo.repository import Repository
 
 _WHOLE_ID = re.compile(r"[0-9a-f]{64}")
 
@@ -105,7 +227,7 @@ class Targets:
         A target without a path means all that is cached of its commit. Raises `NotFound` if nothing is,
         and `Conflict` for a symlink in its place.
         """
-        from dsv.cache.eviction.inventory import find_places
+        from dsv.cache.evict.inventory import find_places
 
         selection = PathSet.of([clean_path(target.path)])
         try:
@@ -149,7 +271,7 @@ class Targets:
         return self._open()
 
     def source(self) -> StoreSource:
-        from dsv.cache.filling.source import StoreSource
+        from dsv.cache.fill.source import StoreSource
 
         return StoreSource(lambda: self.repository)
 
@@ -227,7 +349,7 @@ class Targets:
         return branch.commit
 
     def _by_prefix(self, dataset: DatasetName, prefix: str) -> CommitId | None:
-        from dsv.cache.eviction.inventory import find_places
+        from dsv.cache.evict.inventory import find_places
 
         commits = {place.commit for place in find_places(self.root, dataset)}
         fitting = [commit for commit in commits if str(commit).startswith(prefix)]
@@ -301,7 +423,7 @@ class Targets:
 
 def open_source(url: str, names: str | None, options: dict[str, object], dot: str) -> StoreSource:
     """What a helper process of a fill calls, with the arguments of `Targets.helper`."""
-    from dsv.cache.filling.source import StoreSource
+    from dsv.cache.fill.source import StoreSource
     from dsv.repo.repository import Repository
     from dsv.store.open import open_store
     from dsv.store.options import StoreOptions

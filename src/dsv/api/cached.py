@@ -7,21 +7,20 @@ from pathlib import Path
 
 from dsv.cache.claims.claims import LeaseRecord
 from dsv.cache.disk import explain
-from dsv.cache.eviction.evict import disk_now
-from dsv.cache.eviction.inventory import Inventory, Item, take_inventory
-from dsv.cache.eviction.policy import Planner
-from dsv.cache.eviction.trash import Trash, find_trash, measure
-from dsv.cache.fill_state import fill_directory, room
-from dsv.cache.fill_state.plan import estimated_room
-from dsv.cache.fill_state.workers import read_workers
-from dsv.cache.known_refs import KnownRefs
+from dsv.cache.evict.ensure_room import Trash, find_trash, measure
+from dsv.cache.evict.evict import disk_now
+from dsv.cache.evict.inventory import Inventory, Item, take_inventory
+from dsv.cache.evict.policy import Planner
+from dsv.cache.fill import directory, reservations
+from dsv.cache.fill.parts import estimated_room
+from dsv.cache.fill.workers import read_workers
 from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, refuse_symlinks
 from dsv.cache.settings import CacheSettings, load_settings
-from dsv.cache.symlinks import refuse_symlinks
+from dsv.cache.tracking_refs import KnownRefs
 from dsv.errors import UsageError
-from dsv.model.ids import CommitId, StoreId
-from dsv.model.names import DatasetName
+from dsv.values.ids import CommitId, StoreId
+from dsv.values.names import DatasetName
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +238,8 @@ def _own_bytes(items: list[Item]) -> dict[Place, int]:
 
 def _fills(root: CacheRoot, now: float) -> tuple[FillItem, ...]:
     found = []
-    for one in room.reservations(root):
-        under_way = fill_directory.join(root, one.place)
+    for one in reservations.reservations(root):
+        under_way = directory.join(root, one.place)
         if under_way is None or under_way.fill != one.fill:
             continue
         workers = read_workers(under_way.workers).values()

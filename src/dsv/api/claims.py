@@ -12,16 +12,15 @@ from dsv.api.cache_targets import Targets
 from dsv.api.context import Context
 from dsv.cache.claims import pins as _pins
 from dsv.cache.claims.claims import at
-from dsv.cache.claims.holds import Hold, end_lease, find_leases, own_holds
+from dsv.cache.claims.user_leases import Hold, end_lease, find_leases, own_holds
 from dsv.cache.disk import explain
-from dsv.cache.eviction.inventory import find_all
+from dsv.cache.evict.inventory import find_all
 from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
-from dsv.cache.symlinks import refuse_symlinks
+from dsv.cache.root import CacheRoot, refuse_symlinks
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.fs.process import user_name
-from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName, Target
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName, Target
 
 _ID = re.compile(r"[0-9a-f]{8,32}")
 

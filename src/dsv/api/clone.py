@@ -10,27 +10,25 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
+from dsv.api.cache_targets import lending
 from dsv.api.context import Context
-from dsv.api.nearby_caches import lending
-from dsv.api.sparse_lines import chosen_by
+from dsv.api.sparse import chosen_by
 from dsv.api.workspaces import check_no_cache
 from dsv.errors import Conflict, UsageError
 from dsv.fs.errors import about
-from dsv.model.ids import CommitId
-from dsv.model.names import MAIN, BranchName, DatasetName, Target
-from dsv.model.sparse_patterns import EVERYTHING, SparsePatterns
-from dsv.repo.find_paths import find_paths
 from dsv.repo.repository import Repository
-from dsv.repo.trees import TreeReader
-from dsv.worktree.baseline import open_baseline
-from dsv.worktree.checkout.check_equal import check_equal
-from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
-from dsv.worktree.checkout.settle import ALWAYS, NEVER, OverwritePolicy, Settlement
-from dsv.worktree.checkout.tree_writer import Made
-from dsv.worktree.last_answer import note_answer
-from dsv.worktree.open_workspace import OpenWorkspace
-from dsv.worktree.unfinished import read_begun
-from dsv.worktree.workspace import DOT_FOLDER, Workspace, is_vacant
+from dsv.repo.tree.read import TreeReader, find_paths
+from dsv.values.ids import CommitId
+from dsv.values.names import MAIN, BranchName, DatasetName, Target
+from dsv.values.patterns import EVERYTHING, SparsePatterns
+from dsv.workspace.baseline import open_baseline
+from dsv.workspace.checkout.checkout import Goal, check_equal, check_out, check_tree
+from dsv.workspace.checkout.plan import ALWAYS, NEVER, OverwritePolicy, Settlement
+from dsv.workspace.checkout.write import Made
+from dsv.workspace.open import OpenWorkspace
+from dsv.workspace.tracking import note_answer
+from dsv.workspace.unfinished import read_begun
+from dsv.workspace.workspace import DOT_FOLDER, Workspace, is_vacant
 
 COMMAND = "dsv clone"
 _HINT = "move or remove them"

@@ -10,11 +10,11 @@ from dsv.api import environment
 from dsv.api.context import Context
 from dsv.api.settings import Settings
 from dsv.fs.process import host_name
-from dsv.model.names import Target
-from dsv.model.progress import NoProgress, Progress
 from dsv.repo.repository import Repository
 from dsv.repo.session import Writer
 from dsv.store.options import StoreOptions
+from dsv.values.names import Target
+from dsv.values.progress import NoProgress, Progress
 
 
 def connect(

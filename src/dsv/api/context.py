@@ -12,20 +12,20 @@ from pathlib import Path
 
 from dsv.api.settings import BUILT_IN, Settings, StoreChoice
 from dsv.errors import Conflict, DsvError, NotFound, Unreachable, UsageError
-from dsv.model.ids import CommitId, StoreId
-from dsv.model.names import DatasetName, Target, clean_path
-from dsv.model.progress import NoProgress, Progress
-from dsv.repo.refs import Refs
+from dsv.repo.refs.branches import Refs
+from dsv.repo.refs.resolve import Resolved, expect, resolve
 from dsv.repo.repository import Clock, Repository, now_ms
-from dsv.repo.resolve import Resolved, expect, resolve
 from dsv.repo.session import Writer
-from dsv.repo.trees import TreeReader
-from dsv.store.counting import Counting
+from dsv.repo.tree.read import TreeReader
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
 from dsv.store.split import split_of
-from dsv.worktree.last_answer import note_answer, remembered
-from dsv.worktree.workspace import Workspace
+from dsv.store.wrappers import Counting
+from dsv.values.ids import CommitId, StoreId
+from dsv.values.names import DatasetName, Target, clean_path
+from dsv.values.progress import NoProgress, Progress
+from dsv.workspace.tracking import note_answer, remembered
+from dsv.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,25 +16,25 @@ from pathlib import Path
 
 from dsv import __version__
 from dsv.api.context import Context
-from dsv.api.pool_settings import load_pool
+from dsv.api.pools import load_pool
 from dsv.api.settings import BUILT_IN
 from dsv.cache.disk import explain
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import check_writable, load_settings
-from dsv.engines.base import NoEngine
 from dsv.errors import Denied, DsvError, NotFound
 from dsv.fs.attributes import server_time
 from dsv.fs.process import host_name
 from dsv.fs.system import kind_of, name_of
-from dsv.model.units import format_bytes
 from dsv.repo.repository import Repository
-from dsv.runs.engines import ENGINES, engine_of
+from dsv.run.engine_list import ENGINES, engine_of
+from dsv.run.engines.base import NoEngine
 from dsv.store.base import Store
-from dsv.store.counting import Counting
 from dsv.store.options import StoreOptions
 from dsv.store.probe import Proof, prove, prove_data
 from dsv.store.races import KEYS, PROCESSES, THREADS, race
 from dsv.store.split import split_of
+from dsv.store.wrappers import Counting
+from dsv.values.units import format_bytes
 
 CLOCK_SECONDS = 60.0
 """A clock that differs by more is told of: S3 refuses requests from 15 minutes on, and times in records mislead."""

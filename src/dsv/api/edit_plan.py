@@ -1,23 +1,99 @@
-"""What a list of edits does to a tree, worked out before anything is stored."""
+"""Edits of a dataset as values, and what a list of them does to a tree."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.api.edit_list import Edit, Move, MoveAll, Path_, Put, PutSources, Remove, RemoveAll
 from dsv.api.local_files import Source, Walk, named_file
 from dsv.errors import Conflict, NotFound, UsageError
-from dsv.model.entry import Entry, Kind
-from dsv.model.names import clean_path
-from dsv.model.path_pattern import PathPattern, is_pattern
-from dsv.model.path_set import folders_above
-from dsv.model.paths import check_path, show
-from dsv.repo.edited_tree import EditedTree, Placed
-from dsv.repo.trees import TreeReader
-from dsv.worktree.scan.problem import Problem
+from dsv.format.tree import Entry, Kind
+from dsv.repo.tree.overlay import EditedTree, Placed
+from dsv.repo.tree.read import TreeReader
+from dsv.values.names import clean_path
+from dsv.values.paths import check_path, folders_above, show
+from dsv.values.patterns import PathPattern, is_pattern
+from dsv.workspace.scan.file_reader import Problem
+
+Path_ = str | bytes
+"""A path in a dataset, parts joined by `/`. A slash at its end says that it is a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Adds or replaces a file, or a folder with what is in it.
+
+    content: a file or folder on this machine, bytes, or what fills a buffer and says with how many bytes, 0 at the end.
+    path: if it ends with a slash, or is a folder, the content goes into it by its own name; else it is the new name.
+    A folder is merged into one that is there. replace: without it, paths that are there stay as they are.
+    contents: of a folder, all that is in it is put, without a folder of its name.
+    """
+
+    path: Path_
+    content: Path | bytes | Callable[[memoryview], int]
+    replace: bool = True
+    contents: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Removes a file, or a folder with all below it, or all that a pattern such as `train/**/*.tmp` matches.
+
+    literal: `*`, `?` and `[` stand for themselves, as they do if there is a path of exactly this name.
+    """
+
+    path: Path_
+    literal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAll:
+    """Removes many at once, each as `Remove` does: one may be named twice, or lie below another, or match a pattern."""
+
+    paths: Sequence[Path_]
+    literal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Moves a file or a folder, or all that a pattern matches.
+
+    to: if it ends with a slash, or is a folder, what moves goes into it by its own name; else it is the new name.
+    replace: a file that is there is replaced, and a folder merged into; without it that is a `Conflict`.
+    """
+
+    path: Path_
+    to: Path_
+    replace: bool = False
+    literal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAll:
+    """Moves many paths at once, each from its old to its new name: all go before the first one comes, so that two may
+    change places. No name is a pattern.
+    """
+
+    pairs: Sequence[tuple[Path_, Path_]]
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PutSources:
+    """Adds or replaces files below a path, given in tree order. mirror: whatever else lies there goes.
+
+    problems: what lies beside them and can't be stored, by its path from there.
+    """
+
+    path: Path_
+    sources: Sequence[tuple[bytes, Source]]
+    mirror: bool = False
+    problems: Sequence[Problem] = ()
+
+
+Edit = Put | Remove | RemoveAll | Move | MoveAll | PutSources
 
 
 @dataclass(slots=True)

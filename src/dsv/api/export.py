@@ -9,8 +9,8 @@ from dsv.exchange.export import Exported, Selection, refuse_shards, write_tar
 from dsv.exchange.export import export_path as write_path
 from dsv.exchange.export_url import ExportedToUrl, UrlExport
 from dsv.exchange.remote import open_place
-from dsv.model.names import Target
 from dsv.store.options import StoreOptions
+from dsv.values.names import Target
 
 
 def export_stream(context: Context, target: Target, out: IO[bytes]) -> Exported:

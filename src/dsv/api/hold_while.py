@@ -12,13 +12,12 @@ from pathlib import Path
 from dsv.api.cache_stage import CacheItem, NoLease, Stager
 from dsv.api.context import Context
 from dsv.cache.disk import explain
-from dsv.cache.keeping.order import Keeper, Order
+from dsv.cache.hold.protocol import Keeper, Order
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.fs.process import Watched
-from dsv.model.data_names import data_variable
-from dsv.model.names import Target
-from dsv.runs.staged import Staged
+from dsv.run.staged import Staged
+from dsv.values.names import Target, data_variable
 
 _ANSWERS_WITHIN = 600.0
 """Seconds for a keeper to take its leases: a file server that is away is waited for, but not for ever."""

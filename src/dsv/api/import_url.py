@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from dsv.api.context import Context
-from dsv.api.edit_list import PutSources
+from dsv.api.edit_plan import PutSources
 from dsv.api.edits import Edited, Editing, EditRequest
 from dsv.api.local_files import Source
 from dsv.exchange.import_ import FolderSource, RemoteFile
 from dsv.exchange.journal import Journal
 from dsv.exchange.tar import TarSource, open_source
-from dsv.model.entry import Kind
-from dsv.model.names import Target
+from dsv.format.tree import Kind
 from dsv.store.options import StoreOptions
 from dsv.transfer.upload import Stored, Uploader
-from dsv.worktree.scan.problem import Problem
+from dsv.values.names import Target
+from dsv.workspace.scan.file_reader import Problem
 
 SAVE_BYTES = 256 << 20
 SAVE_SECONDS = 60.0

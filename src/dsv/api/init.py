@@ -11,19 +11,19 @@ from msgspec import structs
 from dsv.api.context import Context
 from dsv.api.workspaces import check_no_cache
 from dsv.errors import Conflict, Denied, Unsupported, UsageError
-from dsv.model.ids import Nonce
-from dsv.model.names import MAIN, DatasetName
-from dsv.model.records import RefEntry
-from dsv.repo.denied import may_write
-from dsv.repo.naming import check_new_dataset
-from dsv.repo.refs import Moved
+from dsv.format.records import RefEntry
+from dsv.repo.errors import may_write
+from dsv.repo.name_checks import check_new_dataset
+from dsv.repo.refs.branches import Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
 from dsv.store.open import open_names
 from dsv.store.probe import Proof, prove, prove_data, same_place
 from dsv.store.split import SplitStore, split_of
-from dsv.store.unavailable import Unavailable
-from dsv.worktree.workspace import Workspace, is_vacant
+from dsv.store.wrappers import Unavailable
+from dsv.values.ids import Nonce
+from dsv.values.names import MAIN, DatasetName
+from dsv.workspace.workspace import Workspace, is_vacant
 
 
 @dataclass(frozen=True, slots=True)

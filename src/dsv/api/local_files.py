@@ -15,24 +15,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsv.errors import Conflict, NotFound, Unsupported
+from dsv.format.tree import Kind
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
 from dsv.fs.files import what_it_is
-from dsv.model.entry import Kind, sort_key
-from dsv.model.ids import FileId
-from dsv.model.paths import check_target, show
-from dsv.model.progress import Progress
-from dsv.transfer.processors import processors
+from dsv.fs.process import processors
 from dsv.transfer.upload import Stored, Uploader
-from dsv.worktree.prefetch.readers import Readers, suitable
-from dsv.worktree.scan.file_reader import read_stable
-from dsv.worktree.scan.folder import DIRECTORY, ROW, UNSUPPORTED, Relation
-from dsv.worktree.scan.ignore import NAME, Rules
-from dsv.worktree.scan.ignore import read as read_rules
-from dsv.worktree.scan.listing import is_utf8, list_folder
-from dsv.worktree.scan.problem import Problem, Trouble
-from dsv.worktree.scan.workspace_scan import Pending
-from dsv.worktree.sync.file_saver import store_content
+from dsv.values.ids import FileId
+from dsv.values.paths import check_target, show, sort_key
+from dsv.values.progress import Progress
+from dsv.workspace.scan.file_reader import Problem, Trouble, read_stable
+from dsv.workspace.scan.folder import DIRECTORY, ROW, UNSUPPORTED, Relation
+from dsv.workspace.scan.ignore import NAME, Rules
+from dsv.workspace.scan.ignore import read as read_rules
+from dsv.workspace.scan.listing import is_utf8, list_folder
+from dsv.workspace.scan.result import Pending
+from dsv.workspace.sync.prefetch import Readers, suitable
+from dsv.workspace.sync.save import store_content
 
 
 @dataclass(slots=True, eq=False)

@@ -1,40 +1,161 @@
-"""History."""
+"""History: the commits of a branch, where a file's content comes from, and the moves of a branch."""
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
+from dsv.api.branches import BranchPath, dataset_of
 from dsv.api.context import Context
-from dsv.api.follow import Step, follow
+from dsv.diff.renames import Difference, Found, differences, find_renames
 from dsv.errors import NotFound
-from dsv.model.commit import Commit
-from dsv.model.ids import CommitId
-from dsv.model.names import BranchName, DatasetName, Rev, TagName, Target
-from dsv.model.path_set import PathSet
-from dsv.model.paths import show as quote
-from dsv.model.records import TagValue
-from dsv.model.renames import Difference, Found, differences, find_renames
-from dsv.model.shown_history import Walked, shown_parents
+from dsv.format.commit import Commit
+from dsv.format.records import Action, RefEntry, TagValue
+from dsv.format.tree import Entry
 from dsv.repo import history
-from dsv.repo.commits_ahead import CommitsAhead
+from dsv.repo.history import CommitsAhead
+from dsv.repo.objects.objects import Objects
+from dsv.repo.objects.recipes import read_chunks
 from dsv.repo.path_history import PathHistory
-from dsv.repo.recipes import read_chunks
-from dsv.repo.refs import Head
+from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
-from dsv.repo.tree_diff import diff_trees
-from dsv.repo.trees import TreeReader
-from dsv.store.together import together
+from dsv.repo.tree.diff import What, diff_trees
+from dsv.repo.tree.read import TreeReader
+from dsv.store.base import together
+from dsv.values.ids import CommitId
+from dsv.values.names import BranchName, DatasetName, Rev, TagName, Target
+from dsv.values.paths import PathSet, show
+from dsv.values.paths import show as quote
+
+
+class Walked(NamedTuple):
+    """A commit that a walk came to, and whether it is shown."""
+
+    id: CommitId
+    parents: tuple[CommitId, ...]
+    shown: bool
+
+
+def shown_parents(walked: Sequence[Walked]) -> dict[CommitId, tuple[CommitId, ...]]:
+    """For each shown commit the nearest ancestors that are shown too, without those that another one leads to.
+
+    walked: no commit comes before one of its children. Parents that are not among them are left out.
+    """
+    places = {one.id: at for at, one in enumerate(walked)}
+    nearest: dict[CommitId, tuple[CommitId, ...]] = {}
+    above: dict[CommitId, tuple[CommitId, ...]] = {}  # of commits that are not shown
+    for one in reversed(walked):
+        found: dict[CommitId, None] = {}
+        for parent in one.parents:
+            found.update(dict.fromkeys((parent,) if parent in nearest else above.get(parent, ())))
+        (nearest if one.shown else above)[one.id] = _without_ancestors(tuple(found), nearest, places)
+    return nearest
+
+
+def _without_ancestors(
+    commits: tuple[CommitId, ...],
+    parents: dict[CommitId, tuple[CommitId, ...]],
+    places: dict[CommitId, int],
+) -> tuple[CommitId, ...]:
+    """Those of the commits that no other one of them descends from."""
+    if len(commits) < 2:
+        return commits
+    left = set(commits)
+    last = max(places[one] for one in commits)
+    waiting = [
+        (places[parent], parent) for one in commits for parent in parents[one] if places[parent] <= last
+    ]
+    heapq.heapify(waiting)
+    seen: set[CommitId] = set()
+    while waiting and len(left) > 1:
+        _, one = heapq.heappop(waiting)
+        if one in seen:
+            continue
+        seen.add(one)
+        left.discard(one)
+        for parent in parents[one]:
+            if places[parent] <= last:
+                heapq.heappush(waiting, (places[parent], parent))
+    return tuple(one for one in commits if one in left)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A commit that changed the file. present: its content has been the same since, under whatever name."""
+
+    id: CommitId
+    commit: Commit
+    difference: Difference
+    present: bool = False
+
+
+def follow(objects: Objects, start: CommitId, path: bytes) -> Iterator[Step]:
+    """The commits that changed the file at this path of a commit, newest first, back to the one that added it.
+
+    At a merge that took the file from one parent, that parent is followed, else the first one that has it. Raises
+    `NotFound` if the commit has no such file.
+    """
+    entry = TreeReader(objects, start).entry(path)
+    if entry is None:
+        raise NotFound(
+            f"{show(path)} is no file of {str(start)[:12]}",
+            subject=path.decode("utf-8", "backslashreplace"),
+            hint=f"dsv ls @{str(start)[:12]} lists its files",
+        )
+    now: Entry | None = entry[0]
+    commit_id, commit = start, objects.commit(start)
+    looked = PathHistory(objects, PathSet.of([path]))
+    found_content = False
+    while now is not None:
+        parents = [(parent, objects.commit(parent)) for parent in commit.parents]
+        same = next((one for one in parents if not looked.differs(one, (commit_id, commit))), None)
+        if same is not None:
+            commit_id, commit = same
+            continue
+        step = _step(objects, commit_id, commit, now)
+        made_content = step.before is None or step.content_changed
+        yield Step(commit_id, commit, step, made_content and not found_content)
+        found_content = found_content or made_content
+        if step.before is None:
+            return
+        if step.before.path != now.path:
+            looked = PathHistory(objects, PathSet.of([step.before.path]))
+        now = step.before
+        commit_id, commit = next(
+            one for one in parents if len(parents) == 1 or TreeReader(objects, one[0]).entry(now.path)
+        )
+
+
+def _step(objects: Objects, commit_id: CommitId, commit: Commit, now: Entry) -> Difference:
+    """What a commit did to the file, compared with the first parent that has it."""
+    after = TreeReader(objects, commit_id)
+    parents = [TreeReader(objects, parent) for parent in commit.parents]
+    for parent in parents:
+        old = parent.entry(now.path)
+        if old is not None:
+            scope = PathSet.of([now.path])
+            return next(iter(differences(diff_trees(parent, after, scope))))
+    for parent in parents:
+        found = find_renames(
+            differences(diff_trees(parent, after)), lambda entries: read_chunks(objects, entries)
+        )
+        renamed = next((one for one in found.differences if one.path == now.path), None)
+        if renamed is not None and renamed.what is What.RENAMED:
+            return renamed
+    return Difference(What.ADDED, None, now)
+
 
 _AT_ONCE = 16
 """Commits that are looked at together if the store must be asked."""
 _LATE = 5
 """Commits before `since`, one after the other, behind which none after it is expected: clocks differ a little."""
-Entry = tuple[CommitId, Commit]
+LogEntry = tuple[CommitId, Commit]
 Chosen = tuple[CommitId, Commit, bool]
 
 
@@ -145,7 +266,7 @@ def _graph(chosen: Iterable[Chosen], query: Query) -> Iterator[LogItem]:
         yield LogItem(commit_id, commit, above=above[commit_id])
 
 
-def _line(commits: CommitsAhead, start: CommitId) -> Iterator[Entry]:
+def _line(commits: CommitsAhead, start: CommitId) -> Iterator[LogEntry]:
     current: CommitId | None = start
     while current is not None:
         commit = commits.commit(current)
@@ -153,7 +274,7 @@ def _line(commits: CommitsAhead, start: CommitId) -> Iterator[Entry]:
         current = commit.parents[0] if commit.parents else None
 
 
-def _until_too_old(walked: Iterable[Entry], since_ms: float | None) -> Iterator[Entry]:
+def _until_too_old(walked: Iterable[LogEntry], since_ms: float | None) -> Iterator[LogEntry]:
     late = 0
     for commit_id, commit in walked:
         late = late + 1 if since_ms is not None and commit.time_ms < since_ms else 0
@@ -163,7 +284,7 @@ def _until_too_old(walked: Iterable[Entry], since_ms: float | None) -> Iterator[
 
 
 def _chosen(
-    repository: Repository, commits: CommitsAhead, walked: Iterable[Entry], query: Query
+    repository: Repository, commits: CommitsAhead, walked: Iterable[LogEntry], query: Query
 ) -> Iterator[Chosen]:
     """Each commit of the walk with whether it fits."""
     if not query.paths:
@@ -172,7 +293,7 @@ def _chosen(
         return
     scope = PathSet.of(query.paths)
     looked = PathHistory(repository.objects, scope)
-    waiting = deque[Entry]()
+    waiting = deque[LogEntry]()
     source = iter(walked)
     any_change = False
     while True:
@@ -194,7 +315,7 @@ def _chosen(
         )
 
 
-def _touches(commits: CommitsAhead, looked: PathHistory, one: Entry, query: Query) -> bool:
+def _touches(commits: CommitsAhead, looked: PathHistory, one: LogEntry, query: Query) -> bool:
     """Whether a commit differs at the paths from each of its parents; a merge that took one side as it was does not."""
     _, commit = one
     if not commit.parents:
@@ -244,3 +365,80 @@ def _by_commit(heads: Iterable[Head], tags: Iterable[tuple[TagName, TagValue]]) 
     for tag, value in tags:
         found.setdefault(value.commit, []).append(str(tag))
     return found
+
+
+_MOVES_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class MoveItem:
+    """One move of a branch. number: from 0. commit: where to; None if it has none, or was deleted.
+
+    before: where from. forced: a rule of the protected branch was overridden. message: of the move, or else of the
+    commit that it brought.
+    """
+
+    dataset: DatasetName
+    branch: BranchName
+    number: int
+    commit: CommitId | None
+    before: CommitId | None
+    deleted: bool
+    author: str
+    time_ms: int
+    action: str
+    forced: bool
+    message: str
+
+
+@contextmanager
+def reflog(
+    context: Context, name: BranchPath | None = None, limit: int | None = None
+) -> Iterator[Iterator[MoveItem]]:
+    """The moves of a branch (None: the one that the workspace follows), newest first, of a deleted one too.
+
+    Reads `limit` moves and the one before them, a few at the same time. Raises `NotFound` for a branch that never was.
+    """
+    with context.repository() as repository:
+        path = name or BranchPath(None, context.workspace().branch)
+        dataset = dataset_of(context, repository, path.dataset)
+        newest = repository.refs.newest(dataset, path.branch) or repository.refs.head(dataset, path.branch)
+        moves = _moves(newest, repository.refs.history(newest, None if limit is None else limit + 1), limit)
+        yield _move_items(repository, dataset, path.branch, moves)
+
+
+def _move_items(
+    repository: Repository,
+    dataset: DatasetName,
+    branch: BranchName,
+    moves: Iterator[tuple[int, RefEntry, CommitId | None]],
+) -> Iterator[MoveItem]:
+    while batch := list(islice(moves, _MOVES_AT_ONCE)):
+        messages = together([partial(_message, repository, entry) for _, entry, _ in batch])
+        for (number, entry, before), message in zip(batch, messages, strict=True):
+            action = Action.parse(entry.action)
+            yield MoveItem(
+                dataset, branch, number, entry.commit, before, entry.deleted, entry.author,
+                entry.time_ms, action.verb, action.forced, message,
+            )  # fmt: skip
+
+
+def _moves(
+    newest: Head, entries: Iterator[RefEntry], limit: int | None
+) -> Iterator[tuple[int, RefEntry, CommitId | None]]:
+    """Each move with its number, and where the branch was before it."""
+    numbers = range(newest.number, -1 if limit is None else max(newest.number - limit, -1), -1)
+    current = next(entries)
+    for number in numbers:
+        before = next(entries, None)
+        yield number, current, None if before is None else before.commit
+        if before is not None:
+            current = before
+
+
+def _message(repository: Repository, entry: RefEntry) -> str:
+    message = Action.parse(entry.action).message
+    if message or entry.commit is None:
+        return message
+    commit = repository.objects.commit_or_none(entry.commit)
+    return "" if commit is None else commit.message

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 from dsv.api.context import Context, check_binding
 from dsv.api.pull import Pulled, bring_along
 from dsv.errors import Conflict, DsvError, UsageError
+from dsv.format.records import RefEntry
 from dsv.merge.apply import ContentMerger, MergeCounts, MergedTree
 from dsv.merge.base import MergeBase, find_merge_base
 from dsv.merge.paths import Choices
-from dsv.model.ids import CommitId, Nonce
-from dsv.model.names import MAIN, BranchName, DatasetName, Rev, Target
-from dsv.model.records import RefEntry
-from dsv.repo.naming import naming
-from dsv.repo.refs import Head, LostRace
+from dsv.repo.name_checks import naming
+from dsv.repo.refs.branches import Head, LostRace
+from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
-from dsv.repo.resolve import resolve
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import TreeReader
 from dsv.transfer.commit import Committed, Draft, commit_changes
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import MAIN, BranchName, DatasetName, Rev, Target
 
 ATTEMPTS = 20
 """So often a branch that others move meanwhile is tried again."""

@@ -8,21 +8,19 @@ from pathlib import Path
 from dsv.api.cache_stage import Stager
 from dsv.api.context import Context
 from dsv.api.output_kept import output_kept
-from dsv.api.run_store import LateRunStore
+from dsv.api.run import LateRunStore
 from dsv.cache.root import CacheRoot
-from dsv.engines.guard import GRACE
-from dsv.engines.signals import Signals
 from dsv.errors import DsvError, NoRoom, as_launch_error
-from dsv.model.ids import StoreId
-from dsv.model.node_order import NodeOrder
-from dsv.model.run import RunId
-from dsv.model.run_parts import encode_part, node_log_name, part_name
 from dsv.repo.repository import Repository
-from dsv.repo.run_spool import Spool
-from dsv.repo.runs import RunStore
-from dsv.runs.completing import complete_from_parts
-from dsv.runs.node import NodeResult, NodeSeat, run_node
-from dsv.runs.place import RunPlace
+from dsv.run.completing import complete_from_parts
+from dsv.run.dirs import RunPlace
+from dsv.run.engines.reaper import GRACE
+from dsv.run.engines.signals import Signals
+from dsv.run.node import NodeResult, NodeSeat, run_node
+from dsv.run.node_order import NodeOrder
+from dsv.run.record import RunId, encode_part, node_log_name, part_name
+from dsv.run.record_store import RunStore, Spool
+from dsv.values.ids import StoreId
 
 
 def node(

@@ -9,18 +9,28 @@ from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.api.output_kept import output_kept, read_argv
-from dsv.engines.kubernetes.scripts import is_over, read_left, read_log
-from dsv.model.node_order import NodeOrder
-from dsv.model.run import RECORD, RunOutput, RunRecord, joint_usage, start_name, start_number
-from dsv.model.run_end import EndCause, RunPart
-from dsv.model.run_parts import encode_part, node_log_name, part_name
-from dsv.model.secrets import KnownSecrets
 from dsv.repo.repository import Repository
-from dsv.repo.runs import RunStore, StoredRun
-from dsv.runs.completing import kept_log, put_together, with_metrics
-from dsv.runs.engines import Engines
-from dsv.runs.node import NodeSeat
-from dsv.runs.place import read_metrics
+from dsv.run.completing import kept_log, put_together, with_metrics
+from dsv.run.dirs import read_metrics
+from dsv.run.engine_list import Engines
+from dsv.run.engines.kubernetes.scripts import is_over, read_left, read_log
+from dsv.run.node import NodeSeat
+from dsv.run.node_order import NodeOrder
+from dsv.run.record import (
+    RECORD,
+    EndCause,
+    RunOutput,
+    RunPart,
+    RunRecord,
+    encode_part,
+    joint_usage,
+    node_log_name,
+    part_name,
+    start_name,
+    start_number,
+)
+from dsv.run.record_store import RunStore, StoredRun
+from dsv.run.records import KnownSecrets
 
 
 def complete_pod(

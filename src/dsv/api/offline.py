@@ -12,24 +12,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from dsv.api.cache_targets import LastKnown, last_known, say_how_old
 from dsv.api.context import Context
-from dsv.api.last_known import LastKnown, last_known, say_how_old
 from dsv.cache.disk import explain
-from dsv.cache.eviction.inventory import find_places
-from dsv.cache.known_refs import KnownRef
+from dsv.cache.evict.inventory import find_places
 from dsv.cache.root import CacheRoot
+from dsv.cache.tracking_refs import KnownRef
 from dsv.errors import Unreachable
-from dsv.model.entry import Entry
-from dsv.model.ids import Nonce, StoreId
-from dsv.model.names import BranchName, DatasetName, Rev, TagName, Target
-from dsv.model.paths import show
-from dsv.model.records import FormatEntry, RefEntry, TagValue
-from dsv.repo.layout import Format
+from dsv.format.records import FormatEntry, RefEntry, TagValue
+from dsv.format.tree import Entry
+from dsv.repo.format_log import Format
 from dsv.repo.local_store import LocalStore
-from dsv.repo.metadata import MetadataCache
-from dsv.repo.refs import Head, Refs
+from dsv.repo.objects.metadata import MetadataCache
+from dsv.repo.refs.branches import Head, Refs
 from dsv.repo.repository import Repository
-from dsv.worktree.scan.file_reader import hash_content
+from dsv.values.ids import Nonce, StoreId
+from dsv.values.names import BranchName, DatasetName, Rev, TagName, Target
+from dsv.values.paths import show
+from dsv.workspace.scan.file_reader import hash_content
 
 Say = Callable[[DatasetName, BranchName, KnownRef], None]
 

@@ -12,10 +12,10 @@ from typing import Final
 from msgspec import structs
 
 from dsv.api.context import Context
-from dsv.api.output_tree import KeptOutput
-from dsv.model.node_order import NodeOrder
-from dsv.model.run import RunId, RunOutput
+from dsv.api.run_trees import KeptOutput
 from dsv.repo.repository import Repository
+from dsv.run.node_order import NodeOrder
+from dsv.run.record import RunId, RunOutput
 
 ARGV: Final = "argv"
 """The file with the command as it was typed, each word ended by a NUL byte."""

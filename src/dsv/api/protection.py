@@ -7,13 +7,11 @@ from typing import NamedTuple
 from dsv.api.branches import BranchItem, BranchPath, dataset_of, describe
 from dsv.api.context import Context
 from dsv.errors import Conflict
-from dsv.model.action import MESSAGE_MAX, Action
-from dsv.model.branch_rule import BranchRule, Limits
-from dsv.model.ids import Nonce
-from dsv.model.records import Feature, FeatureRule, RefEntry
-from dsv.repo.layout import PROTECTED_BRANCHES
-from dsv.repo.refs import Head, Moved
+from dsv.format.records import MESSAGE_MAX, Action, BranchRule, Feature, FeatureRule, Limits, RefEntry
+from dsv.repo.format_log import PROTECTED_BRANCHES
+from dsv.repo.refs.branches import Head, Moved
 from dsv.repo.repository import Repository
+from dsv.values.ids import Nonce
 
 
 class Protected(NamedTuple):

@@ -6,23 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dsv.api.cache_targets import lending
 from dsv.api.context import Context
-from dsv.api.nearby_caches import lending
 from dsv.api.workspaces import open_to_write
 from dsv.errors import DsvError
 from dsv.fs.errors import about
 from dsv.merge.apply import ContentMerger
 from dsv.merge.paths import Choices, Settled
-from dsv.model.ids import CommitId
-from dsv.model.names import BranchName, DatasetName
-from dsv.model.path_set import PathSet
-from dsv.repo.damage import missing_commit
+from dsv.repo.errors import missing_commit
 from dsv.repo.repository import Repository
-from dsv.repo.trees import TreeReader
-from dsv.worktree.checkout.check_out import Goal, bring_to
-from dsv.worktree.checkout.settle import Settlement
-from dsv.worktree.open_workspace import OpenWorkspace, distance
-from dsv.worktree.unfinished import read_begun
+from dsv.repo.tree.read import TreeReader
+from dsv.values.ids import CommitId
+from dsv.values.names import BranchName, DatasetName
+from dsv.values.paths import PathSet
+from dsv.workspace.checkout.checkout import Goal, bring_to
+from dsv.workspace.checkout.plan import Settlement
+from dsv.workspace.open import OpenWorkspace, distance
+from dsv.workspace.unfinished import read_begun
 
 
 @dataclass(frozen=True, slots=True)

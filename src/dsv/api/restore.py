@@ -10,20 +10,18 @@ from dataclasses import dataclass
 from dsv.api.context import Context
 from dsv.api.workspaces import open_to_write
 from dsv.errors import Conflict, NotFound, UsageError
-from dsv.model.diff import Change, pair_entries
-from dsv.model.entry import sort_key
-from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName, Target, clean_path
-from dsv.model.path_set import PathSet
-from dsv.model.paths import show
-from dsv.repo.damage import missing_commit
+from dsv.repo.errors import missing_commit
 from dsv.repo.repository import Repository
-from dsv.repo.trees import TreeReader
-from dsv.worktree.baseline import Baseline, below, open_baseline
-from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
-from dsv.worktree.checkout.settle import ALWAYS, OverwritePolicy
-from dsv.worktree.held import Held
-from dsv.worktree.workspace import Workspace
+from dsv.repo.tree.diff import Change, pair_entries
+from dsv.repo.tree.read import TreeReader
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName, Target, clean_path
+from dsv.values.paths import PathSet, show, sort_key
+from dsv.workspace.baseline import Baseline, below, open_baseline
+from dsv.workspace.checkout.checkout import Goal, check_out, check_tree
+from dsv.workspace.checkout.plan import ALWAYS, OverwritePolicy
+from dsv.workspace.sparse import Held
+from dsv.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,17 @@ from dsv.api.context import Context
 from dsv.api.restore import source_commit
 from dsv.api.workspaces import open_to_publish
 from dsv.errors import NotFound
-from dsv.model.commit import Commit
-from dsv.model.ids import CommitId
-from dsv.model.names import BranchName, DatasetName, Target
-from dsv.repo.damage import missing_commit
-from dsv.repo.naming import check_whole
-from dsv.repo.refs import LostRace
+from dsv.format.commit import Commit
+from dsv.repo.errors import missing_commit
+from dsv.repo.name_checks import check_whole
+from dsv.repo.refs.branches import LostRace
 from dsv.repo.session import Session
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import TreeReader
 from dsv.transfer.commit import Draft, new_commit, publish_commit
-from dsv.worktree.checkout.check_out import Goal, bring_to
-from dsv.worktree.open_workspace import OpenWorkspace
+from dsv.values.ids import CommitId
+from dsv.values.names import BranchName, DatasetName, Target
+from dsv.workspace.checkout.checkout import Goal, bring_to
+from dsv.workspace.open import OpenWorkspace
 
 
 @dataclass(frozen=True, slots=True)

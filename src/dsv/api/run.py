@@ -1,42 +1,94 @@
-"""Running a command on a commit: the cache, leases on it, an engine, and the records of the store put together."""
+"""Running a command on a commit: the cache, leases on it, an engine, and the record of the run."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from dsv.api.cache_stage import NoLease, Stager
-from dsv.api.code_tree import commit_code
+from dsv.api.choose_pool import Placed, Placing
 from dsv.api.context import Context
-from dsv.api.output_tree import KeptOutput
-from dsv.api.placing import Placed, Placing
-from dsv.api.run_store import LateRunStore
+from dsv.api.run_trees import KeptOutput, commit_code
 from dsv.api.store_access import store_access
 from dsv.cache.claims.leases import Lease
 from dsv.cache.root import CacheRoot
-from dsv.engines.base import Plan
-from dsv.engines.guard import GRACE
-from dsv.engines.signals import Signals
-from dsv.errors import Denied, DsvError, LaunchError, Unreachable, as_launch_error
-from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName, Rev, Target
-from dsv.model.pool import PassedOver
-from dsv.model.run import RunId, RunOutput, RunRecord
-from dsv.model.store_access import StoreAccess
-from dsv.repo.run_spool import Spool
-from dsv.repo.runs import RunStore
+from dsv.errors import Conflict, Denied, DsvError, LaunchError, Unreachable, as_launch_error
 from dsv.repo.session import Session
-from dsv.runs import life
-from dsv.runs.life import RunResult
-from dsv.runs.listing import show_run, waiting_run
-from dsv.runs.marks import Marks
-from dsv.runs.place import RunPlace, code_folder, code_state
-from dsv.runs.pools.turns import GaveUp
-from dsv.runs.records import RunRecords
-from dsv.runs.spec import JobSpec
-from dsv.runs.staged import Staged
+from dsv.run import supervisor
+from dsv.run.active_runs import Marks
+from dsv.run.dirs import RunPlace, code_folder, code_state
+from dsv.run.engines.base import Plan
+from dsv.run.engines.reaper import GRACE
+from dsv.run.engines.signals import Signals
+from dsv.run.listing import show_run, waiting_run
+from dsv.run.node_order import StoreAccess
+from dsv.run.pools.queue_wait import GaveUp
+from dsv.run.record import RunId, RunOutput, RunRecord, start_number
+from dsv.run.record_store import RunStore, Spool
+from dsv.run.records import RunRecords
+from dsv.run.resources import PassedOver
+from dsv.run.spec import JobSpec
+from dsv.run.staged import Staged
+from dsv.run.supervisor import RunResult
+from dsv.store.base import Bytes, Store
+from dsv.values.ids import CommitId, StoreId
+from dsv.values.names import DatasetName, Rev, Target
+
+
+class LateRunStore(RunStore):
+    """Takes records for one store, and only for that one. A context manager that closes what was opened.
+
+    started: called when the start of a run is there.
+    """
+
+    def __init__(
+        self, context: Context, store_id: StoreId, started: Callable[[], None] = lambda: None
+    ) -> None:
+        # Not the base's: the store that it would be given isn't open yet.
+        self._context = context
+        self._store_id = store_id
+        self._started = started
+        self._opened: Store | None = None
+        self._stack = ExitStack()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def _store(self) -> Store:
+        """Opened by whatever asks first. Raises what opening a store raises, and `Unsupported` for a newer one."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._open()
+        return self._opened
+
+    def write(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> None:
+        """Raises what `RunStore.write` raises, and what opening the store raises."""
+        super().write(dataset, run, part, data)
+        if start_number(part) is not None:
+            self._started()
+
+    def _open(self) -> Store:
+        repository = self._stack.enter_context(self._context.repository())
+        if repository.id != self._store_id:
+            raise Conflict(
+                f"{repository.store.url} is not the store that the data came from",
+                subject=repository.store.url,
+                hint="dsv config store shows which store is in effect and why",
+            )
+        repository.format.check(repository.store.url, writing=True)
+        return repository.store
 
 
 def run(
@@ -74,10 +126,12 @@ def run(
         staging = stagings.make(cache, spec)
         turns = None
         if placing is not None and placed is not None:
-            turns = life.Turns(placing.order(placed), placing.wait, stagings.enter(placing, placed, staging))
+            turns = supervisor.Turns(
+                placing.order(placed), placing.wait, stagings.enter(placing, placed, staging)
+            )
         with LateRunStore(context, staging.store, stagings.started) as runs:
             spool, marks = Spool(place.spool, staging.store), Marks(place.state, staging.store)
-            return life.run(
+            return supervisor.run(
                 spec,
                 place=replace(place, author=context.writer.author),
                 staging=staging,
@@ -116,7 +170,7 @@ def dry_run(
         stager = held.enter_context(Stager(context, CacheRoot(cache), offline=offline))
         held.callback(_close, sessions)
         code = _Code(context, force, offline, sessions)
-        return life.dry_run(spec, place=place, staging=_Fixed(stager, spec, code))
+        return supervisor.dry_run(spec, place=place, staging=_Fixed(stager, spec, code))
 
 
 @contextmanager
@@ -281,7 +335,7 @@ class _Stagings:
         self.open.callback(output.close)  # once the record is sent
         return _Fixed(self.open.enter_context(stager), spec, code, output)
 
-    def enter(self, placing: Placing, placed: Placed, first: _Fixed) -> life.Enter:
+    def enter(self, placing: Placing, placed: Placed, first: _Fixed) -> supervisor.Enter:
         """first: the staging of the pool that the run was placed at."""
 
         def enter(
@@ -289,12 +343,12 @@ class _Stagings:
             seconds: float | None,
             passed: tuple[PassedOver, ...],
             note: Callable[[str], None],
-        ) -> life.Entered | GaveUp:
+        ) -> supervisor.Entered | GaveUp:
             found = placing.enter(placed, pool, seconds, passed, note)
             if isinstance(found, GaveUp):
                 return found
             staging = first if not passed else self.make(found.cache, found.spec)
-            return life.Entered(found.spec, staging, found.reason)
+            return supervisor.Entered(found.spec, staging, found.reason)
 
         return enter
 

@@ -1,4 +1,4 @@
-"""Copying the output of a run to a folder here: from the folder that the job wrote to, or from the store."""
+"""Copying the output of a run to a folder here, from where the job wrote it or from the store."""
 
 from __future__ import annotations
 
@@ -6,24 +6,258 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from blake3 import blake3
 
-from dsv.api.output_source import Copied, FolderSource, Item, Source, TreeSource
-from dsv.errors import Conflict, NoRoom, NotFound, UsageError
+from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, UsageError
+from dsv.format.tree import Kind
 from dsv.fs.errors import about
 from dsv.fs.folders import sync_folder
 from dsv.fs.process import host_name
-from dsv.model.ids import CommitId
-from dsv.model.paths import show
-from dsv.model.progress import Progress
-from dsv.model.run import RunRecord
-from dsv.model.units import format_bytes
 from dsv.repo.repository import Repository
-from dsv.runs.marks import this_machine
+from dsv.repo.tree.read import TreeReader
+from dsv.run.active_runs import this_machine
+from dsv.run.record import RunRecord
+from dsv.transfer.download import Fetcher, Wanted
+from dsv.values.ids import CommitId
+from dsv.values.names import Rev, Target
+from dsv.values.paths import show
+from dsv.values.progress import Progress
+from dsv.values.units import format_bytes
+
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """source: the folder it came from, or the target in the store. left_out: what could not be copied, with why.
+    known: whether all of it was in the folder already."""
+
+    source: str
+    files: int
+    bytes: int
+    left_out: tuple[str, ...] = ()
+    known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """target: of a symlink. mode, mtime_ns: of a file that is copied. wanted: of one that is in the store."""
+
+    path: bytes
+    kind: Kind
+    size: int = 0
+    target: bytes | None = None
+    mode: int = 0o644
+    mtime_ns: int | None = None
+    wanted: Wanted | None = None
+
+
+class Source(ABC):
+    """An output: what there is of it, by the paths."""
+
+    name: str
+    items: Sequence[Item]
+    left_out: tuple[str, ...] = ()
+
+    def copied(self, *, known: bool = False) -> Copied:
+        files = [item for item in self.items if item.kind in (Kind.FILE, Kind.EXECUTABLE)]
+        return Copied(self.name, len(files), sum(item.size for item in files), self.left_out, known)
+
+    def is_same(self, folder: Path) -> bool:
+        """Whether this folder has just this output."""
+        items, left_out = _list(folder)
+        if left_out or [_shape(item) for item in items] != [_shape(item) for item in self.items]:
+            return False
+        return all(self.has(folder, item) for item in self.items if _is_file(item))
+
+    @abstractmethod
+    def has(self, folder: Path, item: Item) -> bool:
+        """Whether a file with this content is there."""
+
+    @abstractmethod
+    def contents(self, items: Sequence[Item], opened: ExitStack) -> Iterator[tuple[Item, Iterator[bytes]]]:
+        """The files with what is in them, one after the other. opened: what the caller closes after each of them."""
+
+    def write(self, folder: Path, draft: Path, progress: Progress) -> None:
+        """Makes in the folder what is not there yet; symlinks last, so that nothing is written through one.
+
+        draft: where a file lies until it is whole, on the same file system.
+        """
+        missing = []
+        for item in self.items:
+            path = _at(folder, item)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if item.kind is Kind.EMPTY_DIRECTORY:
+                path.mkdir(exist_ok=True)
+            elif _is_file(item) and not self.has(folder, item):
+                missing.append(item)
+                continue
+            progress.advance(files=1, bytes=item.size)
+        with ExitStack() as opened:
+            for item, pieces in self.contents(missing, opened):
+                _write(_at(folder, item), draft, item, pieces)
+                opened.close()
+                progress.advance(files=1, bytes=item.size, transferred=item.size)
+        for item in self.items:
+            if item.target is not None:
+                path = _at(folder, item)
+                path.unlink(missing_ok=True)
+                path.symlink_to(os.fsdecode(item.target))
+
+
+class FolderSource(Source):
+    """A folder that can be seen from here. A copy has the times of its files, and gets its name when it is whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.name = str(folder)
+        with about(folder):
+            self.items, self.left_out = _list(folder)
+
+    def has(self, folder: Path, item: Item) -> bool:
+        try:
+            info = _at(folder, item).lstat()
+        except OSError:
+            return False
+        same = stat.S_ISREG(info.st_mode) and (info.st_size, info.st_mtime_ns) == (item.size, item.mtime_ns)
+        return same and _hash(_at(folder, item)) == _hash(_at(self._folder, item))
+
+    def contents(self, items: Sequence[Item], opened: ExitStack) -> Iterator[tuple[Item, Iterator[bytes]]]:
+        for item in items:
+            yield item, self._pieces(item, opened)
+
+    def _pieces(self, item: Item, opened: ExitStack) -> Iterator[bytes]:
+        path = _at(self._folder, item)
+        with about(path):
+            file = opened.enter_context(_open(path))
+            while piece := file.read(_PIECE):
+                yield piece
+            info = os.fstat(file.fileno())
+        if (info.st_size, info.st_mtime_ns) != (item.size, item.mtime_ns):
+            raise Conflict(
+                f"{show(item.path)} in {self._folder} changed while it was copied",
+                subject=str(path),
+                hint="run the same command again",
+            )
+
+
+class TreeSource(Source):
+    """A commit of the store."""
+
+    def __init__(self, repository: Repository, record: RunRecord, commit: CommitId) -> None:
+        self._repository = repository
+        self.name = str(Target(record.dataset, Rev(commit.hex())))
+        tree = TreeReader(repository.objects, commit)
+        found = list(tree.below(b""))
+        if any(entry.kind is Kind.SYMLINK for entry, _ in found):
+            tree.check_links(tree.links())
+        self.items = [
+            Item(
+                entry.path,
+                entry.kind,
+                entry.size,
+                entry.target,
+                0o755 if entry.kind is Kind.EXECUTABLE else 0o644,
+                wanted=Wanted(entry, where) if entry.is_file else None,
+            )
+            for entry, where in sorted(found, key=lambda each: each[0].path)
+        ]
+        kept = record.output
+        self.left_out = () if kept is None else kept.left_out
+
+    def has(self, folder: Path, item: Item) -> bool:
+        assert item.wanted is not None  # it is a file
+        path = _at(folder, item)
+        return _is_plain(path, item.size) and _hash(path) == item.wanted.entry.file_id
+
+    def contents(self, items: Sequence[Item], opened: ExitStack) -> Iterator[tuple[Item, Iterator[bytes]]]:
+        by_path = {item.path: item for item in items}
+        wanted = [item.wanted for item in items if item.wanted is not None]
+        for one, pieces in Fetcher(self._repository.objects).files(wanted):
+            yield by_path[one.entry.path], iter(map(bytes, pieces))
+
+
+def _list(folder: Path) -> tuple[list[Item], tuple[str, ...]]:
+    """What is in a folder, by its paths; and what can't be copied."""
+    items: list[Item] = []
+    left_out: list[str] = []
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    top = os.fsencode(folder)
+    for place, folders, files in os.walk(top, onerror=fail):
+        if not folders and not files and place != top:
+            items.append(Item(os.path.relpath(place, top), Kind.EMPTY_DIRECTORY))
+        for name in (*folders, *files):
+            path = os.path.join(place, name)  # noqa: PTH118 (bytes: a name need not be text)
+            info, relative = os.lstat(path), os.path.relpath(path, top)
+            if stat.S_ISLNK(info.st_mode):
+                items.append(Item(relative, Kind.SYMLINK, target=os.readlink(path)))  # noqa: PTH115
+            elif stat.S_ISREG(info.st_mode):
+                mode = stat.S_IMODE(info.st_mode) & 0o777
+                kind = Kind.EXECUTABLE if mode & stat.S_IXUSR else Kind.FILE
+                items.append(Item(relative, kind, info.st_size, None, mode | 0o600, info.st_mtime_ns))
+            elif not stat.S_ISDIR(info.st_mode):
+                left_out.append(f"{show(relative)}: it is no file, folder or symlink")
+    return sorted(items, key=lambda item: item.path), tuple(left_out)
+
+
+def _write(path: Path, draft: Path, item: Item, pieces: Iterable[bytes]) -> None:
+    """The file has its name once it is whole, on the disk, and was read again."""
+    hasher, size = blake3(), 0
+    with draft.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+            hasher.update(piece)
+            size += len(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    if size != item.size or _hash(draft) != hasher.digest():
+        raise IntegrityError(f"{show(item.path)} was not written as it was read", subject=str(path))
+    draft.chmod(item.mode)
+    if item.mtime_ns is not None:
+        os.utime(draft, ns=(item.mtime_ns, item.mtime_ns))
+    draft.replace(path)
+
+
+def _shape(item: Item) -> tuple[bytes, bool, int, bytes | None]:
+    return item.path, item.kind is Kind.EMPTY_DIRECTORY, item.size, item.target
+
+
+def _is_file(item: Item) -> bool:
+    return item.kind in (Kind.FILE, Kind.EXECUTABLE)
+
+
+def _is_plain(path: Path, size: int) -> bool:
+    try:
+        info = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(info.st_mode) and info.st_size == size
+
+
+def _hash(path: Path) -> bytes:
+    hasher = blake3()
+    with _open(path) as file:
+        while piece := file.read(_PIECE):
+            hasher.update(piece)
+    return hasher.digest()
+
+
+def _open(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0)
+
+
+def _at(folder: Path, item: Item) -> Path:
+    return folder / os.fsdecode(item.path)
 
 
 def copy_output(repository: Repository, record: RunRecord, to: Path, progress: Progress) -> Copied:

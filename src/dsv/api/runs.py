@@ -10,21 +10,19 @@ from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.errors import NotFound, UsageError
-from dsv.model.names import DatasetName
-from dsv.model.run import RunId, RunRecord
-from dsv.model.sweep import SweepId, names_sweep
 from dsv.repo.repository import Repository
-from dsv.repo.run_spool import Spool
-from dsv.repo.runs import RunStore
-from dsv.repo.sweep_notes import SweepNotes
-from dsv.runs.completing import Settler, record_cut_off
-from dsv.runs.engines import Engines
-from dsv.runs.listing import RunView, list_runs, run_log, show_run
-from dsv.runs.live_log import PART_SIZE, READ_SIZE, read_live
-from dsv.runs.marks import Marks
-from dsv.runs.place import ANSWERS, LIVE_LOG, SPOOLS, run_folder
-from dsv.runs.sweep_plan import Unfinished
-from dsv.runs.sweeps import SweepView, sweep_of
+from dsv.run.active_runs import Marks
+from dsv.run.completing import Settler, record_cut_off
+from dsv.run.dirs import ANSWERS, LIVE_LOG, SPOOLS, run_folder
+from dsv.run.engine_list import Engines
+from dsv.run.listing import RunView, list_runs, run_log, show_run
+from dsv.run.live_log import PART_SIZE, READ_SIZE, read_live
+from dsv.run.parameters import SweepId, names_sweep
+from dsv.run.record import RunId, RunRecord
+from dsv.run.record_store import RunStore, Spool, SweepNotes
+from dsv.run.sweep.plan import Unfinished
+from dsv.run.sweep.progress import SweepView, sweep_of
+from dsv.values.names import DatasetName
 
 
 @dataclass(frozen=True, slots=True)

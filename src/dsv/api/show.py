@@ -8,20 +8,19 @@ from dataclasses import dataclass, field, replace
 
 from dsv.api.context import Context
 from dsv.api.log import names_of_commits
+from dsv.diff.renames import Difference, Found, differences, find_renames
+from dsv.diff.summary import Summary
 from dsv.errors import NotFound
-from dsv.model.commit import Commit
-from dsv.model.diff import Located, What
-from dsv.model.entry import Entry
-from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName, Target, clean_path
-from dsv.model.path_set import WHOLE, PathSet
-from dsv.model.paths import show as quote
-from dsv.model.renames import Difference, Found, differences, find_renames
-from dsv.model.summary import Summary
-from dsv.repo.objects import Objects
-from dsv.repo.recipes import count_chunks, read_chunks, shared_bytes
-from dsv.repo.tree_diff import diff_trees
-from dsv.repo.trees import TreeReader
+from dsv.format.commit import Commit
+from dsv.format.tree import Entry
+from dsv.repo.objects.objects import Objects
+from dsv.repo.objects.recipes import count_chunks, read_chunks, shared_bytes
+from dsv.repo.tree.diff import Located, What, diff_trees
+from dsv.repo.tree.read import TreeReader
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName, Target, clean_path
+from dsv.values.paths import WHOLE, PathSet
+from dsv.values.paths import show as quote
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,33 +1,105 @@
-"""Which paths of its dataset a workspace has: more of them, or fewer.
-
-Files come before their pattern is recorded, and go after it is. So whatever is killed, no path that a recorded pattern
-matches is missing for another reason than that the user has removed it.
-"""
+"""Adding paths to a sparse workspace, and removing them."""
 
 from __future__ import annotations
 
 import heapq
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dsv.api.context import Context
-from dsv.api.sparse_lines import check_matches, lines_of
 from dsv.api.workspaces import open_to_write
-from dsv.errors import Conflict, NotFound
-from dsv.model.diff import Change
-from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import CommitId
-from dsv.model.paths import show
-from dsv.model.sparse_patterns import SparsePatterns
-from dsv.model.units import format_count
-from dsv.repo.trees import TreeReader
-from dsv.worktree.baseline import Baseline, open_baseline
-from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
-from dsv.worktree.checkout.tree_writer import Made
-from dsv.worktree.held import Held
-from dsv.worktree.open_workspace import OpenWorkspace
-from dsv.worktree.status import detect_changes
-from dsv.worktree.workspace import Workspace
+from dsv.errors import Conflict, NotFound, UsageError
+from dsv.format.tree import Entry, Kind
+from dsv.repo.tree.diff import Change
+from dsv.repo.tree.read import TreeReader, find_paths
+from dsv.values.ids import CommitId
+from dsv.values.names import clean_path
+from dsv.values.paths import show, sort_key
+from dsv.values.patterns import EVERYTHING, EVERYTHING_LINE, SparsePatterns, escaped, is_pattern
+from dsv.values.units import format_count
+from dsv.workspace.baseline import Baseline, open_baseline
+from dsv.workspace.checkout.checkout import Goal, check_out, check_tree
+from dsv.workspace.checkout.write import Made
+from dsv.workspace.open import OpenWorkspace
+from dsv.workspace.sparse import Held
+from dsv.workspace.status import detect_changes
+from dsv.workspace.workspace import Workspace
+
+
+def lines_of(tree: TreeReader | None, texts: Iterable[str]) -> tuple[str, ...]:
+    """The lines that stand for these patterns. A path of exactly a pattern's name, if the tree has one, comes first."""
+    return tuple(_line(tree, text) for text in texts)
+
+
+def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:
+    """What `--only` chooses, each pattern on top of those before it; one that begins with `!` leaves out.
+
+    Raises `NotFound` for a pattern that matches nothing.
+    """
+    if not only:
+        return EVERYTHING
+    chosen = EVERYTHING if only[0].startswith("!") else SparsePatterns(())
+    for text in only:
+        [line] = lines_of(tree, [text.removeprefix("!")])
+        if text.startswith("!"):
+            chosen = chosen.removed([line])
+        else:
+            check_matches(tree, [line])
+            chosen = chosen.added([line])
+    return chosen
+
+
+def check_matches(tree: TreeReader | None, lines: Iterable[str]) -> None:
+    """Raises `NotFound` for a pattern that matches nothing of the tree: it may be misspelt."""
+    for line in lines:
+        if tree is not None and not _finds(tree, line):
+            raise NotFound(
+                f"nothing in commit {str(tree.commit_id)[:12]} matches {line}",
+                subject=line,
+                hint=_several(tree, line)
+                or "patterns begin at the top of the dataset; dsv ls shows what is there",
+            )
+
+
+def _several(tree: TreeReader, line: str) -> str | None:
+    """What to do if the line is several patterns in one, at least one of which matches something."""
+    parts = line.replace(",", " ").split()
+    if len(parts) < 2 or set(line) & set("\\[]") or not any(_finds(tree, part) for part in parts):
+        return None
+    name = "a comma" if "," in line else "a space"
+    each = f"--only {parts[0]} --only {parts[1]}"
+    return f"{name} is a part of the pattern; name each pattern by itself (dsv clone: {each})"
+
+
+def _finds(tree: TreeReader, line: str) -> bool:
+    pattern = SparsePatterns((line,))
+    return any(pattern.matches(entry.path) for entry, _ in tree.within(pattern))
+
+
+def _line(tree: TreeReader | None, text: str) -> str:
+    path = clean_path(text.encode("utf-8", "surrogateescape"))
+    if not path:
+        return EVERYTHING_LINE
+    if is_pattern(path) or b"\\" in path:
+        if tree is not None:
+            [(_, found)] = find_paths(tree, [path])
+            if found.entry is not None or found.below:
+                path = escaped(path)
+    elif path.startswith(b"!"):
+        path = b"\\" + path
+    try:
+        return path.decode()
+    except UnicodeDecodeError:
+        raise UsageError(
+            f"the pattern {show(path)} is not UTF-8, and paths of a dataset are", subject=text
+        ) from None
+
+
+def typed(lines: Iterable[str]) -> str:
+    """The patterns as words of a command line."""
+    return " ".join(map(shlex.quote, lines))
+
 
 _SHOWN = 20
 

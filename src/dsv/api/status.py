@@ -1,4 +1,4 @@
-"""How a workspace differs from its base, and what the next sync will do."""
+"""The status of a workspace: what a sync would do, where the branch is, and which command to type next."""
 
 from __future__ import annotations
 
@@ -7,24 +7,234 @@ import shlex
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
-from dsv.api.branch_position import BranchPosition, branch_position, fetch_position
 from dsv.api.context import Context
-from dsv.api.sync_forecast import Findings, Forecast, forecast
-from dsv.api.workspace_diff import find_renamed
-from dsv.errors import Conflict, Unreachable
-from dsv.model.ids import CommitId
+from dsv.api.diff import find_renamed
+from dsv.errors import Conflict, DsvError, Unreachable
+from dsv.format.commit import Commit
+from dsv.format.records import Limits
+from dsv.repo.history import Commits, Distance, ahead_behind, only_in
 from dsv.repo.local_store import LocalStore
-from dsv.repo.metadata import MetadataCache
-from dsv.repo.objects import Objects
-from dsv.worktree.baseline import Baseline, Trees, find_baseline, load_state, save_news
-from dsv.worktree.checks import check_paths, check_removals, note_let_go, restorable
-from dsv.worktree.held import Collision
-from dsv.worktree.scan.problem import Problem
-from dsv.worktree.status import Differences, detect_changes, whole_folders
-from dsv.worktree.workspace import Workspace
+from dsv.repo.objects.metadata import MetadataCache
+from dsv.repo.objects.objects import Objects
+from dsv.repo.refs.rules import refused_mover
+from dsv.values.ids import CommitId
+from dsv.values.names import BranchName, DatasetName
+from dsv.values.units import format_count
+from dsv.workspace.baseline import Baseline, Trees, find_baseline, load_state, save_news
+from dsv.workspace.scan.file_reader import Problem
+from dsv.workspace.sparse import Collision, check_paths, check_removals, note_let_go, restorable
+from dsv.workspace.status import Differences, detect_changes, whole_folders
+from dsv.workspace.tracking import LastAnswer, last_answer
+from dsv.workspace.workspace import Workspace
+
+_LOCAL, _ASKED = 2000, 100
+"""Commits that are read to tell two histories apart: by their local copies, and from the store."""
+
+
+class Position(StrEnum):
+    """ELSEWHERE: not at the base, and there are no local copies of the commits between them."""
+
+    UNKNOWN = "unknown"
+    NO_COMMIT = "no-commit"
+    GONE = "gone"
+    UP_TO_DATE = "up-to-date"
+    AHEAD = "ahead"
+    BEHIND = "behind"
+    DIVERGED = "diverged"
+    ELSEWHERE = "elsewhere"
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPosition:
+    """ahead: commits of the base that the branch has not; behind: the other way round; None if that is not known.
+
+    commit, asked_ms: where the branch was, and when the store said so. limits: its rule, if it is protected.
+    """
+
+    position: Position
+    commit: CommitId | None = None
+    asked_ms: int | None = None
+    ahead: int | None = None
+    behind: int | None = None
+    limits: Limits | None = None
+
+
+class _TooMany(Exception):
+    """More commits would have to be read than it is worth."""
+
+
+class _Few:
+    """Commits, up to a number of them."""
+
+    def __init__(self, commits: Commits, most: int) -> None:
+        self._commits = commits
+        self._left = most
+
+    def commit(self, commit_id: CommitId) -> Commit:
+        if self._left <= 0:
+            raise _TooMany
+        self._left -= 1
+        return self._commits.commit(commit_id)
+
+
+def fetch_position(context: Context, workspace: Workspace, base: CommitId | None) -> None:
+    """Asks the store, so that `branch_position` knows it. Raises `Unreachable`, and `NotFound` without the branch."""
+    with context.bound_repository(workspace) as repository:
+        head = repository.refs.newest(workspace.dataset, workspace.branch)
+        if head is None:
+            repository.refs.head(workspace.dataset, workspace.branch)  # raises what is missing
+            return
+        repository.refs.rule(workspace.dataset, workspace.branch)
+        if head.commit is not None and not head.entry.deleted:
+            _distance(repository.objects, base, head.commit, _ASKED)  # leaves local copies
+
+
+def branch_position(context: Context, workspace: Workspace, base: CommitId | None) -> BranchPosition:
+    answer = last_answer(workspace) or _seen(workspace)
+    if answer is None:
+        return BranchPosition(Position.UNKNOWN)
+    commit, asked, limits = answer.commit, answer.time_ms, answer.limits
+    if commit is None:
+        position = Position.GONE if answer.gone else Position.NO_COMMIT
+        return BranchPosition(position, None, asked, limits=limits)
+    if commit == base:
+        return BranchPosition(Position.UP_TO_DATE, commit, asked, 0, 0, limits)
+    metadata = MetadataCache(context.metadata_folder(workspace.store_id))
+    distance = _distance(Objects(LocalStore(workspace.store, metadata), metadata), base, commit, _LOCAL)
+    if distance is None:
+        return BranchPosition(Position.ELSEWHERE, commit, asked, limits=limits)
+    if distance.ahead and distance.behind:
+        position = Position.DIVERGED
+    else:
+        position = Position.AHEAD if distance.ahead else Position.BEHIND
+    return BranchPosition(position, commit, asked, distance.ahead, distance.behind, limits)
+
+
+def _distance(commits: Commits, base: CommitId | None, head: CommitId, most: int) -> Distance | None:
+    """None if some commit can't be read, or too many would have to be."""
+    few = _Few(commits, most)
+    try:
+        if base is None:
+            return Distance(0, only_in(few, head, ()))
+        return ahead_behind(few, base, head)
+    except (DsvError, _TooMany):
+        return None
+
+
+def _seen(workspace: Workspace) -> LastAnswer | None:
+    """What an older dsv has noted."""
+    commit, time = workspace.seen(), workspace.seen_time()
+    return None if commit is None or time is None else LastAnswer(commit, int(time * 1000))
+
+
+_BESIDE = " --new-branch NAME"
+
+
+class Outcome(StrEnum):
+    NOTHING = "nothing"
+    PUBLISH = "publish"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """reason: why a sync would be refused; None if it would not. next: command lines, in the order to type them;
+    none if nothing is to be done. NAME in them is for the user to choose. instead: the command line that publishes
+    what `next` restores as removed.
+    """
+
+    outcome: Outcome
+    reason: str | None
+    next: tuple[str, ...]
+    instead: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What decides. differences, problems, removed: how many paths. removals: why they need `--allow-removals`.
+
+    restore: the command line that brings back what is missing; given only with `removals`; empty if all was
+    renamed. finish: the command line that finishes one that was interrupted here. collisions: new
+    paths that are in the way of what the dataset has and this workspace does not.
+    """
+
+    dataset: DatasetName
+    branch: BranchName
+    base: CommitId | None
+    author: str
+    differences: int
+    problems: int
+    removals: str | None
+    finish: str | None
+    collisions: int = 0
+    removed: int = 0
+    restore: str = ""
+
+
+def forecast(found: Findings, branch: BranchPosition) -> Forecast:
+    """All that would keep a sync from publishing, and the way around it."""
+    reasons: list[str] = []
+    options = ""
+    if found.problems:
+        reasons.append(f"{format_count(found.problems, 'path')} can't be stored")
+        options += " --skip-unsupported"
+    if found.collisions:
+        paths = format_count(found.collisions, "path")
+        reasons.append(f"{paths} in the way of files that this sparse workspace leaves out")
+    before, beside, after = _by_branch(found, branch, reasons)
+    instead: str | None = None
+    sync = "dsv sync" + (_BESIDE if beside else "") + options
+    if found.removals is not None:
+        reasons.append("it would remove too much")
+        steps = [found.restore, *before]
+        if found.differences > found.removed or found.problems:
+            steps += [sync, *after]
+        instead = f"{sync} --allow-removals"
+        if not found.restore:
+            steps, instead = [*before, f"{sync} --allow-removals", *after], None
+    else:
+        differs = found.differences > 0 or found.problems > 0
+        steps = [*before, *([sync] if differs or beside else []), *after]
+    if found.finish is not None:
+        steps, instead = [found.finish], None
+    if reasons:
+        return Forecast(Outcome.REFUSED, "; ".join(reasons), tuple(steps), instead)
+    return Forecast(Outcome.PUBLISH if found.differences else Outcome.NOTHING, None, tuple(steps))
+
+
+def _by_branch(
+    found: Findings, branch: BranchPosition, reasons: list[str]
+) -> tuple[list[str], bool, list[str]]:
+    """The commands before the sync, whether it goes to a new branch, and the commands after it; adds to `reasons`."""
+    name, merge = found.branch, f"dsv merge NAME --into {found.branch}"
+    match branch.position:
+        case Position.DIVERGED:
+            reasons.append(f"{name} has diverged")
+            return [], True, [merge]
+        case Position.AHEAD:
+            reasons.append(f"{name} was moved back")
+            return [], True, []
+        case Position.NO_COMMIT if found.base is not None:
+            reasons.append(f"{name} has no commit")
+            return [], True, []
+    before = []
+    if branch.position in (Position.BEHIND, Position.ELSEWHERE):
+        reasons.append(f"{name} has new commits: pull first")
+        before = ["dsv pull"]
+    if branch.position is Position.GONE:
+        reasons.append(f"branch {name} was deleted or renamed")
+        before = [f"dsv branch --restore {found.dataset}@{name}"]
+    limits = branch.limits
+    refused = None if limits is None else refused_mover(limits, found.author, merge=False)
+    if limits is None or refused is None or not found.differences:
+        return before, False, []
+    reasons.append(f"{name} is protected: {refused}")
+    return before, True, [merge] if refused_mover(limits, found.author, merge=True) is None else []
+
 
 _NAMED = 3
 """Paths that a command line names at most."""

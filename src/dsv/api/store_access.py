@@ -10,9 +10,8 @@ import tomli_w
 
 from dsv.api.settings import StoreChoice
 from dsv.errors import UsageError
-from dsv.model.store_access import StoreAccess
-from dsv.store.certificates import read_certificates
-from dsv.store.options import StoreOptions
+from dsv.run.node_order import StoreAccess
+from dsv.store.options import StoreOptions, read_certificates
 
 _CERTIFICATE: Final = re.compile(
     rb"-----BEGIN (TRUSTED )?CERTIFICATE-----[^-]+-----END (?:TRUSTED )?CERTIFICATE-----"

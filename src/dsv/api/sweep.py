@@ -7,22 +7,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dsv.api.choose_pool import Placing
 from dsv.api.context import Context
-from dsv.api.placing import Placing
 from dsv.api.run import dry_run, prepared
 from dsv.api.runs import Runs
-from dsv.engines.base import CANNOT_LAUNCH
 from dsv.errors import Conflict, Denied, NotFound
-from dsv.model.names import DatasetName
-from dsv.model.run import RunId
-from dsv.model.sweep import SweepId
-from dsv.repo.sweep_notes import SweepNews, SweepNotes
-from dsv.runs.engines import ENGINES
-from dsv.runs.listing import RunView
-from dsv.runs.place import RunPlace
-from dsv.runs.sweep_driver import Driven, Started, SweepDriver
-from dsv.runs.sweep_plan import SweepPlan
-from dsv.runs.sweeps import SweepView
+from dsv.run.dirs import RunPlace
+from dsv.run.engine_list import ENGINES
+from dsv.run.engines.base import CANNOT_LAUNCH
+from dsv.run.listing import RunView
+from dsv.run.parameters import SweepId
+from dsv.run.record import RunId
+from dsv.run.record_store import SweepNews, SweepNotes
+from dsv.run.sweep.driver import Driven, Started, SweepDriver
+from dsv.run.sweep.plan import SweepPlan
+from dsv.run.sweep.progress import SweepView
+from dsv.values.names import DatasetName
 
 
 @contextmanager

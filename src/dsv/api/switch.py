@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from dsv.api.context import Context
 from dsv.api.workspaces import open_to_publish
 from dsv.errors import Conflict, NotFound
-from dsv.model.action import Action
-from dsv.model.ids import CommitId, Nonce
-from dsv.model.names import BranchName, DatasetName, TagName
-from dsv.model.records import RefEntry
-from dsv.repo.damage import missing_commit
-from dsv.repo.naming import check_new_branch, naming
-from dsv.repo.refs import Head, LostRace
-from dsv.repo.trees import TreeReader
-from dsv.worktree.checkout.check_out import Goal, bring_to
-from dsv.worktree.journal import Journal
-from dsv.worktree.open_workspace import OpenWorkspace
-from dsv.worktree.sync.publisher import Publisher
-from dsv.worktree.unfinished import SWITCH, read_begun
+from dsv.format.records import Action, RefEntry
+from dsv.repo.errors import missing_commit
+from dsv.repo.name_checks import check_new_branch, naming
+from dsv.repo.refs.branches import Head, LostRace
+from dsv.repo.tree.read import TreeReader
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import BranchName, DatasetName, TagName
+from dsv.workspace.checkout.checkout import Goal, bring_to
+from dsv.workspace.open import OpenWorkspace
+from dsv.workspace.sync.journal import Journal
+from dsv.workspace.sync.publish import Publisher
+from dsv.workspace.unfinished import SWITCH, read_begun
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from dsv.api.context import Context
 from dsv.errors import Conflict
-from dsv.model.ids import CommitId, Nonce
-from dsv.model.names import DatasetName, TagName, Target
-from dsv.model.records import TagDeleted, TagValue
-from dsv.repo.naming import check_new_tag, naming
+from dsv.format.records import TagDeleted, TagValue
+from dsv.repo.name_checks import check_new_tag, naming
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import DatasetName, TagName, Target
 
 
 @dataclass(frozen=True, slots=True)

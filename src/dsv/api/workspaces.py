@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from dsv.api.cache_targets import lending
 from dsv.api.context import Context, check_binding, noting_branch
-from dsv.api.nearby_caches import lending
 from dsv.cache.layout import SETTINGS_FILE
 from dsv.errors import Conflict
-from dsv.model.names import BranchName, Rev, Target
-from dsv.worktree.copies import NO_COPIES
-from dsv.worktree.open_workspace import OpenWorkspace
+from dsv.values.names import BranchName, Rev, Target
+from dsv.workspace.open import NO_COPIES, OpenWorkspace
+from dsv.workspace.workspace import Workspace
 
 
 @contextmanager
@@ -53,3 +53,9 @@ def check_no_cache(folder: Path, hint: str) -> None:
     for above in (folder.resolve(), *folder.resolve().parents):
         if (above / SETTINGS_FILE).exists():
             raise Conflict(f"{folder} lies in the cache {above}", subject=str(folder), hint=hint)
+
+
+def workspace_above(folder: Path) -> Path | None:
+    """Return the root of the workspace that `folder` is or lies in."""
+    found = Workspace.find(folder)
+    return None if found is None else found.root

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dsv.errors import Conflict, Denied, DsvError, NoRoom, NotFound, Unreachable
 from dsv.fs.files import FULL, GONE
-from dsv.model.units import format_bytes
+from dsv.values.units import format_bytes
 
 
 def explain(error: OSError, path: Path | str, doing: str = "use") -> DsvError:

@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 
 from dsv.errors import UsageError
-from dsv.model.ids import CommitId, StoreId
-from dsv.model.names import DatasetName
+from dsv.values.ids import CommitId, StoreId
+from dsv.values.names import DatasetName
 
 DOT = ".dsv"
 FILE_TIME = 946_684_800

@@ -1,8 +1,4 @@
-"""One cache: its rights, and the few ways in which anything is written there.
-
-Everything is made with the rights of the root folder, whatever the umask, so that anyone who may write to the root
-may share the work, and nobody ever has to change the mode of what another made.
-"""
+"""One cache: its rights, and the few ways in which anything is written there."""
 
 from __future__ import annotations
 
@@ -15,11 +11,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsv.cache.disk import explain, own_folder
+from dsv.cache.disk import explain, no_symlink, own_folder
 from dsv.cache.layout import Layout
 from dsv.errors import NotFound, Unsupported
 from dsv.fs.attributes import PROBE, refresh
-from dsv.fs.files import FORGOTTEN, FULL, link_once, list_names, read_small, write_new
+from dsv.fs.files import FORGOTTEN, FULL, GONE, link_once, list_names, read_small, write_new
 from dsv.fs.folders import Rights, make_folder, open_folder, umask
 
 _TRIES = 60
@@ -285,3 +281,43 @@ class CacheRoot(Layout):
             path.parent.stat()
             return False
         return True
+
+
+# How many levels below each folder are folders of dsv's own: down to one commit's claims, to the folders of one fill,
+# and to each store's. The trash may hold symlinks, which are removed as such. The folders of datasets and of commits
+# are looked at where they are used: see `disk.own_folder`.
+_LEVELS = {"claims": 2, "fill": 4}
+
+
+def refuse_symlinks(root: CacheRoot) -> None:
+    """Raises `Conflict` that names one of dsv's own folders that is a symlink, `Denied`, `Unreachable`.
+
+    It costs one listing for each dataset. Links that appear later are another matter: the users of a cache are trusted
+    not to race.
+    """
+    try:
+        if root.dot.is_symlink():
+            raise no_symlink(root.dot)
+        _check(root.dot, 1)
+        for name, levels in _LEVELS.items():
+            _check(root.dot / name, levels)
+        for store in list_names(root.dot / "stores"):
+            for folder in (".", "objects", "refs"):  # beside the last two are records
+                own_folder(root.dot / "stores" / store / folder)
+    except OSError as error:
+        raise explain(error, root.dot, "look into") from error
+
+
+def _check(folder: Path, levels: int) -> None:
+    try:
+        with os.scandir(folder) as entries:
+            found = list(entries)
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+        return
+    for entry in found:
+        if entry.is_symlink():
+            raise no_symlink(Path(entry.path))
+        if levels > 1 and entry.is_dir(follow_symlinks=False):
+            _check(Path(entry.path), levels - 1)

@@ -25,12 +25,11 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.cache.disk import explain
-from dsv.cache.root import CacheRoot
-from dsv.cache.symlinks import refuse_symlinks
+from dsv.cache.root import CacheRoot, refuse_symlinks
 from dsv.errors import UPGRADE, Unsupported, UsageError
 from dsv.fs.files import read_small
-from dsv.model.toml import read_toml
-from dsv.model.units import format_bytes, parse_duration, parse_size
+from dsv.values.toml import read_toml
+from dsv.values.units import format_bytes, parse_duration, parse_size
 
 PROTOCOL = 1
 """Of the cache's own files; a cache with a higher one is read, not written."""

@@ -20,15 +20,15 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from dsv import __version__
-from dsv.cli.anywhere import global_options
 from dsv.cli.call import Session
 from dsv.cli.catalogue import COMMANDS, root_help
 from dsv.cli.declare import Command
 from dsv.cli.failure import READER_GONE, Failure, of_error, without_passwords
-from dsv.cli.other_names import hint_for, misspelt
+from dsv.cli.foreign_commands import hint_for, misspelt
+from dsv.cli.global_options import global_options
 from dsv.cli.output import Output, ReaderGone
-from dsv.cli.surroundings import Surroundings
-from dsv.cli.words import take_as_typed
+from dsv.cli.param_types import take_as_typed
+from dsv.cli.process_env import Surroundings
 from dsv.errors import Terminated, UsageError
 
 INTERRUPTED = (130, 143)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dsv.cli.output import Output, document, printable, to_json, write_items
+from dsv.cli.process_env import Surroundings
 from dsv.cli.style import Style
-from dsv.cli.surroundings import Surroundings
 from dsv.cli.table import Column, Screen, write_table
 from dsv.errors import NotFound, UsageError
 

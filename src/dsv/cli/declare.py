@@ -17,13 +17,12 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 from typer.main import get_command
 
-from dsv.cli.anywhere import global_options
 from dsv.cli.call import Call
 from dsv.cli.catalogue import GLOBAL_OPTIONS
-from dsv.cli.named_options import blamed
-from dsv.cli.words import take_as_typed
+from dsv.cli.global_options import global_options
+from dsv.cli.param_types import blamed, take_as_typed
 from dsv.errors import UsageError
-from dsv.model.text import LONG_MAX, check_length, is_text
+from dsv.values.json import LONG_MAX, check_length, is_text
 
 Body = Callable[..., int | None]
 Example = tuple[str, str]

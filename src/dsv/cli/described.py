@@ -11,10 +11,10 @@ import sys
 
 from typer.core import TyperArgument, TyperOption
 
-from dsv.cli.anywhere import global_options
 from dsv.cli.app import load
 from dsv.cli.catalogue import COMMANDS
 from dsv.cli.declare import Command
+from dsv.cli.global_options import global_options
 
 KINDS = {
     "TARGET": "target",

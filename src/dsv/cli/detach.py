@@ -18,11 +18,11 @@ from typing import IO
 
 from dsv.cli.app import exit_now, hear_of_children, run
 from dsv.cli.call import Call
-from dsv.cli.surroundings import of_process
+from dsv.cli.process_env import of_process
 from dsv.errors import Interrupted, LaunchError
-from dsv.model.json_values import Json
-from dsv.model.run import RunId
-from dsv.runs.place import MESSAGES
+from dsv.run.dirs import MESSAGES
+from dsv.run.record import RunId
+from dsv.values.json import Json
 
 
 @dataclass(slots=True)

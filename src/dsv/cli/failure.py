@@ -119,7 +119,7 @@ def without_passwords(text: str) -> str:
     """What is said ends in the logs of others: URLs are quoted without the passwords in them."""
     if "://" not in text:
         return text
-    from dsv.model.secrets import hide_in_urls
+    from dsv.values.secrets import hide_in_urls
 
     return hide_in_urls(text)
 

@@ -1,23 +1,36 @@
-"""From the options of `dsv run` to a run, and to what is told of it."""
+"""From the options of `dsv run` to a run, and what is printed about it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 
 from dsv.api.run import dry_run, run
+from dsv.api.workspaces import workspace_above
 from dsv.cli.call import Call
 from dsv.cli.detach import detach
-from dsv.cli.failure import of_error
-from dsv.cli.launching import launching
+from dsv.cli.failure import Failure, of_error
+from dsv.cli.options.run import Typed, member_spec, placing_of, show_plan
 from dsv.cli.output import document, to_json
-from dsv.cli.run_options import Typed, member_spec, placing_of, show_plan
-from dsv.cli.run_words import cause_text
-from dsv.engines.signals import Signals, spared
-from dsv.errors import DsvError, LaunchError, UsageError
-from dsv.model.units import format_duration
-from dsv.runs.life import RunResult
-from dsv.runs.place import RunPlace
+from dsv.cli.views.runs import cause_text
+from dsv.errors import DsvError, LaunchError, UsageError, as_launch_error
+from dsv.run.dirs import RunPlace
+from dsv.run.engines.signals import Signals, spared
+from dsv.run.supervisor import RunResult
+from dsv.values.units import format_duration
+
+
+@contextmanager
+def launching() -> Iterator[None]:
+    """As `as_launch_error`, for errors of the system too."""
+    with as_launch_error():
+        try:
+            yield
+        except OSError as error:
+            failure: Failure = of_error(error)
+            raise LaunchError(failure.message, subject=failure.subject, hint=failure.hint) from error
 
 
 @spared()
@@ -42,7 +55,7 @@ def launch(call: Call, typed: Typed) -> int:
 def _launch(call: Call, typed: Typed) -> RunResult | None:
     """None if it was only shown."""
     with call.context(writes=True) as context:
-        place = RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd)
+        place = RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd, workspace_above)
         spec = member_spec(call, typed, context, place)
         cache = call.settings.cache().path
         placing = placing_of(call, typed, context, cache)

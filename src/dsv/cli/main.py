@@ -32,7 +32,7 @@ def main() -> int:
 
         return _print(root_help(_columns(1)))
     from dsv.cli.app import exit_now, hear_of_children, run
-    from dsv.cli.surroundings import of_process
+    from dsv.cli.process_env import of_process
 
     hear_of_children()
     code = run(arguments, of_process())

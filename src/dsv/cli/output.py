@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from select import select
 from typing import IO, TYPE_CHECKING, BinaryIO
 
-from dsv.model import units
+from dsv.values import units
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dsv.cli.output import printable, to_json
-from dsv.model.units import format_bytes, format_duration
+from dsv.values.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
+
 
 MODES = ("auto", "bar", "lines", "json", "none")
 LINE_SECONDS = 10.0
@@ -25,7 +26,7 @@ BAR_AFTER = 0.5
 class Meter:
     """Counts, and calls `show` at most every `every` seconds. Any thread may advance it.
 
-    Implements `dsv.model.progress.Progress`. Cheap enough to be called per file: a lock and three additions.
+    Implements `dsv.values.progress.Progress`. Cheap enough to be called per file: a lock and three additions.
     """
 
     every = float("inf")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsv.model.sparse_patterns import SparsePatterns
+from dsv.values.patterns import SparsePatterns
 
 _SHOWN = 5
 

@@ -7,24 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 from signal import SIGHUP
 
+from dsv.api.choose_pool import Placing
 from dsv.api.context import Context
-from dsv.api.placing import Placing
 from dsv.api.run import dry_run
 from dsv.api.runs import Runs, open_runs
 from dsv.api.sweep import open_sweep, outcome, take_turn
+from dsv.api.workspaces import workspace_above
 from dsv.cli.call import Call
 from dsv.cli.detach import Supervisor, detach
-from dsv.cli.launching import launching
-from dsv.cli.run_options import Typed, placing_of, plan_document, show_plan, spec_of
-from dsv.cli.run_views import write_table
-from dsv.cli.sweep_lines import SweepLines
-from dsv.engines.signals import spared
+from dsv.cli.launch import launching
+from dsv.cli.options.run import Typed, placing_of, plan_document, show_plan, spec_of
+from dsv.cli.views.runs import write_table
+from dsv.cli.views.sweep import SweepLines
 from dsv.errors import UsageError
-from dsv.model.sweep import names_sweep, parse_axes
-from dsv.runs.place import RunPlace
-from dsv.runs.sweep_driver import Driven
-from dsv.runs.sweep_mark import driving, sweep_folder
-from dsv.runs.sweep_plan import SweepPlan, continued_sweep, new_sweep
+from dsv.run.dirs import RunPlace
+from dsv.run.engines.signals import spared
+from dsv.run.parameters import names_sweep, parse_axes
+from dsv.run.sweep.driver import Driven
+from dsv.run.sweep.plan import SweepPlan, continued_sweep, new_sweep
+from dsv.run.sweep.progress import driving, sweep_folder
 
 
 def is_sweep(typed: Typed) -> bool:
@@ -43,7 +44,9 @@ def sweep(call: Call, typed: Typed) -> int:
         with launching():
             context = held.enter_context(call.context(writes=True))
             found = held.enter_context(open_runs(context))
-            place = RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd)
+            place = RunPlace.here(
+                call.around.environ, call.settings.state, call.settings.cwd, workspace_above
+            )
             plan = _plan(call, typed, context, place, found)
             cache = call.settings.cache().path
             placing = placing_of(call, typed, context, cache)

@@ -18,8 +18,8 @@ from typing import Any, Final
 from blake3 import blake3
 
 from dsv.errors import Unsupported, UsageError
-from dsv.model.paths import show
-from dsv.model.units import format_bytes
+from dsv.values.paths import show
+from dsv.values.units import format_bytes
 
 LARGEST: Final = 256 << 20
 """Bytes of a file that is read as a table."""

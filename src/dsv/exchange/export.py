@@ -15,15 +15,15 @@ from typing import IO, Any
 
 from dsv.errors import Conflict, NotFound, Unsupported
 from dsv.exchange.tar import TARS
+from dsv.format.locator import Location
+from dsv.format.tree import Entry, Kind
 from dsv.fs.errors import about
-from dsv.model.entry import Entry, Kind
-from dsv.model.ids import CommitId
-from dsv.model.location import Location
-from dsv.model.names import Target, clean_path
-from dsv.model.paths import show
-from dsv.repo.objects import Objects
-from dsv.repo.trees import TreeReader
+from dsv.repo.objects.objects import Objects
+from dsv.repo.tree.read import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
+from dsv.values.ids import CommitId
+from dsv.values.names import Target, clean_path
+from dsv.values.paths import show
 
 _COMPRESSED = {".gz": "gz", ".tgz": "gz", ".bz2": "bz2", ".xz": "xz"}
 _SHARDS = re.compile(r"%(?:0[0-9]+)?d")

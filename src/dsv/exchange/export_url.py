@@ -22,13 +22,14 @@ from dsv.errors import Conflict, NotFound, Unsupported, UsageError
 from dsv.exchange.export import Exported, Found, Selection, contents_of, write_tar
 from dsv.exchange.journal import Journal
 from dsv.exchange.remote import HTTP, OBJECT_STORES, S3, Place, etag_and_time, version_of
+from dsv.format.tree import Entry
 from dsv.fs.errors import about
 from dsv.fs.lock import Lock
-from dsv.model.entry import Entry, sort_key
-from dsv.model.ids import CommitId
-from dsv.model.progress import Progress
-from dsv.model.units import format_count
 from dsv.transfer.upload import Stored
+from dsv.values.ids import CommitId
+from dsv.values.paths import sort_key
+from dsv.values.progress import Progress
+from dsv.values.units import format_count
 
 SMALL = 8 << 20
 """Bytes of the largest file that is held in memory."""

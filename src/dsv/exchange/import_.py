@@ -21,7 +21,7 @@ from dsv.exchange.remote import (
     version_of,
 )
 from dsv.fs.files import what_it_is
-from dsv.model.entry import sort_key
+from dsv.values.paths import sort_key
 
 SMALL = 8 << 20
 """Bytes of the largest file that is read at once, and ahead."""

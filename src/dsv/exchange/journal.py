@@ -16,8 +16,8 @@ from blake3 import blake3
 
 from dsv.errors import UsageError
 from dsv.fs.errors import about
-from dsv.model.ids import FileId, RecipeId
 from dsv.transfer.upload import Stored
+from dsv.values.ids import FileId, RecipeId
 
 
 class _Line(msgspec.Struct, array_like=True, frozen=True):

@@ -22,8 +22,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dsv.errors import Conflict, Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
-from dsv.model.secrets import hide_in_urls
 from dsv.store.options import StoreOptions
+from dsv.values.secrets import hide_in_urls
 
 BY_SSH = ("sftp", "ssh")
 S3 = ("s3", "s3a")

@@ -17,11 +17,9 @@ from dsv.errors import IntegrityError, Unsupported
 from dsv.exchange.import_ import SMALL, FolderSource, ReadInto, RemoteFile, Skipped, reading
 from dsv.exchange.remote import Place, absent, changed, is_same, open_place, version_of
 from dsv.fs.files import what_it_is
-from dsv.model.entry import sort_key
-from dsv.model.path_set import folders_above
-from dsv.model.paths import show
-from dsv.model.units import format_bytes
 from dsv.store.options import StoreOptions
+from dsv.values.paths import folders_above, show, sort_key
+from dsv.values.units import format_bytes
 
 TARS: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 UNPACKED_MIN: Final = 1 << 30

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dsv.errors import Denied, DsvError, NoRoom, Unreachable
-from dsv.model.paths import show
+from dsv.values.paths import show
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}

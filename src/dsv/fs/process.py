@@ -1,7 +1,4 @@
-"""Who a process is, told so that another process can find out whether it still runs.
-
-Host names and pids are no identity: two hosts may share both, and so may two containers of one host.
-"""
+"""Processes: their identity across restarts of a host, users, hosts, and the number of processors."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import os
 import platform
 import pwd
 import select
+import sys
 from pathlib import Path
 
 import msgspec
@@ -135,3 +133,8 @@ def _exists(pid: int) -> bool:
     except OSError:
         return True  # another user's process, whose folder in /proc may be hidden from us
     return True
+
+
+def processors() -> int:
+    """Those that this process may use, which a batch system may have made fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsv.diff.lines import TooDifferent
+from dsv.format.recipe import SINGLE_CHUNK_MAX
+from dsv.format.tree import Entry
 from dsv.fs.errors import about
 from dsv.merge.lines import merge_text
 from dsv.merge.paths import (
@@ -27,17 +29,15 @@ from dsv.merge.paths import (
     merge_changes,
 )
 from dsv.merge.tables import MAX_TABLE, is_table, merge_tables
-from dsv.model.chunking import SINGLE_CHUNK_MAX
-from dsv.model.diff import Change
-from dsv.model.entry import Entry, sort_key
-from dsv.model.ids import FileId
-from dsv.model.paths import show
-from dsv.model.units import format_count
-from dsv.repo.objects import Objects
-from dsv.repo.tree_edit import TreeChange
-from dsv.repo.trees import TreeReader
+from dsv.repo.objects.objects import Objects
+from dsv.repo.tree.diff import Change
+from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.write import TreeChange
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.upload import Uploader
+from dsv.values.ids import FileId
+from dsv.values.paths import show, sort_key
+from dsv.values.units import format_count
 
 _HELD_DECISIONS = 50_000
 _HELD_BYTES = 64 << 20

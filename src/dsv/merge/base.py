@@ -13,14 +13,14 @@ from itertools import groupby
 
 import msgspec
 
+from dsv.format.tree import Entry
 from dsv.merge.paths import UNDECIDED, merge_changes, refuse_contents, since_another
-from dsv.model.diff import Change
-from dsv.model.entry import Entry, sort_key
-from dsv.model.ids import CommitId
 from dsv.repo.history import merge_bases
-from dsv.repo.objects import Objects
-from dsv.repo.tree_diff import diff_trees
-from dsv.repo.trees import TreeReader
+from dsv.repo.objects.objects import Objects
+from dsv.repo.tree.diff import Change, diff_trees
+from dsv.repo.tree.read import TreeReader
+from dsv.values.ids import CommitId
+from dsv.values.paths import sort_key
 
 # So many criss-cross merges one before the other are followed.
 _DEPTH = 8

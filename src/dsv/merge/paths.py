@@ -15,12 +15,11 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Conflict
-from dsv.model.diff import Change
-from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import FileId
-from dsv.model.location import Location
-from dsv.model.path_set import PathSet, folders_above
-from dsv.model.paths import check_path, show
+from dsv.format.locator import Location
+from dsv.format.tree import Entry, Kind
+from dsv.repo.tree.diff import Change
+from dsv.values.ids import FileId
+from dsv.values.paths import PathSet, check_path, folders_above, show, sort_key
 
 UNDECIDED = Entry(b"", Kind.EMPTY_DIRECTORY)
 """The common state of a path that several merge bases disagree about: unlike every real entry."""

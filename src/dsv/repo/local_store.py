@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dsv.errors import Unreachable
-from dsv.model import keys
-from dsv.model.ids import CommitId
-from dsv.model.wire import RECORD_MAX
-from dsv.repo.metadata import MetadataCache
-from dsv.store.base import LARGEST, Buffer, Item, Put, absent
+from dsv.format import keys
+from dsv.format.envelope import RECORD_MAX
+from dsv.repo.objects.metadata import MetadataCache
+from dsv.store.base import LARGEST, Bytes, Item, Put, absent
+from dsv.values.ids import CommitId
 
 
 class LocalStore:
@@ -37,7 +37,7 @@ class LocalStore:
     def get_range(self, key: str, start: int, length: int) -> memoryview:
         raise self._no_copy(f"there is no copy here of what {key} has at byte {start}")
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         raise self._no_copy("nothing can be stored")
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:

@@ -1,25 +1,19 @@
-"""Merging the index files of a store, so that a writer reads few of them however many syncs there have been.
-
-A merge is a session of its own: gc waits for it, as for every writer, and while packs are condemned nobody merges. It
-writes a run, then the record that the run stands for other files. Those are deleted by a later merge, when everybody
-who listed the store before the record was there has long read what they wanted. Killed at any point, a merge leaves
-files that say what others say too.
-"""
+"""Merging and checking the index files of a store."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 
 import msgspec
 
-from dsv.errors import Denied, DsvError, NotFound
-from dsv.model import index, keys
-from dsv.model.ids import IndexId
-from dsv.model.index import ROW_SIZE, Index
-from dsv.model.index_merge import (
+from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unsupported
+from dsv.format import index, keys
+from dsv.format.index import FILTER_MAX, ROW_SIZE, Index, encode_filter, merge_all
+from dsv.format.index_merge import (
     MAX_FILES,
     MERGE_MAX,
     IndexMerge,
@@ -30,13 +24,64 @@ from dsv.model.index_merge import (
     crowd,
     units,
 )
-from dsv.model.index_rows import merge_all
-from dsv.repo.damage import read_record
-from dsv.repo.listed_indexes import ListedIndexes
+from dsv.format.locator import Location, ObjectKind
+from dsv.repo.errors import put_back, read_record
+from dsv.repo.objects.indexes import Indexes, ListedIndexes
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, Writer
-from dsv.repo.standing_rows import StandingRows
-from dsv.store.together import together
+from dsv.store.base import StoreMissing, TooLargeError, together
+from dsv.values.ids import Id, IndexId
+
+
+class StandingRows:
+    """Made for one deletion. A file is read when a row is looked for that those before it lack."""
+
+    def __init__(self, indexes: Indexes, most_rows: int) -> None:
+        """most_rows: of large files that are not here, at most so many rows are read."""
+        self._indexes = indexes
+        self._most_bytes = most_rows * ROW_SIZE
+        standing = indexes.listed.standing
+        newest = [file.id for run in reversed(standing.runs) for file in run]
+        known = standing.files
+        ordered = sorted([*newest, *standing.loose], key=indexes.is_remote)
+        self._files: list[tuple[IndexId, MergedFile | None]] = [(one, known[one]) for one in ordered]
+        self._read: dict[IndexId, Index | None] = {}
+
+    def have_all(self, found: Index) -> bool:
+        """Whether every row of a file that was replaced is in others. False if it has rows of a kind not known here."""
+        known = sum(1 for _ in found.rows()) + sum(1 for _ in found.erased())
+        return known == len(found) and not self.lack_any(found)
+
+    def lack_any(self, found: Index) -> bool:
+        """Whether a file has a row that no other has; of a kind not known here, nobody can tell."""
+        places = all(self._have(*row) for row in found.rows())
+        return not (places and all(self._have(*row, None) for row in found.erased()))
+
+    def _have(self, kind: ObjectKind, object_id: Id, place: Location | None) -> bool:
+        """Whether a file has the place, or says that the object was erased, which counts more than any place."""
+        head = int.from_bytes(object_id[:4], "big")
+        for index_id, file in self._files:
+            if file is not None and not file.first <= head <= file.last:
+                continue
+            one = self._proved(index_id)
+            try:
+                if one is not None and place == one.find(kind, object_id) is not None:
+                    return True
+            except NotFound:
+                return True
+            except Unsupported:
+                continue
+        return False
+
+    def _proved(self, index_id: IndexId) -> Index | None:
+        if index_id not in self._read:
+            found = self._indexes.proved(index_id, 0)
+            if found is None and self._indexes.is_remote(index_id):
+                found = self._indexes.proved(index_id, self._most_bytes)
+                self._most_bytes -= 0 if found is None else len(found) * ROW_SIZE
+            self._read[index_id] = found
+        return self._read[index_id]
+
 
 MOST_UNITS = 24
 """A sync merges if there are more."""
@@ -158,3 +203,80 @@ def _settled(session: Session, listed: ListedIndexes, record: str | None) -> int
 def _delete(session: Session, index_id: IndexId) -> None:
     session.repository.store.delete(keys.index_key(index_id))
     session.repository.store.delete(keys.index_filter_key(index_id))
+
+
+# Of more index files, so many are read, chosen by chance.
+_MOST_FILES = 1000
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What is wrong with a key, and what mends it."""
+
+    text: str
+    hint: str
+
+
+class IndexReport(msgspec.Struct, frozen=True):
+    """files: that the store has. read: how many of them were. standing: how many a writer needs to know."""
+
+    files: int
+    read: int
+    standing: int
+    faults: tuple[Fault, ...]
+
+
+def check_indexes(repository: Repository) -> IndexReport:
+    """Reads index files, filters and records of merges from the store itself. Raises what the store raises."""
+    indexes = repository.objects.indexes
+    indexes.refresh()
+    listed = indexes.listed
+    ids = sorted({*listed.sizes, *indexes.damaged})
+    chosen = {*random.sample(ids, min(len(ids), _MOST_FILES)), *indexes.damaged}
+    faults = [*_of_records(repository)]
+    for index_id in sorted(chosen):
+        faults += _of_file(repository, index_id)
+    standing = StandingRows(indexes, index.MAX_ROWS)
+    for index_id in sorted(listed.standing.replaced & chosen):
+        found = indexes.proved(index_id, index.FILE_MAX)
+        if found is not None and standing.lack_any(found):
+            record = listed.records[max(listed.records)][0]
+            text = f"{keys.index_key(index_id)} has rows that no other index file has, and {record} says otherwise"
+            faults.append(Fault(text, f"remove {record}: without it all index files are read"))
+    return IndexReport(len(ids), len(chosen), len(listed.standing.files), tuple(faults))
+
+
+def _of_records(repository: Repository) -> Iterator[Fault]:
+    records = repository.objects.indexes.listed.records
+    for key in [key for number in sorted(records) for key in records[number]]:
+        try:
+            read_record(IndexMerge.decode, repository.store, key, MERGE_MAX)
+        except IntegrityError as error:
+            yield Fault(error.message, f"remove {key}: without it all index files are read")
+        except Unsupported as error:
+            yield Fault(error.message, error.hint or "install a newer dsv")
+        except StoreMissing:
+            raise
+        except NotFound:
+            continue  # deleted since
+
+
+def _of_file(repository: Repository, index_id: IndexId) -> Iterator[Fault]:
+    key, store = keys.index_key(index_id), repository.store
+    try:
+        found = Index.parse(store.get(key, index.FILE_MAX), str(index_id))
+    except StoreMissing:
+        raise
+    except NotFound:
+        return  # deleted since
+    except (IntegrityError, Unsupported) as error:
+        yield Fault(f"{key}: {error.message}", error.hint or put_back(key))
+        return
+    if index_id in repository.objects.indexes.listed.filtered:
+        described = keys.index_filter_key(index_id)
+        try:
+            right = store.get(described, FILTER_MAX) == encode_filter(index_id, found)
+        except (NotFound, TooLargeError, ValueError):
+            right = False
+        if not right:
+            text = f"{described} is not the filter of its index file, so what that has may be stored twice"
+            yield Fault(text, f"remove {described}: without it the index file is read whole")

@@ -10,18 +10,15 @@ from collections.abc import Hashable, Iterator
 from typing import NamedTuple, TypeVar
 
 from dsv.errors import IntegrityError
-from dsv.model.commit import Commit
-from dsv.model.entry import Entry, sort_key
-from dsv.model.ids import CommitId, Id
-from dsv.model.location import Location, ObjectKind
-from dsv.model.locator import Locator
-from dsv.model.path_set import PathSet
-from dsv.model.segment import Segment
-from dsv.model.tree import Outline
-from dsv.repo.damage import NOT_OURS, decoded
-from dsv.repo.located import Located
-from dsv.repo.objects import Objects
-from dsv.repo.trees import TreeReader
+from dsv.format.commit import Commit
+from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.format.segment import Segment
+from dsv.format.tree import Entry, Outline
+from dsv.repo.errors import NOT_OURS, decoded
+from dsv.repo.objects.objects import Located, Objects
+from dsv.repo.tree.read import TreeReader
+from dsv.values.ids import CommitId, Id
+from dsv.values.paths import PathSet, sort_key
 
 _HELD = 4096
 """Parts of trees that are kept, each no more than what it has of the paths."""

@@ -5,15 +5,14 @@ Rules are advice: every dsv keeps to them, and a store does not know them.
 
 from __future__ import annotations
 
-from dsv.model.branch_rule import Limits
-from dsv.model.commit import Commit
-from dsv.model.ids import CommitId
-from dsv.model.records import RefEntry
+from dsv.format.commit import Commit
+from dsv.format.records import Limits, RefEntry
 from dsv.repo.history import is_ancestor
-from dsv.repo.objects import Objects
-from dsv.repo.rules import refused_mover
-from dsv.repo.tree_diff import diff_trees
-from dsv.repo.trees import TreeReader
+from dsv.repo.objects.objects import Objects
+from dsv.repo.refs.rules import refused_mover
+from dsv.repo.tree.diff import diff_trees
+from dsv.repo.tree.read import TreeReader
+from dsv.values.ids import CommitId
 
 
 def refused_move(

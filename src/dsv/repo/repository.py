@@ -10,13 +10,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from dsv.errors import Unreachable
-from dsv.model import keys
-from dsv.model.commit import Commit
-from dsv.model.ids import CommitId, Nonce, StoreId
-from dsv.model.names import BranchName, DatasetName
-from dsv.model.records import Feature, FormatEntry
-from dsv.repo.denied import may_write
-from dsv.repo.layout import (
+from dsv.format import keys
+from dsv.format.commit import Commit
+from dsv.format.records import Feature, FormatEntry
+from dsv.repo.errors import may_write
+from dsv.repo.format_log import (
     NAMED_RECORDS,
     NAMES_MOVING,
     NODE_LOCATORS,
@@ -25,18 +23,19 @@ from dsv.repo.layout import (
     Format,
     features,
     has_layout,
+    make_layout,
     read_layout,
 )
-from dsv.repo.making import make_layout
-from dsv.repo.metadata import MetadataCache
-from dsv.repo.names_place import NamesPlace
-from dsv.repo.objects import Objects, get_commit
+from dsv.repo.last_seen_move import Remembered, check_remembered
+from dsv.repo.objects.metadata import MetadataCache
+from dsv.repo.objects.objects import Objects, get_commit
 from dsv.repo.protection import refused_move
-from dsv.repo.refs import Refs
-from dsv.repo.remembered import Remembered, check_remembered
-from dsv.store.base import Put, Store
+from dsv.repo.refs.branches import Refs
+from dsv.repo.refs_location import NamesPlace
+from dsv.store.base import Put, Store, both
 from dsv.store.split import places_of, split_of
-from dsv.store.together import both
+from dsv.values.ids import CommitId, Nonce, StoreId
+from dsv.values.names import BranchName, DatasetName
 
 Clock = Callable[[], int]
 MetadataFolder = Callable[[StoreId], Path]

@@ -15,15 +15,11 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, DsvError, IntegrityError
-from dsv.model import keys
-from dsv.model.commit import Commit
-from dsv.model.ids import CommitId, Id, IndexId, Nonce, PackId, SessionId
-from dsv.model.index import Index
-from dsv.model.index_filter import encode_filter
-from dsv.model.location import Location, ObjectKind
-from dsv.model.locator import Locator
-from dsv.model.names import BranchName, DatasetName
-from dsv.model.records import (
+from dsv.format import keys
+from dsv.format.commit import Commit
+from dsv.format.index import Index, encode_filter
+from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.format.records import (
     CONDEMNED_MAX,
     GcCondemned,
     RefEntry,
@@ -33,13 +29,13 @@ from dsv.model.records import (
     SessionVerdict,
 )
 from dsv.periodic import Periodic
-from dsv.repo.damage import ONE_WINS_AGAIN, read_record
-from dsv.repo.denied import may_write
-from dsv.repo.indexes import FILTERED_BYTES
-from dsv.repo.refs import Head, LostRace, Moved
+from dsv.repo.errors import ONE_WINS_AGAIN, may_write, read_record
+from dsv.repo.objects.indexes import FILTERED_BYTES
+from dsv.repo.refs.branches import Head, LostRace, Moved
 from dsv.repo.repository import Repository
-from dsv.store.base import Buffer, Put
-from dsv.store.together import together
+from dsv.store.base import Bytes, Put, together
+from dsv.values.ids import CommitId, Id, IndexId, Nonce, PackId, SessionId
+from dsv.values.names import BranchName, DatasetName
 
 # gc may fence a session that was not renewed for many times this long.
 RENEW_SECONDS = 60.0
@@ -139,7 +135,7 @@ class Session:
             for item in self.repository.store.list(keys.pack_key(pack_id))
         )
 
-    def put_pack(self, pack_id: PackId, data: Buffer) -> None:
+    def put_pack(self, pack_id: PackId, data: Bytes) -> None:
         """Stores a pack; it is durable when this returns."""
         self.repository.store.put_if_absent(keys.pack_key(pack_id), data)
         self._packs.stored(pack_id)

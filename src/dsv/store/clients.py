@@ -11,10 +11,10 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from dsv.errors import Denied, UsageError
 from dsv.store.base import check_key
-from dsv.store.certificates import read_certificates
 from dsv.store.credentials import aws_access
 from dsv.store.object_errors import login_hint
 from dsv.store.objects import ObjectStore
+from dsv.store.options import read_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,27 +1,25 @@
-"""The directory store: a plain folder, local or on NFS, with nothing to install.
-
-An object is one read-only file. It is written under `.tmp/`, synced, and given its name by link(2), which
-fails if the name exists: that is the atomic put-if-absent, on NFS too. Every step goes through descriptors of
-folders opened without following links, so no symbolic link inside the store can lead out of it.
-"""
+"""The directory store: a plain folder, local or on NFS, with nothing to install."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from heapq import heappop, heappush, nsmallest
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from dsv.errors import IntegrityError
-from dsv.fs.attributes import ask_again, unless_gone
-from dsv.fs.folders import make_durable, make_folder, sync_folder
+import msgspec
+
+from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, Unsupported
+from dsv.fs.attributes import ask_again, refresh, unless_gone
+from dsv.fs.folders import Rights, make_durable, make_folder, sync_folder
 from dsv.store.base import (
     LARGEST,
-    Buffer,
+    Bytes,
     Item,
     NoAnswer,
     Put,
@@ -34,8 +32,151 @@ from dsv.store.base import (
     is_component,
     too_large,
 )
-from dsv.store.directory_errors import NO_HARD_LINKS, no_hard_links, os_errors, root_missing
-from dsv.store.temporary import Sharing, TemporaryFile, TemporaryFiles
+
+_FULL: Final = {errno.ENOSPC, errno.EDQUOT}
+_DENIED: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
+_MISPLACED: Final = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
+NO_HARD_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+"""What link(2) answers where a file system has no hard links, or none between these folders."""
+
+
+@contextmanager
+def os_errors(url: str, subject: str) -> Iterator[None]:
+    """Turns an OSError of the body into the store's error about `subject`, a key or the store itself."""
+    try:
+        yield
+    except OSError as error:
+        raise as_store_error(error, url, subject) from error
+
+
+def as_store_error(error: OSError, url: str, subject: str) -> DsvError:
+    """The error to raise instead of `error`; anything unknown counts as a store that does not answer."""
+    where = url if subject == url else f"{subject} in {url}"
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        return NoRoom(f"{where} could not be written: {reason}", subject=subject, hint=f"df -h {url}")
+    if error.errno in _DENIED:
+        return Denied(f"{where} was refused: {reason}", subject=subject, hint=f"ls -ld {url}")
+    if error.errno in _MISPLACED:
+        return IntegrityError(
+            f"{where} is not a plain file in plain folders, and links inside a store are not followed",
+            subject=subject,
+        )
+    if error.errno == errno.ENAMETOOLONG:
+        return Unsupported(f"{where} has a name too long for this file system", subject=subject)
+    return NoAnswer(f"{where} could not be reached: {reason}", subject=subject)
+
+
+def root_missing(url: str) -> NoAnswer:
+    """The folder is not there. A mount that is missing looks the same, so it may come back."""
+    return NoAnswer(
+        f"the store's folder {url} is not there",
+        subject=url,
+        hint=f"check that it is mounted (ls -ld {url}); where it has moved, name the new place with --store",
+        maybe_done=False,
+    )
+
+
+def no_hard_links(url: str, error: OSError) -> Unsupported:
+    """Put-if-absent needs link(2)."""
+    return Unsupported(
+        f"{url} lies on a file system without hard links ({error.strerror}), so it can hold no store",
+        subject=url,
+        hint="put the store on a local disk, NFS, or an object store (s3://bucket/prefix)",
+    )
+
+
+FOLDER: Final = ".tmp"
+_STALE_SECONDS: Final = 24 * 3600
+_CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READABLE_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Sharing(msgspec.Struct, frozen=True):
+    """What is added to what the umask leaves, so that a group's store stays the group's.
+
+    It derives from the store's folder: if the group may write in it, the group may read every file and write every
+    folder below, whatever the umask of the person who makes them.
+    """
+
+    file_bits: int
+    folder: Rights
+
+    @classmethod
+    def of(cls, root_mode: int) -> Sharing:
+        if not root_mode & stat.S_IWGRP:
+            return cls(0, Rights())
+        return cls(stat.S_IRGRP, Rights(given=root_mode & (stat.S_IRWXG | stat.S_ISGID)))
+
+
+class TemporaryFile(msgspec.Struct, frozen=True):
+    """A file that is whole and synced; `inode` tells it from another's once it is linked."""
+
+    name: str
+    inode: int
+
+
+class TemporaryFiles:
+    """The `.tmp` folder below `root`, an open folder descriptor that stays the caller's."""
+
+    def __init__(self, root: int, sharing: Sharing) -> None:
+        self._root = root
+        self._sharing = sharing
+        self._swept = False
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def holding(self, data: Bytes) -> Iterator[tuple[int, TemporaryFile]]:
+        """Yields (descriptor of `.tmp`, a synced file of these bytes), and removes that name at the end."""
+        folder = self._open()
+        try:
+            name = os.urandom(16).hex()
+            try:
+                file = self._write(folder, name, data)
+                self._sweep_once(folder)
+                yield folder, file
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def _open(self) -> int:
+        with suppress(FileNotFoundError):
+            return os.open(FOLDER, _READABLE_FOLDER, dir_fd=self._root)
+        make_folder(self._root, FOLDER, self._sharing.folder)
+        return os.open(FOLDER, _READABLE_FOLDER, dir_fd=self._root)
+
+    def _write(self, folder: int, name: str, data: Bytes) -> TemporaryFile:
+        descriptor = os.open(name, _CREATE_FLAGS, 0o444, dir_fd=folder)
+        # Closed before anything is unlinked: NFS keeps an unlinked open file under another name.
+        try:
+            if self._sharing.file_bits:
+                mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+                os.fchmod(descriptor, mode | self._sharing.file_bits)
+            rest = memoryview(data).cast("B")
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+            return TemporaryFile(name, os.fstat(descriptor).st_ino)
+        finally:
+            os.close(descriptor)
+
+    def _sweep_once(self, folder: int) -> None:
+        """Removes what killed writers left a day ago, by the file server's clock, once per opened store.
+
+        A writer that stood still for longer finds its file gone when it links, and writes it anew.
+        """
+        with self._lock:
+            if self._swept:
+                return
+            self._swept = True
+        now = refresh(folder) / 1e9  # a file has just been made in it; see `fs.attributes.server_time`
+        for name in os.listdir(folder):
+            with suppress(FileNotFoundError, PermissionError):
+                if now - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime > _STALE_SECONDS:
+                    os.unlink(name, dir_fd=folder)
+
 
 _FOLDER_FLAGS: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 _LISTED_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -92,7 +233,7 @@ class DirectoryStore:
             raise cut_short(self.url, key, start, length, len(data))
         return memoryview(data)
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         folders, name = _split(check_key(key))
         with os_errors(self.url, key):
             if self._has(folders, name):

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
-from dsv.store.base import LARGEST, Buffer, Busy, Item, NoAnswer, Put, Store, cut_short
-from dsv.store.wrapper import Wrapper
+from dsv.store.base import LARGEST, Busy, Bytes, Item, NoAnswer, Put, Store, cut_short
+from dsv.store.wrappers import Wrapper
 
 _T = TypeVar("_T")
 
@@ -98,7 +98,7 @@ class Faulty(Wrapper):
             raise cut_short(self.url, key, start, length, length // 2)
         return memoryview(_flipped(data)) if fault is not None and fault.kind is Kind.FLIPPED else data
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         fault = self._begin(Operation.PUT, key)
         return self._apply(fault, key, lambda: self.inner.put_if_absent(key, data))
 
@@ -153,7 +153,7 @@ class Faulty(Wrapper):
         return result
 
 
-def _flipped(data: Buffer) -> bytes:
+def _flipped(data: Bytes) -> bytes:
     """The data with the lowest bit of its middle byte changed."""
     changed = bytearray(data)
     if changed:

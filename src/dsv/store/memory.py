@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from dsv.store.base import (
     LARGEST,
-    Buffer,
+    Bytes,
     Item,
     Put,
     absent,
@@ -57,7 +57,7 @@ class MemoryStore:
             raise cut_short(self.url, key, start, length, len(value))
         return value
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         check_key(key)
         value = bytes(data)
         with self._lock:

@@ -14,11 +14,11 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotModifiedError, PreconditionError
 
 from dsv.errors import DsvError, Unsupported
-from dsv.model.keys import first_stays
+from dsv.format.keys import first_stays
 from dsv.store.base import (
     KEY_CHARACTERS,
     LARGEST,
-    Buffer,
+    Bytes,
     Item,
     Put,
     check_folder,
@@ -102,7 +102,7 @@ class ObjectStore:
             raise cut_short(self.url, key, start, length, len(data))
         return data
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         path = self._path(key)
         client = self._patient if len(data) >= BULK else self._quick
         mode: Literal["create", "overwrite"] = "create" if self.conditional else "overwrite"

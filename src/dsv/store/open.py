@@ -14,7 +14,7 @@ from dsv.store.memory import MemoryStore
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
 from dsv.store.split import SplitStore
-from dsv.store.unavailable import Unavailable
+from dsv.store.wrappers import Unavailable
 
 
 def open_store(

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dsv.errors import NotFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +103,17 @@ class StoreOptions:
             profile=profile or self.profile,
             ca_file=ca_file or self.ca_file,
         )
+
+
+def read_certificates(url: str, path: Path) -> bytes:
+    """The PEM file, or all files of a folder of them, as REQUESTS_CA_BUNDLE allows. Raises `NotFound`."""
+    try:
+        if path.is_dir():
+            return b"\n".join(file.read_bytes() for file in sorted(path.iterdir()) if file.is_file())
+        return path.read_bytes()
+    except OSError as error:
+        raise NotFound(
+            f"the certificates for {url} cannot be read: {path}: {error.strerror}",
+            subject=str(path),
+            hint="point AWS_CA_BUNDLE (or SSL_CERT_FILE) at a PEM file",
+        ) from error

@@ -18,9 +18,8 @@ from typing import Final
 import msgspec
 
 from dsv.errors import Denied, NotFound, Unsupported
-from dsv.model.keys import PROBE_PREFIX
-from dsv.store.base import Put, Store, StoreMissing
-from dsv.store.together import together
+from dsv.format.keys import PROBE_PREFIX
+from dsv.store.base import Put, Store, StoreMissing, together
 
 WRITERS: Final = 16
 ROUNDS: Final = 6

@@ -19,11 +19,10 @@ from functools import partial
 from typing import IO, Final, cast
 
 from dsv.errors import Denied, Unreachable
-from dsv.model.keys import PROBE_PREFIX
-from dsv.store.base import Put, Store
+from dsv.format.keys import PROBE_PREFIX
+from dsv.store.base import Put, Store, together
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
-from dsv.store.together import together
 
 PROCESSES: Final = 4
 THREADS: Final = 4

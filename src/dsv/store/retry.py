@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from dsv.errors import Denied, DsvError, NotFound, OutcomeUnknown, Unreachable
-from dsv.store.base import LARGEST, Buffer, Busy, CutShortError, Item, NoAnswer, Put, Store, TooLargeError
-from dsv.store.wrapper import Wrapper
+from dsv.store.base import LARGEST, Busy, Bytes, CutShortError, Item, NoAnswer, Put, Store, TooLargeError
+from dsv.store.wrappers import Wrapper
 
 _T = TypeVar("_T")
 
@@ -115,7 +115,7 @@ class Retrying(Wrapper):
     def delete(self, key: str) -> None:
         self._repeated(lambda: self.inner.delete(key))
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         """Puts until the outcome is known. Raises OutcomeUnknown where it stays unknown."""
         trial = self._trial()
         unsure = looking = False
@@ -172,11 +172,11 @@ class Retrying(Wrapper):
             else:
                 return
 
-    def _read_back(self, key: str, data: Buffer) -> Put | None:
+    def _read_back(self, key: str, data: Bytes) -> Put | None:
         """Who won a key that is taken: None where nothing is there after all."""
         return self._repeated(lambda: self._there(key, data))
 
-    def _there(self, key: str, data: Buffer) -> Put | None:
+    def _there(self, key: str, data: Bytes) -> Put | None:
         """Whose bytes the key has; None if it has none."""
         try:
             stored = self.inner.get(key, len(data))

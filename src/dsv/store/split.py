@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from dsv.errors import Unsupported
-from dsv.model.keys import needs_winner
-from dsv.store.base import LARGEST, Buffer, Item, Put, Store
-from dsv.store.wrapper import Wrapper
+from dsv.format.keys import needs_winner
+from dsv.store.base import LARGEST, Bytes, Item, Put, Store
+from dsv.store.wrappers import Wrapper
 
 BELOW: Final = "./"
 """Begins a place that lies below that of the data, whatever that is called."""
@@ -25,7 +25,7 @@ class DataPlace(Wrapper):
 
     names_elsewhere = False
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         try:
             return self.inner.put_if_absent(key, data)
         except Unsupported:
@@ -105,7 +105,7 @@ class SplitStore:
     def get_range(self, key: str, start: int, length: int) -> memoryview:
         return self.place_of(key).get_range(key, start, length)
 
-    def put_if_absent(self, key: str, data: Buffer) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
         return self.place_of(key).put_if_absent(key, data)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:

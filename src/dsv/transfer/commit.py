@@ -14,20 +14,20 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Unsupported
-from dsv.model.commit import Commit
-from dsv.model.ids import CommitId, NodeId, Nonce
-from dsv.model.locator import Locator
-from dsv.model.names import BranchName, DatasetName
-from dsv.model.paths import link_escapes, show
-from dsv.model.records import RefEntry
+from dsv.format.commit import Commit
+from dsv.format.locator import Locator
+from dsv.format.records import RefEntry
 from dsv.repo.merge_indexes import tidy
-from dsv.repo.naming import check_whole
-from dsv.repo.refs import Head, LostRace, Moved
+from dsv.repo.name_checks import check_whole
+from dsv.repo.refs.branches import Head, LostRace, Moved
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, Writer
-from dsv.repo.tree_edit import TreeChange, WrittenTree, write_tree
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.write import TreeChange, WrittenTree, write_tree
 from dsv.transfer.upload import Uploader
+from dsv.values.ids import CommitId, NodeId, Nonce
+from dsv.values.names import BranchName, DatasetName
+from dsv.values.paths import link_escapes, show
 
 
 class Draft(msgspec.Struct, frozen=True):

@@ -17,16 +17,15 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from dsv.errors import IntegrityError
-from dsv.model.entry import Entry
-from dsv.model.ids import ChunkId, FileId, RecipeId
-from dsv.model.location import Location, ObjectKind
-from dsv.model.locator import Locator
-from dsv.model.names import DatasetName
-from dsv.model.paths import show
-from dsv.model.recipe import Recipe
-from dsv.repo.damage import NOT_OURS
-from dsv.repo.objects import Objects, checked
-from dsv.repo.ranges import RangeReader, spans
+from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.format.recipe import Recipe
+from dsv.format.tree import Entry
+from dsv.repo.errors import NOT_OURS
+from dsv.repo.objects.objects import Objects, checked
+from dsv.repo.objects.ranges import RangeReader, spans
+from dsv.values.ids import ChunkId, FileId, RecipeId
+from dsv.values.names import DatasetName
+from dsv.values.paths import show
 
 # The weight of one ranged read, and so the most bytes that it asks for (a single larger chunk aside).
 SPAN = 8 << 20

@@ -1,4 +1,4 @@
-"""Filling packs and sending them while the next one fills."""
+"""Filling packs and sending them while the next one fills; the index rows of what was sent."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import suppress
 
 import msgspec
 
-from dsv.model.codec import Codec
-from dsv.model.ids import Id, PackId
-from dsv.model.location import Location, ObjectKind
-from dsv.model.pack import CODECS, PACK_TARGET, PackBuilder, Packed
+from dsv.format.codec import Codec
+from dsv.format.locator import Location, ObjectKind
+from dsv.format.pack import CODECS, PACK_TARGET, PackBuilder, Packed
 from dsv.repo.session import Session
-from dsv.store.base import Buffer
+from dsv.store.base import Bytes
+from dsv.values.ids import Id, PackId
 
 # What a killed sync may have to send again.
 IN_FLIGHT = 64 << 20
@@ -131,7 +131,7 @@ class PackStream:
         """The id of the pack that is being filled."""
         return self._id
 
-    def add(self, kind: ObjectKind, object_id: Id, codec: Codec, stored: Buffer, length: int) -> Location:
+    def add(self, kind: ObjectKind, object_id: Id, codec: Codec, stored: Bytes, length: int) -> Location:
         """Appends a stored object. `length` is that of the object when unpacked, in bytes."""
         if self._builder.rows and self._builder.size + len(stored) > PACK_TARGET:
             self.flush()
@@ -158,7 +158,7 @@ class PackStream:
         kind: ObjectKind,
         object_id: Id,
         codec: Codec,
-        stored: Buffer,
+        stored: Bytes,
         length: int,
         locator: bytes,
         unpacked: int,

@@ -8,22 +8,19 @@ from typing import NamedTuple, Protocol
 from blake3 import blake3
 
 from dsv.errors import Conflict, IntegrityError
-from dsv.model.chunking import SINGLE_CHUNK_MAX, FileCutter
-from dsv.model.codec import Codec, Compressor
-from dsv.model.entry import Entry
-from dsv.model.ids import EMPTY_FILE, ChunkId, FileId, Id, NodeId, PackId, RecipeId, SegmentId
-from dsv.model.index import IndexBuilder
-from dsv.model.location import Location, ObjectKind
-from dsv.model.locator import Locator
-from dsv.model.pack import CODECS, Packed
-from dsv.model.paths import show
-from dsv.model.recipe import Recipe, build_recipe
-from dsv.model.segment import Segment
-from dsv.model.tree import Node
+from dsv.format.codec import Codec, Compressor
+from dsv.format.index import IndexBuilder
+from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.format.pack import CODECS, Packed
+from dsv.format.recipe import SINGLE_CHUNK_MAX, FileCutter, Recipe, build_recipe
+from dsv.format.segment import Segment
+from dsv.format.tree import Entry, Node
 from dsv.repo.session import Session
-from dsv.repo.tree_nodes import Part
-from dsv.store.base import Buffer
+from dsv.repo.tree.nodes import Part
+from dsv.store.base import Bytes
 from dsv.transfer.packing import Memory, PackStream, Row, SealedPack, Sender
+from dsv.values.ids import EMPTY_FILE, ChunkId, FileId, Id, NodeId, PackId, RecipeId, SegmentId
+from dsv.values.paths import show
 
 # An index file is written at about this many rows, so that memory does not grow with the dataset.
 INDEX_ROWS = 1 << 18
@@ -293,13 +290,13 @@ class Uploader:
         self._index_bytes += self._catalog.write_index()
         self._journal.clear()
 
-    def _chunk(self, chunk_id: ChunkId, data: Buffer) -> Location:
+    def _chunk(self, chunk_id: ChunkId, data: Bytes) -> Location:
         found = self._catalog.find(ObjectKind.CHUNK, chunk_id)
         if found is None:
             found = self._add_chunk(chunk_id, *self._compressor.pack_next(data), len(data))
         return found
 
-    def _add_chunk(self, chunk_id: ChunkId, codec: Codec, stored: Buffer, length: int) -> Location:
+    def _add_chunk(self, chunk_id: ChunkId, codec: Codec, stored: Bytes, length: int) -> Location:
         location = self._data.add(ObjectKind.CHUNK, chunk_id, codec, stored, length)
         self._catalog.add(ObjectKind.CHUNK, chunk_id, location)
         self._write_full_index()

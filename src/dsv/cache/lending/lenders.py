@@ -19,14 +19,14 @@ import msgspec
 from dsv.cache.lending.lent_files import Away, LentFiles, Ways
 from dsv.cache.lending.shelf import Lender, Shelf
 from dsv.cache.root import CacheRoot
-from dsv.fs.patient import Patient
-from dsv.model.entry import Entry
-from dsv.model.ids import CommitId, StoreId
-from dsv.model.names import DatasetName
+from dsv.format.tree import Entry
+from dsv.fs.timeout_thread import Patient
 from dsv.repo.local_store import LocalStore
-from dsv.repo.metadata import MetadataCache
-from dsv.repo.objects import Objects
-from dsv.repo.trees import TreeReader
+from dsv.repo.objects.metadata import MetadataCache
+from dsv.repo.objects.objects import Objects
+from dsv.repo.tree.read import TreeReader
+from dsv.values.ids import CommitId, StoreId
+from dsv.values.names import DatasetName
 
 FIND_SECONDS = 5.0
 """How long a cache may take to say what it has."""

@@ -18,9 +18,9 @@ import msgspec
 from blake3 import blake3
 
 from dsv.cache.lending.shelf import Lender
+from dsv.format.tree import Entry
 from dsv.fs import system
-from dsv.fs.patient import Patient
-from dsv.model.entry import Entry
+from dsv.fs.timeout_thread import Patient
 
 READ_SECONDS = 30.0
 """How long a read of a few MiB may take before its cache counts as away."""

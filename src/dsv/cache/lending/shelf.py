@@ -9,18 +9,18 @@ from contextlib import suppress
 
 import msgspec
 
-from dsv.cache.filling.donors import newest, of_dataset
+from dsv.cache.fill.donors import newest, of_dataset
 from dsv.cache.layout import folder_name
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError
+from dsv.format.columns import cut
+from dsv.format.segment import Segment
+from dsv.format.tree import Entry, Kind
 from dsv.fs import system
-from dsv.model.columns import cut
-from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import CommitId, SegmentId, StoreId
-from dsv.model.names import DatasetName
-from dsv.model.path_set import PathSet
-from dsv.model.segment import Segment
-from dsv.repo.trees import TreeReader
+from dsv.repo.tree.read import TreeReader
+from dsv.values.ids import CommitId, SegmentId, StoreId
+from dsv.values.names import DatasetName
+from dsv.values.paths import PathSet, sort_key
 
 OpenTree = Callable[[CommitId], TreeReader]
 """The tree of a commit, by local copies of its metadata. Raises `DsvError` if one is missing."""

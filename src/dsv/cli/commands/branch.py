@@ -7,20 +7,19 @@ from typing import Annotated
 import typer
 
 from dsv.api import branches as api
-from dsv.api.branches import BranchItem, BranchPath
+from dsv.api.branches import BranchItem, BranchPath, rename_branch
 from dsv.api.context import Context
 from dsv.api.protection import describe_limits, protect_branch
-from dsv.api.rename_branch import rename_branch
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text, whole
+from dsv.cli.options.targets import commit_target, one_of
 from dsv.cli.output import rfc3339
 from dsv.cli.table import Column
-from dsv.cli.targets import commit_target, one_of
 from dsv.errors import UsageError
-from dsv.model.branch_rule import Limits, checked_limits
-from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName
-from dsv.model.units import format_duration
+from dsv.format.records import Limits, checked_limits
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName
+from dsv.values.units import format_duration
 
 Listing = Annotated[
     str | None, typer.Option("--list", metavar="DATASET", help="List the branches of this dataset.")

@@ -9,16 +9,16 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.cache_link import check_link, make_link
+from dsv.api.cache import check_link, make_link
 from dsv.api.cache_stage import CacheItem
 from dsv.api.cache_stage import cache as materialize
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
+from dsv.cli.options.targets import Offline
 from dsv.cli.output import local_time, rfc3339
-from dsv.cli.targets import Offline
 from dsv.errors import UsageError
-from dsv.model.names import Target
-from dsv.model.units import LONGEST, format_bytes, format_count, format_duration, parse_duration
+from dsv.values.names import Target
+from dsv.values.units import LONGEST, format_bytes, format_count, format_duration, parse_duration
 
 Hold = Annotated[
     str | None,

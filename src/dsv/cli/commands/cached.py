@@ -10,13 +10,13 @@ import typer
 from dsv.api.cached import CachedItem, CachedReport, LeaseItem, PinItem, RoomItem
 from dsv.api.cached import cached as report_cache
 from dsv.cli.call import Call
-from dsv.cli.check import check_cache
 from dsv.cli.declare import command
 from dsv.cli.output import local_time, printable, rfc3339
 from dsv.cli.table import Column
+from dsv.cli.views.claims import check_cache
 from dsv.errors import UsageError
-from dsv.model.names import Target
-from dsv.model.units import format_bytes, format_count, format_duration
+from dsv.values.names import Target
+from dsv.values.units import format_bytes, format_count, format_duration
 
 
 @command(

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.browse import cat as open_file
+from dsv.api.ls_cat import cat as open_file
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.targets import Offline
-from dsv.model.names import Target
+from dsv.cli.options.targets import Offline
+from dsv.values.names import Target
 
 
 @command(

@@ -6,16 +6,18 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.pick import PickRequest
-from dsv.api.pick import cherry_pick as apply_commit
+from dsv.api.cherry_pick import PickRequest
+from dsv.api.cherry_pick import cherry_pick as apply_commit
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.forcing import Force, override
-from dsv.cli.merging import (
+from dsv.cli.options.merging import (
+    RESULT,
     Author,
     Both,
     DryRun,
+    Force,
     Into,
+    Mainline,
     Message,
     Ours,
     Resolved,
@@ -24,11 +26,12 @@ from dsv.cli.merging import (
     choices,
     dataset_paths,
     into_name,
+    override,
+    pick,
     resolved_files,
     source_target,
 )
-from dsv.cli.picking import RESULT, Mainline, pick
-from dsv.model.path_set import PathSet
+from dsv.values.paths import PathSet
 
 
 @command(

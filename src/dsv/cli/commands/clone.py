@@ -11,12 +11,12 @@ from dsv.api.clone import Cloned, CloneRequest, Differing
 from dsv.api.clone import clone as clone_dataset
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.options.targets import Names, one_of
 from dsv.cli.output import CACHED_KEYS, from_caches
 from dsv.cli.sparse import patterns_of
-from dsv.cli.targets import Names, one_of
 from dsv.errors import UsageError
-from dsv.model.names import Target
-from dsv.model.units import format_bytes, format_count
+from dsv.values.names import Target
+from dsv.values.units import format_bytes, format_count
 
 
 @command(

@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 
 from dsv.api import environment
-from dsv.api.config_file import edited, lasting, parse_toml, with_value
+from dsv.api.environment import edited, lasting, parse_toml, with_value
 from dsv.api.settings import PLAIN_KEYS, Setting, Settings, check_key, is_name
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
 from dsv.cli.table import Column
 from dsv.errors import NotFound, UsageError
 from dsv.fs.files import replace_file
-from dsv.model.pool import HERE
-from dsv.model.secrets import hide_in_urls
+from dsv.run.resources import HERE
+from dsv.values.secrets import hide_in_urls
 
 NAMES = "names"
 """Shown like a setting, and set as that of a store."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dsv.api.browse import datasets as list_datasets
+from dsv.api.ls_cat import datasets as list_datasets
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.output import local_time, rfc3339
 from dsv.cli.table import Column
-from dsv.model.units import format_bytes
+from dsv.values.units import format_bytes
 
 
 @command(

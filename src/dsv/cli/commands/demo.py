@@ -40,7 +40,7 @@ def demo(
     import tempfile
     from pathlib import Path
 
-    from dsv.cli.tour import Tour
+    from dsv.cli.demo_tour import Tour
 
     if call.around.stdout_is_terminal and not call.json:
         call.out.stream()

@@ -11,16 +11,15 @@ import typer
 
 from dsv.api.diff import Comparison, Side
 from dsv.api.diff import diff as compare
-from dsv.cli import differences as told
 from dsv.cli.call import Call
 from dsv.cli.declare import PATHS, command
-from dsv.cli.diff_contents import Shown, contents_item, write_contents
+from dsv.cli.options.targets import Offline, commit_target, dataset_paths, one_of
 from dsv.cli.output import printable, to_json
-from dsv.cli.paths import dataset_paths
-from dsv.cli.targets import Offline, commit_target, one_of
+from dsv.cli.views import differences as told
+from dsv.cli.views.contents import Shown, contents_item, write_contents
+from dsv.diff.summary import Summary
 from dsv.errors import UsageError
-from dsv.model.names import Target
-from dsv.model.summary import Summary
+from dsv.values.names import Target
 
 ON_SCREEN = 50
 """Paths listed on a terminal: more are told by the folder, as they would scroll everything else away."""

@@ -9,12 +9,12 @@ import typer
 from dsv.api.cache import EvictedItem, EvictionReport, KeptItem
 from dsv.api.cache import evict as free_room
 from dsv.cli.call import Call
-from dsv.cli.claims import is_part, place_name
 from dsv.cli.declare import command, whole
 from dsv.cli.failure import of_error
+from dsv.cli.views.claims import is_part, place_name
 from dsv.errors import DsvError
-from dsv.model.names import Target
-from dsv.model.units import format_bytes, format_count, parse_duration, parse_size
+from dsv.values.names import Target
+from dsv.values.units import format_bytes, format_count, parse_duration, parse_size
 
 
 @command(

@@ -11,9 +11,9 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.errors import UsageError
 from dsv.exchange.export import Exported
-from dsv.model.names import Target
-from dsv.model.secrets import hide_in_urls
-from dsv.model.units import format_bytes, format_count
+from dsv.values.names import Target
+from dsv.values.secrets import hide_in_urls
+from dsv.values.units import format_bytes, format_count
 
 _OF_URLS = ("known", "written", "written_bytes", "left_out", "stays")
 

@@ -11,12 +11,12 @@ from dsv.api.edits import EditRequest
 from dsv.api.import_url import import_url
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.edits import RESULT, AllowRemovals, Author, DryRun, Message, show_edited
-from dsv.cli.forcing import Force, override
+from dsv.cli.options.edits import RESULT, AllowRemovals, Author, DryRun, Message, show_edited
+from dsv.cli.options.merging import Force, override
 from dsv.errors import UsageError
-from dsv.model.names import Target
-from dsv.model.secrets import hide_in_urls
-from dsv.model.units import format_bytes, format_count
+from dsv.values.names import Target
+from dsv.values.secrets import hide_in_urls
+from dsv.values.units import format_bytes, format_count
 
 
 @command(

@@ -13,9 +13,9 @@ from dsv.api.init import init as init_workspace
 from dsv.api.settings import BUILT_IN
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
-from dsv.cli.targets import Names
+from dsv.cli.options.targets import Names
 from dsv.errors import UsageError
-from dsv.model.names import DatasetName
+from dsv.values.names import DatasetName
 
 
 @command(

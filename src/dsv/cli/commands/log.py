@@ -10,19 +10,24 @@ import typer
 from dsv.api.context import Context
 from dsv.api.log import LogItem, Query
 from dsv.api.log import log as read_log
-from dsv.cli import differences as told
 from dsv.cli.call import Call
-from dsv.cli.commits import COMMIT_KEYS, commit_item, commit_line, commit_lines
 from dsv.cli.declare import PATHS, command, text, whole
-from dsv.cli.graph import Graph
+from dsv.cli.options.targets import Offline, commit_target, dataset_paths, one_of
 from dsv.cli.output import printable, to_json
-from dsv.cli.paths import dataset_paths
-from dsv.cli.reflog import MOVE_KEYS, show_moves
-from dsv.cli.targets import Offline, commit_target, one_of
+from dsv.cli.views import differences as told
+from dsv.cli.views.history import (
+    COMMIT_KEYS,
+    MOVE_KEYS,
+    Graph,
+    commit_item,
+    commit_line,
+    commit_lines,
+    show_moves,
+)
+from dsv.diff.summary import Summary
 from dsv.errors import UsageError
-from dsv.model.names import Target
-from dsv.model.summary import Summary
-from dsv.model.units import parse_moment
+from dsv.values.names import Target
+from dsv.values.units import parse_moment
 
 FOLDERS = 20
 """Folders that --stat tells one by one for each commit; the others share a row."""

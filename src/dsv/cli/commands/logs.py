@@ -7,20 +7,20 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.pool_settings import engines_of
+from dsv.api.pools import engines_of
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.commands.runs import warn_of_cut_off
 from dsv.cli.commands.stop import is_in_cluster
 from dsv.cli.declare import command
 from dsv.errors import NotFound, UsageError
-from dsv.model.run import RunRecord
-from dsv.runs.control import find_under_way, is_here
-from dsv.runs.jobs import find_job
-from dsv.runs.listing import RunView, ended_here
-from dsv.runs.live_log import read_live
-from dsv.runs.marks import UnderWay
-from dsv.runs.place import SPOOLS
+from dsv.run.active_runs import UnderWay
+from dsv.run.control import find_under_way, is_here
+from dsv.run.dirs import SPOOLS
+from dsv.run.engine_list import find_job
+from dsv.run.listing import RunView, ended_here
+from dsv.run.live_log import read_live
+from dsv.run.record import RunRecord
 
 Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")]
 

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.browse import ls as list_entries
+from dsv.api.ls_cat import ls as list_entries
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.options.targets import Offline, one_of
 from dsv.cli.output import printable, to_json
-from dsv.cli.targets import Offline, one_of
-from dsv.model.entry import Entry, Kind
-from dsv.model.names import Target
+from dsv.format.tree import Entry, Kind
+from dsv.values.names import Target
 
 KINDS = {
     Kind.FILE: "file",

@@ -10,13 +10,13 @@ from dsv.api.merge import Merged, MergeRequest
 from dsv.api.merge import merge as merge_branches
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.forcing import Force, override
-from dsv.cli.merging import (
+from dsv.cli.options.merging import (
     CONFLICT_KEYS,
     COUNT_KEYS,
     Author,
     Both,
     DryRun,
+    Force,
     Into,
     Message,
     Ours,
@@ -28,6 +28,7 @@ from dsv.cli.merging import (
     counts_text,
     dataset_paths,
     into_name,
+    override,
     resolved_files,
     source_target,
     tell_conflicts,

@@ -10,7 +10,7 @@ from dsv.api.edits import Edit, EditRequest, Move, MoveAll
 from dsv.api.edits import edit as commit
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.edits import (
+from dsv.cli.options.edits import (
     RESULT,
     Author,
     DryRun,
@@ -21,10 +21,10 @@ from dsv.cli.edits import (
     read_list,
     show_edited,
 )
-from dsv.cli.forcing import Force, override
-from dsv.cli.targets import commit_target
+from dsv.cli.options.merging import Force, override
+from dsv.cli.options.targets import commit_target
 from dsv.errors import UsageError
-from dsv.model.names import Target
+from dsv.values.names import Target
 
 
 @command(

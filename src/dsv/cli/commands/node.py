@@ -8,17 +8,18 @@ from typing import Annotated
 
 import typer
 
+from dsv.api.complete_record import complete_left
 from dsv.api.node import node as run_here
-from dsv.api.node_left import complete_left
-from dsv.api.pool_settings import engines_of
+from dsv.api.pools import engines_of
+from dsv.api.workspaces import workspace_above
 from dsv.cli.call import Call
 from dsv.cli.declare import COMMAND, command, whole
-from dsv.cli.launching import launching
-from dsv.engines.signals import Signals
+from dsv.cli.launch import launching
 from dsv.errors import LaunchError, UsageError
-from dsv.model.node_order import MAX_ORDER, NodeOrder
-from dsv.runs.node import NodeSeat
-from dsv.runs.place import RunPlace
+from dsv.run.dirs import RunPlace
+from dsv.run.engines.signals import Signals
+from dsv.run.node import NodeSeat
+from dsv.run.node_order import MAX_ORDER, NodeOrder
 
 
 @command(
@@ -85,7 +86,7 @@ def node(
 def _run(call: Call, order: str, seat: NodeSeat, jobs: int | None) -> int:
     with launching(), call.context() as context:
         told = _read(order)
-        place = RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd)
+        place = RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd, workspace_above)
         done = run_here(
             context,
             call.settings.cache().path,

@@ -8,10 +8,10 @@ import typer
 
 from dsv.api.claims import pin as pin_targets
 from dsv.cli.call import Call
-from dsv.cli.claims import CLAIM_RESULT, write_claims
 from dsv.cli.declare import command, text
-from dsv.model.names import Target
-from dsv.model.units import parse_duration
+from dsv.cli.views.claims import CLAIM_RESULT, write_claims
+from dsv.values.names import Target
+from dsv.values.units import parse_duration
 
 
 @command(

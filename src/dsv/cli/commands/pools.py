@@ -8,17 +8,15 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.pool_settings import all_pools, load_pool
-from dsv.api.pools import PoolReport, Wanted, locate, report_pools, unknown
+from dsv.api.pools import PoolReport, Wanted, all_pools, load_pool, locate, report_pools, unknown
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.failure import Failure, of_error
 from dsv.cli.table import Column
 from dsv.errors import DsvError
-from dsv.model.capacity import GpuCount
-from dsv.model.names import Target
-from dsv.model.pool import HERE, Pool
-from dsv.model.units import format_bytes
+from dsv.run.resources import HERE, GpuCount, Pool
+from dsv.values.names import Target
+from dsv.values.units import format_bytes
 
 
 @command(

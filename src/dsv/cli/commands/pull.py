@@ -10,7 +10,7 @@ from dsv.api.pull import Pulled, PullRequest
 from dsv.api.pull import pull as bring
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.merging import (
+from dsv.cli.options.merging import (
     CONFLICT_KEYS,
     Resolved,
     TableKey,
@@ -22,8 +22,8 @@ from dsv.cli.merging import (
     warn_without_effect,
     without_effect_json,
 )
+from dsv.cli.options.targets import workspace_paths
 from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
-from dsv.cli.paths import workspace_paths
 from dsv.merge.paths import MergeConflict
 
 

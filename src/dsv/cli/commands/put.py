@@ -12,10 +12,10 @@ from dsv.api.edits import EditRequest, Put
 from dsv.api.edits import edit as commit
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.edits import RESULT, Author, DryRun, Message, default_message, show_edited, stdin
-from dsv.cli.forcing import Force, override
+from dsv.cli.options.edits import RESULT, Author, DryRun, Message, default_message, show_edited, stdin
+from dsv.cli.options.merging import Force, override
 from dsv.errors import UsageError
-from dsv.model.names import Target
+from dsv.values.names import Target
 
 
 @command(

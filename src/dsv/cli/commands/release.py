@@ -8,10 +8,10 @@ import typer
 
 from dsv.api.claims import release as end_holds
 from dsv.cli.call import Call
-from dsv.cli.claims import CLAIM_RESULT, write_claims
 from dsv.cli.declare import command
+from dsv.cli.views.claims import CLAIM_RESULT, write_claims
 from dsv.errors import UsageError
-from dsv.model.names import Target
+from dsv.values.names import Target
 
 
 @command(

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.browse import resolve as find
+from dsv.api.ls_cat import resolve as find
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.targets import Offline, commit_target
+from dsv.cli.options.targets import Offline, commit_target
 
 
 @command(

@@ -9,10 +9,9 @@ import typer
 from dsv.api.restore import restore as put_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.options.targets import Offline, workspace_paths
 from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
-from dsv.cli.paths import workspace_paths
-from dsv.cli.targets import Offline
-from dsv.model.names import Target
+from dsv.values.names import Target
 
 
 @command(

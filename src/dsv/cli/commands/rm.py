@@ -10,7 +10,7 @@ from dsv.api.edits import EditRequest, RemoveAll
 from dsv.api.edits import edit as commit
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.edits import (
+from dsv.cli.options.edits import (
     RESULT,
     AllowRemovals,
     Author,
@@ -22,8 +22,8 @@ from dsv.cli.edits import (
     read_list,
     show_edited,
 )
-from dsv.cli.forcing import Force, override
-from dsv.cli.targets import commit_target
+from dsv.cli.options.merging import Force, override
+from dsv.cli.options.targets import commit_target
 from dsv.errors import UsageError
 
 

@@ -9,10 +9,9 @@ import typer
 from dsv.api.rollback import rollback as take_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.forcing import Force, override
-from dsv.cli.merging import Author, DryRun, Message
+from dsv.cli.options.merging import Author, DryRun, Force, Message, override
 from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
-from dsv.model.names import Target
+from dsv.values.names import Target
 
 
 @command(

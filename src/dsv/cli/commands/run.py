@@ -250,7 +250,7 @@ def run(
     typed = dict(locals())
     del typed["call"]
     from dsv.cli.launch import launch
-    from dsv.cli.run_options import Typed
+    from dsv.cli.options.run import Typed
     from dsv.cli.sweep import is_sweep
     from dsv.cli.sweep import sweep as start_sweep
 

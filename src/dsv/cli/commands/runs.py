@@ -10,18 +10,18 @@ from typing import Annotated
 import typer
 
 from dsv.api.context import Context
-from dsv.api.pool_settings import engines_of
+from dsv.api.pools import engines_of
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
-from dsv.cli.run_views import write_csv, write_differences, write_one, write_table
+from dsv.cli.views.runs import write_csv, write_differences, write_one, write_table
 from dsv.errors import NotFound, Unreachable, UsageError
-from dsv.model.names import DatasetName
-from dsv.model.run import RunId, RunState
-from dsv.model.units import format_bytes, format_count
-from dsv.runs.listing import RunView, list_runs, run_known_here, runs_known_here
-from dsv.runs.query import Filter, choose_runs, differences, sort_order
-from dsv.runs.sweeps import SweepView
+from dsv.run.listing import RunView, list_runs, run_known_here, runs_known_here
+from dsv.run.query import Filter, choose_runs, differences, sort_order
+from dsv.run.record import RunId, RunState
+from dsv.run.sweep.progress import SweepView
+from dsv.values.names import DatasetName
+from dsv.values.units import format_bytes, format_count
 
 SHOWN = 50
 """Runs in a table, where no limit is given; JSON has all."""

@@ -8,14 +8,14 @@ import typer
 
 from dsv.api.show import ShownCommit, ShownPath
 from dsv.api.show import show as read
-from dsv.cli import differences as told
 from dsv.cli.call import Call
-from dsv.cli.commits import COMMIT_KEYS, commit_item, commit_lines, write_lines
 from dsv.cli.declare import command
+from dsv.cli.options.targets import Offline, one_of
 from dsv.cli.output import printable
-from dsv.cli.targets import Offline, one_of
-from dsv.model.names import Target
-from dsv.model.units import format_bytes, format_count
+from dsv.cli.views import differences as told
+from dsv.cli.views.history import COMMIT_KEYS, commit_item, commit_lines, write_lines
+from dsv.values.names import Target
+from dsv.values.units import format_bytes, format_count
 
 FOLDERS = 20
 """Folders that are told one by one without --dirs; the others share a row."""

@@ -10,7 +10,7 @@ import typer
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.errors import UsageError
-from dsv.model.units import format_count
+from dsv.values.units import format_count
 
 ACTIONS = ("list", "add", "remove")
 

@@ -11,18 +11,18 @@ import typer
 from dsv.api.protection import describe_limits
 from dsv.api.status import Status
 from dsv.api.status import status as compare
-from dsv.cli.by_folder import Row, by_folder
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.outlook import outlook, with_paths
+from dsv.cli.options.targets import workspace_paths
 from dsv.cli.output import printable, rfc3339
-from dsv.cli.paths import workspace_paths
 from dsv.cli.sparse import patterns_of
 from dsv.cli.style import CHANGES
 from dsv.cli.table import Column
-from dsv.model.path_set import folders_above
-from dsv.model.units import format_bytes, format_count
+from dsv.cli.views.differences import Row, by_folder
+from dsv.cli.views.status import outlook, with_paths
 from dsv.repo.repository import now_ms
+from dsv.values.paths import folders_above
+from dsv.values.units import format_bytes, format_count
 
 ON_SCREEN = 50
 """Paths that are listed one by one. More are a table by folder on a terminal; in a pipe, a folder that is new or gone

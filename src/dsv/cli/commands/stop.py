@@ -12,25 +12,24 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.pool_settings import engines_of
+from dsv.api.pools import engines_of
 from dsv.api.runs import open_runs
 from dsv.cli.call import Call
 from dsv.cli.commands.runs import warn_of_cut_off
 from dsv.cli.declare import command
 from dsv.cli.failure import of_error
-from dsv.engines.base import CANNOT_LAUNCH, NoEngine
-from dsv.engines.guard import GRACE
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported
-from dsv.model.run import RunRecord, RunState
-from dsv.model.sweep import SweepId, names_sweep
-from dsv.model.units import format_count, parse_duration
-from dsv.runs.control import ask_to_stop, find_under_way, is_here, wait_for_end
-from dsv.runs.jobs import find_job
-from dsv.runs.listing import ended_here
-from dsv.runs.marks import UnderWay
-from dsv.runs.place import SPOOLS
-from dsv.runs.sweep_mark import Driver, being_started, driver
-from dsv.runs.sweeps import SweepView
+from dsv.run.active_runs import UnderWay
+from dsv.run.control import ask_to_stop, find_under_way, is_here, wait_for_end
+from dsv.run.dirs import SPOOLS
+from dsv.run.engine_list import find_job
+from dsv.run.engines.base import CANNOT_LAUNCH, NoEngine
+from dsv.run.engines.reaper import GRACE
+from dsv.run.listing import ended_here
+from dsv.run.parameters import SweepId, names_sweep
+from dsv.run.record import RunRecord, RunState
+from dsv.run.sweep.progress import Driver, SweepView, being_started, driver
+from dsv.values.units import format_count, parse_duration
 
 _TICK = 0.2
 

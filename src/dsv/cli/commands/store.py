@@ -11,11 +11,11 @@ import typer
 from dsv.cli.call import Call
 from dsv.cli.commands.doctor import show
 from dsv.cli.declare import command
+from dsv.cli.options.targets import Names
 from dsv.cli.output import local_time, rfc3339
 from dsv.cli.table import Column
-from dsv.cli.targets import Names
 from dsv.errors import UsageError
-from dsv.model.units import format_count
+from dsv.values.units import format_count
 
 ACTIONS = ("check", "merge-indexes", "move-names", "rebuild-names")
 
@@ -102,7 +102,7 @@ def store(
 
 
 def _move(call: Call, place: str) -> int:
-    from dsv.api.move_names import move_names
+    from dsv.api.store import move_names
 
     with call.context(writes=True) as context:
         done = move_names(context, place)
@@ -133,7 +133,7 @@ def _move(call: Call, place: str) -> int:
 
 def _check(call: Call) -> int:
     from dsv.api.doctor import examine_store
-    from dsv.api.index_files import examine_indexes
+    from dsv.api.store import examine_indexes
 
     with call.context(writes=True) as context, ExitStack() as opened:
         store = examine_store(context, opened, thorough=True)
@@ -141,7 +141,7 @@ def _check(call: Call) -> int:
 
 
 def _merge_indexes(call: Call) -> int:
-    from dsv.api.index_files import merge_index_files
+    from dsv.api.store import merge_index_files
 
     with call.context(writes=True) as context:
         done = merge_index_files(context)
@@ -155,7 +155,7 @@ def _merge_indexes(call: Call) -> int:
 
 
 def _rebuild(call: Call, *, dry_run: bool) -> int:
-    from dsv.api.rebuild_names import rebuild_names
+    from dsv.api.store import rebuild_names
 
     with call.context(writes=not dry_run) as context:
         done = rebuild_names(context, dry_run=dry_run)

@@ -13,7 +13,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, text
 from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
 from dsv.errors import UsageError
-from dsv.model.names import BranchName
+from dsv.values.names import BranchName
 
 
 @command(

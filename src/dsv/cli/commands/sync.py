@@ -10,11 +10,11 @@ from dsv.api.sync import Synced, SyncRequest
 from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text, whole
-from dsv.cli.forcing import Force, override
-from dsv.cli.paths import workspace_paths
+from dsv.cli.options.merging import Force, override
+from dsv.cli.options.targets import workspace_paths
 from dsv.errors import IntegrityError, UsageError
-from dsv.model.names import BranchName
-from dsv.model.units import format_bytes, format_count
+from dsv.values.names import BranchName
+from dsv.values.units import format_bytes, format_count
 
 SHOWN = 20
 """Paths in a warning."""

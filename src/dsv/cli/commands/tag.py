@@ -9,11 +9,11 @@ import typer
 from dsv.api import tags as api
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
+from dsv.cli.options.targets import commit_target, one_of
 from dsv.cli.output import local_time, rfc3339
 from dsv.cli.table import Column
-from dsv.cli.targets import commit_target, one_of
 from dsv.errors import UsageError
-from dsv.model.names import DatasetName, TagName
+from dsv.values.names import DatasetName, TagName
 
 _DELETE = "dsv tag --delete NAME [DATASET] --force"
 

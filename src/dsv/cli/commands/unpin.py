@@ -8,9 +8,9 @@ import typer
 
 from dsv.api.claims import unpin as unpin_targets
 from dsv.cli.call import Call
-from dsv.cli.claims import CLAIM_RESULT, write_claims
 from dsv.cli.declare import command
-from dsv.model.names import Target
+from dsv.cli.views.claims import CLAIM_RESULT, write_claims
+from dsv.values.names import Target
 
 
 @command(

@@ -10,22 +10,21 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.pool_settings import engines_of
+from dsv.api.pools import engines_of
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.commands.runs import warn_of_cut_off
 from dsv.cli.declare import command
-from dsv.engines.base import CANNOT_LAUNCH
 from dsv.errors import NotFound, Unreachable
 from dsv.fs.process import host_name
-from dsv.model.run import RunRecord
-from dsv.model.sweep import names_sweep
-from dsv.model.units import format_count
-from dsv.runs.control import find_under_way, is_here, wait_for_end
-from dsv.runs.listing import ended_here, run_known_here
-from dsv.runs.place import SPOOLS
-from dsv.runs.sweep_mark import being_started, driver
-from dsv.runs.sweeps import SweepView
+from dsv.run.control import find_under_way, is_here, wait_for_end
+from dsv.run.dirs import SPOOLS
+from dsv.run.engines.base import CANNOT_LAUNCH
+from dsv.run.listing import ended_here, run_known_here
+from dsv.run.parameters import names_sweep
+from dsv.run.record import RunRecord
+from dsv.run.sweep.progress import SweepView, being_started, driver
+from dsv.values.units import format_count
 
 _PAUSE, _LONGEST_PAUSE = 2.0, 15.0
 """Seconds between two looks into the store for the end of a run on another machine."""

@@ -15,14 +15,13 @@ from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
 from dsv.cli.call import Call
 from dsv.cli.commands.cache import item_of
 from dsv.cli.declare import COMMAND, command, whole
-from dsv.cli.launching import launching
+from dsv.cli.launch import launching
+from dsv.cli.options.targets import Offline
 from dsv.cli.output import document, to_json
-from dsv.cli.targets import Offline
 from dsv.errors import UsageError
-from dsv.model.data_names import parse_data
-from dsv.model.names import Target
+from dsv.values.names import Target, parse_data
 
-_ATTENDANT = "dsv.cache.keeping.attendant"
+_ATTENDANT = "dsv.cache.hold.exec_with_lease"
 
 
 @command(

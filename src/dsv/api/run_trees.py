@@ -1,0 +1,248 @@
+"""The code and the output of a run, committed into the store as trees that no branch names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from dsv.api.context import Context
+from dsv.api.local_files import Source, Walk, store_sources
+from dsv.errors import DsvError, Interrupted, Terminated, Unsupported, UsageError
+from dsv.format.commit import Commit
+from dsv.format.tree import Entry, Kind
+from dsv.fs.errors import as_error
+from dsv.repo.repository import Repository, now_ms
+from dsv.repo.session import Session
+from dsv.repo.tree.write import TreeChange, write_tree
+from dsv.run.record import RunId, RunOutput
+from dsv.transfer.upload import Uploader
+from dsv.values.ids import CommitId
+from dsv.values.names import BranchName, DatasetName
+from dsv.values.paths import MAX_PATH, link_escapes, show
+from dsv.values.units import format_bytes
+from dsv.workspace.scan.file_reader import Problem
+from dsv.workspace.scan.ignore import NAME
+
+Sources = Sequence[tuple[bytes, Source]]
+"""What goes into a commit, in tree order, by its path there."""
+
+
+def commit_sources(
+    context: Context,
+    repository: Repository,
+    found: Sources,
+    unread: Callable[[list[Problem]], None],
+    *,
+    dataset: DatasetName,
+    branch: BranchName,
+    author: str,
+    time_ms: int,
+    message: str,
+) -> tuple[Commit, CommitId, Session]:
+    """Stores the contents, then the commit.
+
+    unread: told of the files that could not be read, if there are any; if it doesn't raise, they are left out. branch:
+    what the commit says that it was made for. The session is open, so that gc keeps the commit: whoever has named it in
+    a record closes the session.
+    """
+    with Session.open(repository, context.writer) as session, Uploader(session) as uploader:
+        problems = store_sources(uploader, [source for _, source in found], context.progress)
+        if problems:
+            unread(problems)
+        tree = write_tree(
+            uploader, None, (_change(path, source) for path, source in found if _is_had(source))
+        )
+        uploader.finish()
+        commit = Commit(
+            root=tree.root, level=tree.level, parents=(), author=author, time_ms=time_ms, message=message,
+            files=tree.files, bytes=tree.bytes, entries=tree.entries,
+        )  # fmt: skip
+        commit = repository.named(commit, dataset, branch)
+        commit_id = session.put_commit(commit, tree.locator)
+        session.declare(commit_id)
+    return commit, commit_id, session
+
+
+def _is_had(source: Source) -> bool:
+    return source.kind in (Kind.EMPTY_DIRECTORY, Kind.SYMLINK) or source.stored is not None
+
+
+def _change(path: bytes, source: Source) -> TreeChange:
+    if source.kind is Kind.EMPTY_DIRECTORY:
+        return TreeChange(path, Entry(path, source.kind))
+    if source.target is not None:
+        return TreeChange(path, Entry(path, source.kind, target=source.target))
+    assert source.stored is not None  # the others were left out
+    stored = source.stored
+    entry = Entry(path, source.kind, stored.size, stored.file_id, stored.recipe_id)
+    return TreeChange(path, entry, stored.location)
+
+
+LARGEST: Final = 200_000_000
+"""Bytes of code. What is larger is hardly code, but a checkpoint or an environment that nobody meant."""
+GITIGNORE: Final = ".gitignore"
+CODE_BRANCH: Final = BranchName("code")
+"""What the commit says that it was made for. There is no such branch."""
+
+
+def commit_code(
+    context: Context, repository: Repository, dataset: DatasetName, folder: Path, *, force: bool = False
+) -> tuple[CommitId, Session]:
+    """Commits what is in the folder, less what `.gitignore` and `.dsvignore` leave out, and gives the commit's id.
+
+    The session is open, so that gc keeps the commit until a record names it: whoever has written that closes it. The
+    same code gives the same commit, whoever commits it and when. force: also if it is larger than `LARGEST`. Raises
+    `UsageError` for what is too large or empty, `Unsupported` for what no commit can hold, and what a store raises.
+    """
+    found = _code_sources(folder)
+    size = sum(source.size for _, source in found)
+    if size > LARGEST and not force:
+        raise UsageError(
+            f"the code in {folder} has {format_bytes(size)}, more than the {format_bytes(LARGEST)} of any code",
+            subject=str(folder),
+            hint=f"name what is no code in {NAME} or {GITIGNORE}, or take it all the same by --force",
+        )
+    _, commit_id, session = commit_sources(
+        context,
+        repository,
+        found,
+        lambda problems: _refuse(problems, folder),
+        dataset=dataset,
+        branch=CODE_BRANCH,
+        author="dsv",
+        time_ms=0,
+        message="code of a run",
+    )
+    return commit_id, session
+
+
+def _code_sources(folder: Path) -> list[tuple[bytes, Source]]:
+    """What is code, in tree order, by its path in the folder."""
+    top = _work_tree(folder)
+    start = b"" if top == folder else os.fsencode(folder.relative_to(top))
+    walk = Walk(top, start, (GITIGNORE, NAME))
+    cut = len(start) + 1 if start else 0
+    found = [(path[cut:], source) for path, source in walk.sources()]
+    _refuse(walk.problems, folder)
+    links = {path: source.target for path, source in found if source.target is not None}
+    escaping = link_escapes(links)
+    if escaping:
+        raise Unsupported(
+            f"the symlink {show(escaping[0])} leads out of {folder}, so it would lead nowhere in the job",
+            subject=escaping[0].decode("utf-8", "backslashreplace"),
+            hint=f"name it in {NAME}, or put a copy in its place",
+        )
+    if not any(source.kind is not Kind.EMPTY_DIRECTORY for _, source in found):
+        raise UsageError(
+            f"there is no code in {folder}", subject=str(folder), hint="--code names the folder of the code"
+        )
+    return found
+
+
+def _work_tree(folder: Path) -> Path:
+    """The top of git's work tree around a folder, whose `.gitignore` counts too; else the folder itself."""
+    real = folder.resolve()
+    for each in (real, *real.parents):
+        if (each / ".git").exists():
+            return each
+    return real
+
+
+def _refuse(problems: list[Problem], folder: Path) -> None:
+    if not problems:
+        return
+    first = problems[0]
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    raise Unsupported(
+        f"{show(first.path)} in {folder} can't be committed: {first.reason}{more}",
+        subject=first.path.decode("utf-8", "backslashreplace"),
+        hint=f"name it in {NAME}",
+    )
+
+
+OUTPUT_BRANCH: Final = BranchName("output")
+"""What the commit says that it was made for. There is no such branch."""
+_NAMED: Final = 50
+"""Paths that the record names one by one, of those that were left out."""
+_RESERVED: Final = (".git", ".dsv")
+
+
+class KeptOutput:
+    """Commits output. `close` it when the record that names the commit is on its way."""
+
+    def __init__(self, context: Context, offline: bool) -> None:
+        self._context = context
+        self._offline = offline
+        self._session: Session | None = None
+
+    def keep(
+        self, repository: Callable[[], Repository], dataset: DatasetName, folder: Path, run: RunId
+    ) -> RunOutput:
+        """What no commit can hold is left out, and named. That nothing could be kept is told in the result: the job has
+        ended, and the folder stays."""
+        if self._offline:
+            return RunOutput(error="a run with --offline asks no store")
+        note = self._context.progress.note
+        note("sending the output to the store")
+        try:
+            kept = self._keep(repository(), dataset, folder, run)
+        except (Interrupted, Terminated):
+            raise
+        except DsvError as error:
+            return RunOutput(error=error.message)
+        except OSError as error:
+            return RunOutput(error=as_error(error, folder).message)
+        if kept.left_out:
+            note(f"left out of the output in the store: {'; '.join(kept.left_out[:3])}")
+        return kept
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    def _keep(self, repository: Repository, dataset: DatasetName, folder: Path, run: RunId) -> RunOutput:
+        found, problems = _output_sources(folder)
+        commit, commit_id, self._session = commit_sources(
+            self._context,
+            repository,
+            found,
+            problems.extend,
+            dataset=dataset,
+            branch=OUTPUT_BRANCH,
+            author=self._context.writer.author,
+            time_ms=now_ms(),
+            message=f"output of run {run}",
+        )
+        return RunOutput(commit_id.hex(), commit.files, commit.bytes, _told(problems))
+
+
+def _output_sources(folder: Path) -> tuple[Sources, list[Problem]]:
+    """What goes into the tree, and what can't."""
+    walk = Walk(folder, ignoring=())
+    found = walk.sources()
+    problems = [*walk.problems, *_reserved(folder)]
+    problems += [Problem(path, "its path is too long") for path, _ in found if len(path) > MAX_PATH]
+    found = [each for each in found if len(each[0]) <= MAX_PATH]
+    while True:
+        links = {path: source.target for path, source in found if source.target is not None}
+        escaping = set(link_escapes(links))
+        if not escaping:
+            return found, problems
+        problems += [Problem(path, "it is a symlink that leads out") for path in sorted(escaping)]
+        found = [each for each in found if each[0] not in escaping]
+
+
+def _reserved(folder: Path) -> Iterator[Problem]:
+    """Folders of git's and of dsv's own, which no tree has."""
+    for place, folders, files in os.walk(folder):
+        for name in [each for each in (*folders, *files) if each.lower() in _RESERVED]:
+            path = os.fsencode(Path(place, name).relative_to(folder))
+            yield Problem(path, "no commit holds that name")
+        folders[:] = [each for each in folders if each.lower() not in _RESERVED]
+
+
+def _told(problems: list[Problem]) -> tuple[str, ...]:
+    told = [f"{show(each.path)}: {each.reason}" for each in problems[:_NAMED]]
+    return (*told, f"and {len(problems) - _NAMED} more") if len(problems) > _NAMED else tuple(told)

@@ -1,0 +1,339 @@
+"""Upkeep of a store: checking and merging its indexes, moving its refs, and recovering them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from dsv.api.context import Context
+from dsv.api.doctor import Finding, State
+from dsv.api.init import make_place, prove_names
+from dsv.errors import Conflict, DsvError, NotFound, UsageError
+from dsv.format import keys
+from dsv.format.commit import Commit
+from dsv.format.records import FormatEntry, RefEntry
+from dsv.repo.format_log import (
+    DATA_ELSEWHERE,
+    NAMES_ELSEWHERE,
+    NAMES_MOVING,
+    Format,
+    make_names,
+    read_data_layout,
+    read_format,
+    read_layout,
+)
+from dsv.repo.merge_indexes import IndexReport, Merged, check_indexes, merge_indexes
+from dsv.repo.move_refs import NamesMove, Stamp, moves_elsewhere, note_place
+from dsv.repo.objects.metadata import MetadataCache
+from dsv.repo.objects.objects import Objects
+from dsv.repo.recover_refs import FoundCommit, find_heads
+from dsv.repo.refs.branches import LostRace, Refs
+from dsv.repo.repository import Repository
+from dsv.store.base import Store, together
+from dsv.store.open import open_names
+from dsv.store.split import BELOW, SplitStore, places_of, split_of
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import MAIN, BranchName, DatasetName
+
+
+def examine_indexes(context: Context) -> Iterator[Finding]:
+    """Nothing if there is no store, or it can't be reached: `examine_store` tells of that."""
+    try:
+        with context.repository() as repository:
+            report = _report(repository)
+    except NotFound:
+        return
+    except DsvError as error:
+        report = error
+    if isinstance(report, DsvError):
+        yield Finding("index files", State.FAIL, report.message, report.hint)
+        return
+    for fault in report.faults:
+        yield Finding("index files", State.FAIL, fault.text, fault.hint)
+    if not report.faults:
+        some = "" if report.read == report.files else f"{report.read:,} of "
+        yield Finding(
+            "index files",
+            State.OK,
+            f"{some}{report.files:,} are whole; a sync needs to know {report.standing:,} of them",
+        )
+
+
+def _report(repository: Repository) -> IndexReport | DsvError:
+    """The result of a check, or why it failed. A missing index file is a failure too, and not an absent store."""
+    try:
+        return check_indexes(repository)
+    except DsvError as error:
+        return error
+
+
+def merge_index_files(context: Context) -> Merged:
+    """Merges as long as there is something to merge, or to delete. Raises `Denied` if one may not write."""
+    merged = deleted = 0
+    with context.repository() as repository:
+        while True:
+            done = merge_indexes(repository, context.writer)
+            merged, deleted = merged + done.merged, deleted + done.deleted
+            if not done.merged and not done.deleted:
+                return Merged(merged, done.files, deleted)
+
+
+_AT_ONCE = 256
+"""Commits that are asked for together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """commits: all that the store has. names: where the branches were made, or would be."""
+
+    commits: list[FoundCommit]
+    names: str
+
+
+def rebuild_names(context: Context, *, dry_run: bool = False) -> Rebuilt:
+    """Makes a branch of each line of commits that the store holds, at the place that is configured for its names.
+
+    The place must be empty, or hold what an interrupted call has made: it becomes usable by the last write. Raises
+    `UsageError` if no place is configured, `Conflict` if there are names already, `Unsupported` if it can't hold any.
+    """
+    with context.store() as store:
+        split = split_of(store)
+        if split is None:
+            raise UsageError(
+                f"no place is configured for the names of {store.url}",
+                subject=store.url,
+                hint="dsv config stores.NAME.names PLACE",
+            )
+        layout = read_data_layout(split.data)
+        _check_lost(split, layout)
+        objects = Objects(split.data, MetadataCache(context.metadata_folder(layout.store_id)))
+        found = find_heads(_commits(split.data, objects))
+        if not dry_run:
+            _make(context, split, layout, found)
+        return Rebuilt(found, split.names.url)
+
+
+def _commits(data: Store, objects: Objects) -> list[tuple[CommitId, Commit]]:
+    listed = [keys.parse_commit_key(item.key) for item in data.list(keys.COMMIT_PREFIX)]
+    ids = [commit_id for commit_id in listed if commit_id is not None]
+    read = [
+        commit
+        for begin in range(0, len(ids), _AT_ONCE)
+        for commit in together([partial(objects.commit, one) for one in ids[begin : begin + _AT_ONCE]])
+    ]
+    return list(zip(ids, read, strict=True))
+
+
+def _make(context: Context, split: SplitStore, layout: Format, found: list[FoundCommit]) -> None:
+    layout.check(split.data.url, writing=True)
+    make_place(context, split)
+    if _is_taken(split.names):
+        raise Conflict(
+            f"{split.names.url} has names already",
+            subject=split.names.url,
+            hint="dsv config stores.NAME.names PLACE, with an empty place",
+        )
+    proof = prove_names(split.names)
+    refs = Refs(split.names)
+    refs.named = layout.named_records
+    refs.store_id = layout.store_id
+    heads = [(one.dataset, one.head_of, one.id) for one in found if one.head_of is not None]
+    with_main = {dataset for dataset, branch, _ in heads if branch == MAIN}
+    for dataset in sorted(
+        {dataset for dataset, _, _ in heads} - with_main
+    ):  # without a `main` it is no dataset
+        _place(context, refs, dataset, MAIN, None)
+    for dataset, branch, commit_id in heads:
+        _place(context, refs, dataset, branch, commit_id)
+    make_names(split.names, layout, ordered=proof.ordered, nonce=Nonce.random(), time_ms=context.clock())
+    if (
+        layout.entries[-1].names is not None
+    ):  # they had moved, and the data's log would lead to where they were
+        stamp = Stamp(context.writer.author, context.writer.tool, context.clock)
+        note_place(split.data, split.names, split.names.url, stamp)
+
+
+def _check_lost(split: SplitStore, layout: Format) -> None:
+    """Raises `Conflict` if the names can be read where the data's log says that they have moved to."""
+    place = layout.entries[-1].names
+    if place is None:
+        return
+    try:
+        with closing(split.open_names(place)) as noted:
+            found = noted.url if _is_taken(noted) else None
+    except DsvError:
+        return  # it is lost, or out of reach
+    if found is not None and found != split.names.url:
+        raise Conflict(
+            f"the names of {split.data.url} are not lost: they have moved to {found}",
+            subject=found,
+            hint=f"dsv config stores.NAME.names {found}; if they are damaged there: first move that place away, so "
+            "that nobody goes on with them, then the same command again",
+        )
+
+
+def _is_taken(names: Store) -> bool:
+    return any(keys.parse_format_key(item.key) is not None for item in names.list(keys.FORMAT_PREFIX))
+
+
+def _place(
+    context: Context, refs: Refs, dataset: DatasetName, branch: BranchName, commit: CommitId | None
+) -> None:
+    entry = RefEntry(
+        commit=commit,
+        deleted=False,
+        nonce=Nonce.random(),
+        time_ms=context.clock(),
+        author=context.writer.author,
+        action="rebuild-names",
+    )
+    moved = refs.move(dataset, branch, None, entry)
+    if isinstance(moved, LostRace) and moved.winner.commit != commit:
+        raise Conflict(
+            f"branch {branch} of {dataset} is made already, at another commit",
+            subject=f"{dataset}@{branch}",
+            hint="somebody else is making these names: wait for them, or name another place",
+        )
+
+
+_BELOW_DATA = f"{BELOW}names/"
+
+
+@dataclass(frozen=True, slots=True)
+class MovedNames:
+    """names: where they are now. before: where they were; the same if nothing was moved.
+
+    keys: how many were copied. taken_back: a move that was interrupted has been undone. configure: the setting that
+    everybody has to change, and its value, None to take it away; None if there is nothing to change.
+    """
+
+    names: str
+    before: str
+    keys: int = 0
+    taken_back: bool = False
+    configure: tuple[str, str | None] | None = None
+
+
+def move_names(context: Context, place: str) -> MovedNames:
+    """Moves the names of the store in effect to another place: a folder, a bucket, or the place of the data itself.
+
+    Whoever reads or writes meanwhile goes on, and follows. If it was interrupted, the same call finishes it; naming the
+    place where the names are takes it back. Raises `Conflict` if somebody else moves them elsewhere or the place has
+    other names, and `Unsupported` if it can't hold any.
+    """
+    choice = context.settings.store()
+    wanted = context.settings.location(place)
+    with context.store() as store:
+        places = places_of(store)
+        assert places is not None
+        found = _find(store, places)
+        old, log = places.names, found.log
+        log.check(old.url, writing=True)  # what a newer version keeps elsewhere would not be copied
+        there = wanted == old.url or (wanted == places.data.url and old.url.startswith(_below(places)))
+        if there:
+            return _stay(context, places, found)
+        target = _target(places, wanted, found)
+        with _opened(context, places, target) as new:
+            move = NamesMove(places.data, old, new, target, _stamp(context))
+            proof = prove_names(new)
+            copied = 0
+            if found.going is None:
+                if not log.has(NAMES_MOVING):
+                    move.check_free()
+                copied = _copied(move)
+                move.decide()
+            move.finish(ordered=proof.ordered)
+            setting = f"stores.{choice.name or 'NAME'}.names"
+            value = None if target.startswith(BELOW) else target
+            return MovedNames(new.url, old.url, copied, configure=(setting, value))
+
+
+def _copied(move: NamesMove) -> int:
+    """How many keys. A place that can't take them holds nobody up: what was begun here is taken back."""
+    first = move.begin()
+    try:
+        return move.copy()
+    except Conflict:
+        if first:
+            with suppress(Conflict):  # somebody else has decided it
+                move.take_back()
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """log: of the place where the names are, or were until `going` was decided and not finished."""
+
+    log: Format
+    going: FormatEntry | None = None
+
+
+def _find(store: Store, places: SplitStore) -> _Found:
+    """Follows the names as far as their places are complete."""
+    named = places.names
+    layout = read_layout(store)
+    if layout.has(DATA_ELSEWHERE) or not layout.has(NAMES_ELSEWHERE):
+        return _Found(layout)
+    # The log of the data was read alone: the names can't be reached, or were on the way when somebody was killed.
+    places.follow(named)
+    log = Format(tuple(read_format(named)))
+    while (said := log.entries[-1]).names is not None and not log.has(NAMES_MOVING):
+        new = places.open_names(said.names)
+        entries = read_format(new)
+        if not entries:
+            return _Found(log, said)
+        places.follow(new)
+        log = Format(tuple(entries))
+    return _Found(log)
+
+
+def _below(places: SplitStore) -> str:
+    return f"{places.data.url.rstrip('/')}/{_BELOW_DATA.removeprefix(BELOW)}"
+
+
+def _target(places: SplitStore, wanted: str, found: _Found) -> str:
+    """What the log calls the place. Below the data it is a new one each time, as old names there stay."""
+    under_way = found.going or (found.log.entries[-1] if found.log.has(NAMES_MOVING) else None)
+    going = None if under_way is None else under_way.names
+    target = wanted
+    if wanted == places.data.url:
+        begun = going is not None and going.startswith(_BELOW_DATA)
+        target = going if going is not None and begun else f"{_BELOW_DATA}{secrets.token_hex(8)}"
+    if under_way is not None and target != going:
+        raise moves_elsewhere(places.names.url, under_way)
+    return target
+
+
+@contextmanager
+def _opened(context: Context, places: SplitStore, target: str) -> Iterator[Store]:
+    url = (
+        f"{places.data.url.rstrip('/')}/{target.removeprefix(BELOW)}" if target.startswith(BELOW) else target
+    )
+    new = open_names(url, context.store_options(context.settings.store()), create=True)
+    try:
+        yield new
+    finally:
+        new.close()
+
+
+def _stay(context: Context, places: SplitStore, found: _Found) -> MovedNames:
+    old = places.names
+    if found.going is not None:
+        raise moves_elsewhere(old.url, found.going)
+    began = found.log.has(NAMES_MOVING)
+    if began:
+        NamesMove(places.data, old, old, old.url, _stamp(context)).take_back()
+    elif places.is_split and not old.url.startswith(_below(places)):
+        noted = read_format(places.data)[-1].names
+        if (
+            noted is not None
+        ):  # they have moved before, and whoever moved them may have been killed before it was noted
+            note_place(places.data, old, old.url, _stamp(context))
+    return MovedNames(old.url, old.url, taken_back=began)
+
+
+def _stamp(context: Context) -> Stamp:
+    return Stamp(context.writer.author, context.writer.tool, context.clock)

@@ -1,0 +1,274 @@
+"""Clearing away what the killed have left: trash, intents, dead claims, fills that nobody continues, drafts.
+
+Anyone may do it at any time, at the same time as others: names are random and never used twice, and what was renamed
+away can't come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from dsv.cache import usage
+from dsv.cache.claims import intents
+from dsv.cache.claims.claims import (
+    PIN,
+    Claims,
+    LeaseName,
+    LeaseRecord,
+    PinRecord,
+    Unknown,
+)
+from dsv.cache.claims.leases import visible_identity
+from dsv.cache.evict.inventory import THREADS, find_all, find_visible
+from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache.evict.remembered_claims import PlaceFacts, Remembered
+from dsv.cache.fill import directory
+from dsv.cache.fill.directory import finalize
+from dsv.cache.fill.workers import read_workers
+from dsv.cache.layout import Place
+from dsv.cache.names import remove_dangling
+from dsv.cache.record import PREFIX as ENTRY
+from dsv.cache.removal import Remover
+from dsv.cache.root import CacheRoot
+from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
+from dsv.cache.usage import Extent
+from dsv.fs.attributes import PROBE
+from dsv.fs.files import list_names
+
+# Seconds after which anyone may finish what one process should have finished long ago.
+ABANDONED = 600.0
+_OLD_DRAFT = 86400.0
+_T = TypeVar("_T")
+
+
+class Stuck(msgspec.Struct, frozen=True):
+    """What is in the trash and could not be deleted. place: what it was a part of; None if that isn't known."""
+
+    path: Path
+    place: Place | None
+    room: Extent
+    error: OSError
+
+
+class Swept(msgspec.Struct):
+    """freed: room that is free now. stuck: what could not be deleted from the trash.
+
+    facts: what was read of all places at which nothing was cleared away.
+    """
+
+    freed: Extent = msgspec.field(default_factory=Extent)
+    stuck: list[Stuck] = msgspec.field(default_factory=list)
+    facts: dict[Place, PlaceFacts] = msgspec.field(default_factory=dict)
+
+
+class Sweeper:
+    """Clears up once. Places are visited by several threads: over NFS each visit is some round trips."""
+
+    def __init__(
+        self, root: CacheRoot, settings: CacheSettings, request: EvictionRequest, remembered: Remembered
+    ) -> None:
+        self._root = root
+        self._remembered = remembered
+        self._settings = settings
+        self._request = request
+        self._hurry = request.everything or request.need is not None
+        # Only one remover at a time can tell which name of a file was the last.
+        self._deleting = threading.Lock()
+        self._lock = threading.Lock()  # for the next two
+        self._swept = Swept()
+        self._busy: set[str] = set()
+        self._now = remembered.now
+        self._visible: frozenset[Place] = frozenset()
+
+    def run(self) -> Swept:
+        """Raises `OSError` if the cache can't be written at all; what can't be cleared stays."""
+        root, request = self._root, self._request
+        seen = find_visible(root)
+        self._visible = frozenset(seen.places)
+        fills = find_all(root.dot / "fill") if request.only is None else []
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="dsv-sweep") as pool:
+            self._visit(pool, self._fill, [place for place in fills if place not in request.keep])
+            self._visit(pool, self._claims, find_all(root.dot / "claims"))
+            self._visit(pool, self._trash, list_names(root.trash))
+            self._visit(pool, self._draft, list(root.temporary.iterdir()))
+            self._visit(pool, lambda link: remove_dangling(root, *link), seen.links)
+            self._visit(pool, self._remove_probes, self._folders_of_probes())
+        return self._swept
+
+    def _visit(
+        self, pool: ThreadPoolExecutor, clear: Callable[[_T], None], all_of_them: Iterable[_T]
+    ) -> None:
+        def quietly(one: _T) -> None:
+            with contextlib.suppress(OSError):
+                clear(one)
+
+        for _ in pool.map(quietly, all_of_them):
+            pass  # raises anything but an `OSError`
+
+    def _free(self, room: Extent) -> None:
+        with self._lock:
+            self._swept.freed += room
+
+    def _fill(self, place: Place) -> None:
+        """Gives up a fill that nobody has worked on for as long as a commit may stay unused."""
+        found = directory.join(self._root, place)
+        if found is None:
+            home = self._root.fill(place)
+            home.rmdir()
+            home.parent.rmdir()
+            return
+        workers = read_workers(found.workers)
+        if any(not worker.gone(self._now) for worker in workers.values()):
+            return
+        times = [worker.heard for worker in workers.values()]
+        last = max(times, default=found.folder.stat().st_ctime)
+        allowed = self._settings.unused_for(place.dataset_name) or DEFAULT_UNUSED_FOR
+        if not found.tree.is_dir():
+            if self._now - last > ABANDONED:
+                finalize(found)
+        elif (self._hurry or self._now - last > allowed) and directory.give_up(found):
+            self._free(sum((Extent(worker.written, worker.made) for worker in workers.values()), Extent()))
+
+    def _claims(self, place: Place) -> None:
+        """Ends the intents of dead evictors, and removes claims that have expired."""
+        facts = self._remembered.read(place)
+        claims = facts.claims
+        for name in claims.intents:
+            if self._is_dead(place, name):
+                self._end_intent(place, name)
+            else:
+                with self._lock:
+                    self._busy.add(name.removeprefix(intents.PREFIX))
+        expired = self._expired(claims)
+        self._clear_expired(place, claims, expired)
+        if place not in self._visible:
+            self._clear_invisible(place, claims)
+        elif not claims.intents and not expired:
+            with self._lock:
+                self._swept.facts[place] = facts
+
+    def _clear_invisible(self, place: Place, claims: Claims) -> None:
+        if self._root.visible(place).is_dir():
+            return
+        if visible_identity(self._root, place) is None:
+            # A commit is visible before it is recorded, so the one that these names tell of has gone.
+            for name in claims.names:
+                if name.startswith((ENTRY, usage.SHARE)):
+                    self._unlink(place, name)
+        if self._hurry or not _recent(self._root.claims(place), self._now):
+            self._unlink(place, usage.USED)
+        remove_empty(self._root, place)
+
+    def _expired(self, claims: Claims) -> list[LeaseRecord | PinRecord | Unknown]:
+        every: tuple[LeaseRecord | PinRecord | Unknown, ...]
+        every = (*claims.leases, *claims.pins, *claims.unknown)
+        return [one for one in every if not one.valid(self._now)]
+
+    def _clear_expired(
+        self, place: Place, claims: Claims, expired: Iterable[LeaseRecord | PinRecord | Unknown]
+    ) -> None:
+        for one in expired:
+            if isinstance(one, PinRecord):
+                self._unlink(place, f"{PIN}{one.id}")
+            elif isinstance(one, Unknown):
+                self._unlink(place, one.name)
+            else:
+                if one.purpose == "run":
+                    usage.used_until(self._root, place, one.renewed)
+                for name in claims.names:
+                    found = LeaseName.parse(name)
+                    if found is not None and found.holder == one.owner.id:
+                        self._unlink(place, name)
+
+    def _is_dead(self, place: Place, name: str) -> bool:
+        record = intents.read_intent(self._root, place, name)
+        if record is not None:
+            return record.owner.surely_dead() or self._now - record.at > ABANDONED
+        with contextlib.suppress(FileNotFoundError):
+            return self._now - (self._root.claims(place) / name).lstat().st_ctime > ABANDONED
+        return False
+
+    def _end_intent(self, place: Place, name: str) -> None:
+        if not intents.void(self._root, place, name):
+            self._remove(self._root.trash / name.removeprefix(intents.PREFIX), place)
+            self._unlink(place, name)
+
+    def _trash(self, name: str) -> None:
+        """Removes what lies in the trash, except the folder of an evictor that has not used it yet."""
+        folder = self._root.trash / name
+        if folder == self._root.spare_folder:
+            return
+        if folder.is_symlink() or not folder.is_dir():  # what a check has moved out of the way
+            folder.unlink()
+            return
+        empty = next(folder.iterdir(), None) is None
+        young = _recent(folder, self._now)
+        if young and (empty or not self._hurry or name in self._busy):
+            return
+        if folder not in {one.path for one in self._swept.stuck}:  # which is reported with its place
+            self._remove(folder, None)
+
+    def _remove(self, folder: Path, place: Place | None) -> None:
+        remover = Remover()
+        try:
+            with self._deleting:
+                remover.remove(folder)
+        except OSError as error:
+            rest = Remover(dry=True)
+            with contextlib.suppress(OSError):  # then what could be looked at is counted
+                rest.remove(folder)
+            with self._lock:
+                self._swept.stuck.append(Stuck(folder, place, rest.removed.room, error))
+            raise
+        finally:
+            self._free(remover.removed.room)
+
+    def _draft(self, path: Path) -> None:
+        if self._now - path.lstat().st_ctime > _OLD_DRAFT:
+            if path.is_dir() and not path.is_symlink():
+                Remover().remove(path)
+            else:
+                path.unlink()
+
+    def _folders_of_probes(self) -> list[Path]:
+        root = self._root
+        above = (root.path, root.dot / "fill", root.dot / "claims")
+        datasets = list_names(root.dot / "datasets")
+        return [root.path, root.room, *(folder / dataset for dataset in datasets for folder in above)]
+
+    def _remove_probes(self, folder: Path) -> None:
+        """Left by processes that died while asking for the time; they would keep a dataset's folders for ever."""
+        found = [path for path in folder.iterdir() if path.name.startswith(PROBE)]
+        for path in found:
+            if not _recent(path, self._now):
+                path.unlink(missing_ok=True)
+        if found and folder not in (self._root.path, self._root.room):
+            folder.rmdir()  # if nothing else is in it
+
+    def _unlink(self, place: Place, name: str) -> None:
+        (self._root.claims(place) / name).unlink(missing_ok=True)
+
+
+def remove_empty(root: CacheRoot, place: Place) -> None:
+    """Removes the empty folders of a place and of its dataset. Whoever needs them makes them again."""
+    claims = root.claims(place)
+    with contextlib.suppress(OSError):
+        for path in claims.iterdir():
+            if path.name.startswith(
+                (PROBE, ".dsv-")
+            ):  # left by a process that died while asking for the time
+                path.rmdir() if path.is_dir() else path.unlink()
+    for folder in (claims, claims.parent, root.visible(place).parent):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _recent(path: Path, now: float) -> bool:
+    return now - path.lstat().st_ctime < ABANDONED

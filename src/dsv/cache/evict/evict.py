@@ -1,0 +1,328 @@
+"""Evicting: announce an intent, check the claims, move the commit out of sight by one rename, delete it.
+
+docs/cache-protocol.md has the rules, E1 to E7 and C1 to C4, and says why they hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from dsv.cache.claims.claims import Claims, read_claims
+from dsv.cache.claims.intents import PREFIX as INTENT
+from dsv.cache.claims.intents import Fired, Intent
+from dsv.cache.claims.leases import visible_identity
+from dsv.cache.disk import explain
+from dsv.cache.evict.cleanup import Stuck, Sweeper, Swept, remove_empty
+from dsv.cache.evict.inventory import Inventory, Item, take_inventory
+from dsv.cache.evict.policy import Candidate, Disk, Due, EvictionRequest, Planner
+from dsv.cache.evict.remembered_claims import PlaceFacts, Remembered
+from dsv.cache.fill import reservations
+from dsv.cache.layout import Place
+from dsv.cache.names import TagLinks, show_tag
+from dsv.cache.record import record_path
+from dsv.cache.removal import Removed, Remover
+from dsv.cache.root import CacheRoot
+from dsv.cache.settings import CacheSettings, check_writable
+from dsv.cache.usage import USED, Extent, add_share, last_used
+from dsv.errors import DsvError
+
+
+class Evicted(msgspec.Struct, frozen=True):
+    """One commit that was evicted, or would be. freed: room that is free now. foreign: files in it that no fill put
+    there."""
+
+    candidate: Candidate
+    reason: str
+    freed: Extent
+    foreign: int = 0
+    foreign_paths: tuple[str, ...] = ()
+
+
+class HalfRemoved(msgspec.Struct, frozen=True):
+    """A commit that is out of sight, but was only deleted in part. freed: what was deleted."""
+
+    freed: Extent
+    error: DsvError
+
+
+class EvictionResult(msgspec.Struct):
+    """evicted, in order; kept, with reasons; exceeded: limits that still do not hold; failures, by place: of those
+    in `half_removed` the rest is in the trash, the others stay.
+
+    stuck: what lies in the trash since an earlier eviction, and still can't be deleted.
+    leftovers: room freed besides: of killed evictors, of fills that nobody continues, and of `half_removed`.
+    """
+
+    evicted: list[Evicted] = msgspec.field(default_factory=list)
+    kept: list[Due] = msgspec.field(default_factory=list)
+    exceeded: list[str] = msgspec.field(default_factory=list)
+    failures: dict[Place, DsvError] = msgspec.field(default_factory=dict)
+    half_removed: set[Place] = msgspec.field(default_factory=set)
+    leftovers: Extent = msgspec.field(default_factory=Extent)
+    stuck: list[Stuck] = msgspec.field(default_factory=list)
+
+    @property
+    def freed(self) -> Extent:
+        return sum((one.freed for one in self.evicted), self.leftovers)
+
+
+def evict(
+    root: CacheRoot,
+    settings: CacheSettings,
+    request: EvictionRequest,
+    *,
+    on_evicted: Callable[[Evicted], None] = lambda _: None,
+) -> EvictionResult:
+    """Evicts what the settings and the request say. Several at once, on any hosts, are safe.
+
+    Raises `Unsupported` for a cache of a newer dsv, `Denied`, `Unreachable`.
+    """
+    if not root.exists():
+        return EvictionResult()
+    remembered = remember(root)
+    swept = sweep(root, settings, request, remembered)
+    stock = take_stock(root, request, remembered, swept.facts)
+    keep(root, remembered, stock)
+    result = evict_from(root, settings, request, stock, on_evicted)
+    result.leftovers += swept.freed
+    result.stuck = swept.stuck
+    return result
+
+
+def remember(root: CacheRoot) -> Remembered:
+    """Raises `Denied`, `Unreachable`."""
+    try:
+        return Remembered.load(root, root.now())
+    except OSError as error:
+        raise explain(error, root.path, "clean up") from error
+
+
+def keep(root: CacheRoot, remembered: Remembered, stock: Stock) -> None:
+    """For the next inventory. It does no harm if it can't be written."""
+    with contextlib.suppress(OSError):
+        remembered.save(item.place for item in stock.inventory.items)
+
+
+def sweep(
+    root: CacheRoot, settings: CacheSettings, request: EvictionRequest, remembered: Remembered
+) -> Swept:
+    """Deletes what killed evictors left, and fills that nobody continues. Raises as `evict`."""
+    check_writable(root, settings)
+    try:
+        return Sweeper(root, settings, request, remembered).run()
+    except OSError as error:
+        raise explain(error, root.path, "clean up") from error
+
+
+class Stock(msgspec.Struct, frozen=True):
+    """What an eviction is planned from: what is cached, and the disk as it was right afterwards.
+
+    It may be out of date by then: each commit is checked again before it is evicted.
+    """
+
+    inventory: Inventory
+    disk: Disk
+
+    def planner(self, settings: CacheSettings, request: EvictionRequest) -> Planner:
+        now = self.inventory.now
+        candidates = [item.candidate(now) for item in self.inventory.visible]
+        return Planner(candidates, settings, self.disk, now, request)
+
+
+def take_stock(
+    root: CacheRoot,
+    request: EvictionRequest,
+    remembered: Remembered | None = None,
+    facts: Mapping[Place, PlaceFacts] | None = None,
+) -> Stock:
+    """`remembered`, `facts`: as of `take_inventory`. Raises `Denied`, `Unreachable`."""
+    inventory = take_inventory(root, remembered, facts)
+    return Stock(inventory, disk_now(root, request.place if request.need is not None else None))
+
+
+def evict_from(
+    root: CacheRoot,
+    settings: CacheSettings,
+    request: EvictionRequest,
+    stock: Stock,
+    on_evicted: Callable[[Evicted], None] = lambda _: None,
+) -> EvictionResult:
+    """`evict` without the sweep, by what is known already."""
+    planner = stock.planner(settings, request)
+    executor = _Executor(root, {item.place: item for item in stock.inventory.visible})
+    return _carry_out(planner, lambda due: executor.evict(due, planner.new_owner()), on_evicted)
+
+
+def preview(
+    root: CacheRoot, settings: CacheSettings, request: EvictionRequest, *, exact: bool = True
+) -> EvictionResult:
+    """What `evict` would do now; nothing is touched.
+
+    exact: look at every file that would go, as only its link count says what is freed; otherwise use the records.
+    """
+    if not root.exists():
+        return EvictionResult()
+    return preview_from(root, settings, request, take_stock(root, request), exact=exact)
+
+
+def preview_from(
+    root: CacheRoot, settings: CacheSettings, request: EvictionRequest, stock: Stock, *, exact: bool = True
+) -> EvictionResult:
+    """`preview` by what is known already."""
+    remover = Remover(dry=True)
+
+    def measure(due: Due) -> Evicted:
+        if not exact:
+            return Evicted(due.candidate, due.reason, due.candidate.room)
+        return _evicted(due, remover.remove(root.visible(due.candidate.place)))
+
+    return _carry_out(stock.planner(settings, request), measure, lambda _: None)
+
+
+def _carry_out(
+    planner: Planner,
+    act: Callable[[Due], Evicted | HalfRemoved | str | None],
+    on_evicted: Callable[[Evicted], None],
+) -> EvictionResult:
+    """`act` returns what was evicted, why it stays after all, or None if another evictor was faster."""
+    result = EvictionResult()
+    while (due := planner.next()) is not None:
+        try:
+            outcome = act(due)
+        except OSError as error:
+            result.failures[due.candidate.place] = failure = explain(error, str(due.candidate.place), "evict")
+            outcome = failure.message
+        if isinstance(outcome, str):
+            planner.kept(outcome)
+        elif outcome is None:
+            planner.gone()
+        elif isinstance(outcome, HalfRemoved):
+            planner.evicted(outcome.freed)
+            result.failures[due.candidate.place] = outcome.error
+            result.half_removed.add(due.candidate.place)
+            result.leftovers += outcome.freed
+        else:
+            planner.evicted(outcome.freed, planner.new_owner())
+            result.evicted.append(outcome)
+            on_evicted(outcome)
+    plan = planner.finish()
+    result.kept, result.exceeded = plan.kept, plan.exceeded
+    return result
+
+
+def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
+    """The file system's figures, and what fills have written and still will, less the one of `without`."""
+    try:
+        found = os.statvfs(_nearest(root.path))
+        fills = reservations.reservations(root)
+    except OSError as error:
+        raise explain(error, root.path, "read") from error
+    return Disk(
+        free=found.f_bavail * found.f_frsize,
+        total=found.f_blocks * found.f_frsize,
+        filling=Extent(sum(one.written_bytes for one in fills), sum(one.written_files for one in fills)),
+        reserved=sum(
+            (Extent(one.left_bytes, one.left_files) for one in fills if one.place != without), Extent()
+        ),
+        free_files=found.f_favail if found.f_files else None,  # Btrfs and some file servers say 0 of 0
+    )
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists: a cache that does not exist yet will be on that file
+    system."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+class _Executor:
+    """Evicts one commit at a time."""
+
+    def __init__(self, root: CacheRoot, items: dict[Place, Item]) -> None:
+        self._root = root
+        self._items = items
+        self._remover = Remover()
+        self._links = TagLinks(root)
+
+    def evict(self, due: Due, new_owner: Place | None) -> Evicted | HalfRemoved | str | None:
+        """What was evicted; why it stays after all; None if another evictor was faster. Raises `OSError`."""
+        root, place = self._root, due.candidate.place
+        intent = Intent.declare(root, place, root.now(root.claims(place)))
+        try:
+            claims = read_claims(root, place)
+            reason = self._objection(due.candidate, claims)
+            tags = [] if reason else self._links.hide(place)
+            fired = Fired.VOIDED if reason else intent.fire(root.visible(place))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                intent.withdraw()
+            raise
+        if fired is not Fired.DONE:
+            intent.withdraw()
+            if fired is Fired.GONE or visible_identity(root, place) is None:
+                remove_empty(root, place)
+                return None
+            for tag in tags:
+                with contextlib.suppress(OSError):
+                    show_tag(root, place, tag)
+            return reason or "taken into use at this moment"
+        forget(root, place, claims)
+        try:
+            removed = self._remover.remove(intent.folder / place.name)
+        except OSError as error:  # the intent stays, so that the next evict finds the rest
+            return HalfRemoved(self._remover.removed.room, _half_removed(place, error))
+        self._pass_on(due.candidate.room - removed.room, new_owner)
+        intent.withdraw()
+        remove_empty(root, place)
+        return _evicted(due, removed)
+
+    def _objection(self, candidate: Candidate, claims: Claims) -> str | None:
+        """Why it must stay, if that has changed since the plan was made."""
+        root, place = self._root, candidate.place
+        reason = claims.protecting(root.now(root.claims(place)))
+        if reason is not None:
+            return reason
+        if (last_used(root, place) or 0.0) > candidate.last_use:
+            return "used at this moment"
+        record = self._items[place].record
+        if record is not None and record_path(root, place, record.fill).name not in claims.names:
+            return "cached anew at this moment"
+        return None
+
+    def _pass_on(self, rest: Extent, new_owner: Place | None) -> None:
+        """Room that stays in use, as others link the files, counts for another commit from now on."""
+        item = None if new_owner is None else self._items.get(new_owner)
+        if item is not None and item.record is not None and rest != Extent():
+            with contextlib.suppress(OSError):
+                add_share(self._root, item.place, item.record.fill, rest)
+
+
+def _half_removed(place: Place, error: OSError) -> DsvError:
+    cause = explain(error, str(place), "delete all of")
+    return type(cause)(
+        f"{cause.message}; it is half removed; the next evict deletes the rest from the trash",
+        subject=cause.subject,
+        hint=cause.hint,
+    )
+
+
+def forget(root: CacheRoot, place: Place, claims: Claims) -> None:
+    """Removes what was known and claimed of a commit that has gone: exactly the names that were seen under the intent.
+
+    No such name is ever used again, so a new fill of the same commit keeps all of its own; `used` alone
+    is, and losing it does no harm. Raises `OSError`.
+    """
+    for name in claims.names:
+        if not name.startswith(INTENT):
+            (root.claims(place) / name).unlink(missing_ok=True)
+    (root.claims(place) / USED).unlink(missing_ok=True)
+
+
+def _evicted(due: Due, removed: Removed) -> Evicted:
+    return Evicted(due.candidate, due.reason, removed.room, removed.foreign, tuple(removed.foreign_paths))

@@ -1,0 +1,201 @@
+"""What is cached here: small records and claims of every commit. Never walks a tree."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from dsv.cache.claims.claims import Claims
+from dsv.cache.disk import explain, own_folder
+from dsv.cache.evict.policy import Candidate
+from dsv.cache.evict.remembered_claims import PlaceFacts, Remembered
+from dsv.cache.layout import SETTINGS_FILE, Place, folder_name, is_dataset
+from dsv.cache.names import PREFIX, is_tag_link
+from dsv.cache.record import Filled
+from dsv.cache.root import CacheRoot
+from dsv.cache.usage import Extent
+from dsv.fs.attributes import refresh
+from dsv.fs.files import GONE, list_names
+from dsv.values.names import DatasetName
+
+THREADS = 16  # reads in flight: over NFS each is a round trip
+
+
+class Item(msgspec.Struct, frozen=True):
+    """What is known of one place. Times by the file server's clock.
+
+    visible: it can be seen; if not, only claims or a fill under way are there. record: None if none was
+    written (its filler died right then) or none can be read. room: what it stands for on disk. closed: it lies in
+    a folder that this user may not read, so it is known by its record alone, and stays.
+    """
+
+    place: Place
+    visible: bool
+    record: Filled | None
+    claims: Claims
+    last_use: float
+    room: Extent
+    closed: bool = False
+
+    @property
+    def dataset(self) -> DatasetName:
+        return self.place.dataset_name
+
+    def candidate(self, now: float) -> Candidate:
+        size, files = (self.record.bytes, self.record.files) if self.record else (0, 0)
+        claim = self.claims.protecting(now) or ("in a folder that may not be read" if self.closed else None)
+        return Candidate(self.place, self.dataset, size, files, self.room, self.last_use, claim)
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    """now: when it was begun. foreign: names at the top and among the commits that are not dsv's."""
+
+    now: float
+    items: tuple[Item, ...]
+    foreign: tuple[str, ...]
+
+    @property
+    def visible(self) -> list[Item]:
+        return [item for item in self.items if item.visible]
+
+
+def take_inventory(
+    root: CacheRoot, remembered: Remembered | None = None, facts: Mapping[Place, PlaceFacts] | None = None
+) -> Inventory:
+    """Raises `Denied`, `Unreachable`; a cache that is not there is empty.
+
+    remembered: what is known from before; by default what the cache has kept. facts: what was read a moment ago; the
+    other places are read. Nobody may rely on these for more than a plan.
+    """
+    read = facts or {}
+    try:
+        known = remembered or Remembered.load(root, server_now(root))
+        seen = find_visible(root)
+        places = sorted(seen.places | set(find_all(root.dot / "claims")))
+
+        def look(place: Place) -> Item:
+            item = _item(root, place, read.get(place) or known.read(place), visible=place in seen.places)
+            shut = place.dataset in seen.closed and item.record is not None
+            return replace(item, visible=True, closed=True) if shut else item
+
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="dsv-inventory") as pool:
+            return Inventory(known.now, tuple(pool.map(look, places)), tuple(seen.foreign))
+    except OSError as error:
+        raise explain(error, root.path, "read") from error
+
+
+def _item(root: CacheRoot, place: Place, facts: PlaceFacts, *, visible: bool) -> Item:
+    record, leases = facts.record, facts.claims.leases
+    uses = [facts.used]
+    uses += [lease.renewed for lease in leases if lease.purpose != "hold"]
+    uses += [lease.since for lease in leases]
+    uses += [record.time] if record is not None else [_changed(root.visible(place))]
+    return Item(place, visible, record, facts.claims, max(uses), facts.room)
+
+
+def server_now(root: CacheRoot) -> float:
+    """The file server's clock; this host's, if this user may only read, and so decides nothing. Raises `OSError`."""
+    try:
+        return root.now() if root.exists() else time.time()
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return time.time()
+
+
+def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
+    """What of one dataset is visible. Raises `OSError`, and `Conflict` if its folder is a symlink."""
+    if not root.exists():
+        return []
+    with contextlib.suppress(FileNotFoundError):
+        refresh(root.path)  # the dataset's folder may have come a moment ago
+    folder = folder_name(dataset)
+    names = list_names(root.path / folder) if own_folder(root.path / folder) else []
+    places = (Place.parse(folder, name) for name in names)
+    return [place for place in places if place is not None]
+
+
+class Visible(msgspec.Struct, frozen=True):
+    """What can be seen. closed: datasets whose folders this user may not read. foreign: as of `Inventory`.
+
+    links: the datasets' folders and the names in them that are links of tags.
+    """
+
+    places: set[Place]
+    closed: set[str]
+    foreign: list[str]
+    links: list[tuple[str, str]]
+
+
+def find_visible(root: CacheRoot) -> Visible:
+    """By listing the folders of the datasets, without a look at any commit. Raises `OSError`."""
+    places: set[Place] = set()
+    closed: set[str] = set()
+    foreign: list[str] = []
+    links: list[tuple[str, str]] = []
+    for folder in _entries(root.path):
+        if folder.name == SETTINGS_FILE or folder.name.startswith("."):
+            continue
+        if not folder.is_dir(follow_symlinks=False) or not is_dataset(folder.name):
+            foreign.append(folder.name)
+            continue
+        ours = root.binding(folder.name).exists()
+        try:
+            inside = _entries(Path(folder.path))
+        except PermissionError:  # its owner does not want it read
+            inside = []
+            if ours:
+                closed.add(folder.name)
+        if not ours and not _has_place(folder.name, inside):
+            foreign.append(folder.name)
+            continue
+        for one in inside:
+            place = Place.parse(folder.name, one.name)
+            if place is not None and one.is_dir(follow_symlinks=False):
+                places.add(place)
+            elif one.name.startswith(PREFIX) and is_tag_link(Path(one.path)):
+                links.append((folder.name, one.name))
+            elif not one.name.startswith("."):
+                foreign.append(f"{folder.name}/{one.name}")
+    return Visible(places, closed, sorted(foreign), links)
+
+
+def find_all(folder: Path) -> list[Place]:
+    """The places that have a folder of their own below one of the dot folder's. Raises `OSError`."""
+    found: list[Place] = []
+    for dataset in list_names(folder):
+        if is_dataset(dataset):
+            places = (Place.parse(dataset, name) for name in list_names(folder / dataset))
+            found.extend(place for place in places if place is not None)
+    return found
+
+
+def _has_place(dataset: str, inside: list[os.DirEntry[str]]) -> bool:
+    return any(Place.parse(dataset, one.name) is not None for one in inside)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """As the file server has them now: what another host cached a moment ago is among them."""
+    try:
+        refresh(folder)
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+        return []
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_ctime
+    except (FileNotFoundError, PermissionError):
+        return 0.0

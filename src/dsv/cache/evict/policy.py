@@ -1,0 +1,284 @@
+"""Which cached commits are evicted, in which order and why. Pure: values in, a plan out; no clock, no disk.
+
+The planner gives one commit at a time and is told how much room that freed, so that not one commit more is evicted than
+the limits need. With `--dry-run` the caller measures what would be freed; otherwise it deletes and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from dsv.cache.layout import Place
+from dsv.cache.settings import CacheSettings
+from dsv.cache.usage import Extent
+from dsv.values.units import format_bytes, format_duration
+
+_NOTHING = Extent()
+_OWN_FILES = 64  # inodes that a fill needs beside its commit's files and folders: its claims, its own folders
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """One cached commit (or selection) as the policy sees it.
+
+    dataset: its name. bytes, files: of its content. room: what it stands for on disk, without what it shares with
+    older ones. last_use: seconds since 1970, by the file server's clock. claim: what keeps it, or None.
+    """
+
+    place: Place
+    dataset: str
+    bytes: int
+    files: int
+    room: Extent
+    last_use: float
+    claim: str | None = None
+
+
+class Disk(msgspec.Struct, frozen=True):
+    """The file system: free and total bytes, what fills under way have written, and what is reserved for the rest.
+
+    free_files: how many files can be made before inodes run out; None if there is no limit, or none is known.
+    """
+
+    free: int
+    total: int
+    filling: Extent = _NOTHING
+    reserved: Extent = _NOTHING
+    free_files: int | None = None
+
+    def freed(self, room: Extent) -> Disk:
+        files = None if self.free_files is None else self.free_files + room.files
+        return replace(self, free=self.free + room.bytes, free_files=files)
+
+
+class EvictionRequest(msgspec.Struct, frozen=True):
+    """What an eviction is for.
+
+    only: these and nothing else, by name. everything: all that may go. need: room that must be left afterwards, for
+    `place`, a commit of `dataset`; then neither age nor another dataset's own max_size is a reason to evict. folders:
+    inodes that it needs beside those of its files, which no limit of the owner's counts. keep: what must stay for it.
+    """
+
+    only: frozenset[Place] | None = None
+    everything: bool = False
+    need: Extent | None = None
+    dataset: str | None = None
+    place: Place | None = None
+    keep: frozenset[Place] = frozenset()
+    folders: int = 0
+
+
+_ORDINARY = EvictionRequest()
+
+
+class Due(msgspec.Struct, frozen=True):
+    candidate: Candidate
+    reason: str
+
+
+class EvictionPlan(msgspec.Struct):
+    """What goes, in order, with what each frees; what stays; and the limits that are exceeded all the same."""
+
+    evicted: list[tuple[Due, Extent]] = msgspec.field(default_factory=list)
+    kept: list[Due] = msgspec.field(default_factory=list)
+    exceeded: list[str] = msgspec.field(default_factory=list)
+
+    @property
+    def freed(self) -> Extent:
+        return sum((extent for _, extent in self.evicted), Extent())
+
+
+class Planner:
+    """Call `next`, then `evicted`, `kept` or `gone` for the commit that it gave, and so on; at the end `finish`."""
+
+    def __init__(
+        self,
+        candidates: Iterable[Candidate],
+        settings: CacheSettings,
+        disk: Disk,
+        now: float,
+        request: EvictionRequest = _ORDINARY,
+    ) -> None:
+        self._settings = settings
+        self._disk = disk
+        self._now = now
+        self._request = request
+        self._waiting = sorted(candidates, key=lambda one: (one.last_use, one.place))
+        self._there = {one.place: one for one in self._waiting}
+        self._room = _Accounts(self._waiting)
+        self._given: Due | None = None
+        self.plan = EvictionPlan()
+
+    def next(self) -> Due | None:
+        """The next commit to go, oldest use first; None when nothing more is due."""
+        assert self._given is None, "the last one was not answered"
+        limit = next(iter(self._exceeded()), None)
+        over = self._datasets_over()
+        staying = []
+        for position, one in enumerate(self._waiting):
+            reason = self._reason(one, limit, over)
+            claim = None if reason is None else self._claim(one)
+            if reason is None:
+                staying.append(one)
+            elif claim is not None:
+                self.plan.kept.append(Due(one, claim))
+            else:
+                self._waiting = staying + self._waiting[position + 1 :]
+                self._given = Due(one, reason)
+                return self._given
+        self._waiting = staying
+        return None
+
+    def evicted(self, freed: Extent, new_owner: Place | None = None) -> None:
+        """The commit went and freed this; what it left behind is on the account of `new_owner` now."""
+        due = self._answer()
+        room = self._room.close(due.candidate)
+        if new_owner in self._there:
+            self._room.add(self._there[new_owner], room - freed)
+        self._disk = self._disk.freed(freed)
+        self.plan.evicted.append((due, freed))
+
+    def kept(self, reason: str) -> None:
+        """The commit stayed after all: somebody took it into use."""
+        due = self._answer()
+        self._there[due.candidate.place] = due.candidate
+        self.plan.kept.append(Due(due.candidate, reason))
+
+    def gone(self) -> None:
+        """Another evicted it first."""
+        self._room.close(self._answer().candidate)
+
+    def new_owner(self) -> Place | None:
+        """The commit that the rest of the given one counts for: the last used of its dataset, else of any."""
+        assert self._given is not None
+        mine = self._given.candidate
+        others = [one for one in self._there.values() if one.place != mine.place]
+        same = [one for one in others if one.dataset == mine.dataset]
+        best = max(same or others, key=lambda one: (one.last_use, one.place), default=None)
+        return None if best is None else best.place
+
+    def finish(self) -> EvictionPlan:
+        """The plan, with why each of the others stays."""
+        for one in self._waiting:
+            if self._request.only is None or one.place in self._request.only:
+                used = format_duration(max(0.0, self._now - one.last_use))
+                self.plan.kept.append(Due(one, self._claim(one) or f"used {used} ago"))
+        self._waiting = []
+        if self._request.only is None:
+            self.plan.exceeded = self.exceeded()
+        return self.plan
+
+    def exceeded(self) -> list[str]:
+        """Each limit that does not hold now, in a sentence."""
+        return [*self._exceeded(), *self._datasets_over().values()]
+
+    def _answer(self) -> Due:
+        assert self._given is not None, "nothing was asked"
+        due, self._given = self._given, None
+        del self._there[due.candidate.place]
+        return due
+
+    def _claim(self, one: Candidate) -> str | None:
+        if one.place in self._request.keep:
+            return "needed by what is being cached"
+        if self._settings.is_protected(one.dataset):
+            return "protected by the cache's owner"
+        return one.claim
+
+    def _reason(self, one: Candidate, limit: str | None, over: Mapping[str, str]) -> str | None:
+        """Why it is due at this moment, or None."""
+        if self._request.only is not None:
+            return "named" if one.place in self._request.only else None
+        if self._request.everything:
+            return "requested by --all"
+        age = self._settings.unused_for(one.dataset)
+        if self._request.need is None and age is not None and self._now - one.last_use > age:
+            return f"unused for {format_duration(self._now - one.last_use)}"
+        return over.get(one.dataset, limit)
+
+    def _coming(self, dataset: str | None = None) -> Extent:
+        """Room that this eviction is to make, and what other fills were promised."""
+        need = self._request.need or Extent()
+        if dataset is not None:
+            return need if dataset == self._request.dataset else Extent()
+        return self._disk.reserved + need
+
+    def _datasets_over(self) -> dict[str, str]:
+        """Each dataset above its own max_size, with the sentence that says so.
+
+        If room is made for a commit, only its dataset counts: what another has too much of takes no room that this one
+        could have.
+        """
+        rooms, wanted = self._room.datasets, self._request.dataset
+        found = {}
+        for name in rooms if wanted is None else [wanted]:
+            most = self._settings.rule(name).max_size
+            size = rooms.get(name, _NOTHING).bytes + self._coming(name).bytes
+            if most is not None and size > most:
+                found[name] = f"{name} takes {format_bytes(size)}, its max_size is {format_bytes(most)}"
+        return found
+
+    def _exceeded(self) -> list[str]:
+        """Each limit of the whole cache that does not hold now."""
+        limits, coming = self._settings.limits, self._coming()
+        planned = self._room.total + self._disk.filling + coming
+        with_it = f" with {format_bytes(coming.bytes)} still to come" if coming.bytes else ""
+        found = []
+        if limits.max_size is not None and planned.bytes > limits.max_size:
+            size, most = format_bytes(planned.bytes), format_bytes(limits.max_size)
+            found.append(f"the cache takes {size}{with_it}, max_size is {most}")
+        if limits.max_files is not None and planned.files > limits.max_files:
+            found.append(f"the cache holds {planned.files} files{with_it}, max_files is {limits.max_files}")
+        free = self._disk.free - coming.bytes
+        found.extend(
+            f"{format_bytes(max(free, 0))} are free{with_it}, min_free is {amount}"
+            for amount in limits.min_free
+            if free < amount.of(self._disk.total)
+        )
+        if free < 0 and not found:
+            found.append(f"{format_bytes(self._disk.free)} are free, {format_bytes(coming.bytes)} are needed")
+        files, needed = self._disk.free_files, coming.files
+        if self._request.need not in (None, _NOTHING):
+            needed += _OWN_FILES + self._request.folders
+        if files is not None and files < needed:
+            found.append(f"{files} inodes are free, {needed} are needed")
+        return found
+
+
+class _Accounts:
+    """Room by commit and by dataset, and its sum, kept up to date."""
+
+    def __init__(self, candidates: Iterable[Candidate]) -> None:
+        self.total = Extent()
+        self.datasets: dict[str, Extent] = {}
+        self._places: dict[Place, Extent] = {}
+        for one in candidates:
+            self.add(one, one.room)
+
+    def add(self, one: Candidate, room: Extent) -> None:
+        self.total += room
+        self.datasets[one.dataset] = self.datasets.get(one.dataset, Extent()) + room
+        self._places[one.place] = self._places.get(one.place, Extent()) + room
+
+    def close(self, one: Candidate) -> Extent:
+        room = self._places[one.place]
+        self.add(one, Extent() - room)
+        del self._places[one.place]
+        return room
+
+
+def plan_eviction(
+    candidates: Iterable[Candidate],
+    settings: CacheSettings,
+    disk: Disk,
+    now: float,
+    request: EvictionRequest = _ORDINARY,
+    measure: Callable[[Candidate], Extent] = lambda one: one.room,
+) -> EvictionPlan:
+    """The whole plan, where `measure` says what each commit frees if it goes after those before it."""
+    planner = Planner(candidates, settings, disk, now, request)
+    while (due := planner.next()) is not None:
+        planner.evicted(measure(due.candidate), planner.new_owner())
+    return planner.finish()

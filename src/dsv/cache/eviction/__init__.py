@@ -1,1 +1,0 @@
-"""Eviction: which commits go, and how they go without hurting their users."""

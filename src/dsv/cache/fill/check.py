@@ -1,0 +1,291 @@
+"""Reading cached files again against their ids, and putting right what is wrong, from the store."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from dsv.cache.fill.create_files import Folders, Rights, create_file
+from dsv.cache.fill.links import State, examine
+from dsv.cache.fill.source import Source
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
+from dsv.format.locator import Location
+from dsv.format.tree import Entry, Kind
+from dsv.fs.attributes import refresh
+from dsv.repo.tree.read import TreeReader
+from dsv.transfer.download import Wanted
+from dsv.values.paths import PathSet, show
+from dsv.values.progress import Progress
+
+_THREADS = 8
+_AHEAD = 256  # files being read or waiting for it
+_NOT_A_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+class Wrong(msgspec.Struct, frozen=True):
+    """A path that is not what was committed. links: names of that file elsewhere, which are wrong just as well."""
+
+    entry: Entry
+    where: Location | None
+    problem: str
+    identity: tuple[int, int] | None = None
+    links: int = 0
+
+    @property
+    def path(self) -> str:
+        return show(self.entry.path)
+
+
+class Checked(msgspec.Struct):
+    """The result of checking one place.
+
+    foreign: paths that were never committed.
+    left: those of them that a repair has left there.
+    """
+
+    foreign: list[bytes] = msgspec.field(default_factory=list)
+    left: list[bytes] = msgspec.field(default_factory=list)
+    expected: set[bytes] = msgspec.field(default_factory=set)
+    wrong: list[Wrong] = msgspec.field(default_factory=list)
+    repaired: int = 0
+    files: int = 0
+    bytes: int = 0
+
+
+def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, progress: Progress) -> Checked:
+    """Reads every file of a visible commit, which somebody holds a lease on. Raises `OSError`."""
+    result = Checked()
+    top = os.open(root.visible(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-check") as pool:
+            jobs: deque[Future[Entry | Wrong]] = deque()
+
+            def drain() -> None:
+                for job in jobs:
+                    job.exception()
+
+            with closing(Folders(top, Rights.of(root), before_close=drain)) as folders:
+                for looked in _look_at_all(
+                    folders, root, _chosen(tree, selection, result.expected), pool, jobs
+                ):
+                    if isinstance(looked, Wrong):
+                        result.wrong.append(looked)
+                        looked = looked.entry
+                    result.files += looked.is_file
+                    result.bytes += looked.size
+                    progress.advance(1, looked.size)
+    finally:
+        os.close(top)
+    result.foreign = result.left = _find_foreign(root.visible(place), result.expected)
+    return result
+
+
+def repair(
+    root: CacheRoot,
+    place: Place,
+    source: Source,
+    result: Checked,
+    known: dict[object, Path],
+    *,
+    remove_foreign: bool,
+) -> None:
+    """Replaces what is wrong by what the store has, verified, each path at once.
+
+    remove_foreign: also deletes paths that were never committed.
+
+    A file that several commits share is fetched once: `known` remembers, over several places, what took
+    the place of which file. Raises `OSError`, and what the source raises.
+    """
+    visible = root.visible(place)
+    rights = Rights.of(root, sync=True)  # on any file system: it is visible at once
+    files: list[Wrong] = []
+    for wrong in result.wrong:
+        entry, path = wrong.entry, _at(visible, wrong.entry.path)
+        _make_way(root, visible, path)
+        if entry.is_file:
+            twin = known.get((wrong.identity, entry.file_id, entry.kind))
+            if twin is None or not _replace_by_link(root, twin, path):
+                files.append(wrong)
+                continue
+        elif entry.kind is Kind.SYMLINK:
+            draft = root.temporary / os.urandom(8).hex()
+            draft.symlink_to(os.fsdecode(entry.target or b""))
+            draft.replace(path)
+        else:
+            root.make_directory(path)
+        result.repaired += 1
+    stream = source.files(Wanted(wrong.entry, wrong.where) for wrong in files)
+    for wrong, (_, pieces) in zip(files, stream, strict=True):
+        path = _at(visible, wrong.entry.path)
+        _fetch(root, pieces, path, rights, executable=wrong.entry.kind is Kind.EXECUTABLE)
+        if wrong.identity is not None:
+            known[(wrong.identity, wrong.entry.file_id, wrong.entry.kind)] = path
+        result.repaired += 1
+    if result.foreign:
+        if remove_foreign:
+            _remove_foreign(visible, result)
+        left = set(_find_foreign(visible, result.expected))
+        result.left = [path for path in result.foreign if path in left]
+
+
+def _chosen(
+    tree: TreeReader, selection: PathSet, expected: set[bytes]
+) -> Iterator[tuple[Entry, Location | None]]:
+    for entry, where in tree.below(b""):
+        if entry.path in selection:
+            expected.add(entry.path)
+            yield entry, where
+
+
+def _look_at_all(
+    folders: Folders,
+    root: CacheRoot,
+    entries: Iterable[tuple[Entry, Location | None]],
+    pool: ThreadPoolExecutor,
+    jobs: deque[Future[Entry | Wrong]],
+) -> Iterator[Entry | Wrong]:
+    """Each entry, or what is wrong about it, in order; files are read by several threads. jobs: under way."""
+    for entry, where in entries:
+        try:
+            folder, name = folders.of(entry.path)
+        except OSError as error:
+            if error.errno not in _NOT_A_FOLDER:
+                raise
+            jobs.append(pool.submit(Wrong, entry, where, "is missing"))
+        else:
+            jobs.append(pool.submit(_look, root, folder, name, entry, where))
+        if len(jobs) > _AHEAD:
+            yield jobs.popleft().result()
+    while jobs:
+        yield jobs.popleft().result()
+
+
+def _look(root: CacheRoot, folder: int, name: bytes, entry: Entry, where: Location | None) -> Entry | Wrong:
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return Wrong(entry, where, "is missing")
+    identity = (found.st_dev, found.st_ino)
+    if not entry.is_file:
+        if entry.kind is Kind.EMPTY_DIRECTORY:
+            right = stat.S_ISDIR(found.st_mode)
+        else:
+            right = stat.S_ISLNK(found.st_mode) and os.readlink(name, dir_fd=folder) == entry.target
+        return entry if right else Wrong(entry, where, "is something else")
+    if not stat.S_ISREG(found.st_mode):
+        return Wrong(entry, where, "is something else")
+    if found.st_size != entry.size:
+        problem = f"has {found.st_size} bytes instead of {entry.size}"
+        return Wrong(entry, where, problem, identity, found.st_nlink - 1)
+    if bool(found.st_mode & 0o100) != (entry.kind is Kind.EXECUTABLE):
+        return Wrong(entry, where, "has the wrong executable bit", identity, found.st_nlink - 1)
+    fault = _read(root, folder, name, entry)
+    return entry if fault is None else Wrong(entry, where, fault, identity, found.st_nlink - 1)
+
+
+def _read(root: CacheRoot, folder: int, name: bytes, entry: Entry) -> str | None:
+    """What is wrong about a file's content. Raises `OSError`, but not for a place on the disk that can't be read.
+
+    Of a server that is away, or had forgotten what this host had open, the same is said; the one doesn't answer
+    about the cache either, and from the other the file can be read when it is opened again.
+    """
+    for last in (False, True):
+        try:
+            return None if examine(folder, name, entry) is State.WHOLE else "has other content"
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            refresh(root.path)
+            if last:
+                return f"can't be read: {error.strerror}"
+    raise AssertionError("unreachable")
+
+
+def _find_foreign(visible: Path, expected: set[bytes]) -> list[bytes]:
+    """Every path below that is no entry, and no folder of one, in order."""
+    top = os.fsencode(visible)
+    inner = _folders_of(expected)
+    strange: list[bytes] = []
+    for folder, names, files in os.walk(top):
+        below = folder[len(top) + 1 :]
+        here = below + b"/" if below else b""
+        strange += [here + name for name in files if here + name not in expected]
+        if not names and not files and below and below not in expected and below not in inner:
+            strange.append(below)
+        links = (here + name for name in names if _at(visible, here + name).is_symlink())
+        strange += [path for path in links if path not in expected]
+    return sorted(strange)
+
+
+def _remove_foreign(visible: Path, result: Checked) -> None:
+    """Deletes these paths, and the folders above them that no entry needs. Raises `OSError`."""
+    needed = _folders_of(result.expected) | result.expected
+    for path in _find_foreign(visible, result.expected):
+        place = _at(visible, path)
+        if place.is_dir() and not place.is_symlink():
+            place.rmdir()
+        else:
+            place.unlink(missing_ok=True)
+        for above in place.relative_to(visible).parents[:-1]:
+            if os.fsencode(above) in needed or os.listdir(visible / above):  # noqa: PTH208
+                break
+            (visible / above).rmdir()
+
+
+def _folders_of(paths: set[bytes]) -> set[bytes]:
+    folders: set[bytes] = set()
+    for path in paths:
+        while (path := path.rpartition(b"/")[0]) and path not in folders:
+            folders.add(path)
+    return folders
+
+
+def _at(visible: Path, path: bytes) -> Path:
+    return visible / os.fsdecode(path)
+
+
+def _make_way(root: CacheRoot, visible: Path, path: Path) -> None:
+    """Makes folders of what should be folders above the path, and moves a folder that stands in its place away."""
+    for folder in reversed(path.relative_to(visible).parents[:-1]):
+        above = visible / folder
+        if above.is_symlink() or (above.exists() and not above.is_dir()):
+            _put_away(root, above)
+    root.make_directory(path.parent)
+    if path.is_dir() and not path.is_symlink():
+        _put_away(root, path)
+
+
+def _put_away(root: CacheRoot, path: Path) -> None:
+    path.rename(root.trash / f"wrong-{os.urandom(8).hex()}")
+
+
+def _replace_by_link(root: CacheRoot, twin: Path, path: Path) -> bool:
+    draft = root.temporary / os.urandom(8).hex()
+    try:
+        draft.hardlink_to(twin)
+    except OSError:
+        return False
+    draft.replace(path)
+    return True
+
+
+def _fetch(root: CacheRoot, pieces: Iterable[bytes], path: Path, rights: Rights, *, executable: bool) -> None:
+    draft = root.temporary / os.urandom(8).hex()
+    folder = os.open(root.temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        create_file(folder, draft.name, pieces, rights, executable=executable)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(folder)

@@ -1,0 +1,326 @@
+"""One fill under way: a folder that appears whole, is known by a random name, and ends by a rename.
+
+    <root>/.dsv/fill/<dataset>/<name>/at-<fill>/
+        plan         what all who share the fill agree on
+        sheet        the source map: a byte for each entry, if files are taken from other commits
+        moves/       for each segment: the other paths at which those commits have such files
+        parts/       claims and what is done
+        workers/     who works on it
+        links/       symlinks of each part that has any, to be checked before anybody may follow them
+        drafts/      private folders of the workers
+        tree/        what will be visible
+
+It is made elsewhere and renamed to `<name>`, which fails if a fill is there: so all agree on one, and nobody ever
+sees half a plan. From then on every path has the fill's random name in it, so nothing that is still on its way from a
+slow host can touch a later fill of the same commit. A fill is published and given up by a rename of the same folder, so
+the first to rename `tree` has decided.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from dsv.cache.claims.owners import Owner
+from dsv.cache.fill.parts import VERSION, Plan
+from dsv.cache.layout import Place
+from dsv.cache.record import Filled, encode, lookup, record_path, write_record
+from dsv.cache.removal import Remover
+from dsv.cache.root import CacheRoot
+from dsv.errors import UPGRADE, Conflict, Unsupported
+from dsv.fs.attributes import PROBE
+from dsv.fs.files import FULL, GONE, list_names, read_small
+
+PREFIX = "at-"
+_FOLDERS = ("parts", "workers", "drafts", "tree")
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
+_PLAN_LIMIT = 16 << 20
+_TRIES = 10
+
+
+class FillDirectory(msgspec.Struct, frozen=True):
+    """Where one fill lies. Its folders may vanish at any moment, when another ends it."""
+
+    root: CacheRoot
+    place: Place
+    fill: str
+    folder: Path
+    plan: Plan
+
+    def make_folder(self, path: Path) -> None:
+        """A folder of the fill, with the cache's rights. Raises `OSError`; `FileNotFoundError` if the fill ended."""
+        self.tree.stat()
+        self.root.make_directory(path)
+
+    def is_open(self) -> bool:
+        """Whether it has neither been published nor given up, as the file server has it. Raises `OSError`."""
+        self.root.look_up_anew(self.folder)
+        return self.tree.is_dir()
+
+    @property
+    def tree(self) -> Path:
+        return self.folder / "tree"
+
+    @property
+    def dead(self) -> Path:
+        """What the tree becomes when the fill is given up."""
+        return self.folder / "dead"
+
+    @property
+    def parts(self) -> Path:
+        return self.folder / "parts"
+
+    @property
+    def workers(self) -> Path:
+        return self.folder / "workers"
+
+    @property
+    def links(self) -> Path:
+        return self.folder / "links"
+
+    @property
+    def drafts(self) -> Path:
+        return self.folder / "drafts"
+
+
+def start(
+    root: CacheRoot,
+    place: Place,
+    plan: Plan,
+    source_map: bytes,
+    moves: Mapping[int, bytes],
+    enlist: Callable[[Path], None],
+) -> FillDirectory | None:
+    """Begins a fill; None if another was faster. Raises `OSError`.
+
+    enlist: puts the first worker's record into the folder that it is given, so that nobody takes a fill that has just
+    appeared for one that nobody works on.
+    """
+    target = root.fill(place)
+    draft = root.temporary / f".fill-{plan.fill}"
+    folder = draft / f"{PREFIX}{plan.fill}"
+    try:
+        for name in _FOLDERS:
+            root.make_directory(folder / name)
+        root.write_once(folder / "plan", plan.encode())
+        if plan.has_source_map:
+            root.write_once(folder / "sheet", source_map)
+        for segment, paths in moves.items():
+            root.write_once(folder / "moves" / str(segment), paths)
+        enlist(folder / "workers")
+        if _appear(root, draft, target):
+            return FillDirectory(root, place, plan.fill, target / folder.name, plan)
+        return None
+    except OSError:
+        discard(root, plan.fill)
+        raise
+
+
+def discard(root: CacheRoot, fill: str) -> None:
+    """Removes what `start` has made of a fill that did not begin. The enlisted worker's file is closed by then."""
+    shutil.rmtree(root.temporary / f".fill-{fill}", ignore_errors=True)
+
+
+def _appear(root: CacheRoot, draft: Path, target: Path) -> bool:
+    for attempt in range(_TRIES):
+        root.reach(target.parent)
+        try:
+            draft.rename(target)
+            return True
+        except OSError as error:
+            if error.errno in _OCCUPIED:
+                return False
+            if (
+                error.errno not in GONE or attempt == _TRIES - 1
+            ):  # another fill's end removed the empty parent
+                raise
+    return False
+
+
+def join(root: CacheRoot, place: Place) -> FillDirectory | None:
+    """The fill that is under way; None if there is none, or only the rest of one. Raises `OSError`."""
+    home = root.fill(place)
+    root.reach(home.parent)
+    names = list_names(home)
+    if not names and home.is_dir():  # on NFS this may be what it held a while ago
+        try:
+            root.time_in(home)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+        names = list_names(home)
+        if not names:
+            _remove_probes(home)
+    for name in names:
+        folder = home / name
+        data = read_small(folder / "plan", _PLAN_LIMIT)
+        if data is None or not name.startswith(PREFIX):
+            _remove_stray(root, folder)
+            continue
+        try:
+            plan = Plan.decode(data)
+        except msgspec.DecodeError as error:
+            raise _newer(place) from error
+        if plan.version != VERSION:
+            raise _newer(place)
+        return FillDirectory(root, place, name.removeprefix(PREFIX), folder, plan)
+    return None
+
+
+def _remove_probes(home: Path) -> None:
+    """Left by a process that died while asking for the time: no fill could ever appear beside them."""
+    with contextlib.suppress(OSError):
+        for path in home.iterdir():
+            if path.name.startswith(PROBE):
+                path.unlink(missing_ok=True)
+
+
+def _newer(place: Place) -> Unsupported:
+    return Unsupported(
+        f"{place} is being filled by another version of dsv",
+        subject=str(place),
+        hint=f"wait for it, or {UPGRADE}",
+    )
+
+
+def _remove_stray(root: CacheRoot, folder: Path) -> None:
+    """A fill appears and goes as a whole; less than that was made by a latecomer in its place."""
+    with contextlib.suppress(OSError):
+        trash = root.trash / f"stray-{os.urandom(8).hex()}"
+        folder.rename(trash)
+        Remover().remove(trash)
+
+
+def publish(directory: FillDirectory, owner: Owner) -> bool:
+    """Makes the tree visible and records it; False if it was published or given up before.
+
+    Also False, with the tree still there, if an earlier fill is visible: this one was planned before that was
+    published, and began after it was cleared away. All parts are done and what that needs is synced. Raises `OSError`,
+    and `Conflict` if something that is not dsv's is in the way.
+    """
+    directory.root.reach(directory.root.claims(directory.place))
+    record = _record(directory, owner)
+    with directory.root.drafted(encode(record)) as draft:
+        for _ in range(_TRIES):
+            if _becomes_visible(directory):
+                _write_entry(directory, draft, record_path(directory.root, directory.place, record.fill))
+                return True
+            # An evictor may have removed the dataset's empty folder.
+            if not directory.is_open() or lookup(directory.root, directory.place, fresh=True) is not None:
+                return False
+    return False
+
+
+def _write_entry(directory: FillDirectory, draft: Path, name: Path) -> None:
+    """Gives the record its name. On a full disk by a rename, which needs neither block nor inode; anyone else who
+    recorded this fill wrote the same."""
+    try:
+        directory.root.link_once(draft, name)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        draft.rename(name)
+
+
+def _becomes_visible(directory: FillDirectory) -> bool:
+    """Renames the tree into its place; False if the tree or the place's folder has gone, or a commit is there."""
+    target = directory.root.visible(directory.place)
+    directory.root.reach(target.parent)
+    try:
+        directory.tree.rename(target)
+    except OSError as error:
+        if error.errno in GONE:
+            return False
+        if error.errno in _OCCUPIED:
+            if lookup(directory.root, directory.place, fresh=True) is not None:
+                return False
+            raise Conflict(
+                f"{target} is in the way: it has files, but is not a cached commit",
+                subject=str(target),
+                hint=f"check what it is, then: rm -r {shlex.quote(str(target))}",
+            ) from error
+        raise
+    return True
+
+
+def was_published(directory: FillDirectory) -> bool:
+    """Whether a fill without a tree ended by being published, and is still to be cleared away.
+
+    Otherwise it was given up, or the process that cleared it away has recorded it. Looked at in this order: the folder
+    goes with what is in it, and another commit may be visible since.
+    """
+    return not directory.dead.is_dir() and directory.folder.is_dir()
+
+
+def give_up(directory: FillDirectory) -> bool:
+    """Ends a fill that nobody works on; False if it ended before. What it wrote is deleted. Raises `OSError`."""
+    if not end_unpublished(directory):
+        return False
+    clear(directory)
+    return True
+
+
+def end_unpublished(directory: FillDirectory) -> bool:
+    """Ends a fill: from here on nobody can publish it. False if it ended before. Raises `OSError`."""
+    try:
+        directory.tree.rename(directory.dead)
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+        return False
+    return True
+
+
+def clear(directory: FillDirectory) -> None:
+    """Removes what is left of a fill that has ended. Several may do so at once. Raises `OSError`."""
+    (directory.root.room / directory.fill).unlink(missing_ok=True)
+    trash = directory.root.trash / f"fill-{directory.fill}-{os.urandom(4).hex()}"
+    try:
+        directory.folder.rename(trash)
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+        return
+    for folder in (directory.root.fill(directory.place), directory.root.fill(directory.place).parent):
+        with contextlib.suppress(OSError):  # the next fill may be there already
+            folder.rmdir()
+    with contextlib.suppress(OSError):  # an evictor deletes the same trash, or will
+        Remover().remove(trash)
+
+
+def finalize(directory: FillDirectory) -> None:
+    """Clears what is left of a fill whose tree has gone, after recording it if it was published but not recorded."""
+    visible = directory.root.visible(directory.place)
+    if (
+        was_published(directory)
+        and visible.is_dir()
+        and not record_path(directory.root, directory.place, directory.fill).exists()
+    ):
+        write_record(directory.root, directory.place, _record(directory, Owner.new()))
+    clear(directory)
+
+
+def _record(directory: FillDirectory, owner: Owner) -> Filled:
+    plan = directory.plan
+    return Filled(
+        fill=directory.fill,
+        store=plan.store,
+        commit=plan.commit,
+        files=plan.files,
+        bytes=plan.bytes,
+        entries=plan.entries,
+        own_files=plan.need_files,
+        own_bytes=plan.need_bytes,
+        selection=tuple(plan.selection),
+        linked=tuple(f"{donor.dataset}/{donor.name}" for donor in plan.donors),
+        host=owner.host,
+        user=owner.user,
+        time=directory.root.now(),
+    )

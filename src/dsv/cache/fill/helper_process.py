@@ -1,0 +1,202 @@
+"""Further processes on this host that work on the same fill, by the same claims as any other host.
+
+`python -m dsv.cache.fill.helper_process` is one of them. One line of JSON on stdin says what to do; the end of
+stdin, which is also the death of its parent, ends it. It does free parts while there are any, reports on stdout, and
+leaves the rest (waiting, takeover, publishing) to others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dsv.cache.fill.claim_table import ClaimTable, do_free_parts
+from dsv.cache.fill.directory import FillDirectory, join
+from dsv.cache.fill.part_worker import FillEnded, PartWorker
+from dsv.cache.fill.parts import Plan
+from dsv.cache.fill.request import HelperSpec
+from dsv.cache.fill.source import Source
+from dsv.cache.fill.workers import Heartbeat
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
+from dsv.errors import DsvError
+from dsv.fs import system
+from dsv.fs.process import processors
+from dsv.fs.system import FileSystem
+
+# One more process pays for its start with this much work, in entries and in bytes to write.
+_ENTRIES_EACH = 16_000
+_BYTES_EACH = 512 << 20
+_MOST = 8
+_END_WITHIN = 10.0  # seconds
+BEGAN = "began\n"  # what a helper says before its first claim
+
+
+def default_jobs(plan: Plan, kind: FileSystem) -> int:
+    """How many processes suit this machine and this fill."""
+    cores = processors()
+    worth = max(plan.entries // _ENTRIES_EACH, plan.need_bytes // _BYTES_EACH)
+    # On a file server a process waits more than it computes, and has threads for that.
+    most = max(1, cores // 2) if kind.remote else cores
+    return max(1, min(most, worth, len(plan.parts) // 2, _MOST))
+
+
+class Helpers:
+    """Started at once; `stop` ends them, done or not. fetched, linked: what they did, known after that."""
+
+    def __init__(self, directory: FillDirectory, spec: HelperSpec | None, jobs: int) -> None:
+        self.fetched = 0
+        self.linked = 0
+        self._running: list[subprocess.Popen[bytes]] = []
+        if spec is None:
+            return
+        for number in range(1, jobs):
+            order = {
+                "path": sys.path,
+                "root": str(directory.root.path),
+                "dataset": directory.place.dataset,
+                "name": directory.place.name,
+                "fill": directory.fill,
+                "begin": number * len(directory.plan.parts) // jobs,
+                "factory": spec.factory,
+                "arguments": dict(spec.arguments),
+            }
+            self._running.append(_start(order))
+
+    def stop(self, *, now: bool) -> None:
+        """Ends them when they have done what they began, or `now`, half way; others take that over.
+
+        One that has not begun anything is not waited for.
+        """
+        running, self._running = self._running, []
+        for process in running:
+            if now or not _has_begun(process):
+                process.kill()
+            with contextlib.suppress(
+                OSError
+            ):  # the end of its input tells it to end, as this process's death does
+                assert process.stdin is not None
+                process.stdin.close()
+        for process in running:
+            self._collect(process)
+
+    def _collect(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        try:
+            process.wait(_END_WITHIN)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        data = process.stdout.read()
+        process.stdout.close()
+        with contextlib.suppress(ValueError):
+            report = json.loads(data.removeprefix(BEGAN.encode()))
+            self.fetched += int(report["fetched"])
+            self.linked += int(report["linked"])
+
+
+def _has_begun(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has said `BEGAN`, or has ended."""
+    assert process.stdout is not None
+    return bool(select.select([process.stdout], [], [], 0)[0])
+
+
+def _start(order: dict[str, object]) -> subprocess.Popen[bytes]:
+    """The order goes in by a pipe, as it may hold what nobody should see in a list of processes."""
+    process = subprocess.Popen(
+        # -P: what lies in the folder where the command was given is data, whatever its name. utf8: names are, whatever
+        # the locale.
+        [sys.executable, "-P", "-X", "utf8", "-m", "dsv.cache.fill.helper_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.flush()
+    return process
+
+
+def main() -> int:
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # the parent hears it too, and ends this process if need be
+    order = json.loads(_read_line())
+    sys.path[:] = order["path"]
+    stop = threading.Event()
+    threading.Thread(target=_watch_input, args=(stop,), daemon=True).start()
+    root = CacheRoot(Path(order["root"]))
+    directory = join(root, Place(order["dataset"], order["name"]))
+    if directory is None or directory.fill != order["fill"]:
+        return 0
+    source = _factory(order["factory"])(**order["arguments"])
+    try:
+        heartbeat = _work(directory, source, order["begin"], stop)
+    except (FillEnded, OSError):
+        return 1  # the parent finds the same, and takes over what was begun
+    except DsvError as error:
+        return error.exit_code
+    sys.stdout.write(json.dumps({"fetched": heartbeat.tally.fetched, "linked": heartbeat.tally.linked}))
+    return 0
+
+
+def _work(directory: FillDirectory, source: Source, begin: int, stop: threading.Event) -> Heartbeat:
+    kind = system.kind_of(directory.root.path)
+    heartbeat = Heartbeat(directory.root, kind)
+    try:
+        heartbeat.enlist(directory.workers)
+        heartbeat.start(directory.workers)
+        sys.stdout.write(BEGAN)
+        sys.stdout.flush()
+        table = ClaimTable(
+            directory.parts, len(directory.plan.parts), heartbeat.owner.id, kind, directory.root.time_in
+        )
+        table.refresh()
+        table.begin_at(begin)
+        worker = PartWorker(directory, source, table, heartbeat.tally, kind, lambda: None)
+        try:
+            do_free_parts(table, worker.run, remote=kind.remote, stop=stop.is_set)
+        finally:
+            worker.close()
+    finally:
+        heartbeat.stop()
+    return heartbeat
+
+
+def _watch_input(stop: threading.Event) -> None:
+    """Ends this process when its starter has ended, at most a part's work later, or at once if it hangs."""
+    while os.read(0, 1 << 16):
+        pass
+    stop.set()
+    threading.Event().wait(5.0)
+    os._exit(1)
+
+
+def _read_line() -> bytes:
+    """Past Python's buffer: a thread that waits in it would be in the way at the end."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        data = os.read(0, 1 << 16)
+        if not data:
+            break
+        line += data
+    return bytes(line)
+
+
+def _factory(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,318 @@
+"""One process's work on a fill: claim parts, link what others have, fetch and write the rest, say that it is done.
+
+Parts go through in a stream: while one part's files are written, the next one's are claimed and fetched already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from dsv.cache.fill.claim_table import Claim, ClaimTable, bar_drafts
+from dsv.cache.fill.create_files import LARGE_PIECE
+from dsv.cache.fill.directory import FillDirectory
+from dsv.cache.fill.links import State
+from dsv.cache.fill.parts import blocks, read_ahead
+from dsv.cache.fill.place_files import Job, Placer
+from dsv.cache.fill.source import Contents, Item, LinkRun, Source
+from dsv.cache.fill.workers import Tally
+from dsv.cache.fill.write_back import lost
+from dsv.errors import Unreachable
+from dsv.format.recipe import SINGLE_CHUNK_MAX
+from dsv.format.tree import Entry, Kind
+from dsv.fs import system
+from dsv.fs.files import GONE
+from dsv.fs.syncer import Syncer
+from dsv.transfer.download import Wanted
+
+_TICK_EVERY = 64  # small files; a larger one counts as several
+_ROUNDS = 8
+_PAUSE = 0.1  # seconds after the first round, and as much more after each further one
+
+
+class FillEnded(Exception):
+    """The fill was published or given up by another while this process worked on it."""
+
+
+class PartWorker:
+    """Does parts of one fill, in one thread. tick: called now and then between two files."""
+
+    def __init__(
+        self,
+        directory: FillDirectory,
+        source: Source,
+        table: ClaimTable,
+        tally: Tally,
+        kind: system.FileSystem,
+        tick: Callable[[], None],
+    ) -> None:
+        """Raises `OSError`, `FillEnded`."""
+        self._directory = directory
+        self._source = source
+        self._table = table
+        self._tally = tally
+        self._kind = kind
+        self._tick = tick
+        self._fetched_before = source.fetched_bytes
+        self._jobs: list[Job] = []
+        self._claims: dict[int, Claim] = {}  # by part: what was taken on and is not done
+        self._asked: deque[Job] = deque()
+        self._since_tick = 0
+        self._ahead = read_ahead(directory.plan)
+        self._syncer: Syncer | None = None  # if each part is synced by itself
+        self._stack = contextlib.ExitStack()
+        self.unplanned = 0
+        """Bytes of disk used for files that the plan had counted on linking."""
+        try:
+            self._contents = Contents(directory, source)
+            self._stack.callback(self._contents.close)
+            try:
+                self._placer = Placer(directory, kind)
+                self._stack.callback(self._placer.close)
+                if kind.remote and not kind.sync_each:
+                    self._syncer = Syncer(directory.tree, directory.dead)
+                    self._stack.callback(self._syncer.close)
+            except BaseException:
+                self._stack.close()
+                raise
+        except OSError as error:
+            raise self.meaning(error) from error
+
+    def close(self) -> None:
+        for job in self._jobs:
+            self._placer.end(job)
+        self._stack.close()
+
+    @property
+    def unfinished(self) -> list[Claim]:
+        """Claims that an error left undone, in this `run` or one before; `run` them again with `check`."""
+        return list(self._claims.values())
+
+    def run(self, claims: Iterable[Claim], *, check: bool = False) -> None:
+        """Does these parts, which may be claimed as late as they are asked for.
+
+        check: a former attempt of this process may have left files. Raises `FillEnded`, `OSError` (a full disk, a
+        server that does not answer), and what the source raises.
+        """
+        for job in self._jobs:
+            self._placer.end(job)
+        self._jobs.clear()
+        self._asked.clear()
+        try:
+            self._write_all(self._orders(claims, check=check))
+        except OSError as error:
+            raise self.meaning(error) from error
+        finally:
+            self._placer.pool.clear()  # what it has an error of is not done either
+            self._count_fetched()
+
+    def meaning(self, error: OSError) -> Exception:
+        """`FillEnded` if the error comes from the folder's having gone; otherwise the error."""
+        if error.errno in GONE and not self._directory.is_open():
+            return FillEnded()
+        return error
+
+    def _write_all(self, wanted: Iterator[Wanted]) -> None:
+        with contextlib.closing(self._source.files(wanted, ahead=self._ahead)) as files:
+            for one, pieces in files:
+                job = self._asked.popleft()
+                entry = one.entry
+                if entry.size <= SINGLE_CHUNK_MAX:
+                    self._placer.write(job, entry, pieces)
+                    self._count(entry)
+                else:
+                    self._placer.write(job, entry, self._counted(entry, pieces))
+                job.open -= 1
+                if job.passed and not job.open:
+                    self._finish(job)
+
+    def _orders(self, claims: Iterable[Claim], *, check: bool) -> Iterator[Wanted]:
+        """What is to be fetched for the parts; all else is done on the way."""
+        for claim in claims:
+            self._claims[claim.part] = claim
+            job = Job(claim, check or claim.generation > 1)
+            self._jobs.append(job)
+            if claim.done:
+                bar_drafts(self._directory.drafts, claim.part, claim.generation)
+                self._table.finish(claim)
+                self._drop(job)
+                continue
+            yield from self._orders_of(job)
+            job.passed = True
+            if not job.open:
+                self._finish(job)
+
+    def _orders_of(self, job: Job) -> Iterator[Wanted]:
+        for wanted in self._prepare(job):
+            job.open += 1
+            self._asked.append(job)
+            yield wanted
+
+    def _prepare(self, job: Job) -> Iterator[Wanted]:
+        placer, contents = self._placer, self._contents
+        part = self._directory.plan.parts[job.claim.part]
+        states: dict[bytes, State] = {}
+        if job.check:
+            bar_drafts(self._directory.drafts, job.claim.part, job.claim.generation)
+            states = placer.examine(job, contents.of(part), self._pace)
+        plain = not job.check and not self._directory.plan.has_source_map
+        for item in contents.of(part) if job.check else contents.in_runs(part):
+            if isinstance(item, LinkRun):
+                placer.take_run(job, item)
+                self._count_run(item)
+                continue
+            entry = item.entry
+            if plain and entry.size:
+                yield Wanted(entry, item.where)
+                continue
+            self._pace()
+            state = states.get(entry.path, State.MISSING)
+            if entry.kind is Kind.EMPTY_DIRECTORY:
+                placer.make_folder(job, entry.path)
+            elif entry.kind is Kind.SYMLINK:
+                placer.make_symlink(job, entry)
+            elif state is State.BROKEN:
+                job.replace.add(entry.path)
+                broken = self._directory.tree / os.fsdecode(entry.path)
+                yield Wanted(entry, item.where, contents.same_version(item, broken))
+                continue
+            elif state is State.WHOLE:
+                self._count(entry, written=False)
+                continue
+            elif not entry.size:
+                placer.make_empty(job, entry)
+            elif item.donor is not None:
+                placer.take(job, item)
+                self._count(entry, written=False)
+                self._tally.linked += 1
+                continue
+            else:
+                yield Wanted(entry, item.where, contents.older_version(item))
+                continue
+            self._count(entry)
+        placer.pool.drain()
+        placer.take_failed(job)
+        placer.pool.drain()
+        self._count_copies(job)
+        yield from self._not_linked(job)
+
+    def _not_linked(self, job: Job) -> Iterator[Wanted]:
+        """What a donor no longer has, or another user's large file if neither links nor shared blocks work."""
+        for item in job.failed:
+            self._uncount(item)
+            self.unplanned += blocks(item.entry.size)
+            donor = self._contents.same_version(item, self._contents.donor_file(item))
+            yield Wanted(item.entry, item.where, donor)
+        job.failed.clear()
+
+    def _finish(self, job: Job) -> None:
+        """All files were handed out; makes sure that they are whole, and says so."""
+        self._placer.settle(job)
+        for round_ in range(_ROUNDS):
+            if not job.again:
+                break
+            time.sleep(_PAUSE * round_)
+            self._table.refresh()
+            if self._table.overtaken(job.claim):
+                self._drop(job)
+                return
+            self._look_through(job)
+        else:
+            raise Unreachable(
+                f"files of {self._directory.place} keep vanishing from {self._directory.tree}",
+                subject=str(self._directory.place),
+                hint="check what else deletes files there, then try again",
+            )
+        if self._syncer is not None:
+            try:
+                self._syncer.sync()
+            except OSError as error:
+                raise lost(self._directory, error) from error
+        self._report_links(job)
+        self._table.finish(job.claim)
+        self._drop(job)
+
+    def _look_through(self, job: Job) -> None:
+        """Does the part once more, after traces of another process were found in it."""
+        self._placer.forget_folders()
+        self._placer.end(job)
+        again = Job(job.claim, check=True)
+        asked, self._asked = self._asked, deque()
+        with contextlib.closing(self._source.files(self._orders_of(again), ahead=self._ahead)) as files:
+            for one, pieces in files:
+                self._placer.write(again, one.entry, pieces)
+        self._placer.settle(again)
+        self._placer.end(again)
+        self._asked = asked
+        job.again, job.symlinks = again.again, again.symlinks
+
+    def _report_links(self, job: Job) -> None:
+        """For the publisher: nobody may follow a symlink out of the tree."""
+        if job.symlinks:
+            folder = self._directory.links
+            self._directory.make_folder(folder)
+            self._directory.root.write_once(folder / str(job.claim.part), b"\0".join(job.symlinks))
+
+    def _drop(self, job: Job) -> None:
+        self._placer.end(job)
+        self._jobs.remove(job)
+        self._claims.pop(job.claim.part, None)
+
+    def _count_copies(self, job: Job) -> None:
+        for item in job.copied:
+            size = blocks(item.entry.size)
+            self._tally.written += size
+            self._tally.made += 1
+            if item.donor is not None and self._directory.plan.donors[item.donor].way != "copy":
+                self.unplanned += size
+        job.copied.clear()
+
+    def _counted(self, entry: Entry, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """The pieces of a large file, counted as they pass."""
+        tally = self._tally
+        for piece in pieces:
+            yield piece
+            tally.bytes += len(piece)
+            tally.written += len(piece)
+            self._pace(max(1, len(piece) >> 14))
+        tally.entries += 1
+        tally.made += 1
+        tally.written += blocks(entry.size) - entry.size
+
+    def _count(self, entry: Entry, *, written: bool = True) -> None:
+        tally = self._tally
+        tally.entries += 1
+        tally.bytes += entry.size
+        if written:
+            size = blocks(entry.size)
+            tally.written += size
+            tally.made += 1
+            if size < LARGE_PIECE:
+                tally.small += size
+        self._since_tick += 1 + (entry.size >> 14)
+        if self._since_tick >= _TICK_EVERY:
+            self._pace(0)
+
+    def _count_run(self, run: LinkRun) -> None:
+        self._tally.entries += len(run.names)
+        self._tally.bytes += sum(run.sizes)
+        self._tally.linked += len(run.names)
+        self._pace(len(run.names))
+
+    def _uncount(self, item: Item) -> None:
+        self._tally.entries -= 1
+        self._tally.bytes -= item.entry.size
+        self._tally.linked -= 1
+
+    def _count_fetched(self) -> None:
+        self._tally.fetched = self._source.fetched_bytes - self._fetched_before
+
+    def _pace(self, steps: int = 1) -> None:
+        self._since_tick += steps
+        if self._since_tick >= _TICK_EVERY:
+            self._since_tick = 0
+            self._count_fetched()
+            self._tick()

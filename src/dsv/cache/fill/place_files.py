@@ -1,0 +1,402 @@
+"""Putting one file after the other into a fill's tree, several at once if each is a round trip to a file server."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from dsv.cache.fill.claim_table import Claim, draft_name
+from dsv.cache.fill.create_files import (
+    Folders,
+    Rights,
+    create_file,
+    fill_file,
+    finish_file,
+    new_file,
+    start_file,
+)
+from dsv.cache.fill.directory import FillDirectory
+from dsv.cache.fill.links import Links, State, Taken, examine
+from dsv.cache.fill.source import Item, LinkRun
+from dsv.format.recipe import SINGLE_CHUNK_MAX
+from dsv.format.tree import Entry, Kind
+from dsv.fs import system
+
+_REMOTE_THREADS = 16
+_LINKS_EACH = 32  # by one thread at a time
+# A name that is taken, a folder that another's equal one replaced, or drafts that a later claimer has barred: the part
+# is looked through again, if it still is this claimer's.
+_LOOK_AGAIN = (errno.EEXIST, errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
+_REPLACED = (errno.ENOENT, errno.ESTALE)
+_LOOKS = 3
+
+
+# Small files whose content waits to be written; more would only cost memory.
+_IN_FLIGHT_BYTES = 64 << 20
+
+
+class Pool:
+    """Threads that run tasks in any order. With 0 threads each task runs at once, in the caller.
+
+    The first error of a task is raised to the caller at its next `run` or `drain`.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._tasks: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
+        self._state = threading.Condition()
+        self._tasks_open = 0
+        self._bytes_open = 0
+        self._error: BaseException | None = None
+        self._started: list[threading.Thread] = []
+
+    def run(self, task: Callable[[], None], size: int = 0) -> None:
+        """Runs it some time; blocks while much is in flight. `size`: bytes that it holds in memory."""
+        if not self.threads:
+            task()
+            return
+        with self._state:
+            while self._error is None and (
+                self._tasks_open >= 2 * self.threads
+                or (self._tasks_open and self._bytes_open + size > _IN_FLIGHT_BYTES)
+            ):
+                self._state.wait()
+            self._raise()
+            if len(self._started) < min(self.threads, self._tasks_open + 1):
+                self._start()
+            self._tasks_open += 1
+            self._bytes_open += size
+            self._tasks.put((task, size))
+
+    def drain(self) -> None:
+        """Returns when nothing is in flight."""
+        self.settle()
+        with self._state:
+            self._raise()
+
+    def settle(self) -> None:
+        """Returns when nothing is in flight; an error is kept for the next `run` or `drain`."""
+        with self._state:
+            while self._tasks_open:
+                self._state.wait()
+
+    def clear(self) -> None:
+        """Returns when nothing is in flight; an error that nobody has heard of is dropped."""
+        self.settle()
+        self._error = None
+
+    def close(self) -> None:
+        """Waits for what is in flight; errors that nobody asked for are dropped."""
+        for _ in self._started:
+            self._tasks.put(None)
+        for thread in self._started:
+            thread.join()
+        self._started.clear()
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _start(self) -> None:
+        """Raises `RuntimeError` if the system gives none, and there is none yet to do the work."""
+        thread = threading.Thread(target=self._work, name="dsv-write", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if not self._started:
+                raise
+            return
+        self._started.append(thread)
+
+    def _work(self) -> None:
+        while (item := self._tasks.get()) is not None:
+            task, size = item
+            error: BaseException | None = None
+            try:
+                task()
+            except BaseException as raised:  # noqa: BLE001 (handed to the caller)
+                error = raised
+            with self._state:
+                self._tasks_open -= 1
+                self._bytes_open -= size
+                self._error = self._error or error
+                self._state.notify_all()
+
+
+class Job(msgspec.Struct):
+    """A claimed part on its way.
+
+    check: look at what is there first. open: files asked for and not yet written. passed: all were asked for.
+    again: look it through once more. unplaced: small files whose folder was replaced, with their content.
+    replace: paths of broken files. unlinked: what could not be linked with its run; failed: nor by itself; copied:
+    what took room instead. symlinks: paths and targets, in turn.
+    """
+
+    claim: Claim
+    check: bool
+    open: int = 0
+    passed: bool = False
+    again: bool = False
+    unplaced: list[tuple[Entry, bytes]] = msgspec.field(default_factory=list)
+    replace: set[bytes] = msgspec.field(default_factory=set)
+    unlinked: list[Item] = msgspec.field(default_factory=list)
+    failed: list[Item] = msgspec.field(default_factory=list)
+    copied: list[Item] = msgspec.field(default_factory=list)
+    symlinks: list[bytes] = msgspec.field(default_factory=list)
+    drafts: int = -1
+
+
+class Placer:
+    """Writes into the tree of one fill. Used from one thread; `settle` before what it did counts."""
+
+    def __init__(self, directory: FillDirectory, kind: system.FileSystem) -> None:
+        """Raises `OSError`."""
+        self._directory = directory
+        self._rights = Rights.of(directory.root, sync=kind.sync_each)
+        self._stack = contextlib.ExitStack()
+        self.pool = Pool(_REMOTE_THREADS if kind.remote else 0)
+        self._stack.callback(self.pool.close)
+        try:
+            self.top = self._open(directory.tree)
+            own = directory.drafts / os.urandom(8).hex()
+            directory.make_folder(own)
+            drafts = self._open(own)
+            # Two, as one follows what is asked for and the other what arrives.
+            self.asked = Folders(self.top, self._rights, drafts, self.pool.settle)
+            self._stack.callback(self.asked.close)
+            self._arriving = Folders(self.top, self._rights, drafts, self.pool.settle)
+            self._stack.callback(self._arriving.close)
+            self._links = Links(directory.root, directory.plan.donors, self._rights, drafts, self.pool.settle)
+            self._stack.callback(self._links.close)
+        except OSError:
+            self._stack.close()
+            raise
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def make_folder(self, job: Job, path: bytes) -> None:
+        try:
+            self.asked.open(path)
+        except OSError as error:
+            _look_again(job, error)
+
+    def make_symlink(self, job: Job, entry: Entry) -> None:
+        assert entry.target is not None
+        target = entry.target
+        job.symlinks += (entry.path, target)
+        found = self._find(job, self.asked, entry.path)
+        if found is None:
+            return
+        folder, name = found
+
+        def make() -> None:
+            with contextlib.suppress(FileExistsError):  # an earlier claimer's, and its content is its name's
+                os.symlink(target, name, dir_fd=folder)
+
+        self._run(job, make)
+
+    def make_empty(self, job: Job, entry: Entry) -> None:
+        target = self._find(job, self.asked, entry.path)
+        executable = entry.kind is Kind.EXECUTABLE
+        if target is not None:
+            self._run(job, lambda: create_file(*target, (), self._rights, executable=executable))
+
+    def take(self, job: Job, item: Item) -> None:
+        """Links the donor's file, or else adds the item to the job's `copied` or `failed`."""
+        assert item.donor is not None
+        source = self._links.folder_of(item.donor, item.donor_path)
+        if source is None:
+            job.failed.append(item)
+            return
+        target = self._find(job, self.asked, item.entry.path)
+        if target is None:
+            return
+
+        def link() -> None:
+            taken = self._links.take(source, target, item.entry)
+            if taken is Taken.NO:
+                job.failed.append(item)
+            elif taken is Taken.COPIED:
+                job.copied.append(item)
+
+        self._run(job, link)
+
+    def take_run(self, job: Job, run: LinkRun) -> None:
+        """Links them all; those that can't be are looked at one by one, in `take_failed`."""
+        source = self._links.open_folder(run.donor, run.folder)
+        if source is None:
+            job.failed.extend(run.item(at) for at in range(len(run.names)))
+            return
+        try:
+            target = self.asked.open(run.folder)
+        except OSError as error:
+            _look_again(job, error)
+            return
+        step = _LINKS_EACH if self.pool.threads else len(run.names)
+        for start in range(0, len(run.names), step):
+            self._run(job, self._link_all(job, run, source, target, slice(start, start + step)))
+
+    def _link_all(self, job: Job, run: LinkRun, source: int, target: int, which: slice) -> Callable[[], None]:
+        def link() -> None:
+            found = self._links.take_all(source, target, run.names[which], run.sizes[which], run.kinds[which])
+            job.unlinked.extend(run.item(which.start + at) for at in found)
+
+        return link
+
+    def take_failed(self, job: Job) -> None:
+        """What `take_run` could not link."""
+        for item in job.unlinked:
+            self.take(job, item)
+        job.unlinked.clear()
+
+    def write(self, job: Job, entry: Entry, pieces: Iterable[bytes]) -> None:
+        """Creates the file, or replaces the broken one, from verified pieces."""
+        executable = entry.kind is Kind.EXECUTABLE
+        broken = entry.path in job.replace
+        if self.pool.threads and entry.size <= SINGLE_CHUNK_MAX and not broken:
+            self._write_small(job, entry, b"".join(pieces))
+            return
+        try:
+            if not broken and not self.pool.threads:
+                finish_file(fill_file(self._create(entry), pieces), self._rights, executable=executable)
+                return
+            target = self._arriving.of(entry.path)
+            if broken:
+                place = (self._draft_folder(job), os.urandom(8).hex().encode())
+                begun = start_file(*place, pieces, self._rights, executable=executable)
+            else:
+                begun = fill_file(self._create(entry), pieces)
+        except OSError as error:
+            _look_again(job, error)
+            return
+
+        def finish() -> None:
+            finish_file(begun, self._rights, executable=executable)
+            if broken:
+                os.rename(place[1], target[1], src_dir_fd=place[0], dst_dir_fd=target[0])
+
+        self._run(job, finish)
+
+    def _create(self, entry: Entry) -> int:
+        """The new file of an entry, in the folder that is there now: another's equal one may have replaced it."""
+        for attempt in range(_LOOKS):
+            try:
+                target = self._arriving.of(entry.path)
+                return new_file(*target, self._rights, executable=entry.kind is Kind.EXECUTABLE)
+            except OSError as error:
+                if error.errno not in _REPLACED or attempt == _LOOKS - 1:
+                    raise
+            self._arriving.forget(entry.path)
+        raise AssertionError("unreachable")
+
+    def _write_small(self, job: Job, entry: Entry, content: bytes) -> None:
+        executable = entry.kind is Kind.EXECUTABLE
+        try:
+            folder, name = self._arriving.of(entry.path)
+        except OSError as error:
+            _look_again(job, error, (entry, content))
+            return
+
+        def write() -> None:
+            create_file(folder, name, (content,), self._rights, executable=executable)
+
+        self._run(job, write, entry.size, (entry, content))
+
+    def settle(self, job: Job) -> None:
+        """Returns when nothing is in flight; what was fetched for a folder that was replaced is written again."""
+        self.pool.drain()
+        for _ in range(_LOOKS):
+            unplaced, job.unplaced = job.unplaced, []
+            for entry, content in unplaced:
+                self._arriving.forget(entry.path)
+                self._write_small(job, entry, content)
+            self.pool.drain()
+        job.again = job.again or bool(job.unplaced)
+        job.unplaced.clear()
+
+    def examine(self, job: Job, items: Iterable[Item], pace: Callable[[], None]) -> dict[bytes, State]:
+        """What is there of these files already. Raises `OSError`."""
+        states: dict[bytes, State] = {}
+        for item in items:
+            pace()
+            target = self._find(job, self.asked, item.entry.path) if item.entry.is_file else None
+            if target is not None:
+                self._run(job, self._look(item, target, states))
+        self.pool.drain()
+        return states
+
+    def _look(self, item: Item, target: tuple[int, bytes], states: dict[bytes, State]) -> Callable[[], None]:
+        entry = item.entry
+        folder, name = target
+        source = None if item.donor is None else self._links.folder_of(item.donor, item.donor_path)
+
+        def look() -> None:
+            twin = None if source is None else self._links.identity(source, entry)
+            states[entry.path] = examine(folder, name, entry, twin)
+
+        return look
+
+    def _find(self, job: Job, folders: Folders, path: bytes) -> tuple[int, bytes] | None:
+        """The folder of this path, and the name in it; None if it has to be looked up anew."""
+        try:
+            return folders.of(path)
+        except OSError as error:
+            _look_again(job, error)
+            return None
+
+    def forget_folders(self) -> None:
+        """Looks all folders up anew."""
+        self.asked.close()
+        self._arriving.close()
+
+    def end(self, job: Job) -> None:
+        """Closes what the job has open."""
+        if job.drafts >= 0:
+            os.close(job.drafts)
+            job.drafts = -1
+
+    def _draft_folder(self, job: Job) -> int:
+        if job.drafts < 0:
+            path = self._directory.drafts / draft_name(job.claim.part, job.claim.generation)
+            self._directory.make_folder(path)
+            job.drafts = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return job.drafts
+
+    def _open(self, path: Path) -> int:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._stack.callback(os.close, descriptor)
+        return descriptor
+
+    def _run(
+        self,
+        job: Job,
+        task: Callable[[], None],
+        size: int = 0,
+        content: tuple[Entry, bytes] | None = None,
+    ) -> None:
+        def run() -> None:
+            try:
+                task()
+            except OSError as error:
+                _look_again(job, error, content)
+
+        self.pool.run(run, size)
+
+
+def _look_again(job: Job, error: OSError, content: tuple[Entry, bytes] | None = None) -> None:
+    """Has the job's part looked through once more if that may help, or this content written again; else raises."""
+    if error.errno not in _LOOK_AGAIN:
+        raise error
+    if content is not None and error.errno in _REPLACED:
+        job.unplaced.append(content)
+    else:
+        job.again = True

@@ -1,0 +1,178 @@
+"""Room that fills have reserved, where every other fill and evictor sees it.
+
+A reservation is a file in `.dsv/room/` named by the fill. It says what the whole fill needs; what is still to come is
+that less what its workers have written. It counts while somebody works on the fill; what the dead have written stays,
+until the fill is gone on with or given up. Own reservation first, then look at the others': of two fillers at least one
+sees the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Protocol
+
+import msgspec
+
+from dsv.cache.claims.claims import read_claims
+from dsv.cache.claims.owners import Owner
+from dsv.cache.disk import free_room
+from dsv.cache.fill.directory import PREFIX
+from dsv.cache.fill.parts import Plan
+from dsv.cache.fill.workers import Worker, read_workers
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
+from dsv.errors import NoRoom
+from dsv.fs.files import list_names, read_json
+from dsv.values.units import format_bytes
+
+# Seconds between a reservation and the beginning of its fill for which it counts in any case. To evict millions of
+# files from a file server takes longer; then the lease on the place, renewed while a command works, speaks for it.
+_BEGINS_WITHIN = 900.0
+
+
+class Need(msgspec.Struct, frozen=True):
+    """Room that a fill needs, beyond what it has written.
+
+    bytes: of disk, files counted as whole blocks.
+    files: inodes; folders: further ones, which no limit of the owner's counts.
+    keep: cached commits that must not be evicted for it: itself, and those it takes files from.
+    """
+
+    place: Place
+    bytes: int
+    files: int
+    keep: frozenset[Place] = frozenset()
+    folders: int = 0
+
+
+class NoRoomBeside(NoRoom):
+    """There is no room beside what the need wants kept.
+
+    spare: what of that could go if it were not wanted, the least recently used first.
+    """
+
+    spare: tuple[Place, ...] = ()
+
+
+class EnsureRoom(Protocol):
+    def __call__(self, need: Need, /) -> None:
+        """Returns when the need fits the disk and the owner's limits, with every other fill's reservation counted
+        (`room.reservations`, less the one for `need.place`), evicting if that helps.
+
+        Raises `NoRoom`; `NoRoomBeside` if it could help to keep less.
+        """
+
+
+def need_of(place: Place, plan: Plan, size: int, files: int) -> Need:
+    """Room for the rest of a fill; what it links to must stay."""
+    donors = (Place(donor.dataset, donor.name) for donor in plan.donors)
+    return Need(place, size, files, frozenset((place, *donors)))
+
+
+class _Record(msgspec.Struct, frozen=True):
+    dataset: str
+    name: str
+    bytes: int
+    files: int
+    owner: Owner
+    time: float
+
+
+_RECORD = msgspec.json.Decoder(_Record)
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """One fill's room, in bytes of disk blocks and in inodes.
+
+    bytes, files: of the whole fill. written_bytes, written_files: of these, on disk now. left_bytes, left_files: to
+    come; 0 if nobody works on it. live: somebody does.
+    """
+
+    place: Place
+    fill: str
+    bytes: int
+    files: int
+    written_bytes: int
+    written_files: int
+    left_bytes: int
+    left_files: int
+    live: bool
+
+
+def reserve(root: CacheRoot, place: Place, fill: str, need_bytes: int, need_files: int) -> None:
+    """Puts up a reservation; the caller then makes sure that it fits. There already: it stays. Raises `OSError`."""
+    record = _Record(place.dataset, place.name, need_bytes, need_files, Owner.new(), root.now(root.room))
+    root.write_once(root.room / fill, msgspec.json.encode(record))
+
+
+def refusal(root: CacheRoot, place: Place, error: OSError, left_bytes: int, left_files: int) -> NoRoom:
+    """What to raise if the disk is full for good, with the figures; `left_bytes`, `left_files`: still to come."""
+    return NoRoom(
+        f"no room for {place} in {root.path}: {error.strerror}; {free_room(root.path)}, "
+        f"{format_bytes(left_bytes)} still to come in {left_files} files",
+        subject=str(place),
+        hint="dsv cached shows who uses what; dsv evict --dry-run what may go",
+    )
+
+
+def release(root: CacheRoot, fill: str) -> None:
+    (root.room / fill).unlink(missing_ok=True)
+
+
+def reservations(root: CacheRoot) -> list[Reservation]:
+    """All that stand. Those whose fill has ended or never began are removed on the way. Raises `OSError`."""
+    found: list[Reservation] = []
+    names = list_names(root.room)
+    if not names:
+        return found
+    now = root.now(root.room)
+    for fill in list_names(root.room):
+        record = read_json(root.room / fill, _RECORD)
+        if record is None:
+            continue
+        one = _standing(root, fill, record, now)
+        if one is None:
+            with contextlib.suppress(OSError):
+                release(root, fill)
+        else:
+            found.append(one)
+    return found
+
+
+def _standing(root: CacheRoot, fill: str, record: _Record, now: float) -> Reservation | None:
+    place = Place(record.dataset, record.name)
+    folder = root.fill(place) / f"{PREFIX}{fill}"
+    workers = read_workers(folder / "workers")
+    if not workers:
+        # Not begun yet, or just begun: it counts as long as its maker may be alive.
+        late = now - record.time > _BEGINS_WITHIN
+        if record.owner.surely_dead() or (late and not _is_at_work(root, place, record.owner, now)):
+            if not folder.is_dir():
+                return None
+            return Reservation(place, fill, record.bytes, record.files, 0, 0, 0, 0, False)
+        return Reservation(place, fill, record.bytes, record.files, 0, 0, record.bytes, record.files, True)
+    written, made = _written(workers)
+    live = any(not worker.gone(now) for worker in workers.values())
+    return Reservation(
+        place=place,
+        fill=fill,
+        bytes=record.bytes,
+        files=record.files,
+        written_bytes=written,
+        written_files=made,
+        left_bytes=max(0, record.bytes - written) if live else 0,
+        left_files=max(0, record.files - made) if live else 0,
+        live=live,
+    )
+
+
+def _is_at_work(root: CacheRoot, place: Place, owner: Owner, now: float) -> bool:
+    """Whether the owner's process holds a lease on the place, so is seen to be alive from any host."""
+    leases = read_claims(root, place).leases
+    return any(
+        lease.purpose != "hold" and lease.owner.same_process(owner) and lease.valid(now) for lease in leases
+    )
+
+
+def _written(workers: dict[str, Worker]) -> tuple[int, int]:
+    return sum(one.written for one in workers.values()), sum(one.made for one in workers.values())

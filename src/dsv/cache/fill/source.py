@@ -1,0 +1,320 @@
+"""Where a fill's files come from: trees and verified contents of one store, and for each entry of a part what the
+plan says of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from dsv.cache.fill.directory import FillDirectory
+from dsv.cache.fill.parts import CHUNKS, LINK, MAX_DONORS, MOVED, Part, slice_bounds
+from dsv.cache.layout import Place
+from dsv.errors import IntegrityError
+from dsv.format.locator import Location
+from dsv.format.tree import Entry
+from dsv.repo.repository import Repository
+from dsv.repo.tree.nodes import Leaf
+from dsv.repo.tree.read import LocatedSegment, TreeReader
+from dsv.transfer.download import READ_AHEAD, Donor, Fetcher, Wanted, donor_chunks
+from dsv.values.ids import ChunkId, CommitId, RecipeId
+from dsv.values.names import DatasetName
+from dsv.values.paths import PathSet
+
+LEAST_AHEAD = 1 << 20  # bytes; less would make a request of every few files
+Stream = Generator[tuple[Wanted, Iterator[bytes]], None, None]
+
+
+class Tree(Protocol):
+    """The segments of one commit; `TreeReader` is one."""
+
+    def leaves(self) -> list[Leaf]: ...
+
+    def segments(self, leaves: list[Leaf] | None = None) -> Iterator[LocatedSegment]: ...
+
+    def entry(self, path: bytes) -> tuple[Entry, Location | None] | None: ...
+
+
+class Source(Protocol):
+    """One store, for one thread. Errors are dsv's own."""
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of file contents that this object has read from the store."""
+        ...
+
+    def tree(self, commit: CommitId) -> Tree: ...
+
+    def files(self, wanted: Iterable[Wanted], *, ahead: int = READ_AHEAD) -> Stream:
+        """Each wanted file with its verified content in pieces, in the order asked for.
+
+        Asks ahead of what it yields, in the same thread, and may be called while another call is going on.
+        ahead: bytes of memory that this may take.
+        """
+        ...
+
+    def chunks(self, recipe: RecipeId, where: Location | None) -> Mapping[ChunkId, tuple[int, int]]:
+        """Where each chunk lies in a file with this recipe: id -> (offset, length)."""
+        ...
+
+
+class StoreSource:
+    """A `Source` on a store. `open_repository` is called when something is first asked for: a hit needs no store."""
+
+    def __init__(self, open_repository: Callable[[], Repository], *, connections: int = 8) -> None:
+        self._open = open_repository
+        self._connections = connections
+        self._repository: Repository | None = None
+        self._dataset: DatasetName | None = None
+        self._fetchers: list[Fetcher] = []
+
+    @property
+    def repository(self) -> Repository:
+        if self._repository is None:
+            self._repository = self._open()
+        return self._repository
+
+    @property
+    def fetched_bytes(self) -> int:
+        return sum(fetcher.fetched_bytes for fetcher in self._fetchers)
+
+    def tree(self, commit: CommitId) -> TreeReader:
+        tree = TreeReader(self.repository.objects, commit)
+        self._dataset = tree.commit.dataset
+        return tree
+
+    def files(self, wanted: Iterable[Wanted], *, ahead: int = READ_AHEAD) -> Stream:
+        budget = max(LEAST_AHEAD, min(READ_AHEAD, ahead))
+        fetcher = Fetcher(
+            self.repository.objects, self._dataset, connections=self._connections, budget=budget
+        )
+        self._fetchers.append(fetcher)
+        yield from fetcher.files(wanted)
+
+    def chunks(self, recipe: RecipeId, where: Location | None) -> Mapping[ChunkId, tuple[int, int]]:
+        return donor_chunks(self.repository.objects, recipe, where)
+
+
+class SegmentWindow:
+    """Segments of one tree by number; reads and keeps a few at a time, as they are mostly asked for in order."""
+
+    def __init__(self, tree: Tree, ahead: int = 16) -> None:
+        self._tree = tree
+        self._ahead = ahead
+        self._held: dict[int, LocatedSegment] = {}
+
+    @property
+    def leaves(self) -> Sequence[Leaf]:
+        return self._tree.leaves()
+
+    def get(self, number: int) -> LocatedSegment:
+        if number not in self._held:
+            # One before, so that the order is checked across the edge of the window.
+            first = max(number - 1, 0)
+            chosen = self._tree.leaves()[first : number + self._ahead]
+            self._held = dict(enumerate(self._tree.segments(chosen), first))
+        return self._held[number]
+
+
+class Item(msgspec.Struct):
+    """An entry and its way into the tree.
+
+    where: a hint where its content lies in the store. donor, donor_path: a cached commit that has this very file.
+    older: a donor that has an older version at the same path.
+    """
+
+    entry: Entry
+    where: Location | None
+    donor: int | None = None
+    donor_path: bytes = b""
+    older: int | None = None
+
+
+class LinkRun(msgspec.Struct):
+    """Neighbours in one folder that one donor has at the same paths: names, sizes and kinds side by side.
+
+    item: gives the n-th of them as an `Item`, for those that could not be linked after all.
+    """
+
+    donor: int
+    folder: bytes
+    names: list[bytes]
+    sizes: Sequence[int]
+    kinds: bytes
+    item: Callable[[int], Item]
+
+
+class Contents:
+    """Reads parts of one fill's tree. `close` it afterwards."""
+
+    def __init__(self, directory: FillDirectory, source: Source) -> None:
+        """Raises `OSError`."""
+        self._directory = directory
+        self._source = source
+        tree = source.tree(CommitId.parse(directory.plan.commit))
+        self._segments = SegmentWindow(tree)
+        self._starts = [0]
+        for leaf in tree.leaves():
+            self._starts.append(self._starts[-1] + leaf.child.entries)
+        self._selection = PathSet.of(path.encode() for path in directory.plan.selection)
+        self._donor_trees: dict[int, Tree] = {}
+        self._source_map = (
+            os.open(directory.folder / "sheet", os.O_RDONLY | os.O_CLOEXEC)
+            if directory.plan.has_source_map
+            else -1
+        )
+
+    def close(self) -> None:
+        if self._source_map >= 0:
+            os.close(self._source_map)
+            self._source_map = -1
+
+    def of(self, part: Part) -> Iterator[Item]:
+        """The part's entries in order. Raises `OSError`."""
+        for number in range(part.first, part.last + 1):
+            located = self._segments.get(number)
+            items = self._items(number, located)
+            if part.slices > 1:
+                start, end = slice_bounds(located.segment.sizes, part.slices)[part.slice]
+                items = islice(items, start, end)
+            if not self._selection.whole:
+                items = (item for item in items if item.entry.path in self._selection)
+            yield from items
+
+    def in_runs(self, part: Part) -> Iterator[Item | LinkRun]:
+        """The same, with what is linked at its own path in runs: for that no object is made for each file."""
+        if not self._selection.whole or self._source_map < 0:
+            yield from self.of(part)
+            return
+        for number in range(part.first, part.last + 1):
+            located = self._segments.get(number)
+            codes = self._codes(number)
+            start, end = slice_bounds(located.segment.sizes, part.slices)[part.slice]
+            items: dict[int, Item] | None = None
+            for linked in _LINKED_OR_NOT.finditer(codes, start, end):
+                code = codes[linked.start()]
+                if LINK <= code < MOVED:
+                    yield from self._linked(located, code - LINK, linked.start(), linked.end())
+                    continue
+                if items is None:
+                    others = (at for at in range(len(codes)) if not LINK <= codes[at] < MOVED)
+                    items = dict(zip(others, self._others(number, located, codes), strict=True))
+                yield from (items[at] for at in range(linked.start(), linked.end()))
+
+    def _others(self, number: int, located: LocatedSegment, codes: bytes) -> Iterator[Item]:
+        """Items of the entries that are not linked at their own path."""
+        moves = iter(self._moves(number) if codes.translate(None, _UNMOVED) else ())
+        for at, code in enumerate(codes):
+            if not LINK <= code < MOVED:
+                yield _coded(code, *_entry_at(located, at), moves)
+
+    def _linked(self, located: LocatedSegment, donor: int, start: int, end: int) -> Iterator[Item | LinkRun]:
+        segment = located.segment
+        at = start
+        if segment.files < len(segment) or segment.sizes.count(0):  # links and folders are not to be linked
+            for position in range(start, end):
+                if not segment.sizes[position]:
+                    yield from self._linked_files(located, donor, at, position)
+                    yield Item(*_entry_at(located, position))
+                    at = position + 1
+        yield from self._linked_files(located, donor, at, end)
+
+    def _linked_files(self, located: LocatedSegment, donor: int, start: int, end: int) -> Iterator[LinkRun]:
+        segment = located.segment
+        while start < end:
+            folder, _, _ = segment.paths[start].rpartition(b"/")
+            prefix = folder + b"/" if folder else b""
+            cut = len(prefix)
+            stop = start
+            while (
+                stop < end
+                and segment.paths[stop].startswith(prefix)
+                and b"/" not in segment.paths[stop][cut:]
+            ):
+                stop += 1
+
+            def item(at: int, first: int = start) -> Item:
+                entry, where = _entry_at(located, first + at)
+                return Item(entry, where, donor, entry.path)
+
+            names = [path[cut:] for path in segment.paths[start:stop]]
+            yield LinkRun(donor, folder, names, segment.sizes[start:stop], segment.kinds[start:stop], item)
+            start = stop
+
+    def older_version(self, item: Item) -> Donor | None:
+        """The chunks of the file that a donor has at this path; None if it has none after all."""
+        if item.older is None:
+            return None
+        plan = self._directory.plan.donors[item.older]
+        if item.older not in self._donor_trees:
+            self._donor_trees[item.older] = self._source.tree(CommitId.parse(plan.name[:64]))
+        found = self._donor_trees[item.older].entry(item.entry.path)
+        if found is None or found[0].recipe_id is None:
+            return None
+        path = self._directory.root.visible(Place(plan.dataset, plan.name)) / os.fsdecode(item.entry.path)
+        return Donor(path, self._source.chunks(found[0].recipe_id, found[1]))
+
+    def same_version(self, item: Item, path: Path) -> Donor | None:
+        """The chunks of the file itself, which `path` may hold some of."""
+        if item.entry.recipe_id is None:
+            return None
+        return Donor(path, self._source.chunks(item.entry.recipe_id, item.where))
+
+    def donor_file(self, item: Item) -> Path:
+        assert item.donor is not None
+        plan = self._directory.plan.donors[item.donor]
+        return self._directory.root.visible(Place(plan.dataset, plan.name)) / os.fsdecode(item.donor_path)
+
+    def _items(self, number: int, located: LocatedSegment) -> Iterator[Item]:
+        if self._source_map < 0:
+            return (Item(entry, where) for entry, where in located.entries())
+        codes = self._codes(number)
+        moves = iter(self._moves(number) if codes.translate(None, _UNMOVED) else ())
+        return (
+            _coded(code, entry, where, moves)
+            for code, (entry, where) in zip(codes, located.entries(), strict=True)
+        )
+
+    def _codes(self, number: int) -> bytes:
+        start, end = self._starts[number], self._starts[number + 1]
+        codes = os.pread(self._source_map, end - start, start)
+        if len(codes) != end - start:
+            raise IntegrityError(
+                f"the plan of {self._directory.place} is cut short", subject=str(self._directory.place)
+            )
+        return codes
+
+    def _moves(self, number: int) -> list[bytes]:
+        return (self._directory.folder / "moves" / str(number)).read_bytes().split(b"\0")
+
+
+def _coded(code: int, entry: Entry, where: Location | None, moves: Iterator[bytes]) -> Item:
+    if LINK <= code < MOVED:
+        return Item(entry, where, code - LINK, entry.path)
+    if MOVED <= code < CHUNKS:
+        return Item(entry, where, code - MOVED, next(moves, b""))
+    if CHUNKS <= code < CHUNKS + MAX_DONORS:
+        return Item(entry, where, older=code - CHUNKS)
+    return Item(entry, where)
+
+
+def _entry_at(located: LocatedSegment, at: int) -> tuple[Entry, Location | None]:
+    entry = located.segment.entry(at)
+    if not entry.size or located.locator is None:
+        return entry, None
+    row = at - located.segment.sizes[:at].count(0)
+    return entry, located.locator.get(row) if row < len(located.locator) else None
+
+
+# Runs of one linking code, and runs of all other codes.
+_LINKED_OR_NOT = re.compile(
+    b"|".join(b"%b+" % re.escape(bytes((code,))) for code in range(LINK, LINK + MAX_DONORS))
+    + b"|[^%b-%b]+" % (bytes((LINK,)), bytes((LINK + MAX_DONORS - 1,))),
+    re.DOTALL,
+)
+_UNMOVED = bytes(code for code in range(256) if not MOVED <= code < CHUNKS)

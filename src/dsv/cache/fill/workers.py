@@ -1,0 +1,254 @@
+"""The processes of a fill: a small file for each, with its heartbeat and its progress."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from dsv.cache.claims.leases import SILENCE
+from dsv.cache.claims.owners import Owner
+from dsv.cache.fill.directory import FillDirectory
+from dsv.cache.root import CacheRoot
+from dsv.fs.files import FORGOTTEN, list_names, read_small
+from dsv.fs.system import FileSystem
+from dsv.periodic import Periodic
+from dsv.values.progress import Progress
+from dsv.values.units import format_duration
+
+HEARTBEAT_LOCAL = 1.0  # seconds between two of them, if only this host can be watching
+HEARTBEAT_REMOTE = 4.0
+EXPIRY = SILENCE  # seconds until other hosts take over; with their polling well below a minute
+_RECORD_SIZE = 1024  # bytes; rewritten in place, as a rename would leave readers with a stale handle
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """One process of a fill. heard: the time of its last heartbeat. left: it has stopped by itself.
+
+    entries, bytes: finished by it, of the commit; written, made: bytes in blocks and inodes that it added;
+    fetched: bytes read from the store; linked: files.
+    """
+
+    owner: Owner
+    heard: float = msgspec.field(name="beat")
+    left: bool = False
+    entries: int = 0
+    bytes: int = 0
+    written: int = 0
+    made: int = 0
+    fetched: int = 0
+    linked: int = 0
+
+    def gone(self, now: float) -> bool:
+        """Whether its unfinished parts may be taken over; `now` by the server's clock."""
+        return self.left or now - self.heard > EXPIRY or self.owner.surely_dead()
+
+
+_WORKER = msgspec.json.Decoder(Worker)
+
+
+class Tally(msgspec.Struct):
+    """What this process has done so far; written by its worker threads, read by the heartbeat.
+
+    small: bytes of `written` in files too small to send each of them to the disk at once.
+    """
+
+    entries: int = 0
+    bytes: int = 0
+    written: int = 0
+    made: int = 0
+    fetched: int = 0
+    linked: int = 0
+    small: int = 0
+
+
+class Heartbeat:
+    """This process's record in a fill's `workers` folder, renewed by a thread until `stop`."""
+
+    def __init__(self, root: CacheRoot, kind: FileSystem) -> None:
+        self.owner = Owner.new()
+        self.tally = Tally()
+        self._root = root
+        self._folder = root.temporary
+        self._sync = kind.remote
+        self._period = HEARTBEAT_REMOTE if kind.remote else HEARTBEAT_LOCAL
+        self._descriptor = -1
+        self._heard = 0.0
+        self._periodic = Periodic("dsv-heartbeat", self._say_alive, first=self._period)
+
+    def enlist(self, folder: Path) -> None:
+        """Puts the record into a `workers` folder, before the fill appears or before the first claim.
+
+        Raises `OSError`.
+        """
+        self._folder = folder
+        # It appears with its content and its rights: others read it as soon as it has a name.
+        draft = self._root.temporary / f".worker-{self.owner.id}"
+        self._descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(self._descriptor, self._root.file_mode | 0o200)  # to open it again, if need be
+            self._write(left=False)
+            draft.rename(folder / self.owner.id)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+
+    def start(self, folder: Path) -> None:
+        """Begins with the heartbeat; `folder` is where the record is by now."""
+        self._folder = folder
+        self._periodic.start()
+
+    def stop(self) -> None:
+        """Tells others that this process has left, unless the fill has ended."""
+        self._periodic.stop()
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                self._write(left=True)
+            descriptor, self._descriptor = self._descriptor, -1
+            with contextlib.suppress(OSError):  # it may report once more what was lost
+                os.close(descriptor)
+
+    def _say_alive(self) -> float:
+        with contextlib.suppress(OSError):  # an unplugged server, or a fill that has ended: others decide
+            self._write(left=False)
+        return self._period
+
+    def _write(self, *, left: bool) -> None:
+        tally = self.tally
+        if not left:  # who leaves needs no time, which a full disk may refuse to tell
+            self._heard = self._root.time_in(self._folder)
+        worker = Worker(
+            owner=self.owner,
+            heard=self._heard,
+            left=left,
+            entries=tally.entries,
+            bytes=tally.bytes,
+            written=tally.written,
+            made=tally.made,
+            fetched=tally.fetched,
+            linked=tally.linked,
+        )
+        data = msgspec.json.encode(worker).ljust(_RECORD_SIZE)
+        try:
+            self._put(data)
+        except OSError as error:
+            if error.errno not in (*FORGOTTEN, errno.ESTALE):
+                raise
+            lost = self._descriptor
+            self._descriptor = os.open(
+                self._folder / self.owner.id, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
+            with contextlib.suppress(OSError):  # it may report once more that it is lost
+                os.close(lost)
+            self._put(data)
+
+    def _put(self, data: bytes) -> None:
+        os.pwrite(self._descriptor, data, 0)
+        if self._sync:
+            os.fsync(self._descriptor)
+
+
+def read_worker(folder: Path, owner: str) -> Worker | None:
+    """None if there is none, or none that can be read. Raises `OSError`."""
+    for _ in range(3):  # it was read while it was written
+        data = read_small(folder / owner)
+        if data is None:
+            return None
+        with contextlib.suppress(msgspec.DecodeError):
+            return _WORKER.decode(data)
+    return None
+
+
+def read_workers(folder: Path) -> dict[str, Worker]:
+    """All of a fill's, by owner id. Raises `OSError`."""
+    found = {name: read_worker(folder, name) for name in list_names(folder)}
+    return {name: worker for name, worker in found.items() if worker is not None}
+
+
+_LOOK_EVERY = 0.5  # seconds between two looks at what others have done
+_NOTE_EVERY = 10.0
+_SILENT = 10.0  # seconds without a heartbeat: more than two of them are missing
+
+
+class Reporter:
+    """Reports to a `Progress` what this process, its helpers and other hosts have done. For one thread."""
+
+    def __init__(self, progress: Progress, directory: FillDirectory, heartbeat: Heartbeat) -> None:
+        self._progress = progress
+        self._directory = directory
+        self._heartbeat = heartbeat
+        self._others = (0, 0, 0)
+        self._told = (0, 0, 0)
+        self._looked = 0.0
+        self._noted = time.monotonic()
+        self._began = (time.monotonic(), 0)
+
+    def start(self) -> None:
+        plan = self._directory.plan
+        self._look(read_workers(self._directory.workers))
+        self._began = (time.monotonic(), self._bytes_done())
+        self._progress.start(plan.entries, plan.bytes)
+        self.update()
+
+    def update(self) -> None:
+        """Cheap; to be called often."""
+        if time.monotonic() - self._looked > _LOOK_EVERY:
+            with contextlib.suppress(OSError):
+                self._look(read_workers(self._directory.workers))
+        self._tell()
+
+    def wait(self, workers: Mapping[str, Worker], parts_done: int, now: float) -> None:
+        """Reports which processes it waits for, and how long that may take."""
+        self._look(workers)
+        self._tell()
+        if time.monotonic() - self._noted > _NOTE_EVERY:
+            self._noted = time.monotonic()
+            self._progress.note(self._waiting(workers, parts_done, now))
+
+    def finish(self) -> None:
+        self._progress.finish()
+
+    def _look(self, workers: Mapping[str, Worker]) -> None:
+        mine = self._heartbeat.owner.id
+        others = [one for name, one in workers.items() if name != mine]
+        self._others = (
+            sum(one.entries for one in others),
+            sum(one.bytes for one in others),
+            sum(one.fetched for one in others),
+        )
+        self._looked = time.monotonic()
+
+    def _tell(self) -> None:
+        """A part that was taken over is counted by two workers, but reported once."""
+        plan, tally = self._directory.plan, self._heartbeat.tally
+        files = min(plan.entries, self._others[0] + tally.entries)
+        size = min(plan.bytes, self._others[1] + tally.bytes)
+        fetched = self._others[2] + tally.fetched
+        told = self._told
+        if files > told[0] or size > told[1] or fetched > told[2]:
+            self._told = (max(files, told[0]), max(size, told[1]), max(fetched, told[2]))
+            self._progress.advance(*(new - old for new, old in zip(self._told, told, strict=True)))
+
+    def _bytes_done(self) -> int:
+        return min(self._directory.plan.bytes, self._others[1] + self._heartbeat.tally.bytes)
+
+    def _waiting(self, workers: Mapping[str, Worker], parts_done: int, now: float) -> str:
+        mine = self._heartbeat.owner.id
+        at_work = [one for name, one in workers.items() if name != mine and not one.gone(now)]
+        who = ", ".join(sorted({f"{one.owner.user}@{one.owner.host}" for one in at_work})) or "nobody"
+        parts = f"{parts_done} of {len(self._directory.plan.parts)} parts"
+        heard = max((one.heard for one in at_work), default=now)
+        if now - heard > _SILENT:  # no estimate would be worth anything
+            return (
+                f"nothing heard from {who} for {format_duration(now - heard)}: this host takes over what they have "
+                f"not done of {self._directory.place} after {format_duration(EXPIRY)} of silence; {parts}"
+            )
+        done = self._bytes_done()
+        rate = (done - self._began[1]) / max(time.monotonic() - self._began[0], 0.1)
+        left = format_duration((self._directory.plan.bytes - done) / rate) if rate > 0 else "unknown"
+        return f"waiting for {who} to fill {self._directory.place}: {parts}, time left {left}"

@@ -1,0 +1,166 @@
+"""Names in a cache: which store a dataset's paths belong to, and symlinks for tags."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from dsv.cache.layout import Place, folder_name
+from dsv.cache.root import CacheRoot
+from dsv.errors import Conflict, UsageError
+from dsv.fs.files import list_names, read_json
+from dsv.values.ids import StoreId
+from dsv.values.names import DatasetName, TagName
+
+PREFIX = "@"
+
+
+def show_tag(root: CacheRoot, place: Place, tag: TagName) -> None:
+    """Makes the tag's link lead to a place that is a whole commit. What else has that name stays.
+
+    The caller has a claim on the place, and has seen that it is visible. Raises `OSError`.
+    """
+    link = _path(root, place.dataset, PREFIX + tag.component)
+    found = _target(link)
+    if found == place.name:
+        return
+    if found is None and os.path.lexists(link):  # somebody's own
+        return
+    draft = root.temporary / os.urandom(12).hex()
+    draft.symlink_to(place.name)
+    try:
+        if found is None:
+            with contextlib.suppress(FileExistsError):  # another process makes it
+                os.link(draft, link, follow_symlinks=False)
+        else:
+            draft.rename(link)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def is_tag_link(path: Path) -> bool:
+    """Whether a name beside the commits of a dataset is one of these links, dangling or not."""
+    return path.name.startswith(PREFIX) and _target(path) is not None
+
+
+class TagLinks:
+    """The links in one cache, of each dataset as they were when it was first looked at."""
+
+    def __init__(self, root: CacheRoot) -> None:
+        self._root = root
+        self._of: dict[str, dict[str, str]] = {}
+
+    def hide(self, place: Place) -> list[TagName]:
+        """Removes the links to a place, before it goes out of sight; gives their tags. Raises `OSError`."""
+        links = self._links(place.dataset)
+        names = [name for name, target in links.items() if target == place.name]
+        for name in names:
+            _path(self._root, place.dataset, name).unlink(missing_ok=True)
+            del links[name]
+        return [TagName(name.removeprefix(PREFIX).replace("%2F", "/")) for name in names]
+
+    def _links(self, dataset: str) -> dict[str, str]:
+        if dataset not in self._of:
+            found = self._of[dataset] = {}
+            for name in list_names(self._root.path / dataset):
+                target = _target(_path(self._root, dataset, name)) if name.startswith(PREFIX) else None
+                if target is not None:
+                    found[name] = target
+        return self._of[dataset]
+
+
+def remove_dangling(root: CacheRoot, dataset: str, name: str) -> None:
+    """Removes a link whose commit has gone, and the dataset's folder if that was the last in it. Raises `OSError`."""
+    link = _path(root, dataset, name)
+    target = _target(link)
+    if target is not None and not os.path.lexists(link.parent / target):
+        link.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            link.parent.rmdir()
+
+
+def _path(root: CacheRoot, dataset: str, name: str) -> Path:
+    return root.path / dataset / name
+
+
+def _target(link: Path) -> str | None:
+    """The name of the commit that a link is for; None if it is none of dsv's."""
+    try:
+        target = os.readlink(link)  # noqa: PTH115 (the text as it is)
+    except OSError:
+        return None
+    place = Place.parse(link.parent.name, target)
+    return target if place is not None and place.selection is None else None
+
+
+_ADDRESS = "address-"
+
+
+class _Binding(msgspec.Struct, frozen=True):
+    version: int
+    store: str
+
+
+_BINDING = msgspec.json.Decoder(_Binding)
+
+
+def bind(root: CacheRoot, dataset: DatasetName, store: StoreId) -> None:
+    """Gives the dataset's visible paths to this store, if they are nobody's yet.
+
+    Raises `Conflict` if another store has filled a dataset of that name; `OSError`.
+    """
+    owner = bound_store(root, dataset)
+    if owner is None:
+        data = msgspec.json.encode(_Binding(1, str(store)))
+        if root.write_once(root.binding(folder_name(dataset)), data):
+            return
+        owner = bound_store(root, dataset)
+    if owner != store:
+        raise Conflict(
+            f"{root.path} holds another store's dataset {dataset}",
+            subject=str(dataset),
+            hint="use a cache of its own: --cache DIR",
+        )
+
+
+def bound_store(root: CacheRoot, dataset: DatasetName) -> StoreId | None:
+    """The store that filled this dataset first; None if no store did. Raises `OSError`."""
+    binding = read_json(root.binding(folder_name(dataset)), _BINDING)
+    try:
+        return None if binding is None else StoreId.parse(binding.store)
+    except UsageError:
+        return None
+
+
+def met(root: CacheRoot, store: StoreId, address: str) -> None:
+    """Remembers that this address led to this store, so that next time a cached commit can do without asking.
+
+    `address` is a URL and everything else that decides where it leads. Raises `OSError`.
+    """
+    name = _address_name(address)
+    for other in list_names(root.dot / "stores"):
+        if other != str(store):  # what was here before has moved
+            (root.dot / "stores" / other / name).unlink(missing_ok=True)
+    path = root.store(store) / name
+    if not path.exists():
+        root.write_once(path, address.encode())
+
+
+def known_store(root: CacheRoot, address: str) -> StoreId | None:
+    """The store that this address led to when it was last asked. Raises `OSError`."""
+    name = _address_name(address)
+    for store in list_names(root.dot / "stores"):
+        if (root.dot / "stores" / store / name).exists():
+            try:
+                return StoreId.parse(store)
+            except UsageError:
+                continue
+    return None
+
+
+def _address_name(address: str) -> str:
+    return f"{_ADDRESS}{blake3(address.encode()).hexdigest(length=16)}"

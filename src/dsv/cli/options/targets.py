@@ -1,0 +1,85 @@
+"""Targets and paths as a person types them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dsv.api.context import Context
+from dsv.errors import UsageError
+from dsv.values.names import Target, clean_path
+from dsv.workspace.workspace import Workspace
+
+Offline = Annotated[
+    bool, typer.Option("--offline", help="Don't ask the store; a branch is what it was when last seen.")
+]
+"""The option of commands that can do without the store."""
+
+Names = Annotated[
+    str | None,
+    typer.Option(
+        "--names",
+        metavar="PLACE",
+        help="Where the store's names are kept, if not in itself: a folder, or another bucket's URL.",
+    ),
+]
+"""The option of commands that bind a folder to a store."""
+
+
+def commit_target(command: str, text: str) -> Target:
+    """A target that means a commit as a whole. Raises `UsageError` for one with a path in it."""
+    target = Target.parse(text)
+    if target.path is None:
+        return target
+    whole = Target(target.dataset, target.rev)
+    raise UsageError(
+        f"dsv {command} is about whole commits, and {text} names a path",
+        subject=text,
+        hint=f"dsv {command} {whole}".rstrip() + f"; dsv ls {text} lists that path",
+    )
+
+
+def one_of(**given: object) -> None:
+    """Raises `UsageError` if more than one of these options was given; they are named by their keywords."""
+    named = [f"--{name}" for name, value in given.items() if value]
+    if len(named) > 1:
+        raise UsageError(
+            f"{' and '.join(named)} exclude each other", subject=named[-1], hint="give one of them"
+        )
+
+
+def workspace_paths(workspace: Workspace, typed: Sequence[str]) -> tuple[bytes, ...]:
+    """Relative to the workspace's root; the root itself is the empty path. Raises `UsageError`."""
+    return tuple(_inside(workspace, text) for text in typed)
+
+
+def dataset_paths(
+    context: Context, typed: Sequence[str], targets: Sequence[Target | None] = ()
+) -> tuple[bytes, ...]:
+    """Paths of the dataset that the targets name. If it is the workspace's, they are relative to the working directory.
+
+    Raises `UsageError`.
+    """
+    workspace = context.workspace_or_none() if typed else None
+    named = {target.dataset for target in targets if target is not None and target.dataset is not None}
+    if workspace is not None and named <= {workspace.dataset}:
+        return workspace_paths(workspace, typed)
+    return tuple(clean_path(os.fsencode(text)) for text in typed)
+
+
+def _inside(workspace: Workspace, text: str) -> bytes:
+    if not text:
+        raise UsageError("a path is empty", hint="dsv status")
+    found = workspace.inside(Path(text))
+    if found is None:
+        raise UsageError(
+            f"{text} is not in the workspace {workspace.root}",
+            subject=text,
+            hint=f"dsv -C {shlex.quote(str(workspace.root))} status",
+        )
+    return found

@@ -1,0 +1,326 @@
+"""Differences for a person: one by one, by git's letters, and summed by folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+from msgspec.structs import asdict
+
+from dsv.cli.call import Call
+from dsv.cli.declare import whole
+from dsv.cli.output import printable
+from dsv.cli.style import CHANGES, Ink
+from dsv.cli.table import Column, width
+from dsv.diff.renames import Difference
+from dsv.diff.summary import OTHERS, FolderSums, Sums
+from dsv.format.tree import Entry, Kind
+from dsv.repo.tree.diff import What
+from dsv.values.units import format_bytes
+
+ROWS = 20
+"""Folders that are told one by one; the rest is one row."""
+
+
+@dataclass(slots=True)
+class Row:
+    """A folder and all below it. `bytes` is the size of what is there now, so removed paths have none."""
+
+    folder: bytes
+    changes: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+
+    def add(self, other: Row) -> None:
+        self.changes.update(other.changes)
+        self.bytes += other.bytes
+
+
+def by_folder(changes: Sequence[tuple[bytes, str]], size: Callable[[bytes], int]) -> list[Row]:
+    """A row for each folder at the level where the paths part, in the order of their names.
+
+    Paths that lie beside these folders are in the row of the folder above, which ends in a slash too; the row of the
+    workspace itself has the name `./`. With more than `ROWS` folders, the ones with fewest changes share the last row,
+    whose name is empty.
+    """
+    above = _common_folder(path for path, _ in changes)
+    rows: dict[bytes, Row] = {}
+    for path, change in changes:
+        name, slash, _ = path[len(above) :].partition(b"/")
+        folder = above + name + b"/" if slash else above or b"./"
+        row = rows.setdefault(folder, Row(folder))
+        row.changes[change] += 1
+        if change != "removed":
+            row.bytes += size(path)
+    if len(rows) <= ROWS:
+        return sorted(rows.values(), key=lambda row: row.folder)
+    largest = sorted(rows.values(), key=lambda row: row.changes.total(), reverse=True)
+    rest = Row(b"")
+    for row in largest[ROWS - 1 :]:
+        rest.add(row)
+    return [*sorted(largest[: ROWS - 1], key=lambda row: row.folder), rest]
+
+
+def _common_folder(paths: Iterable[bytes]) -> bytes:
+    """The deepest folder that all paths are in, with its slash; empty for the workspace itself."""
+    found: bytes | None = None
+    for path in paths:
+        if found is None:
+            found = path[: path.rfind(b"/") + 1]
+        while not path.startswith(found):
+            found = found[: found.rfind(b"/", 0, -1) + 1]
+    return found or b""
+
+
+KIND_WORDS = {
+    Kind.FILE: "file",
+    Kind.EXECUTABLE: "executable",
+    Kind.SYMLINK: "symlink",
+    Kind.EMPTY_DIRECTORY: "directory",
+}
+_MODES = {Kind.FILE: "644", Kind.EXECUTABLE: "755"}
+_LETTERS = {
+    What.ADDED: "A",
+    What.REMOVED: "D",
+    What.CHANGED: "M",
+    What.RETYPED: "T",
+    What.RENAMED: "R",
+}
+ITEM_KEYS = {
+    "items.path": "a path that differs; of what was removed, the path that it had",
+    "items.change": "added, removed, changed, renamed, or retyped (a file became a symlink, say)",
+    "items.old_path": "the path before; null for what was added",
+    "items.similarity": "percent of the contents that a renamed file has in common with the old one; else null",
+    "items.kind": "file, executable, symlink, or directory (an empty one) as it is now; null for what was removed",
+    "items.old_kind": "as it was; null for what was added",
+    "items.size": "bytes of the file now; null for what is none",
+    "items.old_size": "bytes of the file before; null for what was none",
+    "items.id": "BLAKE3 of the file now; null for what is none, or was not read",
+    "items.old_id": "BLAKE3 of the file before; null for what was none",
+    "items.target": "where a symlink leads now; else null",
+    "items.old_target": "where it led before; else null",
+}
+FOLDER_KEYS = {
+    "folders.folder": "a folder, with a slash at its end",
+    "folders.added": "paths that were added in and below it",
+    "folders.removed": "paths that were removed",
+    "folders.changed": "paths with other contents, mode or kind",
+    "folders.renamed": "files that were renamed, or moved into it",
+    "folders.added_bytes": "bytes of the files that were added",
+    "folders.removed_bytes": "bytes of the files that were removed",
+    "folders.changed_bytes": "bytes of the files that changed, as they are now",
+    "folders.renamed_bytes": "bytes of the files that were renamed, as they are now",
+    "folders.net_bytes": "by how many bytes the folder has grown",
+}
+SUM_KEYS = {
+    "added": "paths that were added",
+    "removed": "paths that were removed",
+    "changed": "paths with other contents, mode or kind",
+    "renamed": "files that were renamed",
+    "net_bytes": "by how many bytes the files have grown",
+}
+
+Dirs = Annotated[
+    int | None,
+    typer.Option("--dirs", parser=whole(0), metavar="DEPTH", help="Sum up by so many levels of folders."),
+]
+NameOnly = Annotated[bool, typer.Option("--name-only", help="Print the paths alone.")]
+NameStatus = Annotated[
+    bool, typer.Option("--name-status", help="Print git's letters (A D M R T) and the paths.")
+]
+
+
+def name_status(one: Difference) -> str:
+    """As git prints it: the letter, for a rename with the percents, and the paths, between tabs."""
+    letter = _LETTERS[one.what]
+    if one.what is What.RENAMED and one.old_path is not None:
+        return f"{letter}{one.similarity:03}\t{printable(one.old_path)}\t{printable(one.path)}"
+    return f"{letter}\t{printable(one.path)}"
+
+
+def line(one: Difference, ink: Ink) -> str:
+    """The difference in a line for people."""
+    return ink.paint(CHANGES[one.what.value], f"{one.what.value:<8}") + f"  {_paths(one)}{_details(one)}"
+
+
+def long_lines(one: Difference) -> list[str]:
+    """What the two sides are, if their contents are not to be shown line by line."""
+    rows = [
+        ("kind", _kind(one.before), _kind(one.after)),
+        ("size", _size(one.before), _size(one.after)),
+        ("mode", mode(one.before), mode(one.after)),
+        ("id", _id(one.before), _id(one.after)),
+        ("target", _target(one.before), _target(one.after)),
+    ]
+    lines = []
+    for name, old, new in rows:
+        if name == "id" and old and not new and _size(one.after):
+            continue  # the file was not read: its size tells that it differs
+        if old == new and old is not None and name in ("size", "id"):
+            lines.append(f"  {name:<6}  {old}")
+        elif old != new:
+            lines.append(f"  {name:<6}  " + " -> ".join(each for each in (old, new) if each is not None))
+    return lines
+
+
+def item(one: Difference) -> dict[str, object]:
+    """One of the `items` of a JSON document."""
+    before, after = one.before, one.after
+    return {
+        "path": _text(one.path),
+        "change": one.what.value,
+        "old_path": None if one.old_path is None else _text(one.old_path),
+        "similarity": one.similarity,
+        "kind": None if after is None else KIND_WORDS[after.kind],
+        "old_kind": None if before is None else KIND_WORDS[before.kind],
+        "size": None if after is None or not after.is_file else after.size,
+        "old_size": None if before is None or not before.is_file else before.size,
+        "id": None if after is None or after.file_id is None else str(after.file_id),
+        "old_id": None if before is None or before.file_id is None else str(before.file_id),
+        "target": None if after is None or after.target is None else _text(after.target),
+        "old_target": None if before is None or before.target is None else _text(before.target),
+    }
+
+
+def folder_item(row: FolderSums) -> dict[str, object]:
+    """One of the `folders` of a JSON document."""
+    return {"folder": _text(row.folder), **asdict(row.sums)}
+
+
+def sums_item(total: Sums) -> dict[str, object]:
+    """The sums of a JSON document."""
+    values = asdict(total)
+    return {name: values[name] for name in SUM_KEYS}
+
+
+def write_folders(call: Call, rows: Sequence[FolderSums], total: Sums) -> None:
+    """A table with a row for each folder, and one for all of them if there are several."""
+    counted = [name for name in ("added", "changed", "renamed", "removed") if getattr(total, name)]
+    columns = [
+        Column("folder", keep=True),
+        *(Column(name, right=True, keep=True) for name in counted),
+        Column("net", right=True, keep=True),
+    ]
+    cells = [
+        _row(printable(row.folder) if row.folder != OTHERS else "others", row.sums, counted) for row in rows
+    ]
+    if len(rows) > 1:
+        cells.append(_row("total", total, counted))
+    call.table(columns, cells)
+
+
+def folder_lines(rows: Sequence[FolderSums]) -> list[str]:
+    """As `write_folders`, a line for each folder, for where no table fits."""
+    names = [printable(row.folder) if row.folder != OTHERS else "others" for row in rows]
+    widest = max(map(width, names), default=0)
+    return [
+        f"{name}{' ' * (widest - width(name))}  {counts(row.sums)}"
+        for name, row in zip(names, rows, strict=True)
+    ]
+
+
+def rename(one: Difference) -> str:
+    """`renamed from PATH (97%)`, or the word for another difference."""
+    if one.what is not What.RENAMED:
+        return str(one.what.value)
+    similar = "" if one.similarity == 100 else f" ({one.similarity}%)"
+    return f"renamed from {printable(one.old_path or b'')}{similar}"
+
+
+def counts(total: Sums) -> str:
+    """`2 added, 1 renamed; +1.20 kB`, or `no differences`."""
+    told = [
+        f"{getattr(total, name):,} {name}"
+        for name in ("added", "changed", "renamed", "removed")
+        if getattr(total, name)
+    ]
+    if told:
+        return f"{', '.join(told)}; {signed(total.net_bytes)}"
+    return (
+        signed(total.net_bytes) if total.net_bytes else "no differences"
+    )  # files were moved out of a folder
+
+
+def unsearched(count: int) -> str:
+    """What to tell if large files were too many."""
+    return f"{count:,} large files were added or removed: too many to find out whether some were renamed and changed"
+
+
+def signed(count: int) -> str:
+    return f"{'+' if count > 0 else ''}{format_bytes(count)}"
+
+
+def _row(name: str, sums: Sums, counted: Sequence[str]) -> list[str]:
+    cells = []
+    for what in counted:
+        count, size = getattr(sums, what), getattr(sums, f"{what}_bytes")
+        cells.append(f"{count:,} ({format_bytes(size)})" if count else "-")
+    return [name, *cells, signed(sums.net_bytes)]
+
+
+def _paths(one: Difference) -> str:
+    if one.what is not What.RENAMED or one.old_path is None:
+        return printable(one.path)
+    similar = "" if one.similarity == 100 else f" ({one.similarity}%)"
+    return f"{printable(one.old_path)} => {printable(one.path)}{similar}"
+
+
+def _details(one: Difference) -> str:
+    before, after = one.before, one.after
+    if before is None or after is None:
+        there = before or after
+        size = _size(there) if there is not None and there.is_file else _kind_and_target(there)
+        return f"  {size}"
+    told = []
+    if one.what is What.RETYPED:
+        told.append(f"{_kind_and_target(before)} -> {_kind_and_target(after)}")
+    elif before.target != after.target:
+        told.append(f"-> {printable(after.target or b'')}, was -> {printable(before.target or b'')}")
+    elif one.content_changed:
+        told.append(_sizes(before.size, after.size))
+    if one.mode_changed:
+        told.append(f"mode {mode(before)} -> {mode(after)}")
+    return f"  {', '.join(told)}" if told else ""
+
+
+def _sizes(before: int, after: int) -> str:
+    old, new = format_bytes(before), format_bytes(after)
+    if old != new:
+        return f"{old} -> {new}"
+    return new if before == after else f"{new} ({signed(after - before)})"
+
+
+def _kind_and_target(entry: Entry | None) -> str:
+    if entry is None:
+        return ""
+    target = "" if entry.target is None else f" to {printable(entry.target)}"
+    return f"{KIND_WORDS[entry.kind]}{target}"
+
+
+def _kind(entry: Entry | None) -> str | None:
+    if entry is None:
+        return None
+    return "file" if entry.is_file else KIND_WORDS[entry.kind]
+
+
+def _size(entry: Entry | None) -> str | None:
+    return None if entry is None or not entry.is_file else format_bytes(entry.size)
+
+
+def mode(entry: Entry | None) -> str | None:
+    """A file's, as `chmod` takes it."""
+    return None if entry is None else _MODES.get(entry.kind)
+
+
+def _id(entry: Entry | None) -> str | None:
+    return None if entry is None or entry.file_id is None else str(entry.file_id)
+
+
+def _target(entry: Entry | None) -> str | None:
+    return None if entry is None or entry.target is None else printable(entry.target)
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")

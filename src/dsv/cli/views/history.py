@@ -1,0 +1,207 @@
+"""Commits, their graph, and the moves of a branch, for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dsv.api.branches import BranchPath
+from dsv.api.log import MoveItem, reflog
+from dsv.cli.call import Call
+from dsv.cli.output import local_time, printable, rfc3339, to_json
+from dsv.cli.style import Ink, Style
+from dsv.cli.table import Column
+from dsv.errors import UsageError
+from dsv.format.commit import Commit
+from dsv.values.ids import CommitId
+from dsv.values.units import format_bytes
+
+COMMIT_KEYS = {
+    "commit": "its id",
+    "parents": "ids of the commits before it",
+    "author": "who made it",
+    "time": "when, in UTC",
+    "message": "why",
+    "files": "how many files it has",
+    "bytes": "their size",
+}
+
+
+def commit_item(commit_id: CommitId, commit: Commit) -> dict[str, object]:
+    """What a JSON document says of it."""
+    return {
+        "commit": str(commit_id),
+        "parents": [str(parent) for parent in commit.parents],
+        "author": commit.author,
+        "time": rfc3339(commit.time_ms),
+        "message": commit.message,
+        "files": commit.files,
+        "bytes": commit.bytes,
+    }
+
+
+def commit_line(commit_id: CommitId, commit: Commit, names: Sequence[str], ink: Ink) -> str:
+    """Its id, its names, and the first line of its message."""
+    first = printable(commit.message.partition("\n")[0])
+    return f"{ink.paint(Style.COMMIT, str(commit_id)[:12])}{in_parentheses(names, ink)} {first}".rstrip()
+
+
+def commit_lines(
+    commit_id: CommitId, commit: Commit, names: Sequence[str], ink: Ink, *, parents: bool = False
+) -> list[str]:
+    """All that is to be said of it. parents: also if there is only one."""
+    lines = [ink.paint(Style.COMMIT, f"commit {commit_id}") + in_parentheses(names, ink)]
+    if parents or len(commit.parents) > 1:
+        told = " ".join(str(parent)[:12] for parent in commit.parents) or "none, it is the first commit"
+        lines.append(f"{'Parent: ' if len(commit.parents) < 2 else 'Merge:  '}{told}")
+    lines += [
+        f"Author: {printable(commit.author)}",
+        f"Date:   {local_time(commit.time_ms)}",
+        f"Files:  {commit.files:,}, {format_bytes(commit.bytes)}",
+    ]
+    if commit.message:
+        lines += ["", *(f"    {printable(line)}" for line in commit.message.splitlines())]
+    return lines
+
+
+def in_parentheses(names: Sequence[str], ink: Ink) -> str:
+    """The branches and tags of a commit."""
+    told = ", ".join(ink.paint(Style.REF, printable(name)) for name in names)
+    return f" ({told})" if told else ""
+
+
+def write_lines(call: Call, lines: Sequence[str]) -> None:
+    """Lines of the result that are printable already."""
+    for line in lines:
+        call.out.line(line)
+
+
+class Graph:
+    """Takes commits in order, none before one of its children. Each open line is a column of two characters."""
+
+    def __init__(self) -> None:
+        self._lines: list[CommitId] = []
+
+    def draw(self, commit_id: CommitId, parents: Sequence[CommitId], rows: int) -> Iterator[str]:
+        """What stands before each of the commit's `rows` rows of text, then rows of their own up to the next commit."""
+        if commit_id not in self._lines:
+            self._lines.append(commit_id)
+        at = self._lines.index(commit_id)
+        for number in range(rows):
+            marks = ["|"] * len(self._lines)
+            marks[at] = "*" if not number else "|" if parents else " "
+            yield " ".join(marks)
+        yield from self._fork(at, parents)
+        yield from self._join()
+
+    def _fork(self, at: int, parents: Sequence[CommitId]) -> Iterator[str]:
+        """The commit's line goes on as that of its first parent; the others get lines of their own."""
+        if not parents:
+            del self._lines[at]
+            if at < len(self._lines):
+                yield _graph_row(at, " ", len(self._lines) - at, "/")
+            return
+        self._lines[at] = parents[0]
+        for number, parent in enumerate(parents[1:], 1):
+            if parent == self._lines[at]:
+                continue
+            right = len(self._lines) - at - number
+            yield _graph_row(at + number, "\\", right, "\\")
+            self._lines.insert(at + number, parent)
+
+    def _join(self) -> Iterator[str]:
+        """Lines to the same commit become one."""
+        while True:
+            seen: dict[CommitId, int] = {}
+            pair = None
+            for number, commit_id in enumerate(self._lines):
+                if commit_id in seen:
+                    pair = seen[commit_id], number
+                    break
+                seen[commit_id] = number
+            if pair is None:
+                return
+            left, right = pair
+            moved = " /" * (len(self._lines) - right - 1)
+            yield "| " * left + "|" + "_|" * (right - left - 1) + "/" + moved
+            del self._lines[right]
+
+
+def _graph_row(left: int, mark: str, right: int, moved: str) -> str:
+    """So many lines that go on, a mark between two columns, and lines that move aside."""
+    head = " ".join("|" * left)
+    return f"{head}{mark}{' '.join(moved * right)}".rstrip() if right else f"{head}{mark}".rstrip()
+
+
+MOVE_KEYS = {
+    "number": "with --reflog: which move of the branch it is, from 0; then there are moves, and no items",
+    "commit": "where the branch went; null if it was deleted, or made without a commit",
+    "before": "where it was; null if nowhere",
+    "deleted": "whether this move deleted it",
+    "author": "who moved it",
+    "time": "when, in UTC",
+    "action": "sync, merge, create, reset, delete, restore, rename, protect, …",
+    "forced": "whether the rule of the protected branch was overridden",
+    "message": "why: of the move, or of the commit that it brought",
+}
+
+
+def show_moves(
+    call: Call, branch: str, limit: int | None, others: tuple[object, ...], *, jsonl: bool
+) -> None:
+    """others: arguments that select or show commits, for which a list of moves has no use."""
+    if any(others):
+        raise UsageError(
+            "--reflog shows the moves of a branch, and takes nothing but -n, --json and --jsonl",
+            subject="--reflog",
+            hint=f"dsv log --reflog {branch}",
+        )
+    path = BranchPath.parse(branch)
+    with call.context() as context, reflog(context, path, limit) as moves:
+        if jsonl:
+            for move in moves:
+                call.out.line(to_json(_item(move)))
+        elif call.json:
+            call.document({"moves": list(map(_item, moves))})
+        else:
+            call.table(_COLUMNS, list(map(_move_row, moves)))
+
+
+_COLUMNS = [
+    Column("move", right=True, keep=True),
+    Column("when"),
+    Column("from", keep=True),
+    Column("to", keep=True),
+    Column("action"),
+    Column("by"),
+    Column("message"),
+]
+
+
+def _move_row(move: MoveItem) -> list[str]:
+    return [
+        f"{move.number}",
+        local_time(move.time_ms),
+        _short(move.before),
+        "deleted" if move.deleted else _short(move.commit),
+        f"{move.action} (forced)" if move.forced else move.action,
+        move.author,
+        move.message.partition("\n")[0],
+    ]
+
+
+def _short(commit: CommitId | None) -> str:
+    return "-" if commit is None else str(commit)[:12]
+
+
+def _item(move: MoveItem) -> dict[str, object]:
+    return {
+        "number": move.number,
+        "commit": None if move.commit is None else str(move.commit),
+        "before": None if move.before is None else str(move.before),
+        "deleted": move.deleted,
+        "author": move.author,
+        "time": rfc3339(move.time_ms),
+        "action": move.action,
+        "forced": move.forced,
+        "message": move.message,
+    }

@@ -1,0 +1,442 @@
+"""Runs for a person: a table of many, the differences of some, all of one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from collections.abc import Mapping, Sequence
+
+from dsv.cli.call import Call
+from dsv.cli.output import local_time, to_json
+from dsv.cli.table import GAP, Column, width
+from dsv.fs.process import host_name
+from dsv.run.listing import RunView
+from dsv.run.query import as_text, flattened
+from dsv.run.record import EndCause, RunPart, RunRecord, RunState
+from dsv.run.sweep.progress import SweepView, grouped
+from dsv.values.json import Json
+from dsv.values.units import format_bytes, format_count, format_duration
+
+
+def resources_text(record: RunRecord) -> str | None:
+    """`2 GPUs of type A100, 4 CPUs, 16.0 GB of memory`; None if it asked for nothing."""
+    gpus = (
+        ""
+        if record.gpus is None
+        else "all GPUs"
+        if record.gpus == "all"
+        else format_count(int(record.gpus), "GPU")
+    )
+    parts = [
+        f"{record.nodes} nodes" if record.nodes > 1 else "",
+        gpus + (f" of type {record.gpu_type}" if record.gpu_type else ""),
+        f"TPU {record.tpu} {record.tpu_topology or ''}".rstrip() if record.tpu else "",
+        f"{record.cpus:g} CPUs" if record.cpus else "",
+        f"{format_bytes(record.memory_bytes)} of memory" if record.memory_bytes else "",
+        f"at most {format_duration(record.time_seconds)}" if record.time_seconds else "",
+        "" if not record.retries else "1 retry" if record.retries == 1 else f"{record.retries} retries",
+    ]
+    return ", ".join(part for part in parts if part) or None
+
+
+def pool_lines(record: RunRecord) -> list[tuple[str, str | None]]:
+    """Where it ran, and why it didn't run elsewhere."""
+    then = None if record.state.is_terminal else ", ".join(record.then) or None
+    passed = [(f"not on {each.pool}", each.reason) for each in record.passed_over]
+    return [("pool", record.pool), *passed, ("then", then)]
+
+
+def job_text(record: RunRecord) -> str | None:
+    """The job as its engine calls it, for the engine's own programs: `1234` on Slurm. None for a plain process."""
+    if record.job is None or record.engine == "process":
+        return None
+    return record.job.id.partition(":")[0]
+
+
+def code_lines(record: RunRecord) -> list[tuple[str, str | None]]:
+    """Its folder with git's commit of it, and the commit of the store that has it."""
+    code = record.code
+    if code is None:
+        return []
+    changes = " with changes" if code.dirty else ""
+    kept = None if code.tree is None else f"{record.dataset}@{code.tree}"
+    return [("code", f"{code.path} {code.commit or ''}{changes}"), ("code in the store", kept)]
+
+
+def params_text(params: Mapping[str, Json]) -> str:
+    """`lr=0.1 epochs=3`."""
+    return " ".join(f"{name}={as_text(value)}" for name, value in params.items())
+
+
+def name_lines(record: RunRecord) -> list[tuple[str, str | None]]:
+    """Its name, and that of its sweep."""
+    seat = record.sweep
+    if seat is None:
+        return [("name", record.name)]
+    named = "" if seat.name is None else f" of {seat.name}"
+    return [("name", record.name), ("sweep", f"{seat.id}, run {seat.number} of {seat.of}{named}")]
+
+
+def result_text(record: RunRecord) -> str:
+    """How it ended, or what it does."""
+    match record.state:
+        case RunState.ENDED:
+            if record.exit_code == 0 and record.end in (None, EndCause.EXITED):
+                return "ok"
+            return f"{cause_text(record) or 'failed'} ({record.exit_code})"
+        case RunState.NOT_LAUNCHED:
+            return f"not run ({record.exit_code})"
+        case RunState.CUT_OFF:
+            return "cut off"
+        case state if (
+            record.host != host_name()
+        ):  # whose word it is: nobody here can see that the host still lives
+            return f"{state} on {record.host}"
+        case state:
+            return str(state)
+
+
+def cause_text(record: RunRecord) -> str | None:
+    """Why it ended, if the command itself was not the cause."""
+    return None if record.end in (None, EndCause.EXITED) else str(record.end).replace("-", " ")
+
+
+def output_lines(record: RunRecord) -> list[tuple[str, str | None]]:
+    """Its folder, and what the store has of it if it was to be kept there."""
+    kept = record.output
+    if kept is None:
+        return [("output", record.out)]
+    more = f", {len(kept.left_out)} left out" if kept.left_out else ""
+    size = f"{format_count(kept.files, 'file')}, {format_bytes(kept.bytes)}"
+    there = f"{record.dataset}@{kept.tree}, {size}{more}" if kept.tree else f"no: {kept.error}"
+    return [("output", record.out), ("in the store", there)]
+
+
+def part_text(part: RunPart) -> str:
+    """`gpu-7, 3m 5s, exit code 137 (SIGKILL), out of memory`."""
+    took = (
+        None if part.started_ms is None or part.ended_ms is None else (part.ended_ms - part.started_ms) / 1000
+    )
+    code = None if part.exit_code is None else f"exit code {part.exit_code}"
+    words = [
+        f"node {part.node}" if part.node else None,
+        part.host,
+        None if took is None else format_duration(took),
+        f"{code} ({part.exit_signal})" if code and part.exit_signal else code,
+        "goes on" if part.end is None else str(part.end).replace("-", " "),
+        part.error,
+    ]
+    return ", ".join(word for word in words if word)
+
+
+_SHORTENED = 16
+"""Columns that a name or a target keeps on a terminal if parameters and metrics need the room."""
+_WIDEST = 24
+"""Columns that a parameter or a metric gets on a terminal, unless it is a number."""
+# fmt: off
+_CSV = (
+    "run", "name", "state", "exit_code", "dataset", "target", "commit", "started", "ended", "took_seconds", "engine",
+    "image", "host", "user",
+)
+# fmt: on
+
+
+def write_table(
+    call: Call,
+    views: Sequence[RunView],
+    first: Sequence[str] = (),
+    *,
+    whole: SweepView | None = None,
+    chosen: bool = False,
+) -> None:
+    """One run a line, and a column for each parameter and metric. first: keys that must be seen. whole: the sweep that
+    these are runs of; chosen: whether these are not all runs, but those that a filter or a limit leaves.
+
+    On a terminal the columns that don't fit are left out, never the digits of a number.
+    """
+    columns = [
+        Column("run", keep=True),
+        Column("name"),
+        Column("data"),
+        Column("took", right=True, keep=True),
+    ]
+    columns.append(Column("result", keep=True))
+    groups = grouped(views, chosen=chosen)
+    views = [view for each in groups for view in (each.members if isinstance(each, SweepView) else (each,))]
+    rows = [_row(call, view) for view in views]
+    if not any(view.record.name for view in views):
+        del columns[1]
+        for row in rows:
+            del row[1]
+    values = [_values(view) for view in views]
+    keys = sorted(
+        dict.fromkeys(key for each in values for key in each), key=lambda key: not key.startswith("params.")
+    )
+    cells = {key: [_cell(each[key]) if key in each else "-" for each in values] for key in keys}
+    titles = {key: _title(key, keys) for key in keys}
+    shown = keys
+    if call.screen.terminal:
+        room = call.screen.columns - _wide(columns, rows)
+        fit = _that_fit(_by_interest(keys, cells, first), titles, cells, room)
+        shown = [key for key in keys if key in fit]
+    for key in shown:
+        numbers = all(cell == "-" or cell[0] in "-0123456789." for cell in cells[key])
+        columns.append(Column(titles[key], right=numbers, keep=numbers, exact=True))
+        for row, cell in zip(rows, cells[key], strict=True):
+            row.append(cell)
+    _write_groups(call, columns, rows, groups, whole)
+    if hidden := [titles[key] for key in keys if key not in shown]:
+        call.say(f"Hidden columns: {', '.join(hidden)} (see --csv)")
+
+
+def _write_groups(
+    call: Call,
+    columns: Sequence[Column],
+    rows: list[list[str]],
+    groups: Sequence[SweepView | RunView],
+    whole: SweepView | None,
+) -> None:
+    """Above the runs of each sweep a row that sums it up: all of it, if it is known whole."""
+    at = 0
+    result = [column.title for column in columns].index("result")
+    for each in groups:
+        if not isinstance(each, SweepView):
+            at += 1
+            continue
+        own = [""] * len(columns)
+        own[0] = each.id.short if call.screen.terminal else each.id
+        own[result] = ", ".join(f"{count} {word}" for word, count in (whole or each).counts().items())
+        if len(each.members) < len(each.members if whole is None else whole.members):
+            own[result] += f"; {len(each.members)} shown"
+        elif each.chosen and whole is None and len(each.latest) < each.seat.of:
+            own[result] += f" of {each.seat.of}"
+        for row in rows[at : at + len(each.members)]:
+            row[0] = f"  {row[0]}"
+        rows.insert(at, own)
+        at += 1 + len(each.members)
+    call.table(columns, rows)
+
+
+def write_csv(call: Call, views: Sequence[RunView]) -> None:
+    items = [view.item() for view in views]
+    values = [_values(view) for view in views]
+    keys = sorted(
+        dict.fromkeys(key for each in values for key in each), key=lambda key: not key.startswith("params.")
+    )
+    rows = [
+        [*(_exact(item[name]) for name in _CSV), *(_exact(each.get(key)) for key in keys)]
+        for item, each in zip(items, values, strict=True)
+    ]
+    _write_csv(call, [[*_CSV, *keys], *rows])
+
+
+def write_differences(
+    call: Call,
+    views: Sequence[RunView],
+    differ: Sequence[tuple[str, Sequence[Json]]],
+    same: int,
+    *,
+    as_csv: bool,
+) -> None:
+    if as_csv:
+        heads = [["key", *(view.record.run for view in views)]]
+        _write_csv(call, [*heads, *([key, *map(_exact, values)] for key, values in differ)])
+        return
+    names = [view.record.name or _short(call, view.record) for view in views]
+    columns = [Column("key", keep=True), *(Column(name, exact=True) for name in names)]
+    call.table(columns, [[key, *(_shown(key, value) for value in values)] for key, values in differ])
+    call.say(
+        f"{format_count(same, 'key')} the same"
+        if differ
+        else f"no differences in {format_count(same, 'key')}"
+    )
+
+
+def write_one(call: Call, view: RunView) -> None:
+    lines = _lines(view)
+    room = max(len(title) for title, text in lines if text)
+    for title, text in lines:
+        if text:
+            call.line(f"{title:<{room}}  {text}")
+
+
+def _row(call: Call, view: RunView) -> list[str]:
+    record = view.record
+    took = "-" if view.took_seconds is None else format_duration(view.took_seconds)
+    return [
+        _short(call, record),
+        record.name or "-",
+        _data(record, 8 if call.screen.terminal else 12),
+        took,
+        result_text(record),
+    ]
+
+
+def _short(call: Call, record: RunRecord) -> str:
+    """On a terminal the end of an id, which any command takes for it."""
+    return record.run[-8:] if call.screen.terminal else record.run
+
+
+def _data(record: RunRecord, digits: int) -> str:
+    """`pets@v1.0 03ecd2898b34`: as it was named, and what that was."""
+    commit = str(record.commit)[:digits]
+    rev = record.target.partition(":")[0].partition("@")[2]
+    if not rev or str(record.commit).startswith(rev):
+        return f"{record.dataset}@{commit}"
+    return f"{record.dataset}@{rev} {commit}"
+
+
+def _values(view: RunView) -> dict[str, Json]:
+    record = view.record
+    return flattened(record.params, "params.") | flattened(record.metrics or {}, "metrics.")
+
+
+def _title(key: str, keys: Sequence[str]) -> str:
+    """Without `params.` or `metrics.`, unless there is one of the name in both."""
+    head, _, name = key.partition(".")
+    other = f"metrics.{name}" if head == "params" else f"params.{name}"
+    return name if name and other not in keys else key
+
+
+def _by_interest(keys: Sequence[str], cells: Mapping[str, Sequence[str]], first: Sequence[str]) -> list[str]:
+    """What was asked for, then what differs, then what is the same in all, and last what most runs don't have;
+    parameters and metrics by turns."""
+    params = sum(key.startswith("params.") for key in keys)
+    turn = {key: number if number < params else number - params for number, key in enumerate(keys)}
+    sparse = {key: 2 * cells[key].count("-") > len(cells[key]) for key in keys}
+    return sorted(keys, key=lambda key: (key not in first, sparse[key], len(set(cells[key])) == 1, turn[key]))
+
+
+def _that_fit(
+    keys: Sequence[str], titles: Mapping[str, str], cells: Mapping[str, Sequence[str]], room: int
+) -> Sequence[str]:
+    """All of them if there is room for none, as the table is then written one value a line."""
+    shown: list[str] = []
+    for key in keys:
+        needs = len(GAP) + min(_WIDEST, max(width(text) for text in (titles[key], *cells[key])))
+        if needs <= room:
+            shown.append(key)
+            room -= needs
+    return shown or keys
+
+
+def _wide(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    """The room that these columns need, those that may be shortened at their shortest."""
+    needs = [max(map(width, column)) for column in zip([each.head for each in columns], *rows, strict=True)]
+    least = [
+        need if column.keep else min(need, _SHORTENED) for column, need in zip(columns, needs, strict=True)
+    ]
+    return sum(least) + len(GAP) * (len(columns) - 1)
+
+
+def _cell(value: Json) -> str:
+    """Short enough to be read: six digits of a number."""
+    if isinstance(value, float):
+        return repr(value) if len(repr(value)) <= 8 else f"{value:.6g}"
+    return as_text(value)
+
+
+def _shown(key: str, value: Json) -> str:
+    if value is None:
+        return "-"
+    return str(value)[:12] if key in ("commit", "code.commit") else _cell(value)
+
+
+def _exact(value: Json) -> str:
+    return "" if value is None else as_text(value)
+
+
+def _write_csv(call: Call, rows: Sequence[Sequence[str]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    call.out.write(text.getvalue().encode("utf-8", "surrogateescape"))
+
+
+def _lines(view: RunView) -> list[tuple[str, str | None]]:
+    record = view.record
+    usage = record.usage
+    return [
+        ("run", record.run),
+        *name_lines(record),
+        ("target", record.target),
+        ("state", str(record.state) + ("" if view.sent else ", not sent to the store yet")),
+        *(
+            (
+                each.name or "data",
+                f"{each.dataset}@{each.commit}{'' if each.path is None else ':' + each.path}",
+            )
+            for each in record.data
+        ),
+        (
+            "size",
+            f"{format_count(record.data[0].files, 'file')}, {format_bytes(record.data[0].bytes)}"
+            if record.data
+            else None,
+        ),
+        *pool_lines(record),
+        ("engine", " ".join(filter(None, (record.engine, record.engine_version)))),
+        ("job", job_text(record)),
+        (
+            "image",
+            None
+            if record.image is None
+            else f"{record.image} {record.image_digest or record.image_id or ''}",
+        ),
+        ("command", shlex.join(record.command) or None),
+        ("parameters", _pairs(record.params) or None),
+        *code_lines(record),
+        ("resources", resources_text(record)),
+        ("host", f"{record.host}, by {record.user}"),
+        ("started", local_time(record.started_ms)),
+        ("took", None if view.took_seconds is None else format_duration(view.took_seconds)),
+        ("exit code", None if record.exit_code is None else str(record.exit_code)),
+        ("end", _end(record)),
+        *((f"attempt {part.attempt}", part_text(part)) for part in _several(record)),
+        ("waits" if record.state is RunState.QUEUED else "error", record.error),
+        ("staging", _staging(view)),
+        ("memory", _bytes(None if usage is None else usage.peak_memory_bytes)),
+        (
+            "processor",
+            None if usage is None or usage.cpu_seconds is None else format_duration(usage.cpu_seconds),
+        ),
+        *(
+            ("GPU", f"{gpu.name}, {gpu.utilization:.0f}% busy, {format_bytes(gpu.peak_memory_bytes)}")
+            for gpu in (usage.gpus if usage is not None else ())
+        ),
+        ("metrics", _pairs(record.metrics or {}) or record.metrics_error),
+        *output_lines(record),
+        ("repeats", record.again_of),
+    ]
+
+
+def _several(record: RunRecord) -> Sequence[RunPart]:
+    """The parts, if there is more to see than the run's own end."""
+    return record.parts if len(record.parts) > 1 else ()
+
+
+def _end(record: RunRecord) -> str | None:
+    """Why it ended, and by whom; None if the exit code says it all."""
+    if record.end is None or record.end is EndCause.CANCELLED:
+        by = record.cancelled_by or record.signal
+        return None if by is None else f"cancelled by {by}"
+    return cause_text(record)
+
+
+def _staging(view: RunView) -> str:
+    record = view.record
+    if record.cache_hit:
+        return "cache hit"
+    return f"{format_bytes(record.stage_bytes)} fetched in {format_duration(record.stage_seconds)}"
+
+
+def _bytes(count: int | None) -> str | None:
+    return None if count is None else format_bytes(count)
+
+
+def _pairs(values: dict[str, object]) -> str:
+    """`lr=0.1 epochs=3`; what isn't a number or a word is shown as JSON."""
+    return " ".join(
+        f"{key}={value if isinstance(value, str | int | float) else to_json({'': value})[5:-1]}"
+        for key, value in values.items()
+    )

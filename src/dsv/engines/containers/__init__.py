@@ -1,1 +1,0 @@
-"""Jobs in containers of this machine, by docker or podman."""

@@ -1,1 +1,0 @@
-"""Jobs on Kubernetes: what the cluster is given, what runs there, and how it ends."""

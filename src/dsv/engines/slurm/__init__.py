@@ -1,1 +1,0 @@
-"""Jobs on Slurm: the batch script, what its programs are asked, and how a job ends."""

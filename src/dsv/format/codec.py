@@ -1,0 +1,100 @@
+"""How an object's bytes are stored: as they are, or as one zstd frame where that saves a tenth or more."""
+
+from __future__ import annotations
+
+import enum
+import threading
+
+import zstandard
+
+from dsv.errors import IntegrityError
+from dsv.format.envelope import Buffer
+
+_LEVEL = 3
+# Below this many bytes a frame's own overhead eats what it could save.
+_SMALLEST = 64
+# Larger data is sampled first: this many pieces of this many bytes, spread evenly.
+_SAMPLED_ABOVE = 64 << 10
+_SAMPLES = 4
+_SAMPLE = 4 << 10
+# After so many contents in a row that zstd could not shrink, as in a folder of images, only one of a few is tried,
+# until one shrinks again: trying costs as much as hashing does.
+_IN_A_ROW = 64
+_ONE_OF = 4
+_WINDOW_MAX = 32 << 20  # bytes of history a frame may ask a reader to hold
+
+
+class Codec(enum.IntEnum):
+    RAW = 0
+    ZSTD = 1
+
+
+class Compressor:
+    """Decides and compresses. Not to be shared by threads."""
+
+    def __init__(self) -> None:
+        self._zstd = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False)
+        self._in_vain = 0
+
+    def pack(self, data: Buffer) -> tuple[Codec, Buffer]:
+        """The codec to note and the bytes to store: `data` itself where zstd saves less than a tenth."""
+        if len(data) < _SMALLEST or (len(data) > _SAMPLED_ABOVE and not self._promising(data)):
+            return Codec.RAW, data
+        packed = self._zstd.compress(data)
+        if len(packed) * 10 > len(data) * 9:
+            return Codec.RAW, data
+        return Codec.ZSTD, packed
+
+    def pack_next(self, data: Buffer) -> tuple[Codec, Buffer]:
+        """`pack` one of many contents that come in tree order, in which neighbours are alike."""
+        if self._in_vain >= _IN_A_ROW and self._in_vain % _ONE_OF:
+            self._in_vain += 1
+            return Codec.RAW, data
+        packed = self.pack(data)
+        self._in_vain = self._in_vain + 1 if packed[0] is Codec.RAW else 0
+        return packed
+
+    def _promising(self, data: Buffer) -> bool:
+        view = memoryview(data)
+        step = (len(view) - _SAMPLE) // (_SAMPLES - 1)
+        sample = b"".join(view[at * step : at * step + _SAMPLE] for at in range(_SAMPLES))
+        return len(self._zstd.compress(sample)) * 100 <= len(sample) * 95
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.zstd = zstandard.ZstdDecompressor(max_window_size=_WINDOW_MAX)
+
+
+_local = _Local()
+
+
+def compress(data: Buffer) -> bytes:
+    """One zstd frame, whether it pays or not."""
+    return zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False).compress(
+        data
+    )
+
+
+def unpack(codec: Codec, stored: Buffer, length: int) -> bytes:
+    """The object's `length` bytes, in no more memory than that. Raises `IntegrityError`. Safe in threads."""
+    if codec is Codec.RAW:
+        if len(stored) != length:
+            raise IntegrityError(f"a stored object has {len(stored)} bytes, not {length}")
+        return stored if isinstance(stored, bytes) else bytes(stored)
+    return unpack_frame(stored, length, length)
+
+
+def unpack_frame(stored: Buffer, smallest: int, largest: int) -> bytes:
+    """The content of one zstd frame that says itself that it has `smallest` to `largest` bytes."""
+    try:
+        promised = zstandard.frame_content_size(stored)
+        if not smallest <= promised <= largest:  # -1: it does not say
+            expected = str(largest) if smallest == largest else f"at most {largest}"
+            raise IntegrityError(f"a zstd frame says that it has {promised} bytes, not {expected}")
+        data: bytes = _local.zstd.decompress(stored, max_output_size=promised, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise IntegrityError(f"a zstd frame is damaged: {error}") from None
+    if len(data) != promised:
+        raise IntegrityError(f"a zstd frame has {len(data)} bytes and says {promised}")
+    return data

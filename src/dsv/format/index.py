@@ -1,0 +1,477 @@
+"""Index files: which pack, offset and length hold each object, as sorted rows, with filters."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, count, islice
+from operator import eq
+
+from blake3 import blake3
+
+from dsv.errors import NotFound, Unsupported
+from dsv.format.codec import Codec
+from dsv.format.columns import cut, from_little, little, u32s
+from dsv.format.envelope import Buffer, damaged
+from dsv.format.locator import OBJECT_MAX, PACK_MAX, Location, ObjectKind
+from dsv.values.ids import Id, IndexId, PackId
+
+MAGIC = b"dsvindx1"
+ROW_SIZE = 56
+MAX_ROWS = 1 << 28
+FILE_MAX = 1 << 28
+"""Bytes of an index file in a store. Writers begin another long before."""
+HASH_SIZE = 32
+_ROW = struct.Struct("<32sBBBxIIIII")
+_PLACE = struct.Struct("<BBBxIIIII")  # a row without its id
+_HEAD = struct.Struct("<8sII")
+_FANOUT = 256 * 4
+FIXED_SIZE = _HEAD.size + _FANOUT
+"""Bytes of an index file before its pack ids."""
+PREFIX_SIZE = 33
+"""Bytes of a row that are its id and kind: what rows are sorted by."""
+_CODECS = tuple(Codec)
+_KINDS = (ObjectKind.CHUNK, ObjectKind.RECIPE, ObjectKind.SEGMENT, ObjectKind.NODE)
+IN_PACK, EXTERNAL, ERASED = 0, 1, 2  # what a row's `where` says; the last two are reserved
+
+
+class IndexBuilder:
+    """Collects rows, in any order; of two with the same kind and id the first counts."""
+
+    def __init__(self) -> None:
+        self._buckets: list[bytearray] = [bytearray() for _ in range(256)]
+        self._packs: dict[PackId, int] = {}
+
+    def add(self, kind: ObjectKind, object_id: Id, location: Location) -> None:
+        """Raises `ValueError` for a locator, which is found by the tail of its object, or for a wrong id."""
+        pack, offset, stored, length, codec, tail = location
+        if kind is ObjectKind.LOCATOR:
+            raise ValueError("an index lists no locators")
+        if len(object_id) != 32:
+            raise ValueError(f"an object's id has 32 bytes, not {len(object_id)}")
+        number = self._packs.setdefault(pack, len(self._packs))
+        self._buckets[object_id[0]] += _ROW.pack(
+            object_id, kind, IN_PACK, codec, number, offset, stored, length, tail
+        )
+
+    def finish(self) -> bytes:
+        """The whole file."""
+        return _write(list(self._packs), self._buckets)
+
+
+class Index:
+    """One index file, held as it lies in memory or in a mapped file; the buffer must stay unchanged."""
+
+    def __init__(self, view: memoryview, packs: list[PackId], fanout: array[int]) -> None:
+        """For `parse`; checks nothing."""
+        self._view = view
+        self.packs = packs
+        self._fanout = fanout
+        self._start = FIXED_SIZE + 16 * len(packs)
+        # By bucket, when first asked: bytes 1 to 4 of each row's id, as numbers that C code can bisect.
+        self._heads: list[array[int] | None] = [None] * 256
+
+    @classmethod
+    def parse(cls, buffer: Buffer, name: str = "", *, verify: bool = True) -> Index:
+        """Checks everything but whether packs hold what is said of them; `name` is for messages.
+
+        Without `verify`, for a local copy that was checked when it was made, only the head is looked at, so
+        that a large mapped file costs nothing; what is wrong then shows as a wrong place or a miss.
+        Raises `IntegrityError`, or `Unsupported` for a newer version.
+        """
+        view = memoryview(buffer)
+        what = f"index {name}".rstrip()
+        packs, fanout, rows = _parse_head(view, what, verify)
+        if verify:
+            _check_rows(rows, len(packs), fanout, what)
+        return cls(view, packs, fanout)
+
+    def __len__(self) -> int:
+        return self._fanout[255]
+
+    @property
+    def row_bytes(self) -> memoryview:
+        """All rows as they lie in the file."""
+        return self._view[self._start : self._start + len(self) * ROW_SIZE]
+
+    def bucket(self, first: int) -> memoryview:
+        """The rows of the ids that begin with this byte."""
+        begin = self._fanout[first - 1] if first else 0
+        return self.row_bytes[begin * ROW_SIZE : self._fanout[first] * ROW_SIZE]
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first 4 bytes of the first and of the last row's id, as numbers. There must be a row."""
+        rows = self.row_bytes
+        return int.from_bytes(rows[:4], "big"), int.from_bytes(rows[-ROW_SIZE : 4 - ROW_SIZE], "big")
+
+    def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
+        """Where the object lies. Raises `Unsupported` where that is in no pack, `NotFound` if erased."""
+        bucket = object_id[0]
+        heads = self._heads[bucket]
+        if heads is None:
+            heads = self._heads[bucket] = self._load(bucket)
+        head = int.from_bytes(object_id[1:5], "big")
+        row = bisect_left(heads, head)
+        while row < len(heads) and heads[row] == head:
+            at = self._start + ROW_SIZE * (row + (self._fanout[bucket - 1] if bucket else 0))
+            if self._view[at : at + 32].tobytes() == object_id and self._view[at + 32] == kind:
+                return location_at(self._view, at, self.packs)
+            row += 1
+        return None
+
+    def rows(self) -> Iterator[tuple[ObjectKind, Id, Location]]:
+        """Every row that names a place in a pack, by id and kind."""
+        for at in range(self._start, self._start + len(self) * ROW_SIZE, ROW_SIZE):
+            if self._view[at + 33] == IN_PACK:
+                yield (
+                    ObjectKind(self._view[at + 32]),
+                    Id(self._view[at : at + 32]),
+                    location_at(self._view, at, self.packs),
+                )
+
+    def erased(self) -> Iterator[tuple[ObjectKind, Id]]:
+        """Every row that says that an object was erased, by id and kind."""
+        where = bytes(self.row_bytes[33::ROW_SIZE])
+        row = where.find(ERASED)
+        while row >= 0:
+            at = self._start + row * ROW_SIZE
+            yield ObjectKind(self._view[at + 32]), Id(self._view[at : at + 32])
+            row = where.find(ERASED, row + 1)
+
+    def _load(self, bucket: int) -> array[int]:
+        first, end = self._fanout[bucket - 1] if bucket else 0, self._fanout[bucket]
+        start = self._start + 1  # behind the byte that makes the bucket
+        heads = array("I")
+        if end > first:
+            # One row's worth from the second byte on; the last row may end before the buffer does.
+            rows = bytes(self._view[start + first * ROW_SIZE : start + end * ROW_SIZE])
+            heads.frombytes(memoryview(rows).cast("I")[:: ROW_SIZE // 4].tobytes())
+        if sys.byteorder == "little":
+            heads.byteswap()
+        return heads
+
+
+def location_at(rows: memoryview, at: int, packs: list[PackId]) -> Location:
+    """What the row at this offset says. Raises `Unsupported` if that is in no pack, `NotFound` if it was erased."""
+    _, where, codec, pack, offset, stored, length, tail = _PLACE.unpack_from(rows, at + 32)
+    if where == IN_PACK:
+        try:
+            return Location(packs[pack], offset, stored, length, _CODECS[codec], tail)
+        except IndexError:  # only in a copy that was not verified
+            raise damaged("index", "a row names a pack or codec that does not exist") from None
+    if where == ERASED:
+        raise was_erased(Id(rows[at : at + 32]))
+    object_id = rows[at : at + 32].hex()
+    raise Unsupported(
+        f"object {object_id} lies outside the store, which this dsv can't read",
+        subject=object_id,
+        hint="install a newer dsv",
+    )
+
+
+def was_erased(object_id: Id) -> NotFound:
+    return NotFound(f"object {object_id} was erased from the store", subject=str(object_id))
+
+
+def merge(indexes: Iterable[Index]) -> bytes:
+    """One index file of several; where two have an object, the erased row counts, else that of the first."""
+    packs: dict[PackId, int] = {}
+    buckets = [bytearray() for _ in range(256)]
+    for one in indexes:
+        numbers = [packs.setdefault(pack, len(packs)) for pack in one.packs]
+        rows = bytearray(one._view[one._start : one._start + len(one) * ROW_SIZE])
+        renumber(rows, numbers)
+        start = 0
+        for bucket, end in zip(buckets, one._fanout, strict=True):
+            bucket += rows[start * ROW_SIZE : end * ROW_SIZE]
+            start = end
+    return _write(list(packs), buckets)
+
+
+def _write(packs: list[PackId], buckets: list[bytearray]) -> bytes:
+    """The file with these rows, bucketed by the first byte of their ids; rows number `packs` as given."""
+    return join(packs, (_settle(bytes(bucket)) for bucket in buckets))
+
+
+def join(packs: list[PackId], buckets: Iterable[list[bytes]]) -> bytes:
+    """The file of 256 buckets of rows that are sorted, each kind and id once; they number `packs` as given."""
+    body, fanout, total = bytearray(), array("I"), 0
+    for rows in buckets:
+        body += b"".join(rows)
+        total += len(rows)
+        fanout.append(total)
+    if total > MAX_ROWS:
+        raise ValueError(f"an index has at most {MAX_ROWS} rows, not {total}")
+    used = sorted((packs[number], number) for number in set(_column(body, 9)) if total)
+    positions = [0] * len(packs)
+    for position, (_, number) in enumerate(used):
+        positions[number] = position
+    renumber(body, positions)
+    out = bytearray(_HEAD.pack(MAGIC, len(used), total))
+    out += little(fanout)
+    for pack, _ in used:
+        out += pack
+    out += body
+    out += blake3(out).digest()
+    return bytes(out)
+
+
+def _settle(bucket: bytes) -> list[bytes]:
+    """A bucket's rows, sorted, each kind and id once."""
+    best: dict[bytes, bytes] = {}
+    for row in cut(bucket, ROW_SIZE):
+        had = best.setdefault(row[:PREFIX_SIZE], row)
+        if had is not row and row[33] == ERASED != had[33]:
+            best[row[:PREFIX_SIZE]] = row
+    return [best[key] for key in sorted(best)]
+
+
+def _column(rows: Buffer, word: int) -> array[int]:
+    """One of the 32-bit columns (9: pack, 10: offset, 11: stored, 12: length, 13: tail) of all rows."""
+    return from_little("I", memoryview(rows).cast("I")[word :: ROW_SIZE // 4].tobytes())
+
+
+def renumber(rows: bytearray, numbers: list[int]) -> None:
+    """Writes `numbers[n]` where a row has pack n."""
+    if rows:
+        changed = u32s(map(numbers.__getitem__, _column(rows, 9)))
+        if sys.byteorder == "big":
+            changed.byteswap()
+        memoryview(rows).cast("I")[9 :: ROW_SIZE // 4] = memoryview(changed)
+
+
+def _parse_head(view: memoryview, name: str, verify: bool) -> tuple[list[PackId], array[int], memoryview]:
+    """The packs, the fanout, and the rows' bytes, with everything but the rows checked."""
+    if len(view) < FIXED_SIZE + HASH_SIZE:
+        raise damaged(name, "it is cut short")
+    magic, packs, rows = _HEAD.unpack(view[: _HEAD.size])
+    if magic[:-1] == MAGIC[:-1] and magic[-1:].isdigit() and magic > MAGIC:
+        raise Unsupported(f"{name} has version {magic[-1:].decode()}, and this dsv knows version 1",
+                          hint="install a newer dsv")  # fmt: skip
+    if magic != MAGIC:
+        raise damaged(name, "it does not begin as one")
+    start = FIXED_SIZE + 16 * packs
+    if rows > MAX_ROWS or packs > rows or len(view) != start + rows * ROW_SIZE + HASH_SIZE:
+        raise damaged(name, f"it has {len(view)} bytes, which is not what its head says")
+    if verify and blake3(view[:-HASH_SIZE]).digest() != view[-HASH_SIZE:]:
+        raise damaged(name, "its bytes are not those its hash was written for")
+    table = cut(bytes(view[FIXED_SIZE:start]), 16)
+    fanout = from_little("I", view[_HEAD.size : FIXED_SIZE])
+    if fanout[255] != rows or sorted(fanout) != fanout.tolist():
+        raise damaged(name, "its fanout contradicts its rows")
+    if sorted(set(table)) != table:
+        raise damaged(name, "its packs are not sorted")
+    return list(map(PackId, table)), fanout, view[start : start + rows * ROW_SIZE]
+
+
+def _check_rows(rows: memoryview, packs: int, fanout: array[int], name: str) -> None:
+    """A few column-wise passes; no Python object is kept for a row."""
+    if not rows:
+        return
+    kinds, where, codecs = (set(bytes(rows[at::ROW_SIZE])) for at in (32, 33, 34))
+    if not kinds <= set(_KINDS) or not where <= {IN_PACK, EXTERNAL, ERASED} or not codecs <= set(_CODECS):
+        raise damaged(name, "a row has an unknown kind, place or codec")
+    if any(bytes(rows[35::ROW_SIZE])):
+        raise damaged(name, "a row's padding is not zero")
+    if set(_column(rows, 9)) != set(range(packs)):
+        raise damaged(name, "its packs are not those of its rows")
+    offsets, stored, lengths, tails = (_column(rows, word) for word in (10, 11, 12, 13))
+    if max(offsets) + max(stored) + max(tails) > PACK_MAX and any(
+        sum(row) > PACK_MAX for row in zip(offsets, stored, tails, strict=True)
+    ):
+        raise damaged(name, "a row lies outside its pack")
+    if where == {IN_PACK} and (not min(stored) or not min(lengths) or max(lengths) > OBJECT_MAX):
+        raise damaged(name, "a row has an impossible length")
+    _check_order(rows, fanout, name)
+
+
+def _check_order(rows: memoryview, fanout: array[int], name: str) -> None:
+    heads = array("I", memoryview(rows).cast("I")[:: ROW_SIZE // 4].tobytes())
+    if sys.byteorder == "little":
+        heads.byteswap()
+    numbers = heads.tolist()
+    in_order = sorted(numbers) == numbers
+    # Rows whose ids begin alike are few: those alone are compared whole.
+    for at in compress(count(), map(eq, numbers, islice(numbers, 1, None))):
+        first, second = (
+            rows[row * ROW_SIZE : row * ROW_SIZE + PREFIX_SIZE].tobytes() for row in (at, at + 1)
+        )
+        in_order = in_order and first < second
+    if not in_order:
+        raise damaged(name, "its rows are not sorted")
+    if any(bisect_left(numbers, (first + 1) << 24) != end for first, end in enumerate(fanout)):
+        raise damaged(name, "its fanout contradicts its rows")
+
+
+FILTER_MAGIC = b"dsvfltr1"
+FILTER_MAX = 1 << 27
+"""Bytes of a filter in a store."""
+BLOCK_ROWS = 256
+_BLOCK_HASH = 16
+_FILTER_HEAD = struct.Struct("<8s16sII")
+
+
+class IndexFilter:
+    """Of one index file. What it says is compared with the file's rows before anybody relies on it."""
+
+    def __init__(
+        self, packs: list[PackId], rows: int, firsts: array[int], hashes: bytes, ends: bytes
+    ) -> None:
+        """For `parse`; checks nothing."""
+        self.packs = packs
+        self._rows = rows
+        self._firsts = firsts
+        self._hashes = hashes
+        self._ends = ends
+
+    @classmethod
+    def parse(cls, data: Buffer, index_id: IndexId) -> IndexFilter:
+        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
+        view, what = memoryview(data), f"filter of index {index_id}"
+        if len(view) < _FILTER_HEAD.size + HASH_SIZE:
+            raise damaged(what, "it is cut short")
+        magic, of, packs, rows = _FILTER_HEAD.unpack(view[: _FILTER_HEAD.size])
+        if magic[:-1] == FILTER_MAGIC[:-1] and magic[-1:].isdigit() and magic > FILTER_MAGIC:
+            raise Unsupported(f"the {what} has version {magic[-1:].decode()}, and this dsv knows version 1",
+                              hint="install a newer dsv")  # fmt: skip
+        if magic != FILTER_MAGIC or of != index_id:
+            raise damaged(what, "it does not begin as one")
+        blocks = -(-rows // BLOCK_ROWS)
+        sizes = (16 * packs, 4 * blocks, _BLOCK_HASH * blocks, 2 * rows)
+        if not 0 < packs <= rows <= MAX_ROWS or len(view) != _FILTER_HEAD.size + sum(sizes) + HASH_SIZE:
+            raise damaged(what, f"it has {len(view)} bytes, which is not what its head says")
+        if blake3(view[:-HASH_SIZE]).digest() != view[-HASH_SIZE:]:
+            raise damaged(what, "its bytes are not those its hash was written for")
+        columns, at = [], _FILTER_HEAD.size
+        for size in sizes:
+            columns.append(bytes(view[at : at + size]))
+            at += size
+        firsts = from_little("I", columns[1])
+        if sorted(firsts) != firsts.tolist():
+            raise damaged(what, "its blocks are not sorted")
+        return cls(list(map(PackId, cut(columns[0], 16))), rows, firsts, columns[2], columns[3])
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def blocks(self, object_id: Id) -> Iterator[int]:
+        """The blocks of rows that may have the id."""
+        head, end = int.from_bytes(object_id[:4], "big"), object_id[-2:]
+        first = max(bisect_left(self._firsts, head) - 1, 0)
+        for block in range(first, bisect_right(self._firsts, head)):
+            ends = self._ends[2 * BLOCK_ROWS * block : 2 * BLOCK_ROWS * (block + 1)]
+            at = ends.find(end)
+            while at % 2 == 1 and at != -1:
+                at = ends.find(end, at + 1)
+            if at != -1:
+                yield block
+
+    def span(self, block: int) -> tuple[int, int]:
+        """Where the block lies in the index file: offset and length."""
+        rows = min(BLOCK_ROWS, self._rows - block * BLOCK_ROWS)
+        return FIXED_SIZE + 16 * len(self.packs) + block * BLOCK_ROWS * ROW_SIZE, rows * ROW_SIZE
+
+    def is_block(self, block: int, rows: Buffer) -> bool:
+        """Whether these are the rows that the filter was made from."""
+        return (
+            blake3(rows).digest(_BLOCK_HASH) == self._hashes[_BLOCK_HASH * block : _BLOCK_HASH * (block + 1)]
+        )
+
+    def find(self, rows: memoryview, kind: ObjectKind, object_id: Id) -> Location | None:
+        """Where the object lies by the rows of a block. Raises as `Index.find`."""
+        for at in range(0, len(rows), ROW_SIZE):
+            if rows[at + 32] == kind and bytes(rows[at : at + 32]) == object_id:
+                return location_at(rows, at, self.packs)
+        return None
+
+
+def encode_filter(index_id: IndexId, index: Index) -> bytes:
+    """The filter of an index file, which has at least one row."""
+    rows, count = index.row_bytes, len(index)
+    if not count:
+        raise ValueError("an index without rows has no filter")
+    blocks = [rows[at : at + BLOCK_ROWS * ROW_SIZE] for at in range(0, len(rows), BLOCK_ROWS * ROW_SIZE)]
+    ends = bytearray(2 * count)
+    ends[0::2] = bytes(rows[30::ROW_SIZE])
+    ends[1::2] = bytes(rows[31::ROW_SIZE])
+    out = bytearray(_FILTER_HEAD.pack(FILTER_MAGIC, index_id, len(index.packs), count))
+    out += b"".join(index.packs)
+    out += little(u32s(int.from_bytes(block[:4], "big") for block in blocks))
+    out += b"".join(blake3(block).digest(_BLOCK_HASH) for block in blocks)
+    out += ends
+    out += blake3(out).digest()
+    return bytes(out)
+
+
+def merge_all(indexes: Sequence[Index], rows_per_file: int) -> Iterator[bytes]:
+    """Index files with all the rows of these.
+
+    An object that lies in several places has a row for each of them, in files of their own, since one of the packs may
+    be lost. A row that says that an object was erased takes the place of all others. About `rows_per_file` rows are in
+    a file at most: what begins with one byte is not cut.
+    """
+    packs: dict[PackId, int] = {}
+    numbers = [[packs.setdefault(pack, len(packs)) for pack in one.packs] for one in indexes]
+    names = list(packs)
+    layers: list[_Layer] = []
+    for bucket in range(256):
+        rows = bytearray()
+        for one, numbered in zip(indexes, numbers, strict=True):
+            mine = bytearray(one.bucket(bucket))
+            renumber(mine, numbered)
+            rows += mine
+        for depth, layer in enumerate(_layers(bytes(rows))):
+            if depth == len(layers):
+                layers.append(_Layer(names))
+            if layers[depth].rows + len(layer) > rows_per_file and layers[depth].rows:
+                yield layers[depth].finish()
+            layers[depth].add(bucket, layer)
+    for one_layer in layers:
+        if one_layer.rows:
+            yield one_layer.finish()
+
+
+class _Layer:
+    """A file that is being filled."""
+
+    def __init__(self, packs: list[PackId]) -> None:
+        self._packs = packs
+        self._buckets: list[list[bytes]] = [[] for _ in range(256)]
+        self.rows = 0
+
+    def add(self, bucket: int, rows: list[bytes]) -> None:
+        self._buckets[bucket] = rows
+        self.rows += len(rows)
+
+    def finish(self) -> bytes:
+        """The file; what is added from now on is in the next one."""
+        encoded = join(self._packs, self._buckets)
+        self._buckets, self.rows = [[] for _ in range(256)], 0
+        return encoded
+
+
+def _layers(bucket: bytes) -> list[list[bytes]]:
+    """The rows, sorted and each once: first one of each object, then the second places, and so on."""
+    first: dict[bytes, bytes] = {}
+    more: dict[bytes, list[bytes]] = {}
+    for row in cut(bucket, ROW_SIZE):
+        had = first.setdefault(row[:PREFIX_SIZE], row)
+        if had != row:
+            places = more.setdefault(row[:PREFIX_SIZE], [had])
+            if row not in places:
+                places.append(row)
+    for prefix, places in more.items():
+        erased = next((row for row in places if row[PREFIX_SIZE] == ERASED), None)
+        if erased is not None:
+            first[prefix] = erased
+            del places[1:]
+    layers = [[first[prefix] for prefix in sorted(first)]] if first else []
+    depth = 1
+    while level := [more[prefix][depth] for prefix in sorted(more) if depth < len(more[prefix])]:
+        layers.append(level)
+        depth += 1
+    return layers

@@ -1,0 +1,149 @@
+"""Which index files stand for which others: the record of a merge, what the records of a store say, and what to merge.
+
+A merge writes new index files with all the rows of others, a run, and then its record. From then on the others need not
+be read, and may be deleted some time later. Everybody may merge: a record is true whatever others do meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
+from typing import NamedTuple
+
+import msgspec
+
+from dsv.format import envelope
+from dsv.format.envelope import U32, Buffer, Millis, Raw16, Record, Short
+from dsv.values.ids import IndexId
+
+MAX_FILES = 1 << 18
+MERGE_MAX = (1 << 12) + 30 * MAX_FILES
+"""Bytes of an `index-merge` record."""
+
+_MERGE = Record(
+    "index-merge",
+    tuple[tuple[tuple[Raw16, U32, U32], ...], tuple[U32, ...], tuple[Raw16, ...], Millis, Short],
+    limit=MERGE_MAX,
+)
+
+
+class MergedFile(NamedTuple):
+    """An index file of a run. first, last: the first 4 bytes of the ids of its first and last row, as a number."""
+
+    id: IndexId
+    first: int
+    last: int
+
+
+Run = tuple[MergedFile, ...]
+"""The files that one merge has written."""
+
+
+class IndexMerge(msgspec.Struct, frozen=True):
+    """Every row of each of the `replaced` files is in one of the `files`. runs: how many of these each run has."""
+
+    files: tuple[MergedFile, ...]
+    runs: tuple[int, ...]
+    replaced: tuple[IndexId, ...]
+    time_ms: int
+    tool: str
+
+    @classmethod
+    def of(cls, runs: Iterable[Run], replaced: Iterable[IndexId], time_ms: int, tool: str) -> IndexMerge:
+        grouped = tuple(runs)
+        files = tuple(chain.from_iterable(grouped))
+        return cls(files, tuple(map(len, grouped)), tuple(sorted(set(replaced))), time_ms, tool)
+
+    @property
+    def by_run(self) -> tuple[Run, ...]:
+        """The files of each run."""
+        files = iter(self.files)
+        return tuple(tuple(islice(files, count)) for count in self.runs)
+
+    def encode(self) -> bytes:
+        """Raises `ValueError` if the replaced files are not sorted."""
+        if list(self.replaced) != sorted(set(self.replaced)):
+            raise ValueError("the files that were replaced are sorted, each once")
+        files = tuple((bytes(one.id), one.first, one.last) for one in self.files)
+        return _MERGE.encode((files, self.runs, tuple(map(bytes, self.replaced)), self.time_ms, self.tool))
+
+    @classmethod
+    def decode(cls, data: Buffer) -> IndexMerge:
+        files, runs, replaced, time_ms, tool = _MERGE.decode(data)
+        if not files or not all(runs) or sum(runs) != len(files):
+            raise envelope.damaged("index-merge", "its runs are not those of its files")
+        if list(replaced) != sorted(set(replaced)):
+            raise envelope.damaged("index-merge", "the files that were replaced are not sorted")
+        if len(files) + len(replaced) > MAX_FILES:
+            raise envelope.damaged("index-merge", "it names too many files")
+        if any(first > last for _, first, last in files):
+            raise envelope.damaged("index-merge", "the last row of a file is before its first")
+        merged = tuple(MergedFile(IndexId(one), first, last) for one, first, last in files)
+        return cls(merged, runs, tuple(map(IndexId, replaced)), time_ms, tool)
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Which index files of a store stand for all. loose: those of no run."""
+
+    runs: tuple[Run, ...]
+    loose: tuple[IndexId, ...]
+    replaced: frozenset[IndexId]
+
+    @property
+    def files(self) -> dict[IndexId, MergedFile | None]:
+        """What is to be read, and of the files of runs what they may hold."""
+        found: dict[IndexId, MergedFile | None] = {one.id: one for run in self.runs for one in run}
+        return found | dict.fromkeys(self.loose)
+
+
+def stand(listed: Iterable[IndexId], records: Iterable[IndexMerge]) -> Standing:
+    """What stands, of the files that were listed, by the latest records.
+
+    A record counts only if all files of its runs were listed. If one of them was replaced in turn, by a merge that ran
+    at the same time, the newer ones have its rows.
+    """
+    there = set(listed)
+    valid = [record for record in records if all(one.id in there for one in record.files)]
+    replaced = {index_id for record in valid for index_id in record.replaced} & there
+    runs: dict[Run, None] = {}
+    for record in valid:
+        for run in record.by_run:
+            left = tuple(one for one in run if one.id not in replaced)
+            if left:
+                runs[left] = None
+    in_runs = {one.id for run in runs for one in run}
+    return Standing(tuple(runs), tuple(sorted(there - replaced - in_runs)), frozenset(replaced))
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """What is merged as a whole: a loose file, or a run."""
+
+    files: tuple[IndexId, ...]
+    rows: int
+
+
+def units(standing: Standing, rows: Mapping[IndexId, int]) -> list[Unit]:
+    found = [Unit(tuple(one.id for one in run), sum(rows[one.id] for one in run)) for run in standing.runs]
+    return found + [Unit((one,), rows[one]) for one in standing.loose]
+
+
+def crowd(found: Sequence[Unit], most_rows: int) -> int:
+    """How many units may still be merged: one with half of the most rows stays as it is."""
+    return sum(2 * unit.rows <= most_rows for unit in found)
+
+
+def choose(found: Sequence[Unit], most_rows: int) -> list[Unit]:
+    """The units to merge, smallest first, so that each of the others has at least twice the rows of all smaller ones.
+
+    A row is then merged again only when what it lies in has grown by half: in all n log n rows are written for n, and
+    log n units are left. Nothing is merged to more than `most_rows`.
+    """
+    ordered = sorted(found, key=lambda unit: unit.rows)
+    chosen = total = 0
+    for at, unit in enumerate(ordered):
+        if total + unit.rows > most_rows or 2 * unit.rows > most_rows:
+            break
+        if unit.rows <= 2 * total:
+            chosen = at + 1
+        total += unit.rows
+    return ordered[:chosen]

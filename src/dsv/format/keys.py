@@ -1,0 +1,305 @@
+"""Every key of a store is built and parsed here.
+
+Parsers give None for what is no such key: a listing may show what somebody else put there.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+from dsv.errors import UsageError
+from dsv.values.ids import CommitId, ErasedId, Id, IndexId, PackId, SessionId
+from dsv.values.names import BranchName, DatasetName, TagName
+
+README_KEY = "README.txt"
+FORMAT_PREFIX = "format/"
+PACK_PREFIX = "packs/"
+INDEX_PREFIX = "index/"
+COMMIT_PREFIX = "commits/"
+LOCATOR_PREFIX = "locators/"
+REFS_PREFIX = "refs/"
+SESSIONS_PREFIX = "sessions/"
+GC_PREFIX = "gc/"
+RUNS_PREFIX = "runs/"
+PROBE_PREFIX = "probe/"
+
+_NEED_A_WINNER = (FORMAT_PREFIX, REFS_PREFIX, SESSIONS_PREFIX, GC_PREFIX)
+_FIRST_STAYS = (*_NEED_A_WINNER, RUNS_PREFIX)
+
+_TOP_SEQ = 0xFFFF_FFFF_FFFF_FFFF
+LAST_MOVE = _TOP_SEQ
+"""The largest number of a move of a branch."""
+_RULE = "0-rule-"
+_FILTER = "-filter"
+_MERGE = "merge-"
+_SEQ = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_COUNT = re.compile(r"[0-9a-f]{8}", re.ASCII)
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+I = TypeVar("I", bound=Id)  # noqa: E741
+N = TypeVar("N", DatasetName, BranchName, TagName)
+
+
+def needs_winner(key: str) -> bool:
+    """Whether of several writers of this key, or of any with this prefix, exactly one has to win."""
+    return key.startswith(_NEED_A_WINNER)
+
+
+def first_stays(key: str) -> bool:
+    """Whether a later writer of this key may have other bytes, and the first ones are to stay.
+
+    Every other key is random or derived from what it holds, so that to write it twice is to write the same bytes.
+    """
+    return key.startswith(_FIRST_STAYS)
+
+
+def pack_key(pack: PackId) -> str:
+    text = pack.hex()
+    return f"{PACK_PREFIX}{text[:2]}/{text}"
+
+
+def parse_pack_key(key: str) -> PackId | None:
+    folder, _, text = key.removeprefix(PACK_PREFIX).partition("/")
+    return _parse_id(PackId, text) if key.startswith(PACK_PREFIX) and text[:2] == folder else None
+
+
+def index_key(index: IndexId) -> str:
+    return INDEX_PREFIX + index.hex()
+
+
+def parse_index_key(key: str) -> IndexId | None:
+    return _parse_id(IndexId, key.removeprefix(INDEX_PREFIX)) if key.startswith(INDEX_PREFIX) else None
+
+
+def index_filter_key(index: IndexId) -> str:
+    return f"{index_key(index)}{_FILTER}"
+
+
+def parse_index_filter_key(key: str) -> IndexId | None:
+    return parse_index_key(key.removesuffix(_FILTER)) if key.endswith(_FILTER) else None
+
+
+def index_merge_key(number: int, merge: IndexId) -> str:
+    """The record of a merge. It says all that those with a smaller number say."""
+    return f"{INDEX_PREFIX}{_MERGE}{_up(number)}-{merge.hex()}"
+
+
+def parse_index_merge_key(key: str) -> int | None:
+    """The number of a merge. Those of the upper half are never given, so that a next one is always possible."""
+    if not key.startswith(INDEX_PREFIX + _MERGE):
+        return None
+    number, _, merge = key.removeprefix(INDEX_PREFIX + _MERGE).partition("-")
+    if not _SEQ.fullmatch(number) or _parse_id(IndexId, merge) is None:
+        return None
+    return int(number, 16) if int(number, 16) < 1 << 63 else None
+
+
+def commit_key(commit: CommitId) -> str:
+    return COMMIT_PREFIX + commit.hex()
+
+
+def commit_search_prefix(digits: str) -> str:
+    """Lists the commits whose ids begin with these lower-case hex digits."""
+    return COMMIT_PREFIX + digits
+
+
+def parse_commit_key(key: str) -> CommitId | None:
+    return _parse_id(CommitId, key.removeprefix(COMMIT_PREFIX)) if key.startswith(COMMIT_PREFIX) else None
+
+
+def locator_key(commit: CommitId) -> str:
+    return LOCATOR_PREFIX + commit.hex()
+
+
+def parse_locator_key(key: str) -> CommitId | None:
+    return _parse_id(CommitId, key.removeprefix(LOCATOR_PREFIX)) if key.startswith(LOCATOR_PREFIX) else None
+
+
+def format_key(seq: int) -> str:
+    """Counts up: the log is read from 0 until an entry is absent."""
+    return f"{FORMAT_PREFIX}{_up(seq)}"
+
+
+def parse_format_key(key: str) -> int | None:
+    text = key.removeprefix(FORMAT_PREFIX)
+    return int(text, 16) if key.startswith(FORMAT_PREFIX) and _SEQ.fullmatch(text) else None
+
+
+# --- refs
+
+
+def dataset_prefix(dataset: DatasetName) -> str:
+    return f"{REFS_PREFIX}{dataset.component}/"
+
+
+def branches_prefix(dataset: DatasetName) -> str:
+    return f"{REFS_PREFIX}{dataset.component}/branches/"
+
+
+def branch_prefix(dataset: DatasetName, branch: BranchName) -> str:
+    return f"{branches_prefix(dataset)}{branch.component}/"
+
+
+def branch_key(dataset: DatasetName, branch: BranchName, seq: int) -> str:
+    """The key of a branch's n-th move; the first is 0. Later moves have smaller keys."""
+    return f"{branch_prefix(dataset, branch)}{_up(_TOP_SEQ - seq)}"
+
+
+def branch_rule_key(dataset: DatasetName, branch: BranchName, number: int) -> str:
+    """The n-th rule of a branch. They stand before its moves, the latest first: one listing tells of both."""
+    return f"{branch_prefix(dataset, branch)}{_RULE}{_up(_TOP_SEQ - number)}"
+
+
+def parse_branch_rule_key(key: str) -> tuple[DatasetName, BranchName, int] | None:
+    prefix, _, last = key.rpartition("/")
+    return parse_branch_key(f"{prefix}/{last.removeprefix(_RULE)}") if last.startswith(_RULE) else None
+
+
+def parse_branch_number(key: str) -> int | None:
+    """Which move of its branch this key is; the first is 0."""
+    parsed = parse_branch_key(key)
+    return None if parsed is None else parsed[2]
+
+
+def parse_branch_key(key: str) -> tuple[DatasetName, BranchName, int] | None:
+    parts = key.split("/")
+    if len(parts) != 5 or parts[0] != "refs" or parts[2] != "branches" or not _SEQ.fullmatch(parts[4]):
+        return None
+    dataset, branch = _parse_name(DatasetName, parts[1]), _parse_name(BranchName, parts[3])
+    if dataset is None or branch is None:
+        return None
+    return dataset, branch, _TOP_SEQ - int(parts[4], 16)
+
+
+def tags_prefix(dataset: DatasetName) -> str:
+    return f"{REFS_PREFIX}{dataset.component}/tags/"
+
+
+def tag_key(dataset: DatasetName, tag: TagName) -> str:
+    return f"{tags_prefix(dataset)}{tag.component}/value"
+
+
+def tag_deleted_key(dataset: DatasetName, tag: TagName) -> str:
+    return f"{tags_prefix(dataset)}{tag.component}/deleted"
+
+
+def parse_tag_key(key: str) -> tuple[DatasetName, TagName, bool] | None:
+    """Dataset, tag, and whether the key is the one that says it was deleted."""
+    parts = key.split("/")
+    if len(parts) != 5 or parts[0] != "refs" or parts[2] != "tags" or parts[4] not in ("value", "deleted"):
+        return None
+    dataset, tag = _parse_name(DatasetName, parts[1]), _parse_name(TagName, parts[3])
+    return None if dataset is None or tag is None else (dataset, tag, parts[4] == "deleted")
+
+
+def erased_key(erased: ErasedId) -> str:
+    """The tombstone of a dataset, below a name that no dataset can have."""
+    return f"{REFS_PREFIX}{erased.hex()}/erased"
+
+
+def parse_dataset(key: str) -> DatasetName | None:
+    """Which dataset a key below `refs/` or `runs/` belongs to."""
+    parts = key.split("/", 2)
+    if len(parts) < 3 or parts[0] not in ("refs", "runs"):
+        return None
+    return _parse_name(DatasetName, parts[1])
+
+
+# --- sessions, gc, runs
+
+
+def session_prefix(session: SessionId) -> str:
+    return f"{SESSIONS_PREFIX}{session.hex()}/"
+
+
+def session_open_key(session: SessionId) -> str:
+    return session_prefix(session) + "open"
+
+
+def session_beat_key(session: SessionId, count: int) -> str:
+    """The n-th renewal; keys of later ones are larger."""
+    if not 0 <= count < 1 << 32:
+        raise ValueError(f"a session has no renewal {count}")
+    return f"{session_prefix(session)}beat-{count:08x}"
+
+
+def session_verdict_key(session: SessionId) -> str:
+    return session_prefix(session) + "verdict"
+
+
+def session_closed_key(session: SessionId) -> str:
+    return session_prefix(session) + "closed"
+
+
+def parse_session_key(key: str) -> tuple[SessionId, str, int] | None:
+    """Session, `open`, `beat`, `verdict` or `closed`, and the number of a beat (else 0)."""
+    parts = key.split("/")
+    session = _parse_id(SessionId, parts[1]) if len(parts) == 3 and parts[0] == "sessions" else None
+    if session is None:
+        return None
+    what, _, count = parts[2].partition("-")
+    if what == "beat" and _COUNT.fullmatch(count):
+        return session, what, int(count, 16)
+    return (session, what, 0) if parts[2] in ("open", "verdict", "closed") else None
+
+
+def gc_condemned_key(epoch: int) -> str:
+    return f"{GC_PREFIX}{_up(epoch)}/condemned"
+
+
+def gc_done_key(epoch: int) -> str:
+    return f"{GC_PREFIX}{_up(epoch)}/done"
+
+
+def is_gc_condemned_key(key: str) -> bool:
+    parsed = parse_gc_key(key)
+    return parsed is not None and parsed[1] == "condemned"
+
+
+def parse_gc_key(key: str) -> tuple[int, str] | None:
+    """Epoch, and `condemned` or `done`."""
+    parts = key.split("/")
+    if len(parts) != 3 or parts[0] != "gc" or not _SEQ.fullmatch(parts[1]):
+        return None
+    return (int(parts[1], 16), parts[2]) if parts[2] in ("condemned", "done") else None
+
+
+def runs_prefix(dataset: DatasetName) -> str:
+    return f"{RUNS_PREFIX}{dataset.component}/"
+
+
+def run_key(dataset: DatasetName, run_id: str, part: str) -> str:
+    """One part of a run's record. Raises `ValueError` where the id or the part is no key component."""
+    for text in (run_id, part):
+        if not _RUN_ID.fullmatch(text):
+            raise ValueError(f"{text!r} is no component of a run's key")
+    return f"{runs_prefix(dataset)}{run_id}/{part}"
+
+
+def parse_run_key(key: str) -> tuple[DatasetName, str, str] | None:
+    """Dataset, run id, part."""
+    parts = key.split("/")
+    if len(parts) != 4 or parts[0] != "runs" or not all(map(_RUN_ID.fullmatch, parts[2:])):
+        return None
+    dataset = _parse_name(DatasetName, parts[1])
+    return None if dataset is None else (dataset, parts[2], parts[3])
+
+
+def _up(seq: int) -> str:
+    if not 0 <= seq <= _TOP_SEQ:
+        raise ValueError(f"{seq} does not fit a sequence number")
+    return f"{seq:016x}"
+
+
+def _parse_id(kind: type[I], text: str) -> I | None:
+    try:
+        return kind.parse(text)
+    except UsageError:
+        return None
+
+
+def _parse_name(kind: type[N], text: str) -> N | None:
+    try:
+        return kind.from_component(text)
+    except UsageError:
+        return None

@@ -1,0 +1,222 @@
+"""Where an object lies, and locators: the places of everything that an object lists."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from dsv.format.codec import Codec, compress, unpack_frame
+from dsv.format.columns import (
+    ColumnReader,
+    ColumnWriter,
+    any_above,
+    count_zeros,
+    cut,
+    first_seen,
+    surely_below,
+    u32s,
+)
+from dsv.format.envelope import Buffer, damaged, header
+from dsv.values.ids import PackId
+
+OBJECT_MAX = 32 << 20  # bytes of one object, unpacked
+PACK_MAX = 128 << 20  # bytes of a pack; larger ones are refused, and so is a place beyond
+
+
+class ObjectKind(enum.IntEnum):
+    """What an object of a pack is, and so how its id is made."""
+
+    CHUNK = 1
+    RECIPE = 2
+    SEGMENT = 3
+    NODE = 4
+    LOCATOR = 5
+
+
+class Location(NamedTuple):
+    """A run of bytes in a pack. A named tuple, as millions are made and a dataclass takes four times as long.
+
+    offset, stored: where its stored bytes begin and how many they are.
+    length: bytes of the object when unpacked.
+    tail: stored bytes of the object's own locator, which then lies directly behind it; 0 where it has none.
+    """
+
+    pack: PackId
+    offset: int
+    stored: int
+    length: int
+    codec: Codec
+    tail: int = 0
+
+
+MAX_ROWS = 1 << 22
+_ROW = 4 * 5 + 1
+_FIXED = len(header("locator")) + 8
+# A locator names each object once, so it hardly shrinks. One that unpacks to more
+# than its size explains is there to take memory.
+MAX_RATIO = 128
+FREE_BYTES = 4 << 20
+_CODECS = tuple(Codec)
+
+
+def largest(rows: int) -> int:
+    """Bytes that a locator of so many rows unpacks to at most."""
+    return _FIXED + rows * (_ROW + 16)
+
+
+class Locator(msgspec.Struct, frozen=True):
+    """The columns: `places[i]` is a row of `packs`."""
+
+    packs: tuple[PackId, ...]
+    places: array[int]
+    offsets: array[int]
+    stored: array[int]
+    lengths: array[int]
+    tails: array[int]
+    codecs: bytes
+
+    @classmethod
+    def of(cls, locations: Iterable[Location]) -> Locator:
+        """Raises `ValueError` for more than `MAX_ROWS`."""
+        rows = list(locations)
+        if len(rows) > MAX_ROWS:
+            raise ValueError(f"a locator has at most {MAX_ROWS} rows, not {len(rows)}")
+        if not rows:
+            return cls((), u32s(()), u32s(()), u32s(()), u32s(()), u32s(()), b"")
+        pack, offset, stored, length, codec, tail = zip(*rows, strict=True)
+        number = {one: at for at, one in enumerate(dict.fromkeys(pack))}
+        places = u32s(map(number.__getitem__, pack))
+        return cls(tuple(number), places, u32s(offset), u32s(stored), u32s(length), u32s(tail), bytes(codec))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def get(self, at: int) -> Location:
+        """The location at a place from 0. Raises `IndexError`."""
+        return Location(
+            self.packs[self.places[at]],
+            self.offsets[at],
+            self.stored[at],
+            self.lengths[at],
+            _CODECS[self.codecs[at]],
+            self.tails[at],
+        )
+
+    def locations(self) -> Iterator[Location]:
+        """Every row, in order."""
+        return map(
+            Location,
+            map(self.packs.__getitem__, self.places),
+            self.offsets,
+            self.stored,
+            self.lengths,
+            map(_CODECS.__getitem__, self.codecs),
+            self.tails,
+        )
+
+    @property
+    def encoded_length(self) -> int:
+        """Bytes of the encoding before it is compressed: what a pack's table notes as its length."""
+        return _FIXED + 16 * len(self.packs) + _ROW * len(self)
+
+    def encode(self) -> bytes:
+        """One zstd frame."""
+        out = ColumnWriter("locator")
+        out.u32(len(self.packs))
+        out.u32(len(self))
+        out.raw(b"".join(self.packs))
+        for column in (self.places, self.offsets, self.stored, self.lengths, self.tails):
+            out.numbers(column)
+        out.raw(self.codecs)
+        return compress(out.finish())
+
+    @classmethod
+    def decode(cls, data: Buffer, max_rows: int = MAX_ROWS) -> Locator:
+        """max_rows: how many there can be, by what the locator belongs to.
+
+        Raises `IntegrityError`, or `Unsupported` for a newer version.
+        """
+        unpacked = min(largest(max_rows), FREE_BYTES + MAX_RATIO * len(data))
+        read = ColumnReader("locator", unpack_frame(data, _FIXED, unpacked))
+        packs = read.u32(max_rows, "packs")
+        rows = read.u32(max_rows, "rows")
+        if packs > rows:
+            raise damaged("locator", "it has more packs than rows")
+        table = tuple(map(PackId, cut(bytes(read.raw(16 * packs)), 16)))
+        places, offsets, stored, lengths, tails = (read.numbers("I", rows) for _ in range(5))
+        codecs = bytes(read.raw(rows))
+        read.end()
+        if len(set(table)) != packs or not first_seen(places, packs):
+            raise damaged("locator", "its packs are not those of its rows")
+        if codecs.translate(None, bytes(_CODECS)):
+            raise damaged("locator", "it has an unknown codec")
+        if count_zeros(stored) or count_zeros(lengths) or any_above(lengths, OBJECT_MAX):
+            raise damaged("locator", "it has an object of an impossible length")
+        if not _surely_in_a_pack(offsets, stored, tails) and any(
+            sum(row) > PACK_MAX for row in zip(offsets, stored, tails, strict=True)
+        ):
+            raise damaged("locator", "it has a place beyond the end of any pack")
+        return cls(table, places, offsets, stored, lengths, tails, codecs)
+
+
+def _surely_in_a_pack(offsets: array[int], stored: array[int], tails: array[int]) -> bool:
+    """Whether no place can end beyond `PACK_MAX`. False leaves it open: packs that are nearly so large are rare."""
+    part = PACK_MAX // 8
+    return (
+        surely_below(offsets, PACK_MAX - 2 * part)
+        and surely_below(stored, part)
+        and surely_below(tails, part)
+    )
+
+
+class LocatorBuilder:
+    """Collects rows, one by one or by slices of other locators."""
+
+    __slots__ = ("_codecs", "_lengths", "_numbers", "_offsets", "_places", "_stored", "_tails")
+
+    def __init__(self) -> None:
+        self._numbers: dict[PackId, int] = {}
+        self._places, self._offsets, self._stored, self._lengths, self._tails = (array("I") for _ in range(5))
+        self._codecs = bytearray()
+
+    def add(self, location: Location) -> None:
+        pack, offset, stored, length, codec, tail = location
+        self._places.append(self._numbers.setdefault(pack, len(self._numbers)))
+        self._offsets.append(offset)
+        self._stored.append(stored)
+        self._lengths.append(length)
+        self._tails.append(tail)
+        self._codecs.append(codec)
+
+    def extend(self, source: Locator, start: int, stop: int) -> None:
+        """Adds the rows of `source` from `start` up to, not including, `stop`."""
+        rows = slice(start, stop)
+        places = source.places[rows]
+        numbers = {
+            one: self._numbers.setdefault(source.packs[one], len(self._numbers))
+            for one in dict.fromkeys(places)
+        }
+        self._places.extend(map(numbers.__getitem__, places))
+        self._offsets += source.offsets[rows]
+        self._stored += source.stored[rows]
+        self._lengths += source.lengths[rows]
+        self._tails += source.tails[rows]
+        self._codecs += source.codecs[rows]
+
+    def finish(self) -> Locator:
+        """The locator. The builder may not be used any more. Raises `ValueError` for more than `MAX_ROWS` rows."""
+        if len(self._places) > MAX_ROWS:
+            raise ValueError(f"a locator has at most {MAX_ROWS} rows, not {len(self._places)}")
+        return Locator(
+            tuple(self._numbers),
+            self._places,
+            self._offsets,
+            self._stored,
+            self._lengths,
+            self._tails,
+            bytes(self._codecs),
+        )

@@ -1,0 +1,278 @@
+"""Tree entries, and how a tree is cut into segments and nodes at boundaries that the paths alone decide."""
+
+from __future__ import annotations
+
+import builtins
+import enum
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from threading import Lock
+from typing import NamedTuple
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from dsv.errors import IntegrityError
+from dsv.format.columns import ColumnReader, ColumnWriter, cut, u64s
+from dsv.format.envelope import Buffer, damaged
+from dsv.values.ids import FileId, Id, NodeId, RecipeId, SegmentId
+from dsv.values.paths import check_joined, disorder, show, sort_key
+
+
+class Kind(enum.IntEnum):
+    """What a path is. Nothing else of a mode is kept: umasks differ."""
+
+    FILE = 0
+    EXECUTABLE = 1
+    SYMLINK = 2
+    EMPTY_DIRECTORY = 3
+
+
+class Entry(NamedTuple):
+    """One path of a tree. A named tuple, as millions are made.
+
+    path: UTF-8 bytes as they stand, relative, parts joined by `/`.
+    size: bytes of the content; 0 for symlinks and directories.
+    file_id: BLAKE3 of the content; None for symlinks and directories.
+    recipe_id: for files above `chunking.SINGLE_CHUNK_MAX` only.
+    target: a symlink's target, as it stands; None otherwise.
+    """
+
+    path: bytes
+    kind: Kind
+    size: int = 0
+    file_id: FileId | None = None
+    recipe_id: RecipeId | None = None
+    target: bytes | None = None
+
+    @property
+    def is_file(self) -> bool:
+        return self.kind <= Kind.EXECUTABLE
+
+
+MIN_ENTRIES = 512
+MAX_ENTRIES = 4096
+MAX_PATH_BYTES = 1 << 20  # ends a segment or node even before `MIN_ENTRIES`; each path counts one byte more
+MAX_LEVEL = 8
+# What a decoder takes: the path that passes the limit still belongs to the segment.
+PATHS_LIMIT = MAX_PATH_BYTES + 4096
+MAX_TREE_ENTRIES = 1 << 40
+TOTAL_LIMIT = 1 << 63
+_REMEMBERED = 8  # columns of paths
+
+
+class Cutter:
+    """Decides where segments (level 0) or the nodes of a level end. After a cut it is as new."""
+
+    __slots__ = ("_bytes", "_count", "_level")
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self._count = 0
+        self._bytes = 0
+
+    def add(self, path: bytes) -> bool:
+        """Whether the segment or node ends with this entry's (child's last) path."""
+        self._count += 1
+        self._bytes += len(path) + 1
+        if (
+            (self._count >= MIN_ENTRIES and xxh3_64_intdigest(path, self._level) % MIN_ENTRIES == 0)
+            or self._count == MAX_ENTRIES
+            or self._bytes >= MAX_PATH_BYTES
+        ):
+            self._count = self._bytes = 0
+            return True
+        return False
+
+    def add_all(self, paths: Sequence[bytes], at: int = 0, of: int = 0) -> int | None:
+        """As `add`, path by path up to one that ends it: how many these are. None if all are added and none ends it.
+
+        at, of: these are the paths from this place on of a segment with so many. It was cut by the same rule, so none
+        but its last, behind which it has `MIN_ENTRIES` or more, is one to end with.
+        """
+        added = len(paths)
+        count = self._count + added
+        size = self._bytes + len(b"\0".join(paths)) + bool(paths)
+        if count >= MAX_ENTRIES or size >= MAX_PATH_BYTES:
+            return next((at for at, path in enumerate(paths, 1) if self.add(path)), None)
+        first = max(0, MIN_ENTRIES - 1 - self._count)
+        known = max(0, MIN_ENTRIES - 1 - at)
+        unknown = chain(range(first, min(known, added)), range(max(first, known, of - 1 - at), added))
+        level, every = self._level, MIN_ENTRIES
+        for number in unknown:
+            if xxh3_64_intdigest(paths[number], level) % every == 0:
+                self._count = self._bytes = 0
+                return number + 1
+        self._count, self._bytes = count, size
+        return None
+
+
+class Child(msgspec.Struct, frozen=True):
+    """What a node knows about a segment or node below it: its last path, its id, and what it sums up to.
+
+    entries: paths of all kinds; files: those that are files; bytes: the sum of their sizes.
+    """
+
+    last: builtins.bytes
+    id: Id
+    entries: int
+    files: int
+    bytes: int
+
+
+class Node(msgspec.Struct, frozen=True):
+    level: int
+    children: tuple[Child, ...]
+
+    def encode(self) -> bytes:
+        """Raises `ValueError` for what `decode` would refuse."""
+        out = ColumnWriter("node")
+        paths = b"".join([child.last + b"\0" for child in self.children])
+        out.u32(self.level)
+        out.u32(len(self.children))
+        out.u32(len(paths))
+        out.raw(paths)
+        out.raw(b"".join([child.id for child in self.children]))
+        out.numbers(u64s(child.entries for child in self.children))
+        out.numbers(u64s(child.files for child in self.children))
+        out.numbers(u64s(child.bytes for child in self.children))
+        data = out.finish()
+        try:
+            same = Node.decode(data) == self
+        except IntegrityError as error:
+            raise ValueError(error.message) from None
+        if not same:
+            raise ValueError("a node's ids have 32 bytes")
+        return data
+
+    @classmethod
+    def decode(cls, data: Buffer) -> Node:
+        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
+        read = ColumnReader("node", data)
+        level = read.u32(MAX_LEVEL, "levels")
+        count = read.u32(MAX_ENTRIES, "children")
+        paths = bytes(read.raw(read.u32(PATHS_LIMIT, "bytes of paths")))
+        kind: type[Id] = SegmentId if level == 1 else NodeId
+        ids = [kind(one) for one in cut(bytes(read.raw(32 * count)), 32)]
+        totals = [read.numbers("Q", count) for _ in range(3)]
+        read.end()
+        if level < 1 or (level > 1 and not count):
+            raise damaged("node", "it has no level or no children")
+        last = split_paths("node", paths, count)
+        for entries, files, size in zip(*totals, strict=True):
+            if not files <= entries or not entries or (size and not files):
+                raise damaged("node", "a child's totals contradict each other")
+        if any(sum(column) >= TOTAL_LIMIT for column in totals):
+            raise damaged("node", "its totals are too large")
+        return cls(level, tuple(map(Child, last, ids, *totals)))
+
+
+class Outline(NamedTuple):
+    """What a way down needs of a node: the last path and the id of each child. ids: 32 bytes for each."""
+
+    level: int
+    lasts: list[bytes]
+    ids: bytes
+
+    @classmethod
+    def decode(cls, data: Buffer) -> Outline:
+        """As `Node.decode`, but what the children sum up to is not looked at. A tenth of its work."""
+        read = ColumnReader("node", data)
+        level = read.u32(MAX_LEVEL, "levels")
+        count = read.u32(MAX_ENTRIES, "children")
+        paths = bytes(read.raw(read.u32(PATHS_LIMIT, "bytes of paths")))
+        ids = bytes(read.raw(32 * count))
+        if level < 1 or (level > 1 and not count):
+            raise damaged("node", "it has no level or no children")
+        return cls(level, split_paths("node", paths, count), ids)
+
+    def child(self, number: int) -> Id:
+        kind: type[Id] = SegmentId if self.level == 1 else NodeId
+        return kind(self.ids[32 * number : 32 * number + 32])
+
+
+def count_of_children(data: Buffer) -> int:
+    """How many children an encoded node says that it has, unchecked. Raises `IntegrityError`, `Unsupported`."""
+    read = ColumnReader("node", data)
+    read.u32(MAX_LEVEL, "levels")
+    return read.u32(MAX_ENTRIES, "children")
+
+
+def split_paths(kind: str, column: bytes, count: int) -> list[bytes]:
+    """A column of `count` paths, each ended by NUL, checked to be valid and in order (`IntegrityError`)."""
+    if not count and not column:
+        return []
+    if column[-1:] != b"\0":
+        raise damaged(kind, "its paths are cut short")
+    joined = column[:-1]
+    if joined.count(b"\0") != count - 1:
+        raise damaged(kind, f"it does not have the {count} paths that it says")
+    try:
+        paths = check_joined(joined)
+    except ValueError as error:
+        raise damaged(kind, str(error)) from None
+    wrong = disorder(joined)
+    if wrong is not None:
+        raise damaged(kind, f"path {show(paths[wrong])} does not follow {show(paths[wrong - 1])}")
+    return paths
+
+
+class PathColumns:
+    """Splits columns of paths, for several threads. It remembers the last ones: versions of a segment mostly have the
+    same paths.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, list[bytes]] = {}
+        self._lock = Lock()
+
+    def split(self, kind: str, column: bytes, count: int) -> list[bytes]:
+        """As `split_paths`. The list may be that of another segment: treat it as frozen."""
+        found = self._known.get(column)
+        if found is None or len(found) != count:
+            found = self._keep(column, split_paths(kind, column, count))
+        return found
+
+    def split_again(self, kind: str, column: bytes, count: int) -> list[bytes]:
+        """As `split`, of a column with this count that was checked before."""
+        found = self._known.get(column)
+        return self._keep(column, column.split(b"\0")[:-1]) if found is None else found
+
+    def _keep(self, column: bytes, paths: list[bytes]) -> list[bytes]:
+        with self._lock:
+            if len(self._known) == _REMEMBERED and column not in self._known:
+                del self._known[next(iter(self._known))]
+            self._known[column] = paths
+        return paths
+
+
+def check_follows(previous: bytes | None, path: bytes) -> None:
+    """Raises `IntegrityError` where `path` can't come after `previous`: out of order, or below a file."""
+    if previous is None:
+        return
+    # What begins with `previous` and a slash sorts below `previous` and byte 1, and nothing else does.
+    if sort_key(path) < sort_key(previous) + b"\1":
+        below = "below" if path.startswith(previous + b"/") else "not after"
+        raise IntegrityError(f"a tree is damaged: path {show(path)} lies {below} {show(previous)}")
+
+
+class Totals(NamedTuple):
+    """What children sum up to."""
+
+    entries: int
+    files: int
+    bytes: int
+
+    @classmethod
+    def of(cls, children: Sequence[Child]) -> Totals:
+        return cls(
+            sum(child.entries for child in children),
+            sum(child.files for child in children),
+            sum(child.bytes for child in children),
+        )
+
+
+def parent(node_id: NodeId, children: Iterable[Child]) -> Child:
+    """How the level above lists a node with these children; there is at least one."""
+    below = list(children)
+    return Child(below[-1].last, node_id, *Totals.of(below))

@@ -1,1 +1,0 @@
-"""Values and bytes: no I/O, no clock, nothing imported but errors."""

@@ -1,0 +1,124 @@
+"""Integrity errors and refused writes, worded for the person who has to act on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from dsv.errors import Denied, IntegrityError, NotFound
+from dsv.format import keys
+from dsv.format.envelope import RECORD_MAX
+from dsv.format.locator import Location, ObjectKind
+from dsv.store.base import Store
+from dsv.values.ids import CommitId, Id
+
+T = TypeVar("T")
+
+NOT_OURS = "no dsv writes that: ask who else writes to the store; dsv log DATASET shows other commits"
+REUPLOAD = "dsv sync --reupload in a workspace that has the files"
+ONE_WINS_AGAIN = (
+    "nobody should write there until the server honours If-None-Match again; then dsv pull and dsv sync"
+)
+
+
+def put_back(key: str) -> str:
+    """The hint for a key whose bytes are gone or wrong: nothing is ever overwritten, so an old copy is right."""
+    return f"put {key} back from a copy of the store, then run the same command again"
+
+
+def damaged(kind: ObjectKind, object_id: Id, where: Location) -> IntegrityError:
+    """What lies at `where` is not this object."""
+    return IntegrityError(
+        f"{kind.name.lower()} {object_id} in pack {where.pack} at {where.offset} is damaged",
+        subject=str(object_id),
+        hint=f"{put_back(keys.pack_key(where.pack))}; or {REUPLOAD}",
+    )
+
+
+def unreadable(
+    kind: ObjectKind, object_id: Id, where: Location, url: str, error: NotFound | IntegrityError
+) -> IntegrityError:
+    """The object could not be had from where an index says that it lies. `error` is how that failed."""
+    hint = put_back(keys.pack_key(where.pack))
+    if isinstance(error, NotFound):
+        message = f"pack {where.pack} of {url} is gone, with {kind.name.lower()} {object_id}"
+        hint = f"{hint}; or {REUPLOAD}"
+    elif error.subject == str(object_id):
+        return error
+    else:
+        message = f"{kind.name.lower()} {object_id} cannot be read: {error.message}"
+    return IntegrityError(message, subject=str(object_id), hint=hint)
+
+
+def unlisted(kind: ObjectKind, object_id: Id, url: str) -> IntegrityError:
+    return IntegrityError(
+        f"{kind.name.lower()} {object_id} is referenced, but in no index of {url}",
+        subject=str(object_id),
+        hint=f"put the missing keys below index/ back from a copy of the store; or {REUPLOAD}",
+    )
+
+
+def missing_commit(commit_id: CommitId, url: str) -> IntegrityError:
+    """A ref, another commit or a workspace names it, and the store does not have it."""
+    return IntegrityError(
+        f"commit {commit_id} is named, but not in {url}",
+        subject=str(commit_id),
+        hint=f"{put_back(keys.commit_key(commit_id))}; or dsv sync in a workspace that has its files",
+    )
+
+
+def damaged_commit(commit_id: CommitId, url: str) -> IntegrityError:
+    return IntegrityError(
+        f"commit {commit_id} in {url} is damaged",
+        subject=str(commit_id),
+        hint=put_back(keys.commit_key(commit_id)),
+    )
+
+
+def read_record(decode: Callable[[bytes], T], store: Store, key: str, limit: int = RECORD_MAX) -> T:
+    """The record under a key, of which no more than `limit` bytes are read.
+
+    Raises `NotFound`, `IntegrityError` that names the key, `Unsupported`.
+    """
+    data = store.get(key, limit)
+    try:
+        return decode(data)
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"{error.message} ({key} in {store.url})", subject=key, hint=put_back(key)
+        ) from None
+
+
+def decoded(decode: Callable[[bytes], T], data: bytes, what: str, object_id: Id) -> T:
+    """The value in bytes that are those of `object_id`. Raises `IntegrityError` that names it, `Unsupported`."""
+    try:
+        return decode(data)
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"{error.message} ({what} {object_id})", subject=str(object_id), hint=NOT_OURS
+        ) from None
+
+
+@contextmanager
+def denial_named(url: str, key: str, what: str) -> Iterator[None]:
+    """A refusal to write the key names what the key is for."""
+    try:
+        yield
+    except Denied as error:
+        # What was refused is the store's name for it, or that of the other place, which has its names.
+        said = error.message.replace(f"{key} in ", "").replace(f"/{key}", "").replace(key, url)
+        raise Denied(f"{what} was not changed: {said}", subject=what, hint=error.hint) from error
+
+
+@contextmanager
+def may_write(url: str) -> Iterator[None]:
+    """Around the first write of a command: a refusal says that the store can be read, and no more."""
+    try:
+        yield
+    except Denied as error:
+        raise Denied(
+            f"you can read {url} but not write to it: {error.message}",
+            subject=url,
+            hint=f"ask whoever keeps the store for the right to write; {error.hint or 'dsv config store'}",
+        ) from error

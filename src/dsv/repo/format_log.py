@@ -1,0 +1,434 @@
+"""The format log of a store: its features, where its refs and its data are, and how a store is created."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count, islice
+from typing import NoReturn
+
+import msgspec
+from msgspec.structs import replace
+
+from dsv.errors import UPGRADE, Conflict, DsvError, IntegrityError, NotFound, Unreachable, Unsupported
+from dsv.format import keys
+from dsv.format.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
+from dsv.repo.errors import put_back, read_record
+from dsv.store.base import Store, both, together
+from dsv.store.split import BELOW, SplitStore, places_of, split_of
+from dsv.store.wrappers import Unavailable
+from dsv.values.ids import Nonce, StoreId
+from dsv.values.units import rfc3339
+
+_DATA: tuple[tuple[str, Callable[[str], object | None]], ...] = (
+    (keys.FORMAT_PREFIX, keys.parse_format_key),
+    (keys.REFS_PREFIX, keys.parse_branch_key),
+    (keys.COMMIT_PREFIX, keys.parse_commit_key),
+    (keys.INDEX_PREFIX, keys.parse_index_key),
+    (keys.PACK_PREFIX, keys.parse_pack_key),
+)
+# So many rows of a prefix are looked at for one that a store of dsv's would have.
+_LOOKED_AT = 1000
+
+
+def has_data(store: Store) -> bool:
+    """Whether there is what only a store can have, though its format may be gone."""
+
+    return any(together([partial(_any_of, store, prefix, parse) for prefix, parse in _DATA]))
+
+
+def has_names(store: Store) -> bool:
+    """Whether there is a branch."""
+    return _any_of(store, keys.REFS_PREFIX, keys.parse_branch_key)
+
+
+def _any_of(store: Store, prefix: str, parse: Callable[[str], object | None]) -> bool:
+    return any(parse(item.key) is not None for item in islice(store.list(prefix), _LOOKED_AT))
+
+
+def lost_format(store: Store) -> NoReturn:
+    key = keys.format_key(0)
+    raise IntegrityError(
+        f"{store.url} holds the data of a dsv store, and {key}, which makes it one, is gone",
+        subject=key,
+        hint=put_back(key),
+    )
+
+
+def readme_text() -> str:
+    """The content of `README.txt` in a store."""
+    return _TEXT
+
+
+_TEXT = """\
+This is a dsv store: versioned datasets, shared and deduplicated.
+Please change or delete nothing here by hand: every object is referred to by others.
+
+To use it:  install dsv from its source or from a wheel that your team keeps: pip install dsv_data-*.whl
+            (the package called "dsv" on PyPI is another project), then
+            dsv datasets --store <where this is>
+            dsv clone --store <where this is> DATASET
+
+To read it without dsv:
+            dsv ships one file, reader.py, that imports nothing of dsv and restores a dataset
+            from a copy of this store in a directory. It needs Python 3.11 with the packages
+            blake3, msgpack and zstandard:
+
+            python reader.py STORE_DIR DATASET[@BRANCH, @TAG or @COMMIT] OUT_DIR
+
+            Its source is short, and it is a second description of the format beside docs/format.md
+            in dsv's own repository.
+
+What lies here:
+  format/    a log of what a program must know to read or write this store
+  packs/     the contents of files, and the lists of files, many to an object of about 32 MiB
+  index/     which pack holds what
+  commits/   one object for each commit; locators/ says where its lists of files lie
+  refs/      refs/<dataset>/branches/<name>/..., refs/<dataset>/tags/<name>/... name commits
+  runs/      records of jobs that were run on the data
+  sessions/, gc/  what writers and the garbage collection owe each other
+
+Every object is named by a hash of its bytes or carries one: file ids are plain BLAKE3-256, so
+`b3sum FILE` proves a restored file.
+"""
+
+
+# What this version knows to read and to write. A feature that a store names beyond these is judged by its rule.
+UNORDERED_LISTING = "unordered-listing"
+NAMED_RECORDS = "named-records"
+NODE_LOCATORS = "node-locators"
+PROTECTED_BRANCHES = "protected-branches"
+NAMES_ELSEWHERE = "names-elsewhere"
+DATA_ELSEWHERE = "data-elsewhere"
+UNCONDITIONAL_WRITES = "unconditional-writes"
+NAMES_MOVING = "names-moving"
+NAMES_MOVED = "names-moved"
+KNOWN_FEATURES = frozenset(
+    (
+        NAMED_RECORDS,
+        NODE_LOCATORS,
+        PROTECTED_BRANCHES,
+        UNORDERED_LISTING,
+        NAMES_ELSEWHERE,
+        DATA_ELSEWHERE,
+        UNCONDITIONAL_WRITES,
+        NAMES_MOVING,
+        NAMES_MOVED,
+    )
+)
+
+OF_ONE_PLACE = frozenset((NAMES_ELSEWHERE, NAMES_MOVING, NAMES_MOVED))
+
+
+class Format(msgspec.Struct, frozen=True):
+    """The store's log of feature sets, read at every start.
+
+    left: the place that was named for the names, if they have moved from there and should be named elsewhere.
+    """
+
+    entries: tuple[FormatEntry, ...]
+    left: str | None = None
+
+    @property
+    def store_id(self) -> StoreId:
+        return self.entries[0].store_id
+
+    @property
+    def single_writer(self) -> bool:
+        """The store could not prove put-if-absent, and somebody promised that only one writes at a time."""
+        return self.entries[-1].single_writer
+
+    @property
+    def named_records(self) -> bool:
+        """Whether every ref, tag and commit carries the names that it was made for: decided when a store is made."""
+        return any(one.name == NAMED_RECORDS for one in self.entries[0].features)
+
+    @property
+    def node_locators(self) -> bool:
+        """Whether every node has a locator behind it: decided when a store is made."""
+        return any(one.name == NODE_LOCATORS for one in self.entries[0].features)
+
+    def has(self, feature: str) -> bool:
+        return any(one.name == feature for one in self.entries[-1].features)
+
+    def check(self, url: str, *, writing: bool) -> None:
+        """Raises `Unsupported` where a feature that this version does not know forbids what is meant."""
+        current = self.entries[-1]
+        for feature in current.features:
+            if feature.name in KNOWN_FEATURES or feature.rule == FeatureRule.IGNORE:
+                continue
+            if writing or feature.rule == FeatureRule.REFUSE:
+                verb = "write" if feature.rule == FeatureRule.READ_ONLY else "read"
+                raise Unsupported(
+                    f"{url} uses {feature.name!r}, which this dsv cannot {verb}", subject=url, hint=UPGRADE
+                )
+        if current.hash != HASH or current.chunking != ChunkingParams():
+            raise Unsupported(
+                f"{url} hashes or cuts files in a way that this dsv does not know", subject=url, hint=UPGRADE
+            )
+
+
+def features(*names: str) -> tuple[Feature, ...]:
+    """As a format entry has them. A program that does not know one refuses the store."""
+    return tuple(Feature(name, FeatureRule.REFUSE) for name in sorted(set(names)))
+
+
+def read_layout(store: Store) -> Format:
+    """The format of a store. In a store in two places that of the names; that of the data if those can't be reached.
+
+    Raises `NotFound` if there is no store, or its other half is not named; `Conflict` if the two don't belong together.
+    """
+    split = split_of(store)
+    if split is not None:
+        entries, stored = both(partial(_names_log, split), partial(read_format, split.data))
+        return _read_split(split, entries, _whole_log(split.data, stored))
+    layout = _whole_log(store, read_format(store))
+    places = places_of(store)
+    if layout.has(NAMES_ELSEWHERE):
+        if places is None or layout.entries[-1].names is None:
+            raise NotFound(
+                f"{store.url} holds the data of a store whose names are elsewhere, and no place is configured for them",
+                subject=store.url,
+                hint="ask whoever made it where they are, then: dsv config stores.NAME.names PLACE",
+            )
+        return _read_split(places, None, layout)
+    if layout.has(DATA_ELSEWHERE):
+        raise NotFound(
+            f"{store.url} holds the names of a store whose data is elsewhere",
+            subject=store.url,
+            hint=f"dsv config stores.NAME.url URL, then dsv config stores.NAME.names {store.url}",
+        )
+    return layout
+
+
+def _whole_log(data: Store, entries: list[FormatEntry]) -> Format:
+    """Raises `NotFound` if there is no log, and `IntegrityError` if there was one."""
+    if not entries and has_data(data):
+        entries = read_format(data) or lost_format(data)
+    if not entries:
+        raise NotFound(f"there is no dsv store at {data.url}", subject=data.url, hint="dsv init makes one")
+    return Format(tuple(entries))
+
+
+def has_layout(store: Store) -> bool:
+    """Whether a store was made here, or one half of a store in two places. Raises `IntegrityError` if one was made and
+    its format is gone."""
+    split = split_of(store)
+    if split is not None:
+        return read_entry(split.data, 0) is not None or (has_data(split.data) and lost_format(split.data))
+    return read_entry(store, 0) is not None or (
+        has_data(store) and (read_entry(store, 0) is not None or lost_format(store))
+    )
+
+
+def read_data_layout(data: Store) -> Format:
+    """The format of the half of a store that holds the data. Raises `NotFound` if there is none, `Conflict` if it is a
+    whole store."""
+    entries = read_format(data)
+    if not entries:
+        raise NotFound(f"there is no dsv store at {data.url}", subject=data.url, hint="dsv init makes one")
+    layout = Format(tuple(entries))
+    layout.check(data.url, writing=False)
+    if not layout.has(NAMES_ELSEWHERE):
+        raise Conflict(
+            f"{data.url} keeps its names itself",
+            subject=data.url,
+            hint="dsv config --unset stores.NAME.names",
+        )
+    return layout
+
+
+def make_names(names: Store, data: Format, *, ordered: bool, nonce: Nonce, time_ms: int) -> None:
+    """Makes a place with refs in it the names of a store: the last write, after which it can be used."""
+    entry = data.entries[-1]
+    without = OF_ONE_PLACE | {UNCONDITIONAL_WRITES, UNORDERED_LISTING}
+    more = () if ordered else (UNORDERED_LISTING,)
+    made = replace(
+        entry,
+        nonce=nonce,
+        time_ms=time_ms,
+        features=with_features(entry, DATA_ELSEWHERE, *more, without=without),
+        single_writer=False,
+        names=None,
+    )
+    names.put_if_absent(keys.README_KEY, readme_text().encode())
+    names.put_if_absent(keys.format_key(0), made.encode())
+
+
+def with_features(
+    entry: FormatEntry, *more: str, without: frozenset[str] = frozenset()
+) -> tuple[Feature, ...]:
+    """Those of an entry, with others added and some left out; each keeps its rule."""
+    kept = {one.name: one for one in entry.features if one.name not in without}
+    kept = {one.name: one for one in features(*more)} | kept
+    return tuple(kept[name] for name in sorted(kept))
+
+
+def _names_log(split: SplitStore) -> list[FormatEntry] | None:
+    """None if the place of the names can't be reached. From then on each request for a name fails at once."""
+    try:
+        return read_format(split.names)
+    except Unreachable as error:
+        url = split.names.url
+        said = "a commit that is named by its full id needs no names: DATASET@ID"
+        hint = f"{error.hint}; {said}" if error.hint else said
+        message = f"the names of {split.data.url} can't be reached: {error.message}"
+        split.follow(Unavailable(url, Unreachable(message, subject=url, hint=hint)))
+        return None
+
+
+def _read_split(split: SplitStore, entries: list[FormatEntry] | None, data: Format) -> Format:
+    named, data_url = split.names.url, split.data.url
+    if not data.has(NAMES_ELSEWHERE):
+        raise Conflict(
+            f"{data_url} keeps its names itself, and not at {named}",
+            subject=named,
+            hint="dsv config --unset stores.NAME.names",
+        )
+    if data.has(UNCONDITIONAL_WRITES):
+        split.data.conditional = False
+    if data.has(UNORDERED_LISTING):
+        split.data.ordered_listing = False
+    had_names = split.is_split
+    entries = _follow(split, entries, data)
+    if entries is None:
+        return data  # whoever asks for a name is told
+    names_url = split.names.url
+    if not entries:
+        raise NotFound(
+            f"there are no names of {data_url} at {names_url}",
+            subject=names_url,
+            hint="dsv config stores.NAME.names PLACE, with the place where they are; if they are lost: "
+            "dsv store rebuild-names",
+        )
+    names = Format(tuple(entries))
+    if names.store_id != data.store_id or not names.has(DATA_ELSEWHERE):
+        raise Conflict(
+            f"{names_url} has the names of another store than {data_url}",
+            subject=names_url,
+            hint="dsv config stores.NAME.names PLACE, with the place where this store's names are",
+        )
+    below = (data.entries[-1].names or "").startswith(BELOW)
+    return replace(names, left=None if names_url == named or (below and not had_names) else named)
+
+
+def _follow(split: SplitStore, entries: list[FormatEntry] | None, data: Format) -> list[FormatEntry] | None:
+    """The log of the names, from the place on where they were, and None if the place where they are can't be reached.
+
+    The log that they have left says where they are. If it is gone, or out of reach, the data's may know.
+    """
+    tried = {split.names.url}
+    while True:
+        known = data.entries[-1] if not entries else entries[-1]
+        if entries and (known.store_id != data.store_id or not Format(tuple(entries)).has(NAMES_MOVED)):
+            return entries
+        if known.names is None or known.names in tried:
+            return entries
+        tried.add(known.names)
+        split.follow(_open_names(split, known.names, known))
+        entries = _names_log(split)
+        if entries == []:
+            split.follow(Unavailable(known.names, unfinished(split, known)))
+            return None
+
+
+def _open_names(split: SplitStore, place: str, said: FormatEntry) -> Store:
+    try:
+        found = split.open_names(place)
+    except DsvError as error:
+        found = Unavailable(place, error)
+    if not isinstance(found, Unavailable):
+        return found
+    return Unavailable(
+        place,
+        Unreachable(
+            f"{said.author} has moved them to {place}: {found.reason.message}",
+            subject=place,
+            hint="dsv config stores.NAME.names PLACE, if this machine has another name for it",
+        ),
+    )
+
+
+def unfinished(split: SplitStore, said: FormatEntry) -> Unreachable:
+    """For names whose new place is not complete."""
+    return Unreachable(
+        f"{said.author} began to move the names of {split.url} to {said.names} ({rfc3339(said.time_ms)}), and they are "
+        "not all there yet",
+        subject=said.names,
+        hint=f"wait for it; if it was interrupted: dsv store move-names {said.names} finishes it",
+    )
+
+
+def read_format(store: Store) -> list[FormatEntry]:
+    """Entries are numbered from 0 without a gap; the listing is not needed, and not trusted."""
+    entries: list[FormatEntry] = []
+    for number in count(
+        0, 2
+    ):  # two at once: most stores have one entry, and to know that takes a second question
+        pair = both(partial(read_entry, store, number), partial(read_entry, store, number + 1))
+        entries += [entry for entry in pair[: 1 if pair[0] is None else 2] if entry is not None]
+        if None in pair:
+            break
+    for entry in entries:
+        first = entries[0]
+        if (entry.store_id, entry.hash, entry.chunking) != (first.store_id, first.hash, first.chunking):
+            raise IntegrityError(
+                f"the format log of {store.url} contradicts itself",
+                subject=store.url,
+                hint=f"put the keys below {keys.FORMAT_PREFIX} back from a copy of the store",
+            )
+    return entries
+
+
+def read_entry(store: Store, number: int) -> FormatEntry | None:
+    key = keys.format_key(number)
+    try:
+        return read_record(FormatEntry.decode, store, key)
+    except NotFound:
+        return None
+
+
+def make_layout(store: Store, first: FormatEntry) -> None:
+    """Makes the store, or adopts what another made at the same moment.
+
+    Of a store in two places the names come first: their winner decides the store's id. Interrupted after that, the
+    same call makes the other half. Raises `Conflict` if the place has the names of another store.
+    """
+    split = split_of(store)
+    if split is None:
+        conditional = () if store.conditional else (UNCONDITIONAL_WRITES,)
+        whole = replace(first, features=with_features(first, *conditional))
+        store.put_if_absent(keys.format_key(0), whole.encode())
+        store.put_if_absent(keys.README_KEY, readme_text().encode())  # the winner may have died before it
+        return
+    _check_unused(split)
+    names = replace(first, features=with_features(first, DATA_ELSEWHERE))
+    split.names.put_if_absent(keys.format_key(0), names.encode())
+    made = read_format(split.names)
+    if not Format(tuple(made)).has(DATA_ELSEWHERE):
+        raise _of_another(split)
+    split.names.put_if_absent(keys.README_KEY, readme_text().encode())
+    further = (NAMES_ELSEWHERE,) if split.data.conditional else (NAMES_ELSEWHERE, UNCONDITIONAL_WRITES)
+    data = replace(
+        first, store_id=made[0].store_id, nonce=Nonce.random(), features=with_features(first, *further)
+    )
+    split.data.put_if_absent(keys.format_key(0), data.encode())
+    split.data.put_if_absent(keys.README_KEY, readme_text().encode())
+
+
+def _check_unused(split: SplitStore) -> None:
+    """Raises `Conflict` if there are names already, which are those of other data.
+
+    Anyone who makes the same store at this moment writes the entry of the data before the first name, so the names are
+    looked for first.
+    """
+    if has_names(split.names) and read_entry(split.data, 0) is None:
+        raise _of_another(split)
+
+
+def _of_another(split: SplitStore) -> Conflict:
+    return Conflict(
+        f"{split.names.url} has the names of another store, so it can't have those of {split.url}",
+        subject=split.names.url,
+        hint="dsv init --names PLACE, with an empty place: each store needs one of its own",
+    )

@@ -1,0 +1,274 @@
+"""Moving the names of a store to another place while others read and write them. `repo.names_place` has their part.
+
+The steps, in this order: the log of the old place says that the names are moving; everything among them is copied; the
+log says that they have moved, which decides it; the new place gets a log of its own, and can be used from then on; the
+log of the data says where they are, for those who can't reach the old place. Whoever finds a move that was interrupted
+may finish it, or take it back before it is decided. Keys are written once and hold the same bytes in both places, so
+several may do it at once.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from dsv.errors import Conflict, Denied, IntegrityError, NotFound
+from dsv.format import keys
+from dsv.format.records import FormatEntry
+from dsv.repo.errors import put_back
+from dsv.repo.format_log import (
+    NAMES_ELSEWHERE,
+    NAMES_MOVED,
+    NAMES_MOVING,
+    OF_ONE_PLACE,
+    Format,
+    make_names,
+    read_format,
+    with_features,
+)
+from dsv.repo.refs.read import changed
+from dsv.store.base import Put, Store, StoreMissing, together
+from dsv.values.ids import Nonce
+from dsv.values.names import BranchName, DatasetName
+
+_AT_ONCE: Final = 256
+"""Keys, or branches, that are copied before more are begun."""
+_STIR_SECONDS: Final = 0.05
+_COPIED: Final = (keys.REFS_PREFIX, keys.SESSIONS_PREFIX, keys.GC_PREFIX)
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """Who moves the names, for the records."""
+
+    author: str
+    tool: str
+    clock: Callable[[], int]
+
+    def put_on(self, entry: FormatEntry) -> FormatEntry:
+        return replace(entry, nonce=Nonce.random(), time_ms=self.clock(), author=self.author, tool=self.tool)
+
+
+class NamesMove:
+    """One move. old, new: the places; the old one may be the data's own. target: what the new one is called."""
+
+    def __init__(self, data: Store, old: Store, new: Store, target: str, stamp: Stamp) -> None:
+        self._data = data
+        self._old = old
+        self._new = new
+        self._target = target
+        self._stamp = stamp
+        self._decides: int | None = None
+        """The entry behind the one by which this move began. A move that was begun anew since then is another one, of
+        which this one has copied nothing."""
+        self._begun: FormatEntry | None = None
+        """The entry by which it began; None if somebody else has decided the move before."""
+
+    def check_free(self) -> None:
+        """Raises `Conflict` if the new place has names of its own: what is there may be an earlier copy."""
+        if any(keys.parse_format_key(item.key) is not None for item in self._new.list(keys.FORMAT_PREFIX)):
+            raise self._taken("the names of a store already")
+        found = [item.key for prefix in _COPIED for item in self._new.list(prefix)]
+        for begin in range(0, len(found), _AT_ONCE):
+            together([partial(self._check_copied, key) for key in found[begin : begin + _AT_ONCE]])
+
+    def begin(self) -> bool:
+        """Says that the names are moving, and whether this was the first to say so. Raises `Conflict` if somebody moves
+        them to another place."""
+        first = False
+        while not (log := self._log()).has(NAMES_MOVING):
+            if self._is_decided(log):
+                self._decides = _decided_at(log)
+                return False
+            self._check_here(log)
+            last = log.entries[-1]
+            moving = replace(last, names=self._target, features=with_features(last, NAMES_MOVING))
+            first = self._append(self._old, log, moving) is Put.WON
+        if log.entries[-1].names != self._target:
+            raise moves_elsewhere(self._old.url, log.entries[-1])
+        self._decides = len(log.entries)
+        self._begun = log.entries[-1]
+        self._stir()
+        return first
+
+    def copy(self) -> int:
+        """Copies what is there, and gives the number of keys. Raises `Conflict` if the new place has others.
+
+        After `begin`, as what is written before that must be in the copy.
+        """
+        chains: dict[str, list[str]] = {}
+        for prefix in _COPIED:
+            for item in self._old.list(prefix):
+                chains.setdefault(_chain_of(item.key), []).append(item.key)
+        work = [_in_order(found) for found in chains.values()]
+        for begin in range(0, len(work), _AT_ONCE):
+            together([partial(self._copy_chain, one) for one in work[begin : begin + _AT_ONCE]])
+        return sum(map(len, work))
+
+    def decide(self) -> None:
+        """The names have moved, from this write on. Raises `Conflict` if somebody else has taken the move back."""
+        assert self._decides is not None
+        log = self._log()
+        self._check_begun(log)
+        if len(log.entries) == self._decides:
+            last = log.entries[-1]
+            what = NAMES_ELSEWHERE if self._old is self._data else NAMES_MOVED
+            moved = replace(
+                last, features=with_features(last, what, without=OF_ONE_PLACE), single_writer=False
+            )
+            self._append(self._old, log, moved)
+            log = self._log()
+        if _decided_at(log) != self._decides:
+            raise Conflict(
+                f"{log.entries[self._decides].author} has taken back that the names move to {self._target}",
+                subject=self._target,
+                hint="the same command again begins anew",
+            )
+
+    def _check_begun(self, log: Format) -> None:
+        """Raises `IntegrityError` if the entry by which this move began has other bytes by now: it may be of a move to
+        somewhere else, of which nothing was copied."""
+        assert self._decides is not None
+        number = self._decides - 1
+        now = log.entries[number] if number < len(log.entries) else None
+        if self._begun is not None and (now is None or now.nonce != self._begun.nonce):
+            what = "what said that the names are moving"
+            raise changed(self._old.url, keys.format_key(number), what, now)
+
+    def take_back(self) -> None:
+        """The names stay. Raises `Conflict` if it has been decided that they have moved. Of a move that this has begun
+        itself only that one is taken back."""
+        log = self._log()
+        if log.has(NAMES_MOVING) and self._decides in (None, len(log.entries)):
+            last = log.entries[-1]
+            stay = replace(last, names=None, features=with_features(last, without=frozenset((NAMES_MOVING,))))
+            self._append(self._old, log, stay)
+        self._check_here(self._log())
+
+    def finish(self, *, ordered: bool) -> None:
+        """Makes the new place usable, and notes it with the data."""
+        log = self._log()
+        made = self._stamp.put_on(log.entries[-1])
+        make_names(self._new, Format((made,)), ordered=ordered, nonce=made.nonce, time_ms=made.time_ms)
+        if self._old is not self._data:
+            note_place(self._data, self._new, self._target, self._stamp)
+
+    def _log(self) -> Format:
+        return Format(tuple(read_format(self._old)))
+
+    def _is_decided(self, log: Format) -> bool:
+        decided = _decided_at(log)
+        return decided is not None and log.entries[decided].names == self._target
+
+    def _check_here(self, log: Format) -> None:
+        if log.has(NAMES_MOVED) or log.has(NAMES_ELSEWHERE):
+            raise moves_elsewhere(self._old.url, log.entries[-1])
+
+    def _append(self, store: Store, log: Format, entry: FormatEntry) -> Put:
+        return store.put_if_absent(keys.format_key(len(log.entries)), self._stamp.put_on(entry).encode())
+
+    def _stir(self) -> None:
+        """Changes the log's folder once more, a little later. An NFS client that has asked for the entry in the very
+        tick in which it was made may go on taking it for absent, until the folder has another time.
+        """
+        time.sleep(_STIR_SECONDS)
+        key = f"{keys.FORMAT_PREFIX}moving-{secrets.token_hex(8)}"
+        self._old.put_if_absent(key, b"")
+        with suppress(Denied):
+            self._old.delete(key)
+
+    def _copy_chain(self, chain: list[str]) -> None:
+        """Of moves that follow each other none is copied before the one before it. So even a copy that is late, when
+        the new place is in use, adds only what follows the newest move there.
+        """
+        for key in chain:
+            try:
+                data = self._old.get(key)
+            except StoreMissing:
+                raise
+            except NotFound:
+                if key.startswith(keys.SESSIONS_PREFIX):
+                    continue  # it may be deleted when it is over
+                raise IntegrityError(
+                    f"{key} is gone from {self._old.url}", subject=key, hint=put_back(key)
+                ) from None
+            if self._new.put_if_absent(key, data) is Put.LOST:
+                if self._is_decided(self._log()):
+                    return  # somebody else has finished this move, and others have gone on there
+                raise self._taken(f"another {key} than {self._old.url}")
+
+    def _check_copied(self, key: str) -> None:
+        there = self._new.get(key)
+        try:
+            same = self._old.get(key) == there
+        except StoreMissing:
+            raise
+        except NotFound:
+            same = key.startswith(keys.SESSIONS_PREFIX)  # it may have been deleted since an earlier copy
+        if not same:
+            raise self._taken(f"another {key} than {self._old.url}")
+
+    def _taken(self, what: str) -> Conflict:
+        return Conflict(
+            f"{self._new.url} has {what}, so the names can't move there",
+            subject=self._new.url,
+            hint="dsv store move-names PLACE, with a place where none have been; if a move there was begun: "
+            f"dsv store move-names {self._old.url} takes it back",
+        )
+
+
+def note_place(data: Store, place: Store, target: str, stamp: Stamp) -> None:
+    """Writes into the data's log where the names are, if it does not say so already, and they have not left since."""
+    while (last := (log := read_format(data))[-1]).names != target:
+        if Format(tuple(read_format(place))).has(NAMES_MOVED):  # asked after the data's log was read
+            return
+        noted = stamp.put_on(replace(last, names=target))
+        data.put_if_absent(keys.format_key(len(log)), noted.encode())
+
+
+def _decided_at(log: Format) -> int | None:
+    """The entry by which the names have left a place, which they do once. The data's log may have others behind it."""
+    for number, entry in enumerate(log.entries):
+        if any(one.name in (NAMES_MOVED, NAMES_ELSEWHERE) for one in entry.features):
+            return number
+    return None
+
+
+def moves_elsewhere(old: str, said: FormatEntry) -> Conflict:
+    return Conflict(
+        f"{said.author} moves the names from {old} to {said.names} already",
+        subject=said.names,
+        hint=f"dsv store move-names {said.names} finishes that",
+    )
+
+
+def _numbered(key: str) -> tuple[DatasetName, BranchName, int] | None:
+    """Which move of a branch it is, or which rule; None for every other key."""
+    return keys.parse_branch_key(key) or keys.parse_branch_rule_key(key)
+
+
+def _chain_of(key: str) -> str:
+    """The same for keys that each follow another one."""
+    numbered = _numbered(key)
+    if numbered is None:
+        return key
+    dataset, branch, _ = numbered
+    is_rule = keys.parse_branch_key(key) is None
+    return (keys.branch_rule_key if is_rule else keys.branch_key)(dataset, branch, 0)
+
+
+def _in_order(chain: Iterable[str]) -> list[str]:
+    """From the first on, with those between them that a listing has missed, as they were just made."""
+    newest = min(chain)
+    numbered = _numbered(newest)
+    if numbered is None:
+        return [newest]
+    dataset, branch, last = numbered
+    make = keys.branch_rule_key if keys.parse_branch_key(newest) is None else keys.branch_key
+    return [make(dataset, branch, number) for number in range(last + 1)]

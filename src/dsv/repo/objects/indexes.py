@@ -1,0 +1,462 @@
+"""The index files of a store: listed, read whole or by ranges, and searched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container, Iterator
+from functools import partial
+from itertools import chain
+
+import msgspec
+
+from dsv.errors import IntegrityError, NotFound, Unsupported
+from dsv.format import index, keys
+from dsv.format.index import FILTER_MAX, ROW_SIZE, Index, IndexFilter
+from dsv.format.index_merge import MERGE_MAX, IndexMerge, MergedFile, Standing, stand
+from dsv.format.locator import Location, ObjectKind
+from dsv.repo.errors import put_back
+from dsv.repo.objects.metadata import MetadataCache
+from dsv.store.base import Store, StoreMissing, together
+from dsv.values.ids import Id, IndexId, PackId
+
+# Of records that can't be used, so many numbers back are looked at.
+_NUMBERS = 3
+
+
+class ListedIndexes(msgspec.Struct, frozen=True):
+    """sizes: bytes of each index file. filtered: those that have a filter. records: keys of merges, by number."""
+
+    sizes: dict[IndexId, int]
+    filtered: frozenset[IndexId]
+    records: dict[int, tuple[str, ...]]
+    standing: Standing
+
+    @classmethod
+    def of_none(cls) -> ListedIndexes:
+        return cls({}, frozenset(), {}, Standing((), (), frozenset()))
+
+
+def list_indexes(
+    store: Store, read: Callable[[str], IndexMerge | None], without: Container[IndexId] = ()
+) -> ListedIndexes:
+    """Lists once, and reads the latest records of merges: each says all that is to be known of those before it.
+
+    without: index files that are taken for absent, so that no record counts which names one of them.
+    """
+    sizes: dict[IndexId, int] = {}
+    filtered: set[IndexId] = set()
+    records: dict[int, list[str]] = {}
+    for item in store.list(keys.INDEX_PREFIX):
+        if (index_id := keys.parse_index_key(item.key)) is not None:
+            if index_id not in without:
+                sizes[index_id] = item.size
+        elif (index_id := keys.parse_index_filter_key(item.key)) is not None:
+            filtered.add(index_id)
+        elif (number := keys.parse_index_merge_key(item.key)) is not None:
+            records.setdefault(number, []).append(item.key)
+    standing = Standing((), tuple(sorted(sizes)), frozenset())
+    for number in sorted(records, reverse=True)[:_NUMBERS]:
+        found = together([partial(read, key) for key in records[number]])
+        later = stand(sizes, [record for record in found if record is not None])
+        if later.runs:
+            standing = later
+            break
+    return ListedIndexes(
+        sizes, frozenset(filtered), {number: tuple(keyed) for number, keyed in records.items()}, standing
+    )
+
+
+# After so many reads of parts the whole file is read: it is used so much that it would be anyway.
+_PARTS = 16
+_NAME = "index-filter"
+
+
+class RemoteIndex:
+    """Answers as an `Index` does. Its filter is only a hint: without a right one the whole file is read."""
+
+    def __init__(
+        self,
+        store: Store,
+        metadata: MetadataCache,
+        index_id: IndexId,
+        size: int,
+        file: MergedFile | None,
+        read: Callable[[IndexId], Index | None],
+    ) -> None:
+        """size: of the index file, in bytes. file: what a merge says of it. read: reads the whole file."""
+        self._store = store
+        self._metadata = metadata
+        self._id = index_id
+        self._rows = size // ROW_SIZE
+        self._file = file
+        self._read = read
+        self._filter: IndexFilter | None = None
+        self._whole: Index | None = None
+        self._parts: dict[int, memoryview] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """About how many rows it has."""
+        return self._rows
+
+    @property
+    def packs(self) -> list[PackId]:
+        """Those that are known so far."""
+        known = self._whole or self._filter
+        return [] if known is None else known.packs
+
+    def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
+        """Raises as `Index.find`, and what the store raises."""
+        file = self._file
+        if file is not None and not file.first <= int.from_bytes(object_id[:4], "big") <= file.last:
+            return None
+        with self._lock:
+            if self._whole is None and self._filter is None:
+                self._filter = self._load_filter()
+            if self._whole is None and self._filter is not None:
+                found, sure = self._look(self._filter, kind, object_id)
+                if sure:
+                    return found
+            whole = self.whole()
+        return None if whole is None else whole.find(kind, object_id)
+
+    def whole(self) -> Index | None:
+        """The file itself, which is kept; None if it has gone, as what it said is in a newer one."""
+        if self._whole is None:
+            self._whole = self._read(self._id)
+            self._parts.clear()
+        return self._whole
+
+    def _look(self, known: IndexFilter, kind: ObjectKind, object_id: Id) -> tuple[Location | None, bool]:
+        """What the rows say, and whether that is sure."""
+        for block in known.blocks(object_id):
+            rows = self._parts.get(block)
+            if rows is None:
+                if len(self._parts) == _PARTS:
+                    return None, False
+                try:
+                    rows = self._store.get_range(keys.index_key(self._id), *known.span(block))
+                except StoreMissing:
+                    raise
+                except (NotFound, IntegrityError):
+                    return None, False
+                if not known.is_block(block, rows):
+                    self._metadata.drop(_NAME, str(self._id))
+                    return None, False
+                self._parts[block] = rows
+            found = known.find(rows, kind, object_id)
+            if found is not None:
+                return found, True
+        return None, True
+
+    def _load_filter(self) -> IndexFilter | None:
+        name = str(self._id)
+        copy = self._metadata.get(_NAME, name, FILTER_MAX)
+        if copy is not None:
+            try:
+                return IndexFilter.parse(copy, self._id)
+            except (IntegrityError, Unsupported):
+                self._metadata.drop(_NAME, name)
+        try:
+            data = self._store.get(keys.index_filter_key(self._id), FILTER_MAX)
+            found = IndexFilter.parse(data, self._id)
+        except StoreMissing:
+            raise
+        except (NotFound, IntegrityError, Unsupported):
+            return None
+        self._metadata.put(_NAME, name, data)
+        return found
+
+
+# Above this many files a search that asks each in turn gets slow; the small ones are then merged in memory.
+_FILES_BEFORE_MERGE = 12
+_SMALL_ROWS = 1 << 16
+FILTERED_BYTES = 1 << 20
+"""An index file of this size has a filter, and is read in parts."""
+# A file that was listed may be gone when it is read, as it was merged since. So often it is listed again for that.
+_LISTINGS = 10
+
+AnyIndex = Index | RemoteIndex
+Usable = Callable[[ObjectKind, Id, PackId], bool]
+"""Whether an object may be taken from this pack."""
+
+
+def _any_pack(kind: ObjectKind, object_id: Id, pack_id: PackId) -> bool:
+    return True
+
+
+class Indexes:
+    """Loaded when first asked; an index file never changes, so a copy is kept for ever."""
+
+    def __init__(self, store: Store, metadata: MetadataCache) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._loaded: dict[IndexId, AnyIndex] = {}
+        self._copies: dict[IndexId, memoryview] = {}
+        self._search: list[AnyIndex] | None = None
+        self._erased = set[tuple[ObjectKind, Id]]()
+        self._gone = set[IndexId]()  # files of which parts were read, and that nobody can read any more
+        self.listed = ListedIndexes.of_none()
+        """What the store had when it was last asked."""
+        self.damaged = set[IndexId]()
+        """Merged files that were met damaged, and whose originals are read instead. They count as not listed."""
+
+    def find(self, kind: ObjectKind, object_id: Id, *, usable: Usable = _any_pack) -> Location | None:
+        """Where the object lies, in a pack that is usable; None is a miss in what was loaded so far."""
+        found = self._find(kind, object_id, usable)
+        return self._find(kind, object_id, usable) if found is None and self._replace_gone() else found
+
+    def _find(self, kind: ObjectKind, object_id: Id, usable: Usable) -> Location | None:
+        hidden = False
+        files = self._arranged()
+        self._refuse_erased(kind, object_id)
+        for one in files:
+            found = one.find(kind, object_id)
+            if found is not None:
+                if usable(kind, object_id, found.pack):
+                    return found
+                hidden = True
+        if not hidden:
+            return None
+        places = self.places(kind, object_id)
+        return next((place for place in places if usable(kind, object_id, place.pack)), None)
+
+    def places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
+        """Every place that the files loaded so far give: where one is damaged, another may do. May repeat itself."""
+        files = self._arranged()
+        self._refuse_erased(kind, object_id)
+        for one in chain(
+            files, [*self._loaded.values()]
+        ):  # merging in memory keeps one place for each object
+            found = one.find(kind, object_id)
+            if found is not None:
+                yield found
+        if self._replace_gone():
+            yield from self.places(kind, object_id)
+
+    def packs(self) -> int:
+        """About how many packs the files loaded so far name."""
+        return sum(len(one.packs) for one in self._loaded.values())
+
+    def renew(self) -> None:
+        """Has the store asked again before the next search, if it was asked before: gc may have been there since."""
+        self._search = None
+
+    def refresh(self) -> bool:
+        """Lists again; True where an index file appeared that was not loaded before."""
+        appeared = False
+        for _ in range(_LISTINGS):
+            self.listed = list_indexes(self._store, self._record, self.damaged)
+            wanted = self.listed.standing.files
+            if self._search is None:
+                for index_id in self._loaded.keys() - wanted.keys():
+                    self._forget(index_id)
+            missing = [index_id for index_id in wanted if index_id not in self._loaded]
+            self._load_all(missing)
+            appeared = appeared or bool(missing)
+            if all(index_id in self._loaded for index_id in missing):
+                break
+        return appeared
+
+    def reload(self) -> bool:
+        """Asks the store for what came from local copies, whose ids prove nothing, and for files that a merge
+        is said to have replaced; True if that gave something new.
+        """
+        false = [
+            index_id for index_id, copy in self._copies.items() if self._get(index_id) not in (copy, None)
+        ]
+        for index_id in false:
+            self._metadata.drop("index", str(index_id))
+        self._copies.clear()
+        further = [one for one in self.listed.standing.replaced if one not in self._loaded]
+        self._load_all([*false, *further])
+        return bool(false or further)
+
+    def add(self, index_id: IndexId, encoded: bytes) -> None:
+        """Makes known what this process has just written."""
+        self._metadata.put("index", str(index_id), encoded)
+        added = self._loaded[index_id] = Index.parse(encoded, str(index_id))
+        self._erased.update(added.erased())
+        if self._search is not None:
+            self._search = _arrange([added, *self._search])
+
+    def whole(self, index_id: IndexId) -> Index | None:
+        """All of a file that was listed; None if it has gone."""
+        found = self._loaded.get(index_id)
+        if isinstance(found, RemoteIndex):
+            return found.whole()
+        return found if found is not None else self._read(index_id)
+
+    def is_remote(self, index_id: IndexId) -> bool:
+        """Whether it is a large file that is not here."""
+        return isinstance(self._loaded.get(index_id), RemoteIndex)
+
+    def proved(self, index_id: IndexId, most_bytes: int) -> Index | None:
+        """All of a file that was listed, as the store has it now; None if that is damaged, or has gone.
+
+        Of a large one that is here, the store's hash is compared with that of the copy. Else the store's bytes are
+        read; None also if it is large and has more than `most_bytes`.
+        """
+        size, name = self.listed.sizes.get(index_id, 0), str(index_id)
+        if size >= FILTERED_BYTES:
+            copy = self._copy(index_id)
+            if copy is not None and self._hash(index_id, size) == self._copies[index_id][-index.HASH_SIZE :]:
+                return copy
+            if size > most_bytes:
+                return None
+        encoded = self._get(index_id)
+        try:
+            parsed = None if encoded is None else Index.parse(encoded, name)
+        except (IntegrityError, Unsupported):
+            return None
+        if encoded is not None:
+            self._metadata.put("index", name, encoded)
+        return parsed
+
+    def _hash(self, index_id: IndexId, size: int) -> memoryview | None:
+        """The hash at the end of the store's file, if that is as large as when it was listed."""
+        try:
+            return self._store.get_range(keys.index_key(index_id), size - index.HASH_SIZE, index.HASH_SIZE)
+        except StoreMissing:
+            raise
+        except (NotFound, IntegrityError):
+            return None
+
+    def _refuse_erased(self, kind: ObjectKind, object_id: Id) -> None:
+        """Raises if a file says that the object was erased, although other files have a place for it."""
+        if self._erased and (kind, object_id) in self._erased:
+            raise index.was_erased(object_id)
+
+    def _replace_gone(self) -> bool:
+        """Whether partly read files are gone from the store. If so, loads the files that replaced them."""
+        gone, self._gone = self._gone, set()
+        if not gone:
+            return False
+        for index_id in gone:
+            self._forget(index_id)
+        self.refresh()
+        self._search = _arrange(list(self._loaded.values()))
+        return True
+
+    def _arranged(self) -> list[AnyIndex]:
+        if self._search is None:
+            self.refresh()
+        assert self._search is not None
+        return self._search
+
+    def _forget(self, index_id: IndexId) -> None:
+        self._loaded.pop(index_id, None)
+        self._copies.pop(index_id, None)
+
+    def _load_all(self, wanted: list[IndexId]) -> None:
+        loaded = together([partial(self._load, index_id) for index_id in wanted])
+        for index_id, one in zip(wanted, loaded, strict=True):
+            if one is not None:
+                self._loaded[index_id] = one
+                if isinstance(one, Index):
+                    self._erased.update(one.erased())
+        if wanted or self._search is None:
+            self._search = _arrange(list(self._loaded.values()))
+
+    def _load(self, index_id: IndexId) -> AnyIndex | None:
+        size = self.listed.sizes.get(index_id, 0)
+        if size >= FILTERED_BYTES and index_id in self.listed.filtered:
+            file = self.listed.standing.files.get(index_id)
+            copy = self._copy(index_id)
+            return copy if copy is not None else self._remote(index_id, size, file)
+        return self._read(index_id)
+
+    def _remote(self, index_id: IndexId, size: int, file: MergedFile | None) -> RemoteIndex:
+        return RemoteIndex(self._store, self._metadata, index_id, size, file, self._read_later)
+
+    def _read_later(self, index_id: IndexId) -> Index | None:
+        found = self._read(index_id)
+        if found is None:
+            self._gone.add(index_id)
+        return found
+
+    def _read(self, index_id: IndexId) -> Index | None:
+        """The whole file: a copy, or from the store; None if it is not there any more."""
+        copy = self._copy(index_id)
+        if copy is not None:
+            return copy
+        name = str(index_id)
+        encoded = self._get(index_id)
+        if encoded is None:
+            return None
+        try:
+            parsed = Index.parse(encoded, name)
+        except IntegrityError as error:
+            if self._has_originals(index_id):
+                self.damaged.add(index_id)
+                return None
+            hint = put_back(keys.index_key(index_id))
+            raise IntegrityError(f"{error.message}, in {self._store.url}", subject=name, hint=hint) from None
+        self._metadata.put("index", name, encoded)
+        return parsed
+
+    def _has_originals(self, index_id: IndexId) -> bool:
+        """Whether all that a merge wrote to the file is listed in other files too.
+
+        Only a record of one run says so: that run is its own. Of the runs of earlier merges, which a record may name as
+        well, the originals may have been deleted before it was written.
+        """
+        listed = self.listed
+        records = [self._record(key) for found in listed.records.values() for key in found]
+        return any(
+            record is not None
+            and len(record.runs) == 1
+            and any(file.id == index_id for file in record.files)
+            and all(one in listed.sizes and one not in self.damaged for one in record.replaced)
+            for record in records
+        )
+
+    def _copy(self, index_id: IndexId) -> Index | None:
+        name = str(index_id)
+        copy = self._metadata.map("index", name)
+        if copy is None:
+            return None
+        try:
+            found = Index.parse(copy, name)
+        except (IntegrityError, Unsupported):
+            self._metadata.drop("index", name)
+            return None
+        self._copies[index_id] = copy
+        return found
+
+    def _get(self, index_id: IndexId) -> bytes | None:
+        """None where it was replaced since the listing; what it said is in a newer one."""
+        try:
+            return self._store.get(keys.index_key(index_id), index.FILE_MAX)
+        except StoreMissing:
+            raise
+        except NotFound:
+            return None
+
+    def _record(self, key: str) -> IndexMerge | None:
+        """The record of a merge; None if it has gone, or can't be read: without it more files are read."""
+        name = key.rpartition("/")[2]
+        copy = self._metadata.get("index-merge", name, MERGE_MAX)
+        try:
+            data = copy if copy is not None else self._store.get(key, MERGE_MAX)
+            found = IndexMerge.decode(data)
+        except StoreMissing:
+            raise
+        except (NotFound, IntegrityError, Unsupported):
+            self._metadata.drop("index-merge", name)
+            return None
+        if copy is None:
+            self._metadata.put("index-merge", name, data)
+        return found
+
+
+def _arrange(files: list[AnyIndex]) -> list[AnyIndex]:
+    """The files to search, largest first, with the small ones merged when there are many."""
+    if len(files) > _FILES_BEFORE_MERGE:
+        small = [one for one in files if isinstance(one, Index) and len(one) <= _SMALL_ROWS]
+        if len(small) > 1:
+            others: list[AnyIndex] = [
+                one for one in files if not isinstance(one, Index) or len(one) > _SMALL_ROWS
+            ]
+            files = [*others, Index.parse(index.merge(small), "merged in memory")]
+    return sorted(files, key=len, reverse=True)

@@ -1,0 +1,491 @@
+"""Reading objects: each is checked against its id before anybody sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+from weakref import WeakValueDictionary
+
+from dsv.errors import IntegrityError, NotFound, Unsupported
+from dsv.format import codec, keys, recipe, tree
+from dsv.format.commit import Commit
+from dsv.format.envelope import RECORD_MAX, Buffer
+from dsv.format.locator import MAX_ROWS, Location, Locator, ObjectKind, largest
+from dsv.format.recipe import MAX_CHUNK, Recipe
+from dsv.format.segment import Segment
+from dsv.format.tree import Entry, Node, PathColumns
+from dsv.repo.completion_cache import Heard
+from dsv.repo.errors import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
+from dsv.repo.objects.indexes import Indexes
+from dsv.repo.objects.metadata import MetadataCache
+from dsv.repo.objects.packs import Packs
+from dsv.repo.objects.ranges import RangeReader, ReadThreads, spans
+from dsv.store.base import Bytes, Store, StoreMissing, TooLargeError, both, together
+from dsv.values.ids import ChunkId, CommitId, Id, NodeId, PackId, RecipeId, SegmentId
+from dsv.values.paths import MAX_TARGET
+
+_HEADER: Final = 64
+"""More than any header line and the counts behind it."""
+
+OBJECT_LIMITS: Final = {
+    ObjectKind.CHUNK: MAX_CHUNK,
+    ObjectKind.RECIPE: _HEADER + recipe.MAX_ROWS * (32 + 8),
+    ObjectKind.SEGMENT: _HEADER
+    + tree.PATHS_LIMIT
+    + tree.MAX_ENTRIES * (1 + 8 + 32 + 32)
+    + tree.MAX_ENTRIES * (MAX_TARGET + 1),
+    ObjectKind.NODE: _HEADER + tree.PATHS_LIMIT + tree.MAX_ENTRIES * (32 + 3 * 8),
+}
+"""Bytes of an unpacked object."""
+
+LOCATOR_ROWS: Final = {
+    ObjectKind.NODE: tree.MAX_ENTRIES,
+    ObjectKind.SEGMENT: tree.MAX_ENTRIES,
+    ObjectKind.RECIPE: recipe.MAX_ROWS,
+}
+"""Rows of the locator that travels with an object."""
+
+FRAME_SLACK: Final = 64 << 10
+"""Bytes by which a zstd frame may be larger than what it holds."""
+
+STORED_CHILD: Final = 30
+"""Bytes that a stored node has for each child at least: an id is a hash of 32 bytes, and hashes don't shrink."""
+
+
+def has_real_ids(stored: int, node: Buffer) -> bool:
+    """Whether so few stored bytes can hold the ids of a node's children, which all differ.
+
+    A reader keeps every child of a tree in memory, before it has read what is below. Ids that somebody made up
+    compress to almost nothing, and some MB of such nodes would take it GBs.
+    """
+    return stored >= STORED_CHILD * tree.count_of_children(node)
+
+
+def is_possible(kind: ObjectKind, where: Location) -> bool:
+    """Whether an object of this kind, and its own locator, can have the lengths that a location gives."""
+    rows = LOCATOR_ROWS.get(kind)
+    tail = 0 if rows is None else largest(rows) + FRAME_SLACK
+    limit = OBJECT_LIMITS[kind]
+    return where.length <= limit and where.stored <= limit + FRAME_SLACK and where.tail <= tail
+
+
+_CHECKED_MAX = 1 << 14
+"""So many ids are remembered: 2 MB, for trees of 16 million files."""
+
+
+class SegmentDecoder:
+    """Decodes the segments of one store. paths: splits the columns that were met last."""
+
+    def __init__(self) -> None:
+        self.paths = PathColumns()
+        self._in_use: WeakValueDictionary[SegmentId, Segment] = WeakValueDictionary()
+        self._checked: set[SegmentId] = set()
+
+    def decode(self, segment_id: SegmentId, data: bytes) -> Segment:
+        """The segment in bytes that are those of this id, which others may have too: treat it as frozen.
+
+        Raises `IntegrityError`, `Unsupported`.
+        """
+        found = self._in_use.get(segment_id)
+        if found is None:
+            if segment_id in self._checked:
+                found = Segment.decode(data, self.paths.split_again, checked=True)
+            else:
+                split = partial(Segment.decode, split=self.paths.split)
+                found = decoded(split, data, "segment", segment_id)
+                if len(self._checked) < _CHECKED_MAX:
+                    self._checked.add(segment_id)
+            self._in_use[segment_id] = found
+        return found
+
+
+T = TypeVar("T")
+FindLocator = Callable[[], Locator | None]
+
+
+class Located(Generic[T]):
+    """An object, checked, and its locator if there is one. That is read when it is first asked for: most are not."""
+
+    __slots__ = ("__weakref__", "_locator", "value")
+
+    def __init__(self, value: T, locator: Locator | FindLocator | None) -> None:
+        self.value = value
+        self._locator = locator
+
+    @property
+    def locator(self) -> Locator | None:
+        if callable(self._locator):
+            self._locator = self._locator()
+        return self._locator
+
+    def find_locator(self) -> Locator | None:
+        return self.locator
+
+
+_HASHES: dict[ObjectKind, Callable[[Bytes], Id]] = {
+    ObjectKind.CHUNK: ChunkId.hash,
+    ObjectKind.RECIPE: RecipeId.hash,
+    ObjectKind.SEGMENT: SegmentId.hash,
+    ObjectKind.NODE: NodeId.hash,
+}
+# Metadata that lies together is read in ranges of up to this many bytes.
+_METADATA_SPAN = 4 << 20
+_LOCATOR_MAX = largest(MAX_ROWS) + FRAME_SLACK  # bytes of a commit's locator
+_METADATA_WINDOW = 64
+_METADATA_HELD = 32 << 20  # bytes, unpacked
+
+
+Named = TypeVar("Named", bound=Id)
+
+
+class Objects:
+    """Everything that has an id, on one store. threads: that read from it; who opened the store closes them."""
+
+    def __init__(self, store: Store, metadata: MetadataCache, heard: Heard | None = None) -> None:
+        self.store = store
+        self.threads = ReadThreads()
+        self._heard = heard or Heard()
+        self.indexes = Indexes(store, metadata)
+        self.packs = Packs(store, self.indexes, metadata)
+        self._metadata = metadata
+        self._stored: dict[CommitId, bytes | None] = {}
+        self._in_use: WeakValueDictionary[tuple[ObjectKind, Id], Located[bytes]] = WeakValueDictionary()
+        self._segments = SegmentDecoder()
+        self.copy_of: Callable[[Entry], Path] | None = None
+        """Where a file's content lies on this machine, if the store is not asked for it. Raises `Unreachable`."""
+
+    def also_read(self, copies: MetadataCache) -> None:
+        """Looks for metadata there too, before the store is asked."""
+        self._metadata.also_read(copies)
+
+    def commit(self, commit_id: CommitId) -> Commit:
+        """A commit that something names. Raises `IntegrityError` where it is not there, or not what its id says."""
+        found = self.commit_or_none(commit_id)
+        if found is None:
+            raise missing_commit(commit_id, self.store.url)
+        self._heard.commit(commit_id, found)
+        return found
+
+    def commit_or_none(self, commit_id: CommitId) -> Commit | None:
+        """The commit of an id that somebody may have made up; None where there is none."""
+        name = str(commit_id)
+        data = self._metadata.get("commit", name, RECORD_MAX)
+        if data is None or CommitId.hash(data) != commit_id:
+            return self.stored_commit(commit_id)
+        return decoded(Commit.decode, data, "commit", commit_id)
+
+    def stored_commit(self, commit_id: CommitId) -> Commit | None:
+        """The commit, if the store itself has it. A local copy does not count: the store may have been put back from
+        a backup since. A store is asked once for each commit.
+        """
+        if commit_id not in self._stored:
+            self._stored[commit_id] = get_commit(self.store, commit_id)
+        data = self._stored[commit_id]
+        if data is None:
+            return None
+        if CommitId.hash(data) != commit_id:
+            raise damaged_commit(commit_id, self.store.url)
+        self._metadata.put("commit", str(commit_id), data)
+        return decoded(Commit.decode, data, "commit", commit_id)
+
+    def check_stored(self, commits: Iterable[CommitId]) -> None:
+        """Raises `IntegrityError` if the store itself lacks one of these commits. Each is asked for once."""
+        unknown = [one for one in commits if one not in self._stored]
+        found = together([partial(get_commit, self.store, one) for one in unknown])
+        self._stored.update(zip(unknown, found, strict=True))
+        for one in commits:
+            if self.stored_commit(one) is None:
+                raise missing_commit(one, self.store.url)
+
+    def local_commit(self, commit_id: CommitId) -> Commit | None:
+        """The commit, if there is a local copy of it."""
+        data = self._metadata.get("commit", str(commit_id), RECORD_MAX)
+        if data is None or CommitId.hash(data) != commit_id:
+            return None
+        return decoded(Commit.decode, data, "commit", commit_id)
+
+    def is_at_hand(self, commit_id: CommitId) -> bool:
+        """Whether the commit can be given without a request."""
+        return (
+            commit_id in self._stored or self._metadata.get("commit", str(commit_id), RECORD_MAX) is not None
+        )
+
+    def stored(self, commit_id: CommitId, data: bytes | None) -> None:
+        """Takes what `get_commit` has just said, so that `stored_commit` need not ask."""
+        self._stored[commit_id] = data
+
+    def commit_and_locator(self, commit_id: CommitId) -> tuple[Commit, Locator | None]:
+        """As `commit` and `commit_locator`, asked for at the same time where they are not here."""
+        if self._metadata.get("commit", str(commit_id), RECORD_MAX) is not None:
+            return self.commit(commit_id), self.commit_locator(commit_id)
+        return both(partial(self.commit, commit_id), partial(self.commit_locator, commit_id))
+
+    def commit_locator(self, commit_id: CommitId) -> Locator | None:
+        """Where the commit's root node lies, if that is recorded; advisory. In a store without `node-locators`, where
+        all of its nodes and segments lie."""
+        name = str(commit_id)
+        data = self._metadata.get("commit-locator", name, _LOCATOR_MAX)
+        if data is not None:
+            locator = _locator(data, MAX_ROWS)
+            if locator is not None:
+                return locator
+            self._metadata.drop("commit-locator", name)
+        try:
+            data = bytes(self.store.get(keys.locator_key(commit_id), _LOCATOR_MAX))
+        except (NotFound, IntegrityError):
+            return None
+        locator = _locator(data, MAX_ROWS)
+        if locator is not None:
+            self._metadata.put("commit-locator", name, data)
+        return locator
+
+    def nodes(self, wanted: Iterable[tuple[NodeId, Location | None]]) -> Iterator[Located[Node]]:
+        """As `segments`. A node of a store without `node-locators` has no locator."""
+        for node_id, found in self._read_ahead(ObjectKind.NODE, wanted):
+            yield Located(decoded(Node.decode, found.value, "node", node_id), found.find_locator)
+
+    def segment(self, segment_id: SegmentId, where: Location | None = None) -> tuple[Segment, Locator | None]:
+        found = self.metadata_object(ObjectKind.SEGMENT, segment_id, where)
+        return self._segments.decode(segment_id, found.value), found.locator
+
+    def recipe(
+        self, recipe_id: RecipeId, where: Location | None = None, said: tuple[int, int] | None = None
+    ) -> tuple[Recipe, Locator | None]:
+        """said: the level and the bytes of content that the recipe above gives it. Raises `IntegrityError`."""
+        found = self.metadata_object(ObjectKind.RECIPE, recipe_id, where)
+        recipe = decoded(Recipe.decode, found.value, "recipe", recipe_id)
+        if said is not None and said != (recipe.level, recipe.size):
+            raise IntegrityError(
+                f"recipe {recipe_id} is not what the recipe above it says",
+                subject=str(recipe_id),
+                hint=NOT_OURS,
+            )
+        return recipe, found.locator
+
+    def segments(self, wanted: Iterable[tuple[SegmentId, Location | None]]) -> Iterator[Located[Segment]]:
+        """The segments in the order asked for; those that lie together are read together, ahead of their use."""
+        for segment_id, found in self._read_ahead(ObjectKind.SEGMENT, wanted):
+            yield Located(self._segments.decode(segment_id, found.value), found.find_locator)
+
+    def encode_segment(self, segment: Segment) -> bytes:
+        """As `Segment.encode`, with less work for paths that were met a moment ago."""
+        return segment.encode(self._segments.paths.split)
+
+    def find(self, kind: ObjectKind, object_id: Id) -> Location:
+        """Where an object lies by the index. Raises `IntegrityError`: what is asked for is referenced by something."""
+        impossible: Location | None = None
+        for found in self._places(kind, object_id):
+            if is_possible(kind, found):
+                return found
+            impossible = impossible or found
+        if impossible is None:
+            raise unlisted(kind, object_id, self.store.url)
+        raise damaged(kind, object_id, impossible)
+
+    def read(self, kind: ObjectKind, object_id: Id, where: Location | None = None) -> bytes:
+        """An object's bytes from the store, checked; from `where` if it is there, else from where the index says."""
+        if where is not None:
+            try:
+                return checked(kind, object_id, where, self._bytes_at(kind, object_id, where))
+            except (NotFound, IntegrityError):
+                pass
+        return self.read_by_index(kind, object_id, where)[0]
+
+    def remember(self, kind: ObjectKind, object_id: Id, data: bytes, locator: bytes | None = None) -> None:
+        """Keeps a local copy of metadata that this process is writing."""
+        self._metadata.put(kind.name.lower(), str(object_id), data)
+        if locator is not None:
+            self._metadata.put(f"{kind.name.lower()}-locator", str(object_id), locator)
+
+    def remember_commit(self, commit_id: CommitId, data: bytes, locator: bytes) -> None:
+        self._metadata.put("commit", str(commit_id), data)
+        self._metadata.put("commit-locator", str(commit_id), locator)
+
+    def read_by_index(
+        self, kind: ObjectKind, object_id: Id, tried: Location | None = None
+    ) -> tuple[bytes, Location]:
+        """The object and where it was, from the first place that has it. Raises `IntegrityError`: none does.
+
+        tried: where it was not, or was damaged. What is found lost or damaged is noted for later commands.
+        """
+        first: tuple[Location, NotFound | IntegrityError] | None = None
+        gone: list[PackId] = []
+        for where in self._places(kind, object_id):
+            try:
+                return checked(kind, object_id, where, self._bytes_at(kind, object_id, where)), where
+            except StoreMissing:
+                raise
+            except (NotFound, IntegrityError) as error:
+                first = first or (where, error)
+                if isinstance(error, NotFound):
+                    gone.append(where.pack)
+                else:
+                    self.packs.note_damaged(kind, object_id, where.pack)
+        if tried is not None and tried.pack not in gone and self.packs.is_lost(tried.pack):
+            gone.append(tried.pack)
+        for pack_id in gone:
+            self.packs.note(pack_id)
+        self.packs.note_missing(kind, object_id)
+        if first is None:
+            raise unlisted(kind, object_id, self.store.url)
+        raise unreadable(kind, object_id, first[0], self.store.url, first[1]) from first[1]
+
+    def _places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
+        """Every place that an index gives, then those that appeared meanwhile, as gc may have moved the object, then
+        those that only the store's own index files give."""
+        tried = set[Location]()
+        looks: tuple[Callable[[], bool], ...] = (self.indexes.refresh, self.indexes.reload)
+        for look in (None, *looks):
+            for where in self.indexes.places(kind, object_id) if look is None or look() else ():
+                if where not in tried:
+                    tried.add(where)
+                    yield where
+
+    def metadata_object(self, kind: ObjectKind, object_id: Id, where: Location | None) -> Located[bytes]:
+        """A node, segment or recipe, checked: a local copy, else what lies at `where`, else where the index says."""
+        found = self.local(kind, object_id)
+        if found is not None:
+            return found
+        locator: Locator | None = None
+        data: bytes | None = None
+        if where is not None:
+            try:
+                stored = self._bytes_at(kind, object_id, where, where.tail)
+                data, locator = self._accept(kind, object_id, where, stored)
+            except (NotFound, IntegrityError):
+                data = None
+        if data is None:
+            data, where = self.read_by_index(kind, object_id, where)
+            locator = self._tail(kind, where)
+            self._metadata.put(kind.name.lower(), str(object_id), data)
+        return Located(data, locator)
+
+    def _bytes_at(self, kind: ObjectKind, object_id: Id, where: Location, tail: int = 0) -> memoryview:
+        """What is stored at `where`, with so many bytes of a tail. Raises `NotFound`, `IntegrityError`."""
+        if not is_possible(kind, where):
+            raise damaged(kind, object_id, where)
+        return self.store.get_range(keys.pack_key(where.pack), where.offset, where.stored + tail)
+
+    def _tail(self, kind: ObjectKind, where: Location) -> Locator | None:
+        """The locator behind an object that was read, so its lengths are possible ones."""
+        if not where.tail:
+            return None
+        try:
+            stored = self.store.get_range(keys.pack_key(where.pack), where.offset + where.stored, where.tail)
+            return _locator(stored, LOCATOR_ROWS.get(kind, 0))
+        except (NotFound, IntegrityError):
+            return None
+
+    def _accept(
+        self, kind: ObjectKind, object_id: Id, where: Location, stored: memoryview
+    ) -> tuple[bytes, Locator | None]:
+        """Checks what was read at `where` (the object, then its own locator) and keeps local copies."""
+        data = checked(kind, object_id, where, stored[: where.stored])
+        self._metadata.put(kind.name.lower(), str(object_id), data)
+        if not where.tail:
+            return data, None
+        encoded = bytes(stored[where.stored : where.stored + where.tail])
+        locator = _locator(encoded, LOCATOR_ROWS.get(kind, 0))
+        if locator is not None:
+            self._metadata.put(f"{kind.name.lower()}-locator", str(object_id), encoded)
+        return data, locator
+
+    def local(self, kind: ObjectKind, object_id: Id) -> Located[bytes] | None:
+        """The local copy of a node, segment or recipe, checked; None if there is none. It is read once while in use."""
+        found = self._in_use.get((kind, object_id))
+        if found is not None:
+            return found
+        data = self._metadata.get(kind.name.lower(), str(object_id), OBJECT_LIMITS[kind])
+        if data is None:
+            return None
+        if _HASHES[kind](data) != object_id:
+            self._metadata.drop(kind.name.lower(), str(object_id))
+            return None
+        found = self._in_use[kind, object_id] = Located(data, partial(self._local_locator, kind, object_id))
+        return found
+
+    def _local_locator(self, kind: ObjectKind, object_id: Id) -> Locator | None:
+        rows = LOCATOR_ROWS.get(kind, 0)
+        encoded = self._metadata.get(
+            f"{kind.name.lower()}-locator", str(object_id), largest(rows) + FRAME_SLACK
+        )
+        locator = None if encoded is None else _locator(encoded, rows)
+        if encoded is not None and locator is None:
+            self._metadata.drop(f"{kind.name.lower()}-locator", str(object_id))
+        return locator
+
+    def _read_ahead(
+        self, kind: ObjectKind, wanted: Iterable[tuple[Named, Location | None]]
+    ) -> Iterator[tuple[Named, Located[bytes]]]:
+        window: list[tuple[Named, Location | None]] = []
+        weight = 0
+        for one in wanted:
+            more = 0 if one[1] is None else one[1].length
+            if len(window) == _METADATA_WINDOW or (window and weight + more > _METADATA_HELD):
+                yield from self._window(kind, window)
+                window, weight = [], 0
+            window.append(one)
+            weight += more
+        yield from self._window(kind, window)
+
+    def _window(
+        self, kind: ObjectKind, window: list[tuple[Named, Location | None]]
+    ) -> Iterator[tuple[Named, Located[bytes]]]:
+        ready: dict[Named, Located[bytes]] = {}
+        remote: list[tuple[Location, Named]] = []
+        held = 0
+        for object_id, where in window:
+            found = self.local(kind, object_id) if held <= _METADATA_HELD else None
+            if found is not None:
+                ready[object_id] = found
+                held += len(found.value)
+            elif where is not None and is_possible(kind, where):
+                remote.append((where, object_id))
+        for place, object_id, stored in RangeReader(self.store, self.threads).read(
+            spans(remote, _METADATA_SPAN)
+        ):
+            if stored is not None:  # else the locator was wrong, and the index decides
+                with suppress(IntegrityError):
+                    found = Located(*self._accept(kind, object_id, place, stored))
+                    ready[object_id] = self._in_use[kind, object_id] = found
+        for object_id, _ in window:
+            found = ready.pop(object_id, None)
+            yield object_id, found or self.metadata_object(kind, object_id, None)
+
+
+def get_commit(store: Store, commit_id: CommitId) -> bytes | None:
+    """The bytes that the store has for a commit, unchecked; None if it has none."""
+    try:
+        return store.get(keys.commit_key(commit_id), RECORD_MAX)
+    except StoreMissing:
+        raise
+    except NotFound:
+        return None
+    except TooLargeError:
+        raise damaged_commit(commit_id, store.url) from None
+
+
+def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Bytes) -> bytes:
+    """The object in these stored bytes. Raises `IntegrityError` where they do not unpack to its id."""
+    if not is_possible(kind, where):
+        raise damaged(kind, object_id, where)
+    try:
+        data = codec.unpack(where.codec, stored, where.length)
+    except IntegrityError as error:
+        raise damaged(kind, object_id, where) from error
+    if _HASHES[kind](data) != object_id:
+        raise damaged(kind, object_id, where)
+    if kind is ObjectKind.NODE and not has_real_ids(where.stored, data):
+        raise damaged(kind, object_id, where)
+    return data
+
+
+def _locator(data: Bytes, max_rows: int) -> Locator | None:
+    """What can't be read, or is of a newer version, is as good as absent: the index knows all that it says."""
+    try:
+        return Locator.decode(data, max_rows)
+    except (IntegrityError, Unsupported):
+        return None

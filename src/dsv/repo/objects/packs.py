@@ -1,0 +1,146 @@
+"""Which packs and objects of the store may be relied on. An index says where an object was put, and not that its pack
+is still there, nor that its bytes are still right.
+
+What a read finds lost or damaged is noted beside the local copies of metadata, and counts as absent from then on.
+
+Before a new commit refers to something that an index names, its pack is looked for: one pack at a time until that has
+cost as many requests as a listing of all packs, and then by that listing. So it never costs more than twice the least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+
+from dsv.errors import UsageError
+from dsv.format import keys
+from dsv.format.locator import ObjectKind
+from dsv.repo.objects.indexes import Indexes
+from dsv.repo.objects.metadata import MetadataCache
+from dsv.store.base import Store, together
+from dsv.values.ids import ChunkId, Id, PackId
+
+_PAGE = 1000
+"""Rows of a listing that most stores give in one answer."""
+_LOST = "lost-pack"  # PACK: it was not there when it was read
+_DAMAGED = "damaged-object"  # PACK-KIND-ID: the object's bytes in this pack were wrong
+_MISSING = "missing-object"  # KIND-ID: the object could be read from nowhere, and was not stored again since
+
+
+class Packs:
+    """Every pack is asked for once. `known_lost`: those that were found to be missing so far. `missing`: objects that
+    could be read from nowhere; `noted` finds them.
+    """
+
+    def __init__(self, store: Store, indexes: Indexes, metadata: MetadataCache) -> None:
+        self._store = store
+        self._indexes = indexes
+        self._metadata = metadata
+        self._present: set[PackId] = set()
+        self.known_lost: set[PackId] = set()
+        self.missing: set[tuple[ObjectKind, Id]] = set()
+        self._suspect: set[PackId] = set()
+        self._damaged: set[tuple[PackId, ObjectKind, Id]] | None = None
+        self._asked = 0
+        self._listed = False
+
+    def may_rely(self, kind: ObjectKind, object_id: Id, pack_id: PackId) -> bool:
+        """Whether a new commit may refer to an object in this pack: the pack is there, and no read on this machine has
+        found the object damaged in it."""
+        return (pack_id, kind, object_id) not in self._known_damage() and not self.is_lost(pack_id)
+
+    def is_suspect(self, pack_id: PackId) -> bool:
+        """Whether the pack is known to be lost, or may have damaged objects. Asks nothing."""
+        return pack_id in self.known_lost or pack_id in self._suspect
+
+    @property
+    def any_suspect(self) -> bool:
+        """Whether there is any pack that `is_suspect` is about."""
+        return bool(self.known_lost or self._suspect or self.missing)
+
+    def is_lost(self, pack_id: PackId) -> bool:
+        """Whether the store lacks the pack."""
+        if pack_id in self._present:
+            return False
+        if pack_id in self.known_lost:
+            return True
+        if not self._listed and self._asked >= self._indexes.packs() // _PAGE:
+            self.look_at_all()
+            if pack_id in self._present:
+                return False
+        return self._ask(pack_id)  # also after a listing, as the pack may have been stored since
+
+    def lost_of(self, packs: Iterable[PackId]) -> set[PackId]:
+        """Those of these packs that the store lacks: all are asked for at once."""
+        wanted = set(packs)
+        unknown = [one for one in wanted if one not in self._present and one not in self.known_lost]
+        together([partial(self._ask, one) for one in unknown])
+        return wanted & self.known_lost
+
+    def _ask(self, pack_id: PackId) -> bool:
+        self._asked += 1
+        key = keys.pack_key(pack_id)
+        there = any(item.key == key for item in self._store.list(key))
+        (self._present if there else self.known_lost).add(pack_id)
+        return not there
+
+    def look_at_all(self) -> None:
+        """Lists all packs of the store."""
+        self._listed = True
+        for item in self._store.list(keys.PACK_PREFIX):
+            pack_id = keys.parse_pack_key(item.key)
+            if pack_id is not None:
+                self._present.add(pack_id)
+
+    def stored(self, pack_id: PackId) -> None:
+        """Takes note that this process has stored the pack."""
+        self._present.add(pack_id)
+
+    def note(self, pack_id: PackId) -> None:
+        """Remembers for other processes here that a pack was not there when it was read."""
+        self._metadata.put(_LOST, str(pack_id), b"")
+
+    def note_damaged(self, kind: ObjectKind, object_id: Id, pack_id: PackId) -> None:
+        """Remembers that an object's bytes in a pack were wrong when they were read."""
+        self._known_damage().add((pack_id, kind, object_id))
+        self._suspect.add(pack_id)
+        self._metadata.put(_DAMAGED, f"{pack_id}-{kind.value}-{object_id}", b"")
+
+    def note_missing(self, kind: ObjectKind, object_id: Id) -> None:
+        """Remembers that an object could be read from nowhere, so that the next sync stores it again."""
+        self._metadata.put(_MISSING, f"{kind.value}-{object_id}", b"")
+
+    def noted(self) -> bool:
+        """Whether something that some process here found lost or damaged still is, and was not stored again since.
+        Asks nothing if there is no note."""
+        for name in self._metadata.names(_LOST):
+            with suppress(UsageError):
+                pack_id = PackId.parse(name)
+                if not self._ask(pack_id):
+                    self.forget([pack_id])
+        for name in self._metadata.names(_MISSING):
+            with suppress(UsageError, ValueError):
+                number, _, text = name.partition("-")
+                kind, object_id = ObjectKind(int(number)), ChunkId.parse(text)
+                if self._indexes.find(kind, object_id, usable=self.may_rely) is None:
+                    self.missing.add((kind, object_id))
+                else:
+                    self._metadata.drop(_MISSING, name)
+        if self.missing:
+            self._suspect.update(pack_id for pack_id, _, _ in self._known_damage())
+        return bool(self.known_lost or self.missing)
+
+    def forget(self, packs: Iterable[PackId]) -> None:
+        """What was noted of these packs no longer matters: they are back, or what they held is stored again."""
+        for pack_id in packs:
+            self._metadata.drop(_LOST, str(pack_id))
+
+    def _known_damage(self) -> set[tuple[PackId, ObjectKind, Id]]:
+        if self._damaged is None:
+            self._damaged = set()
+            for name in self._metadata.names(_DAMAGED):
+                with suppress(UsageError, ValueError):
+                    pack, number, text = name.split("-")
+                    self._damaged.add((PackId.parse(pack), ObjectKind(int(number)), ChunkId.parse(text)))
+        return self._damaged

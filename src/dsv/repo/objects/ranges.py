@@ -1,0 +1,182 @@
+"""Reading many small things that lie close together as few ranges, ahead of their use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from heapq import heappop, heappush, heapreplace
+from threading import Lock
+from typing import Generic, TypeVar
+
+import msgspec
+
+from dsv.errors import IntegrityError, NotFound
+from dsv.format import keys
+from dsv.format.locator import Location
+from dsv.store.base import Store
+from dsv.values.ids import PackId
+
+Item = TypeVar("Item")
+Read = TypeVar("Read")
+
+# Reading this many bytes that nobody asked for costs less than a request of its own.
+GAP = 64 << 10
+# About what the objects around one wanted thing take in memory: of tiny things these are the most by far.
+ITEM = 1 << 10
+
+
+class Span(msgspec.Struct, Generic[Item]):
+    """One ranged read: bytes `start` to `end` of a pack, and what is wanted of it, each with its turn among all."""
+
+    pack: PackId
+    start: int
+    end: int
+    items: list[tuple[int, Location, Item]]
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+    @property
+    def weight(self) -> int:
+        """Bytes that it takes in memory, with what is wanted of it."""
+        return self.size + ITEM * len(self.items)
+
+    def growth(self, where: Location) -> int | None:
+        """How many bytes more it would have with that in it; None where that lies too far off."""
+        first, last = where.offset, _end(where)
+        if first > self.end + GAP or last + GAP < self.start:
+            return None
+        return max(0, self.start - first) + max(0, last - self.end)
+
+    def add(self, turn: int, where: Location, item: Item) -> None:
+        self.start, self.end = min(self.start, where.offset), max(self.end, _end(where))
+        self.items.append((turn, where, item))
+
+
+def spans(wanted: Iterable[tuple[Location, Item]], limit: int) -> Iterator[Span[Item]]:
+    """Joins what lies close together in one pack, out of things asked for in a row that weigh at most `limit` together
+    (or one thing, if that is more).
+
+    What was edited often lies in many packs by turns, so a span may hold what others come between: spans come in the
+    order of their first items, and each `limit` of them before the next. Pure.
+    """
+    window: list[Span[Item]] = []
+    latest: dict[PackId, Span[Item]] = {}
+    weight = 0
+    for turn, (where, item) in enumerate(wanted):
+        span = latest.get(where.pack)
+        growth = None if span is None else span.growth(where)
+        more = ITEM + (where.stored + where.tail if growth is None else growth)
+        if window and weight + more > limit:
+            yield from window
+            window, latest, weight = [], {}, 0
+            span, growth, more = None, None, ITEM + where.stored + where.tail
+        if span is None or growth is None:
+            span = latest[where.pack] = Span(where.pack, where.offset, _end(where), [])
+            window.append(span)
+        span.add(turn, where, item)
+        weight += more
+    yield from window
+
+
+class ReadThreads:
+    """The threads that read from one store, started when they are first needed. Its owner closes it.
+
+    A generator only borrows them. If it owned them, it would wait for their end when it is abandoned, in whatever the
+    garbage collector interrupts, and that may hold the lock that the wait needs.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._pools: dict[int, ThreadPoolExecutor] = {}
+        self._interrupted = False
+
+    def pool(self, connections: int) -> ThreadPoolExecutor:
+        """As many threads, shared by all who ask for this number."""
+        with self._lock:
+            found = self._pools.get(connections)
+            if found is None:
+                found = self._pools[connections] = ThreadPoolExecutor(connections, "dsv-read")
+            return found
+
+    def wait_for(self, future: Future[Read]) -> Read:
+        """The result. After a signal has ended this wait, `close` does not wait for a store that does not answer."""
+        try:
+            wait((future,))
+        except BaseException:
+            self._interrupted = True
+            raise
+        return future.result()
+
+    def close(self) -> None:
+        """Drops what has not begun, and waits for what has. Later reads start new threads."""
+        with self._lock:
+            pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.shutdown(wait=not self._interrupted, cancel_futures=True)
+
+
+class RangeReader:
+    """Fetches spans with several connections, and with a weight of about `budget` bytes in memory.
+
+    fetched_bytes: what was read so far, with the gaps between wanted things.
+    """
+
+    def __init__(
+        self, store: Store, threads: ReadThreads, *, connections: int = 8, budget: int = 64 << 20
+    ) -> None:
+        self._store = store
+        self._threads = threads
+        self._connections = connections
+        self._budget = budget
+        self.fetched_bytes = 0
+
+    def read(self, wanted: Iterable[Span[Item]]) -> Iterator[tuple[Location, Item, memoryview | None]]:
+        """Each thing in its turn, with the bytes that were stored of it (its locator's too), or None where the store
+        has no such pack or range: the location was wrong."""
+        reading: list[tuple[int, int, Span[Item], Future[memoryview | None]]] = []  # a heap: whose turn it is
+        held = 0
+        source = iter(wanted)
+        upcoming = next(source, None)
+        if upcoming is None:
+            return
+        pool = self._threads.pool(self._connections)
+        try:
+            while upcoming is not None or reading:
+                while upcoming is not None and (
+                    not reading
+                    or upcoming.items[0][0] < reading[0][0]
+                    or self._has_room(len(reading), held, upcoming.weight)
+                ):
+                    heappush(reading, (upcoming.items[0][0], 0, upcoming, pool.submit(self._fetch, upcoming)))
+                    held += upcoming.weight
+                    upcoming = next(source, None)
+                _, place, span, future = reading[0]
+                data = self._threads.wait_for(future)
+                if not place:
+                    self.fetched_bytes += 0 if data is None else span.size
+                _, where, item = span.items[place]
+                at = where.offset - span.start
+                yield where, item, None if data is None else data[at : at + where.stored + where.tail]
+                if place + 1 < len(span.items):
+                    heapreplace(reading, (span.items[place + 1][0], place + 1, span, future))
+                else:
+                    heappop(reading)
+                    held -= span.weight
+        finally:
+            for *_, abandoned in reading:
+                abandoned.cancel()
+
+    def _has_room(self, queued: int, held: int, weight: int) -> bool:
+        return queued < 2 * self._connections and held + weight <= self._budget
+
+    def _fetch(self, span: Span[Item]) -> memoryview | None:
+        try:
+            return memoryview(self._store.get_range(keys.pack_key(span.pack), span.start, span.size))
+        except (NotFound, IntegrityError):
+            return None
+
+
+def _end(where: Location) -> int:
+    return where.offset + where.stored + where.tail

@@ -1,0 +1,95 @@
+"""What large files have in common, by their recipes alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+from dsv.format.locator import Location
+from dsv.format.recipe import Recipe
+from dsv.format.tree import Entry
+from dsv.repo.objects.objects import Objects
+from dsv.store.base import together
+from dsv.values.ids import Id, RecipeId
+
+
+def read_chunks(objects: Objects, entries: Sequence[Entry]) -> list[Counter[Id]]:
+    """For each large file its parts with the bytes that each makes up; one recipe is read for each file.
+
+    The parts are chunks, and of files with more than 65,536 chunks recipes of many of them.
+    """
+    return [_parts(recipe) for recipe in _read(objects, [entry.recipe_id for entry in entries])]
+
+
+def shared_bytes(
+    objects: Objects,
+    before: Entry,
+    after: Entry,
+    locations: tuple[Location | None, Location | None] = (None, None),
+) -> int:
+    """How many bytes of `after` lie in chunks that `before` has too. Reads only recipes that one of them has alone."""
+    if before.file_id == after.file_id:
+        return after.size
+    if before.recipe_id is None or after.recipe_id is None:
+        return 0
+    (old,) = _read(objects, [before.recipe_id], locations[0])
+    (new,) = _read(objects, [after.recipe_id], locations[1])
+    return _shared(objects, [old], [new])
+
+
+def count_chunks(objects: Objects, entry: Entry, location: Location | None = None) -> int:
+    """Of how many chunks a file consists; reads every recipe of a large one."""
+    if entry.recipe_id is None:
+        return 1 if entry.is_file and entry.size else 0
+    level = _read(objects, [entry.recipe_id], location)
+    while level[0].level:
+        level = _read(objects, [RecipeId(child) for recipe in level for child in recipe.children()])
+    return sum(map(len, level))
+
+
+def _shared(objects: Objects, old: list[Recipe], new: list[Recipe]) -> int:
+    """The recipes of one level each; the higher ones are opened first, so that like is compared with like."""
+    shared = 0
+    while True:
+        left, right = _sum(old), _sum(new)
+        common = left.keys() & right.keys()
+        shared += sum(right[one] for one in common)
+        above, below = max(old[0].level, new[0].level), min(old[0].level, new[0].level)
+        if not above:
+            return shared
+        if old[0].level == above:
+            old = _open(objects, left, common)
+        if above == below or new[0].level == above:
+            new = _open(objects, right, common)
+        if not old or not new:
+            return shared
+
+
+def _open(objects: Objects, parts: Counter[Id], common: set[Id]) -> list[Recipe]:
+    return _read(objects, [RecipeId(one) for one in parts if one not in common])
+
+
+def _sum(recipes: Sequence[Recipe]) -> Counter[Id]:
+    total = Counter[Id]()
+    for recipe in recipes:
+        total.update(_parts(recipe))
+    return total
+
+
+def _parts(recipe: Recipe) -> Counter[Id]:
+    parts = Counter[Id]()
+    for child, length in recipe.rows():
+        parts[child] += length
+    return parts
+
+
+def _read(
+    objects: Objects, recipe_ids: Sequence[RecipeId | None], location: Location | None = None
+) -> list[Recipe]:
+    """All at once."""
+    calls = [
+        partial(objects.recipe, recipe_id, location) for recipe_id in recipe_ids if recipe_id is not None
+    ]
+    assert len(calls) == len(recipe_ids)
+    return [recipe for recipe, _ in together(calls)]

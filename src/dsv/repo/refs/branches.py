@@ -1,0 +1,434 @@
+"""Branches: names of commits, each move a new object, none ever overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from dsv.errors import Conflict, IntegrityError, NotFound
+from dsv.format import keys
+from dsv.format.records import MERGE, RENAME, RENAMED_TO, Action, BranchRule, Limits, RefEntry, TagValue
+from dsv.repo.errors import put_back, read_record
+from dsv.repo.refs.read import Listed, changed, check_kept, latest, never_again, parts
+from dsv.repo.refs.rules import newest_rule, refused_mover, rule_or_none
+from dsv.repo.refs.tags import Tags, named_parts
+from dsv.store.base import Put, Store, both, together
+from dsv.values.ids import CommitId
+from dsv.values.names import MAIN, BranchName, DatasetName, TagName
+from dsv.values.units import rfc3339
+
+
+class Head(msgspec.Struct, frozen=True):
+    """Where a branch stands: its newest entry, and that entry's number from 0."""
+
+    dataset: DatasetName
+    branch: BranchName
+    number: int
+    entry: RefEntry
+
+    @property
+    def commit(self) -> CommitId | None:
+        """None before the first commit."""
+        return self.entry.commit
+
+
+def same_move(one: Head, other: Head) -> bool:
+    """Whether both are the same move, and not two that were made in two places."""
+    return one.number == other.number and one.entry.nonce == other.entry.nonce
+
+
+def carried_away(after: Head) -> Conflict:
+    """For a branch that was made while the names moved, by somebody who did not finish."""
+    return Conflict(
+        f"the names have moved, and branch {after.branch} of {after.dataset} was not there when they did",
+        subject=f"{after.dataset}@{after.branch}",
+        hint="run the same command again",
+    )
+
+
+def protected(head: Head, reason: str) -> Conflict:
+    return Conflict(
+        f"branch {head.branch} of {head.dataset} is protected: {reason}",
+        subject=f"{head.dataset}@{head.branch}",
+        hint="the same command with --force -m REASON does it all the same; dsv branch --list shows the rules",
+    )
+
+
+def deleted(tombstone: Head) -> NotFound:
+    """For a branch that was there: who has deleted it, and what brings it back."""
+    action = Action.parse(tombstone.entry.action)
+    who = f"({tombstone.entry.author}, {rfc3339(tombstone.entry.time_ms)})"
+    branch, dataset = tombstone.branch, tombstone.dataset
+    if action.verb == RENAME and action.message:
+        new = action.message.removeprefix(RENAMED_TO).partition(";")[0]
+        return NotFound(
+            f"branch {branch} of {dataset} was renamed to {new} {who}",
+            subject=branch,
+            hint=f"name it {new}; a workspace follows it after dsv switch {new}",
+        )
+    return NotFound(
+        f"branch {branch} of {dataset} was deleted {who}",
+        subject=branch,
+        hint=f"dsv branch --restore {dataset}@{branch} brings it back",
+    )
+
+
+def gap(head: Head, number: int) -> IntegrityError:
+    key = keys.branch_key(head.dataset, head.branch, number)
+    return IntegrityError(
+        f"branch {head.branch} of {head.dataset} lacks its entry {number}", subject=key, hint=put_back(key)
+    )
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """The move was published."""
+
+    head: Head
+
+
+class LostRace(msgspec.Struct, frozen=True):
+    """Somebody else's move took the place; nothing was written."""
+
+    winner: Head
+
+
+__all__ = ["Head", "LostRace", "Moved", "Refs"]
+
+# Moves of a branch that are read at the same time, at most.
+_AT_ONCE = 256
+
+
+class Refused(Protocol):
+    """Why the limits of a branch forbid that it goes from a commit to what an entry names; None if they don't."""
+
+    def __call__(
+        self, limits: Limits, before: CommitId | None, entry: RefEntry, *, merge: bool
+    ) -> str | None: ...
+
+
+class Refs(Tags):
+    """The names of one store. Every question is asked of the store: what is remembered is where to begin.
+
+    Moves and their numbers never go, so a search for the newest may begin at any that was there.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._listed: dict[tuple[DatasetName, BranchName], Listed] = {}
+        self._seen: dict[tuple[DatasetName, BranchName], Head] = {}
+        self._rules: dict[tuple[DatasetName, BranchName], BranchRule] = {}
+        self.refused: Refused | None = None
+        self.override: str | None = None
+        """Why protected branches are moved against their rules; None: they are not."""
+
+    def forget(self) -> None:
+        for known in (self._listed, self._seen, self._rules):
+            known.clear()
+
+    def expect(self, dataset: DatasetName, branch: BranchName) -> None:
+        """Lists a branch that will be asked for, while there is something else to wait for.
+
+        The store's format need not be known yet: should it forbid to trust the order, the branch is listed again.
+        """
+        self._listed[dataset, branch] = self._list(dataset, branch)
+
+    def datasets(self) -> list[DatasetName]:
+        """All datasets, by name. A dataset exists once its branch `main` has a first entry; one that somebody began to
+        make may be among them.
+        """
+        found = named_parts(DatasetName, self._store.folders(keys.REFS_PREFIX))
+        self.heard.datasets(found)
+        return found
+
+    def names(self, dataset: DatasetName) -> tuple[list[Head], list[tuple[TagName, TagValue]]]:
+        """All branches and all tags, as `heads` and `tags` give them."""
+        return both(partial(self.heads, dataset), partial(self.tags, dataset))
+
+    def heads(self, dataset: DatasetName) -> list[Head]:
+        """The newest entry of every branch that is not deleted, by name."""
+        found = parts(self._store, keys.branches_prefix(dataset))
+        names = named_parts(BranchName, found)
+        for name in names:
+            listed = latest(found[name.component], self._store.ordered_listing)
+            if listed.number is not None:
+                self._listed[dataset, name] = listed
+        heads = together([partial(self.head_or_none, dataset, name) for name in names])
+        there = [head for head in heads if head is not None]
+        self.heard.branches(dataset, [head.branch for head in there])
+        return there
+
+    def branch_or_tag(self, dataset: DatasetName, text: str) -> Head | TagValue | None:
+        """What a name means, which is never both; None for one that has gone, or never was."""
+        branch, tag = BranchName.parse(text), TagName.parse(text)
+        if self._beginning(dataset, branch) is None:
+            found = both(partial(self.head_or_none, dataset, branch), partial(self.tag, dataset, tag))
+            return found[0] or found[1]
+        return self.head_or_none(dataset, branch) or self.tag(dataset, tag)
+
+    def exists(self, dataset: DatasetName) -> bool:
+        if any(name == dataset and listed.number is not None for (name, _), listed in self._listed.items()):
+            return True
+        return next(iter(self._store.list(keys.branches_prefix(dataset))), None) is not None
+
+    def require(self, dataset: DatasetName) -> None:
+        """Raises `NotFound` where there is no such dataset."""
+        if not self.exists(dataset):
+            raise self.erased(dataset) or NotFound(
+                f"there is no dataset {dataset} in {self._store.url}",
+                subject=dataset,
+                hint="dsv datasets lists them",
+            )
+
+    def head_or_none(self, dataset: DatasetName, branch: BranchName) -> Head | None:
+        """The branch's newest entry; None where it never was or is deleted."""
+        head = self._newest(dataset, branch)
+        return None if head is None or head.entry.deleted else head
+
+    def head(self, dataset: DatasetName, branch: BranchName) -> Head:
+        """As `head_or_none`. Raises `NotFound`, with a hint that tells a missing dataset from a missing branch."""
+        head = self.head_or_none(dataset, branch)
+        if head is not None:
+            return head
+        self.require(dataset)
+        newest = self._newest(dataset, branch)
+        raise deleted(newest) if newest is not None else self.no_name(dataset, branch)
+
+    def history(self, head: Head, limit: int | None = None) -> Iterator[RefEntry]:
+        """The branch's moves, newest first: `limit` of them, or all. Many are read at the same time, and few more than
+        are taken.
+        """
+        yield head.entry
+        number, last = head.number - 1, -1 if limit is None else max(head.number - limit, -1)
+        batch = 4
+        while number > last:
+            numbers = range(number, max(number - batch, last), -1)
+            read = together([partial(self._read, head.dataset, head.branch, each) for each in numbers])
+            for each, entry in zip(numbers, read, strict=True):
+                if entry is None:
+                    raise self.erased(head.dataset) or gap(head, each)
+                yield entry
+            number, batch = number - batch, min(batch * 4, _AT_ONCE)
+
+    def move(
+        self, dataset: DatasetName, branch: BranchName, after: Head | None, entry: RefEntry
+    ) -> Moved | LostRace:
+        """Publishes the branch's next entry, which must follow `after` (None: a branch that never was).
+
+        A deleted branch is continued by its next number: pass the tombstone's head from `newest`.
+        Raises `Conflict` if the branch is protected, its rule refuses this move, and nobody overrides it.
+        """
+        since = self._moves
+        if after is not None and since and not self._is_seen(after):
+            return self._move_again(dataset, branch, after, entry)
+        number = 0 if after is None else after.number + 1
+        made = entry if after is None else self.permitted(after, entry)
+        if after is None and branch == MAIN and (erasure := self.erasure(dataset)) is not None:
+            raise never_again(dataset, erasure, self._store.url)
+        key = keys.branch_key(dataset, branch, number)
+        if self.named:
+            made = replace(made, dataset=dataset, branch=branch, number=number)
+        read = partial(self._read, dataset, branch, number)
+        what = f"this move of branch {branch} of {dataset}"
+        check = partial(check_kept, read, self._store.url, key, what, made)
+        put = self._put(key, made.encode(), f"branch {branch} of {dataset}", check, since)
+        if put is None:
+            return self._move_again(dataset, branch, after, entry)
+        if put is Put.WON:
+            return Moved(self._saw(Head(dataset, branch, number, made)))
+        winner = self._newest(dataset, branch)
+        if winner is None:
+            raise IntegrityError(f"branch {branch} of {dataset} is there and is not", subject=key)
+        return LostRace(winner)
+
+    def _is_seen(self, head: Head) -> bool:
+        """Whether the move was read where the names are now, as the branch's newest."""
+        seen = self._seen.get((head.dataset, head.branch))
+        return seen is not None and same_move(seen, head)
+
+    def check_same(self, head: Head) -> None:
+        """Raises `IntegrityError` if the move at which a branch was found is gone or has other bytes by now: nothing is
+        to follow it. If the names have moved since, `move` compares."""
+        if self._moves:
+            return
+        now = self._read(head.dataset, head.branch, head.number)
+        if now is None:
+            raise self.erased(head.dataset) or gap(head, head.number)
+        if now.nonce != head.entry.nonce:
+            key = keys.branch_key(head.dataset, head.branch, head.number)
+            what = f"move {head.number} of branch {head.branch} of {head.dataset}"
+            raise changed(self._store.url, key, what, now)
+
+    def _move_again(
+        self, dataset: DatasetName, branch: BranchName, after: Head | None, entry: RefEntry
+    ) -> Moved | LostRace:
+        """After the names have moved: this move was carried over, or is made now if it still follows the newest."""
+        newest = self._newest(dataset, branch)
+        number = 0 if after is None else after.number + 1
+        mine = self._read(dataset, branch, number)
+        if mine is not None and mine.nonce == entry.nonce:
+            return Moved(Head(dataset, branch, number, mine))
+        if newest is None and after is not None:
+            raise carried_away(after)
+        if newest is not None and (after is None or not same_move(newest, after)):
+            return LostRace(newest)
+        self.again()
+        return self.move(dataset, branch, after, entry)
+
+    def limits(self, dataset: DatasetName, branch: BranchName) -> Limits | None:
+        """What a protected branch allows; None for any other, which costs a listing that is made anyway."""
+        rule = self.rule(dataset, branch)
+        return None if rule is None else rule.limits
+
+    def rule(self, dataset: DatasetName, branch: BranchName) -> BranchRule | None:
+        """The newest one of a branch; None if it never had one."""
+        known = self._rules.get((dataset, branch))
+        if known is not None:
+            later = rule_or_none(self._store, dataset, branch, known.number + 1)
+            number = None if later is None else later.number
+        else:
+            self._beginning(dataset, branch)
+            number = self._listed[dataset, branch].rule
+        if number is not None:
+            known = self._rules[dataset, branch] = newest_rule(self._store, dataset, branch, number)
+        return known
+
+    def met(self, dataset: DatasetName, branch: BranchName) -> tuple[Head | None, BranchRule | None, bool]:
+        """The last entry and rule of a branch that were met, and whether there may be a rule. Asks nothing."""
+        listed, rule = self._listed.get((dataset, branch)), self._rules.get((dataset, branch))
+        ruled = rule is not None or listed is None or listed.rule is not None
+        return self._seen.get((dataset, branch)), rule, ruled
+
+    def add_rule(self, rule: BranchRule, before: BranchRule | None) -> bool:
+        """Whether the rule is now the last one of its branch, behind `before`: nobody else has put one in its place."""
+        branch = rule.dataset, rule.branch
+        since = self._moves
+        if since and self.rule(*branch) != before:  # which was read where the names were
+            return False
+        what = f"the rule of branch {rule.branch} of {rule.dataset}"
+        key = keys.branch_rule_key(*branch, rule.number)
+        read = partial(rule_or_none, self._store, *branch, rule.number)
+        check = partial(check_kept, read, self._store.url, key, what, rule)
+        put = self._put(key, rule.encode(), what, check, since)
+        if put is None and (newest := self.rule(*branch)) != rule:
+            self.again()
+            return newest == before and self.add_rule(rule, before)
+        if put is not Put.LOST:
+            self._rules[branch] = rule
+        return put is not Put.LOST
+
+    def check_mover(self, head: Head | None, author: str, *, merge: bool = False) -> None:
+        """Raises `Conflict` for a mover whom the branch's rule would refuse in the end: before the work is done."""
+        limits = None if head is None else self.limits(head.dataset, head.branch)
+        refused = None if limits is None else refused_mover(limits, author, merge=merge)
+        if head is not None and refused is not None and self.override is None:
+            raise protected(head, refused)
+
+    def permitted(self, after: Head, entry: RefEntry) -> RefEntry:
+        """The entry as it may be written, which says so if it overrides a rule."""
+        limits = self.limits(after.dataset, after.branch)
+        if limits is None or self.refused is None:
+            return entry
+        action = Action.parse(entry.action)
+        reason = self.refused(limits, after.commit, entry, merge=action.verb == MERGE)
+        if reason is None:
+            return entry
+        if self.override is None:
+            raise protected(after, reason)
+        return replace(entry, action=str(action.overriding(self.override)))
+
+    def newest(self, dataset: DatasetName, branch: BranchName) -> Head | None:
+        """The newest entry even if it is a tombstone."""
+        return self._newest(dataset, branch)
+
+    def entry(self, dataset: DatasetName, branch: BranchName, number: int) -> RefEntry | None:
+        """One move of a branch; None where it was not made."""
+        return self._read(dataset, branch, number)
+
+    def _newest(self, dataset: DatasetName, branch: BranchName) -> Head | None:
+        """From a move that was there on to the one that none follows, whatever a listing says."""
+        seen = self._seen.get((dataset, branch))
+        if seen is not None:
+            number, entry = seen.number, seen.entry
+            later = self._read(dataset, branch, number + 1)
+        elif (beginning := self._beginning(dataset, branch)) is not None:
+            number = beginning
+            self._check_unbroken(dataset, branch, number)
+            entry, later = self._read_listed(dataset, branch, number)
+        else:
+            self._listed.pop((dataset, branch), None)  # it may be made any time
+            first = self._read(dataset, branch, 0)
+            if first is None:
+                return None
+            number, entry, later = 0, first, self._read(dataset, branch, 1)
+        while later is not None:
+            number, entry = number + 1, later
+            later = self._read(dataset, branch, number + 1)
+        return self._saw(Head(dataset, branch, number, entry))
+
+    def _saw(self, head: Head) -> Head:
+        self._seen[head.dataset, head.branch] = head
+        self.heard.branch(head.dataset, head.branch, deleted=head.entry.deleted)
+        return head
+
+    def _read_listed(
+        self, dataset: DatasetName, branch: BranchName, number: int
+    ) -> tuple[RefEntry, RefEntry | None]:
+        """A move that was listed, and the one behind it, which a listing may not have yet."""
+        entry, later = both(
+            partial(self._read, dataset, branch, number), partial(self._read, dataset, branch, number + 1)
+        )
+        if entry is None:
+            key = keys.branch_key(dataset, branch, number)
+            raise self.erased(dataset) or IntegrityError(
+                f"the head of branch {branch} of {dataset} is listed, but cannot be read: {key}",
+                subject=key,
+                hint="run the same command again; if it stays so, look at the store's own tools",
+            )
+        return entry, later
+
+    def _beginning(self, dataset: DatasetName, branch: BranchName) -> int | None:
+        """A move from which the newest can be found; None where the listing has none."""
+        listed = self._listed.get((dataset, branch))
+        if listed is None or listed.ordered != self._store.ordered_listing:
+            listed = self._listed[dataset, branch] = self._list(dataset, branch)
+        return listed.number
+
+    def _list(self, dataset: DatasetName, branch: BranchName) -> Listed:
+        """The newest move has the smallest key."""
+        ordered = self._store.ordered_listing
+        rows = self._store.list(keys.branch_prefix(dataset, branch))
+        return latest((row.key for row in rows), ordered)
+
+    def _check_unbroken(self, dataset: DatasetName, branch: BranchName, number: int) -> None:
+        """Raises `IntegrityError` for a move without the one before it, as moves are never deleted: it was put there
+        by something else than a writer of dsv's. Asks the store only if a listing had it alone.
+        """
+        listed = self._listed.get((dataset, branch))
+        if listed is None or not listed.alone or self._read(dataset, branch, number - 1) is not None:
+            return
+        key = keys.branch_key(dataset, branch, number)
+        missing = keys.branch_key(dataset, branch, number - 1)
+        raise self.erased(dataset) or IntegrityError(
+            f"{key} in {self._store.url} is move {number} of branch {branch} of {dataset}, and the move before it, "
+            f"{missing}, is not there",
+            subject=key,
+            hint=f"put {missing} back from a copy of the store, or remove {key} if no dsv has written it",
+        )
+
+    def _read(self, dataset: DatasetName, branch: BranchName, number: int) -> RefEntry | None:
+        if number > keys.LAST_MOVE:
+            return None
+
+        def decode(data: bytes) -> RefEntry:
+            entry = RefEntry.decode(data)
+            self.check_names("ref", (entry.dataset, entry.branch, entry.number), (dataset, branch, number))
+            return entry
+
+        try:
+            return read_record(decode, self._store, keys.branch_key(dataset, branch, number))
+        except NotFound:
+            return None

@@ -1,0 +1,166 @@
+"""Reading refs: listings, reading back what was written, and erased datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from heapq import nlargest
+from itertools import islice
+from typing import Protocol
+
+import msgspec
+
+from dsv.errors import Conflict, Denied, IntegrityError, NotFound, OutcomeUnknown, Unreachable
+from dsv.format import keys
+from dsv.format.records import DatasetErased, erased_id
+from dsv.repo.errors import ONE_WINS_AGAIN, read_record
+from dsv.store.base import Store
+from dsv.values.ids import Nonce, StoreId
+from dsv.values.names import DatasetName
+from dsv.values.units import rfc3339
+
+
+def tombstone(store: Store, store_id: StoreId, dataset: DatasetName) -> DatasetErased | None:
+    """The tombstone of a dataset, if it was erased."""
+    key = keys.erased_key(erased_id(store_id, dataset))
+    try:
+        return read_record(DatasetErased.decode, store, key)
+    except NotFound:
+        return None
+
+
+def gone(dataset: DatasetName, found: DatasetErased, url: str) -> NotFound:
+    """For anyone who asks for it."""
+    if found.successor is None:
+        hint = "it does not come back; dsv datasets lists what is there"
+    else:
+        hint = f"what could stay is in {found.successor}: dsv log {found.successor}"
+    return NotFound(_sentence(dataset, found, url), subject=dataset, hint=hint)
+
+
+def never_again(dataset: DatasetName, found: DatasetErased, url: str) -> Conflict:
+    """For anyone who would make it."""
+    return Conflict(
+        f"{_sentence(dataset, found, url)}, and its name is not used again",
+        subject=dataset,
+        hint="choose another name",
+    )
+
+
+def _sentence(dataset: DatasetName, found: DatasetErased, url: str) -> str:
+    why = "".join(f": {line}" for line in found.message.splitlines()[:1])
+    return f"dataset {dataset} was erased from {url} ({rfc3339(found.time_ms)}{why})"
+
+
+# So many rows are read past to find the next name, which is a page of most stores; beyond that a new listing is less.
+_PASSED = 1000
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A branch's newest move by a listing, which may lag behind. None: it has none. ordered: how it was listed.
+
+    alone: the listing does not have the move before it. rule: the number of the branch's newest rule, if it has one.
+    """
+
+    number: int | None
+    ordered: bool
+    alone: bool = False
+    rule: int | None = None
+
+
+def latest(listed: Iterable[str], ordered: bool) -> Listed:
+    """The newest of these moves, whether the one before it is there too, and the newest rule. Takes no more of them
+    than it needs.
+    """
+    rules: list[int] = []
+
+    def moves() -> Iterator[int]:
+        for key in listed:
+            if (number := keys.parse_branch_number(key)) is not None:
+                yield number
+            elif (rule := keys.parse_branch_rule_key(key)) is not None:
+                rules.append(rule[2])
+
+    two = list(islice(moves(), 2)) if ordered else nlargest(2, moves())
+    rule = max(rules, default=None)
+    if not two:
+        return Listed(None, ordered, rule=rule)
+    return Listed(two[0], ordered, two[0] > 0 and two[1:] != [two[0] - 1], rule)
+
+
+class _Smallest:
+    """Of the keys of one name, the ones worth keeping: the two smallest, and the smallest of a rule."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self._rules = 0
+
+    def add(self, key: str) -> bool:
+        """Whether it was kept. Keys are added in order."""
+        rule = keys.parse_branch_rule_key(key) is not None
+        kept = self._rules < 1 if rule else len(self.keys) - self._rules < 2
+        if kept:
+            self.keys.append(key)
+            self._rules += rule
+        return kept
+
+
+def parts(store: Store, prefix: str) -> dict[str, list[str]]:
+    """The next components below a prefix, by name: of each the two smallest keys that begin with it, and besides the
+    smallest that is a branch's rule.
+    """
+    found: dict[str, _Smallest] = {}
+    if not store.ordered_listing:
+        for key in sorted(item.key for item in store.list(prefix)):
+            found.setdefault(_part(prefix, key), _Smallest()).add(key)
+        return {part: one.keys for part, one in found.items()}
+    after: str | None = None
+    while True:
+        passed = 0
+        for item in store.list(prefix, start_after=after):
+            part = _part(prefix, item.key)
+            if found.setdefault(part, _Smallest()).add(item.key):
+                passed = 0
+            elif (passed := passed + 1) >= _PASSED:
+                after = f"{prefix}{part}0"  # "0" follows "/": behind all that lies below the part
+                break
+        else:
+            return {part: one.keys for part, one in found.items()}
+
+
+def _part(prefix: str, key: str) -> str:
+    return key[len(prefix) :].split("/", 1)[0]
+
+
+class Signed(Protocol):
+    """A record that tells its writer from every other."""
+
+    @property
+    def nonce(self) -> Nonce: ...
+    @property
+    def author(self) -> str: ...
+
+
+def check_kept(read: Callable[[], Signed | None], url: str, key: str, what: str, entry: Signed) -> None:
+    """Raises `IntegrityError` if the store has something else: then it does not keep its promise that one writer wins,
+    and another writer's record took the place of this one.
+
+    what: what was written, for a message.
+    """
+    try:
+        kept = read()
+    except (Unreachable, Denied, IntegrityError) as error:
+        raise OutcomeUnknown(
+            f"{what} may have been published in {url}, but it could not be read back: {error.message}",
+            subject=key,
+            hint="run the same command again: it finds out by itself",
+        ) from error
+    if kept is None or kept.nonce != entry.nonce:
+        raise changed(url, key, what, kept)
+
+
+def changed(url: str, key: str, what: str, now: Signed | None) -> IntegrityError:
+    """For a name that was won, and read, and has other bytes by now."""
+    how = "has vanished" if now is None else f"was overwritten by one of {now.author}"
+    return IntegrityError(
+        f"{url} no longer lets one writer win: {what} {how} ({key})", subject=key, hint=ONE_WINS_AGAIN
+    )

@@ -1,0 +1,130 @@
+"""From what a person types to one commit."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dsv.errors import IntegrityError, NotFound, UsageError
+from dsv.format import keys
+from dsv.format.commit import Commit
+from dsv.repo.objects.objects import Objects
+from dsv.repo.refs.branches import Head, Refs, deleted
+from dsv.values.ids import CommitId
+from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """One commit, and the name it was found by: a branch, a tag, or neither for an id."""
+
+    dataset: DatasetName
+    commit: CommitId
+    branch: BranchName | None = None
+    tag: TagName | None = None
+
+
+def resolve(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev | None) -> Resolved:
+    """The commit that `rev` (None: the head of `main`) names in a dataset. Raises `NotFound`, `UsageError`."""
+    if rev is None:
+        return _branch_head(refs.head(dataset, MAIN))
+    found = _named(refs, objects, dataset, rev)
+    commit = found.commit
+    for step in range(rev.ancestor):
+        parents = objects.commit(commit).parents
+        if not parents:
+            ancestors = "1 ancestor" if step == 1 else f"{step} ancestors"
+            before = f"has only {ancestors}" if step else "is the first commit"
+            raise NotFound(
+                f"{dataset}@{rev.text} {before}, so there is no {dataset}@{rev}",
+                subject=str(rev),
+                hint=f"dsv log {dataset}@{rev.text}",
+            )
+        commit = parents[0]
+    if commit != found.commit:
+        return Resolved(dataset, commit)
+    return found
+
+
+def _named(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev) -> Resolved:
+    text = rev.text
+    if rev.commit_prefix is not None:
+        if _is_whole(text) and _says(objects.commit_or_none(CommitId.parse(text)), dataset):
+            return Resolved(dataset, CommitId.parse(text))  # without asking for any name
+        refs.require(dataset)
+        return Resolved(dataset, _by_prefix(objects, dataset, text))
+    meant = refs.branch_or_tag(dataset, text)
+    if isinstance(meant, Head):
+        return _branch_head(meant)
+    if meant is not None:
+        return Resolved(dataset, meant.commit, tag=TagName.parse(text))
+    gone = refs.newest(dataset, BranchName.parse(text))
+    if gone is not None and gone.entry.deleted:
+        raise deleted(gone)
+    refs.require(dataset)
+    raise refs.no_name(dataset, text, "branch or tag")
+
+
+def expect(refs: Refs, dataset: DatasetName, rev: Rev | None) -> None:
+    """What `resolve` will want to have listed; see `Refs.expect`."""
+    named = rev is not None and rev.commit_prefix is None
+    refs.expect(dataset, BranchName.parse(rev.text) if rev is not None and named else MAIN)
+
+
+def _branch_head(head: Head) -> Resolved:
+    if head.commit is None:
+        raise NotFound(
+            f"branch {head.branch} of {head.dataset} has no commit yet",
+            subject=f"{head.dataset}@{head.branch}",
+            hint="dsv sync makes one",
+        )
+    return Resolved(head.dataset, head.commit, branch=head.branch)
+
+
+def _is_whole(digits: str) -> bool:
+    return len(digits) == CommitId.size * 2
+
+
+def _says(commit: Commit | None, dataset: DatasetName) -> bool:
+    """Whether the commit itself says that it was made for the dataset."""
+    return commit is not None and commit.dataset == dataset
+
+
+def _by_prefix(objects: Objects, dataset: DatasetName, text: str) -> CommitId:
+    """The commit whose id begins so. One that says that it was made for another dataset is not in this one."""
+    commit_id = CommitId.parse(text) if _is_whole(text) else _listed(objects, text)
+    commit = objects.commit_or_none(commit_id)
+    if commit is None:
+        raise _no_commit(objects, text)
+    if commit.dataset not in (None, dataset):
+        raise NotFound(
+            f"there is no commit {text} in dataset {dataset}; it belongs to {commit.dataset}",
+            subject=text,
+            hint=f"did you mean {commit.dataset}@{text}?",
+        )
+    return commit_id
+
+
+def _listed(objects: Objects, text: str) -> CommitId:
+    found = [
+        item.key.removeprefix(keys.COMMIT_PREFIX)
+        for item in objects.store.list(keys.commit_search_prefix(text))
+    ]
+    if not found:
+        raise _no_commit(objects, text)
+    if len(found) > 1:
+        raise UsageError(
+            f"{text} is the start of {len(found)} commit ids",
+            subject=text,
+            hint=f"give more digits: {found[0][:16]}…",
+        )
+    try:
+        return CommitId.parse(found[0])
+    except UsageError as error:
+        raise IntegrityError(
+            f"{objects.store.url} holds a commit with a name that is no id", subject=found[0]
+        ) from error
+
+
+def _no_commit(objects: Objects, text: str) -> NotFound:
+    return NotFound(
+        f"there is no commit {text} in {objects.store.url}", subject=text, hint="dsv log shows the ids"
+    )

@@ -1,0 +1,232 @@
+"""Tags: names of commits that never move, and what tells one ref of a store from another."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, UsageError
+from dsv.format import envelope, keys
+from dsv.format.envelope import RECORD_MAX
+from dsv.format.records import DatasetErased, TagDeleted, TagValue
+from dsv.repo.completion_cache import Heard
+from dsv.repo.errors import ONE_WINS_AGAIN, denial_named, read_record
+from dsv.repo.refs.read import check_kept, gone, parts, tombstone
+from dsv.repo.refs_location import NamesPlace
+from dsv.store.base import Put, Store, both, together
+from dsv.values.ids import StoreId
+from dsv.values.names import BranchName, DatasetName, TagName
+from dsv.values.units import rfc3339
+
+Name = TypeVar("Name", DatasetName, BranchName, TagName)
+
+
+class Tags:
+    """The tags of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.heard = Heard()
+        self.place: NamesPlace | None = None
+        """Where the names are; None if nobody moves them, as while they are made."""
+        self.again: Callable[[], None] = lambda: None
+        """To be called before something is written once more, as the names have moved: see `Session`."""
+        self.proved = False  # that one writer still wins, by a session that is about to write a ref
+        self.named = False  # until the store's format has said whether its entries carry their names
+        self.store_id: StoreId | None = None  # until it has said that
+
+    def erasure(self, dataset: DatasetName) -> DatasetErased | None:
+        """The tombstone of a dataset that was erased. It is looked for only if the dataset, or a part of it, is not
+        there."""
+        return None if self.store_id is None else tombstone(self._store, self.store_id, dataset)
+
+    def erased(self, dataset: DatasetName) -> NotFound | None:
+        """What to raise for a dataset that was erased; None if it was not."""
+        found = self.erasure(dataset)
+        return None if found is None else gone(dataset, found, self._store.url)
+
+    def tags(self, dataset: DatasetName) -> list[tuple[TagName, TagValue]]:
+        """All tags that are not deleted, by name."""
+        names = named_parts(TagName, parts(self._store, keys.tags_prefix(dataset)))
+        found = zip(names, together([partial(self.tag, dataset, name) for name in names]), strict=True)
+        there = [(name, value) for name, value in found if value is not None]
+        self.heard.tags(dataset, [name for name, _ in there])
+        return there
+
+    def tag(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
+        """What the tag names; None where it never was or is deleted."""
+        try:
+            value, deleted = both(
+                partial(self._tag_value, dataset, tag), partial(self._tombstone, dataset, tag)
+            )
+        except NotFound:
+            return None
+        return None if deleted else value
+
+    def tag_stands(self, dataset: DatasetName, tag: TagName) -> bool:
+        """False for a tag that was deleted."""
+        return not self._tombstone(dataset, tag)
+
+    def set_tag(self, dataset: DatasetName, tag: TagName, value: TagValue) -> TagValue:
+        """Creates the tag; setting it again to the same commit is fine. Raises `Conflict` for another meaning."""
+        if self.named:
+            value = replace(value, dataset=dataset, tag=tag)
+        what = f"tag {tag} of {dataset}"
+        key = keys.tag_key(dataset, tag)
+        check = partial(
+            check_kept, partial(self._value_or_none, dataset, tag), self._store.url, key, what, value
+        )
+        if self._put_anywhere(key, value.encode(), what, check) is Put.LOST:
+            existing = self._tag_value(dataset, tag)
+            self._refuse_deleted(dataset, tag)
+            if existing.commit != value.commit:
+                raise Conflict(
+                    f"tag {tag} of {dataset} already names {str(existing.commit)[:12]}, and a tag never moves",
+                    subject=tag,
+                    hint=f"choose another name; dsv log {dataset}@{tag} shows what it names",
+                )
+            return existing
+        self._refuse_deleted(dataset, tag)
+        self.heard.tag(dataset, tag, deleted=False)
+        return value
+
+    def _refuse_deleted(self, dataset: DatasetName, tag: TagName) -> None:
+        if self._tombstone(dataset, tag):
+            raise Conflict(
+                f"tag {tag} of {dataset} was deleted, and never comes back",
+                subject=tag,
+                hint="choose another name",
+            )
+
+    def delete_tag(self, dataset: DatasetName, tag: TagName, record: TagDeleted) -> None:
+        """Deletes the tag for good. Raises `NotFound`."""
+        if self.tag(dataset, tag) is None:
+            raise NotFound(
+                f"dataset {dataset} has no tag {tag}", subject=tag, hint=f"dsv tag --list {dataset}"
+            )
+        self._put_anywhere(keys.tag_deleted_key(dataset, tag), record.encode(), f"tag {tag} of {dataset}")
+        self.heard.tag(dataset, tag, deleted=True)
+
+    def forget(self) -> None:
+        """The names have moved: what was read of them may be another's by now. Nothing of tags is remembered."""
+
+    @property
+    def _moves(self) -> int:
+        """How often the names have moved since the store was opened."""
+        return 0 if self.place is None else self.place.moves
+
+    def _put(
+        self,
+        key: str,
+        data: bytes,
+        what: str,
+        won: Callable[[], None] = lambda: None,
+        since: int | None = None,
+    ) -> Put | None:
+        """As `NamesPlace.put`. what: what the key is for."""
+        if self.place is None:
+            with denial_named(self._store.url, key, what):
+                put = self._store.put_if_absent(key, data)
+            if put is Put.WON:
+                won()
+            return put
+        with denial_named(self._store.url, key, what):
+            self.check_one_wins()
+            put_there = self.place.put(key, data, won, since)
+        if put_there is None:
+            self.forget()
+        return put_there
+
+    def check_one_wins(self) -> None:
+        """Raises `IntegrityError` if the server takes a key twice, as after an upgrade: a ref would then overwrite what
+        another writer has just put. Asks nothing if a session has proved it.
+        """
+        if self.proved or self.place is None or self.place.layout.single_writer:
+            return
+        names, key = self.place.names, f"{keys.PROBE_PREFIX}{secrets.token_hex(8)}"
+        puts = [names.put_if_absent(key, data) for data in (b"first", b"second")]
+        with suppress(DsvError):
+            names.delete(key)
+        if puts[1] is Put.WON:
+            raise IntegrityError(
+                f"{self._store.url} no longer lets one writer win: it took {key} twice; nothing was written",
+                subject=key,
+                hint=ONE_WINS_AGAIN,
+            )
+
+    def _put_anywhere(self, key: str, data: bytes, what: str, won: Callable[[], None] = lambda: None) -> Put:
+        """For a key that follows no other: wherever the names are by then."""
+        while (put := self._put(key, data, what, won)) is None:
+            self.again()
+        return put
+
+    def _value_or_none(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
+        try:
+            return self._tag_value(dataset, tag)
+        except NotFound:
+            return None
+
+    def _tag_value(self, dataset: DatasetName, tag: TagName) -> TagValue:
+        def decode(data: bytes) -> TagValue:
+            value = TagValue.decode(data)
+            self.check_names("tag", (value.dataset, value.tag), (dataset, tag))
+            return value
+
+        return read_record(decode, self._store, keys.tag_key(dataset, tag))
+
+    def no_name(self, dataset: DatasetName, name: str, what: str = "branch") -> NotFound:
+        """For a name that no branch has; it may be a tag's, or have been one's. what: what was looked for."""
+        tag = TagName.parse(name)
+        if self.tag(dataset, tag) is not None:
+            return NotFound(
+                f"{name} is a tag of {dataset}, not a branch",
+                subject=name,
+                hint=f"dsv branch NAME {dataset}@{name} makes a branch there",
+            )
+        gone = self._deletion(dataset, tag)
+        if gone is not None:
+            return NotFound(
+                f"tag {name} of {dataset} was deleted ({gone.author}, {rfc3339(gone.time_ms)}), and never comes back",
+                subject=name,
+                hint=f"dsv tag --list {dataset} shows the tags; dsv log {dataset} finds its commit, if a branch has it",
+            )
+        tags = "" if what == "branch" else f"dsv tag --list {dataset}, "
+        return NotFound(
+            f"dataset {dataset} has no {what} {name}", subject=name, hint=f"{tags}dsv branch --list {dataset}"
+        )
+
+    def _tombstone(self, dataset: DatasetName, tag: TagName) -> bool:
+        try:
+            self._store.get(keys.tag_deleted_key(dataset, tag), RECORD_MAX)
+        except NotFound:
+            return False
+        return True
+
+    def _deletion(self, dataset: DatasetName, tag: TagName) -> TagDeleted | None:
+        try:
+            return read_record(TagDeleted.decode, self._store, keys.tag_deleted_key(dataset, tag))
+        except NotFound:
+            return None
+
+    def check_names(self, kind: str, carried: tuple[object, ...], expected: tuple[object, ...]) -> None:
+        """Raises `IntegrityError` for an entry that was written for another key."""
+        if carried == expected or (carried[0] is None and not self.named):
+            return
+        made_for = (
+            " ".join(map(str, carried)) if carried[0] is not None else "a store that keeps no names in it"
+        )
+        raise envelope.damaged(kind, f"it was written for {made_for}, not for {' '.join(map(str, expected))}")
+
+
+def named_parts(kind: type[Name], parts: Iterable[str]) -> list[Name]:
+    """What is no name was put there by somebody else, and is passed over."""
+    found: list[Name] = []
+    for part in parts:
+        with suppress(UsageError):
+            found.append(kind.from_component(part))
+    return found

@@ -1,0 +1,254 @@
+"""The difference between the trees of two commits, and between two runs of entries."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from dsv.format.locator import Location
+from dsv.format.segment import Segment
+from dsv.format.tree import Entry, Kind
+from dsv.repo.tree.nodes import Leaf
+from dsv.repo.tree.read import LocatedSegment, TreeReader
+from dsv.values.ids import Id
+from dsv.values.paths import WHOLE, Scope, sort_key
+
+Located = tuple[Entry, Location | None]
+"""An entry, and where its content lies if that is known."""
+
+
+class What(enum.Enum):
+    """How one path differs from what it was."""
+
+    ADDED = "added"
+    CHANGED = "changed"
+    """Other content, another target, or the executable bit."""
+    REMOVED = "removed"
+    RETYPED = "retyped"
+    """A file, a symlink or an empty folder in the place of another of these."""
+    RENAMED = "renamed"
+    """The content was at another path before, which is gone; see `renames`."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A path on two sides. A side that does not have it is None.
+
+    location: where the content of `after` lies, if that is known.
+    """
+
+    path: bytes
+    before: Entry | None
+    after: Entry | None
+    location: Location | None = None
+
+
+def difference(before: Entry | None, after: Entry | None) -> What | None:
+    """How one path's entry changed; None if it did not. A recipe is how a content is stored, and no difference."""
+    if before is None or after is None:
+        return None if before is after else What.ADDED if before is None else What.REMOVED
+    if retyped(before.kind, after.kind):
+        return What.RETYPED
+    same = (before.kind, before.size, before.file_id, before.target) == (
+        after.kind,
+        after.size,
+        after.file_id,
+        after.target,
+    )
+    return None if same else What.CHANGED
+
+
+def retyped(before: Kind, after: Kind) -> bool:
+    """Whether a file, symlink or empty folder became another of these."""
+    return _type(before) is not _type(after)
+
+
+def _type(kind: Kind) -> Kind:
+    return Kind.FILE if kind is Kind.EXECUTABLE else kind
+
+
+def diff_entries(before: Iterable[Entry], after: Iterable[Located]) -> Iterator[Change]:
+    """The paths that differ, in tree order; both sides come in tree order."""
+    return (change for change in pair_entries(before, after) if change.before != change.after)
+
+
+def pair_entries(before: Iterable[Entry], after: Iterable[Located]) -> Iterator[Change]:
+    """Every path of either side, also if both have the same, in tree order; both sides come in tree order."""
+    left, right = iter(before), iter(after)
+    old, new = next(left, None), next(right, None)
+    while old is not None and new is not None:
+        entry, location = new
+        if old.path == entry.path:
+            yield Change(entry.path, old, entry, location)
+            old, new = next(left, None), next(right, None)
+        elif sort_key(old.path) < sort_key(entry.path):
+            yield Change(old.path, old, None)
+            old = next(left, None)
+        else:
+            yield Change(entry.path, None, entry, location)
+            new = next(right, None)
+    while old is not None:
+        yield Change(old.path, old, None)
+        old = next(left, None)
+    while new is not None:
+        yield Change(new[0].path, None, *new)
+        new = next(right, None)
+
+
+# Of so many entries of a segment each is looked up by itself.
+_PICKED_SINGLY = 32
+
+
+def diff_trees(before: TreeReader | None, after: TreeReader | None, scope: Scope = WHOLE) -> Iterator[Change]:
+    """The paths that differ, in tree order. Reads only nodes and segments that one side alone has. None: an empty tree.
+
+    scope: where to look; segments that hold nothing of it are not read.
+    """
+    old, new = (_Rows(side.segments()) for side in _unlike(before, after, scope))
+    changes = _diff_rows(old, new)
+    return changes if scope.whole else (change for change in changes if change.path in scope)
+
+
+def find_entries(tree: TreeReader | None, paths: Iterable[bytes]) -> dict[bytes, Located]:
+    """Those of the paths that the tree has. Each segment that could have one of them is read once."""
+    if tree is None:
+        return {}
+    wanted = sorted(set(paths), key=sort_key)
+    leaves: dict[Id, Leaf] = {}
+    below: dict[Id, list[bytes]] = {}
+    for path, leaf in zip(wanted, tree.holding(wanted), strict=True):
+        if leaf is not None:
+            leaves[leaf.id] = leaf
+            below.setdefault(leaf.id, []).append(path)
+    found: dict[bytes, Located] = {}
+    for those, located in zip(below.values(), tree.segments([*leaves.values()]), strict=True):
+        for path in those:
+            entry = located.find(path)
+            if entry is not None:
+                found[path] = entry
+    return found
+
+
+class _Side:
+    """One of two trees, of which what both have is left out, level by level. level: of the nodes in `parts`; 0 once
+    they are segments."""
+
+    def __init__(self, tree: TreeReader | None, scope: Scope) -> None:
+        self._tree = tree
+        self._scope = scope
+        self.level = 0 if tree is None else tree.commit.level - 1
+        self.parts: list[Leaf] = []
+
+    def begin(self) -> None:
+        if self._tree is not None:
+            self.parts = self._chosen(self._tree.top())
+
+    def leave_out(self, ids: set[Id]) -> None:
+        self.parts = [part for part in self.parts if part.child.id not in ids]
+
+    def descend(self) -> None:
+        assert self._tree is not None
+        self.parts = self._chosen(self._tree.below_nodes(self.parts, self.level))
+        self.level -= 1
+
+    def segments(self) -> Iterator[LocatedSegment]:
+        return iter(()) if self._tree is None else self._tree.segments(self.parts)
+
+    def _chosen(self, parts: list[Leaf]) -> list[Leaf]:
+        scope = self._scope
+        return [part for part in parts if scope.whole or scope.overlaps(part.before, part.child.last)]
+
+
+def _unlike(before: TreeReader | None, after: TreeReader | None, scope: Scope) -> tuple[_Side, _Side]:
+    """Both trees without the segments that they have in common. Nodes that they have in common are not read."""
+    old, new = _Side(before, scope), _Side(after, scope)
+    if before is not None and after is not None and before.commit.root == after.commit.root:
+        old.level = new.level = 0
+        return old, new
+    old.begin()
+    new.begin()
+    while True:
+        if old.level == new.level:
+            common = {part.child.id for part in old.parts} & {part.child.id for part in new.parts}
+            old.leave_out(common)
+            new.leave_out(common)
+        level = max(old.level, new.level)
+        if not level:
+            return old, new
+        for side in (old, new):
+            if side.level == level:
+                side.descend()
+
+
+def _diff_rows(before: _Rows, after: _Rows) -> Iterator[Change]:
+    """Segments that begin and end alike are compared whole, anything else entry by entry."""
+    while True:
+        old, new = before.current(), after.current()
+        if old is None and new is None:
+            return
+        if old is not None and new is not None and _end_alike(before, after):
+            gone, come = old.segment.rows_unlike(new.segment)
+            yield from diff_entries(_pick_entries(old.segment, gone), _pick(new, come))
+            before.advance()
+            after.advance()
+            continue
+        limit = min(sort_key(one.segment.last) for one in (old, new) if one is not None)
+        yield from diff_entries((entry for entry, _ in before.until(limit)), after.until(limit))
+
+
+def _end_alike(before: _Rows, after: _Rows) -> bool:
+    """Whether both are at the start of a segment, and these end with the same path."""
+    old, new = before.current(), after.current()
+    if old is None or new is None or not (before.untouched and after.untouched):
+        return False
+    return old.segment.last == new.segment.last
+
+
+def _pick_entries(segment: Segment, rows: list[int]) -> Iterator[Entry]:
+    """As `_pick`, without places: no locator is read for them."""
+    if len(rows) <= _PICKED_SINGLY:
+        return map(segment.entry, rows)
+    chosen = set(rows)
+    return (entry for at, entry in enumerate(segment.entries()) if at in chosen)
+
+
+def _pick(located: LocatedSegment, rows: list[int]) -> Iterator[Located]:
+    if len(rows) <= _PICKED_SINGLY:
+        return map(located.entry, rows)
+    chosen = set(rows)
+    return (each for at, each in enumerate(located.entries()) if at in chosen)
+
+
+class _Rows:
+    """The entries of segments in their order. A whole segment can be taken at once."""
+
+    def __init__(self, segments: Iterator[LocatedSegment]) -> None:
+        self._segments = segments
+        self._current = next(segments, None)
+        self._rows: Iterator[Located] | None = None
+        self._next: Located | None = None
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing of the current segment was taken."""
+        return self._rows is None
+
+    def current(self) -> LocatedSegment | None:
+        return self._current
+
+    def advance(self) -> None:
+        self._current, self._rows, self._next = next(self._segments, None), None, None
+
+    def until(self, limit: bytes) -> Iterator[Located]:
+        """The entries up to the key `limit`, which is not beyond the current segment."""
+        if self._current is None:
+            return
+        if self._rows is None:
+            self._rows = self._current.entries()
+            self._next = next(self._rows, None)
+        while self._next is not None and sort_key(self._next[0].path) <= limit:
+            yield self._next
+            self._next = next(self._rows, None)
+        if self._next is None:
+            self.advance()

@@ -1,0 +1,275 @@
+"""Reading a commit's tree: walking it, looking up paths, and every object that it refers to."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from dsv.format.locator import Location, ObjectKind
+from dsv.format.segment import Segment
+from dsv.format.tree import Child, Entry, Kind
+from dsv.repo.objects.objects import Located, Objects
+from dsv.repo.tree.nodes import Leaf, Part, TreeNodes
+from dsv.values.ids import CommitId, Id, NodeId, RecipeId
+from dsv.values.paths import WHOLE, Scope, link_escapes, show, sort_key
+
+
+class LocatedSegment(Located[Segment]):
+    """A segment, and where the contents of its files lie by the locator that travels with it."""
+
+    __slots__ = ()
+
+    @property
+    def segment(self) -> Segment:
+        return self.value
+
+    def entries(self) -> Iterator[tuple[Entry, Location | None]]:
+        """Each entry with the place of its chunk or recipe; None where there is none, or none is known."""
+        places = iter(()) if self.locator is None else self.locator.locations()
+        for entry in self.segment.entries():
+            yield entry, next(places, None) if entry.size and entry.is_file else None
+
+    def entry(self, at: int) -> tuple[Entry, Location | None]:
+        """The entry at a place from 0, as `entries` gives it."""
+        entry = self.segment.entry(at)
+        if self.locator is None or not entry.size:
+            return entry, None
+        row = at - (self.segment.sizes[:at].count(0) if self.segment.without_content else 0)
+        return entry, self.locator.get(row) if row < len(self.locator) else None
+
+    def find(self, path: bytes) -> tuple[Entry, Location | None] | None:
+        """The entry of exactly this path."""
+        at = self.segment.position(path)
+        return None if at is None else self.entry(at)
+
+
+class TreeReader:
+    """The tree of one commit. Reads the commit when made, nodes and segments when asked."""
+
+    def __init__(self, objects: Objects, commit_id: CommitId) -> None:
+        self.objects = objects
+        self.commit_id = commit_id
+        self._nodes = TreeNodes(objects, commit_id)
+        self.commit = self._nodes.commit
+        self._leaves: list[Leaf] | None = None
+
+    def leaves(self) -> list[Leaf]:
+        """All segments, in order."""
+        if self._leaves is None:
+            self._leaves = self._nodes.leaves()
+        return self._leaves
+
+    def leaves_of(self, scope: Scope) -> list[Leaf]:
+        """Segments that may hold something of the scope, in order."""
+        return self.leaves() if scope.whole else self._nodes.leaves(scope.overlaps)
+
+    def holding(self, paths: Iterable[bytes]) -> list[Leaf | None]:
+        """Of each of these paths, which are in tree order, the segment that has it, or would have it; None behind the
+        end."""
+        return self._nodes.holding([sort_key(path) for path in paths])
+
+    def last(self) -> bytes | None:
+        """The last path; None if the tree is empty."""
+        return self._nodes.last()
+
+    def top(self) -> list[Leaf]:
+        """What the root lists."""
+        return self._nodes.top()
+
+    def below_nodes(self, parts: Sequence[Part], level: int) -> list[Leaf]:
+        """What these nodes of a level list, in order."""
+        return self._nodes.below(parts, level)
+
+    def nodes(self) -> list[tuple[ObjectKind, NodeId, Location | None]]:
+        """Every node above the segments, breadth first, and where a locator says that it lies."""
+        return self._nodes.nodes()
+
+    def segments(self, leaves: list[Leaf] | None = None) -> Iterator[LocatedSegment]:
+        """The given (else all) segments in order; checks that they follow each other and are what nodes say."""
+        chosen = self.leaves() if leaves is None else leaves
+        found = self.objects.segments((leaf.id, leaf.where) for leaf in chosen)
+        previous: bytes | None = None
+        for leaf, located in zip(chosen, found, strict=True):
+            segment = located.value
+            self._check(leaf.child, segment, previous)
+            previous = segment.last
+            yield LocatedSegment(segment, located.find_locator)
+
+    def entry(self, path: bytes) -> tuple[Entry, Location | None] | None:
+        """The entry of exactly this path; reads one segment, and the nodes that lead to it."""
+        [leaf] = self.holding([path])
+        return None if leaf is None else next(self.segments([leaf])).find(path)
+
+    def within(self, scope: Scope) -> Iterator[tuple[Entry, Location | None]]:
+        """The entries in the scope. Reads only segments that may have some."""
+        for located in self.segments(self.leaves_of(scope)):
+            if scope.whole:
+                yield from located.entries()
+                continue
+            for entry, where in located.entries():
+                if entry.path in scope:
+                    yield entry, where
+
+    def below(self, path: bytes) -> Iterator[tuple[Entry, Location | None]]:
+        """The entry of this path, or everything below it; all of the tree for an empty path."""
+        if not path:
+            for located in self.segments():
+                yield from located.entries()
+            return
+        key = sort_key(path)
+        inside = key + b"\0"
+        for located in self.segments(self._between(key, key + b"\1")):
+            if sort_key(located.segment.first) > key + b"\1" or sort_key(located.segment.last) < key:
+                continue
+            for entry, where in located.entries():
+                entry_key = sort_key(entry.path)
+                if entry_key == key or entry_key.startswith(inside):
+                    yield entry, where
+
+    def starting_with(self, prefix: bytes) -> Iterator[tuple[Entry, Location | None]]:
+        """Every entry whose path begins with these bytes, which need not be those of a whole name."""
+        key = sort_key(prefix)
+        for located in self.segments(self._between(key, key + b"\xff")):
+            for entry, where in located.entries():
+                if entry.path.startswith(prefix):
+                    yield entry, where
+
+    def links(self, scope: Scope = WHOLE) -> dict[bytes, bytes]:
+        """Every symlink's target by its path."""
+        return {
+            entry.path: entry.target or b""
+            for located in self.segments(self.leaves_of(scope))
+            for entry in located.segment.entries()
+            if entry.kind == Kind.SYMLINK and entry.path in scope
+        }
+
+    def check_links(self, links: dict[bytes, bytes]) -> None:
+        """Raises `IntegrityError` where a symlink leaves the tree; nobody who sees such a tree may follow it."""
+        escaping = link_escapes(links)
+        if escaping:
+            raise self._nodes.broken(f"a symlink that leaves the dataset: {show(escaping[0])}")
+
+    def _between(self, low: bytes, high: bytes) -> list[Leaf]:
+        """The segments that may have paths with keys from `low` up to `high`."""
+        return self._nodes.leaves(
+            lambda before, last: sort_key(last) >= low and (before is None or sort_key(before) < high)
+        )
+
+    def _check(self, child: Child, segment: Segment, previous: bytes | None) -> None:
+        said = (child.last, child.entries, child.files, child.bytes)
+        if (segment.last, len(segment), segment.files, segment.total_bytes) != said:
+            raise self._nodes.broken(f"a segment {child.id} that is not what its node says")
+        self._nodes.check_order(previous, segment.first)
+
+
+class Found(NamedTuple):
+    """What a tree has at a path, and around it.
+
+    entry, location: at the path itself. above: the entry that the path lies below, which then is no folder.
+    below: whether something lies below the path, which makes it a folder.
+    """
+
+    entry: Entry | None = None
+    location: Location | None = None
+    above: Entry | None = None
+    below: bool = False
+
+
+NOTHING = Found()
+
+
+def find_paths(tree: TreeReader | None, paths: Iterable[bytes]) -> Iterator[tuple[bytes, Found]]:
+    """Each path once, in tree order. Reads the segments that have one, or would have it. None: an empty tree."""
+    wanted = sorted(set(paths), key=sort_key)
+    holding = [None for _ in wanted] if tree is None else tree.holding(wanted)
+    chosen = list({leaf.id: leaf for leaf in holding if leaf is not None}.values())
+    segments = iter(()) if tree is None else tree.segments(chosen)
+    at, rows = None, _Rows()
+    for path, leaf in zip(wanted, holding, strict=True):
+        if leaf is None:
+            rows = _Rows()
+        elif leaf.id != at:
+            at, rows = leaf.id, _Rows(next(segments))
+        before = leaf.before if leaf is not None else None if tree is None else tree.last()
+        yield path, _find(tree, rows, path, before)
+
+
+class _Rows:
+    def __init__(self, located: LocatedSegment | None = None) -> None:
+        self.rows = [] if located is None else list(located.entries())
+        self.keys = [sort_key(entry.path) for entry, _ in self.rows]
+
+
+def _find(tree: TreeReader | None, segment: _Rows, path: bytes, before: bytes | None) -> Found:
+    """before: the last path of the segment before this one.
+
+    Nothing stands between an entry and a path below it, or between a folder and the first path in it.
+    """
+    key = sort_key(path)
+    at = bisect.bisect_left(segment.keys, key)
+    if at < len(segment.keys) and segment.keys[at] == key:
+        return Found(*segment.rows[at])
+    if at < len(segment.keys) and segment.keys[at].startswith(key + b"\0"):
+        return Found(below=True)
+    above: Entry | None = None
+    if at:
+        above = segment.rows[at - 1][0] if key.startswith(segment.keys[at - 1] + b"\0") else None
+    elif before is not None and key.startswith(sort_key(before) + b"\0"):
+        assert tree is not None
+        found = tree.entry(before)
+        above = None if found is None else found[0]
+    return Found(above=above)
+
+
+class Reached(NamedTuple):
+    """An object that something refers to. location: where a locator says that it lies, if one does."""
+
+    kind: ObjectKind
+    id: Id
+    location: Location | None
+
+
+def reach_tree(tree: TreeReader) -> Iterator[Reached]:
+    """The nodes, the segments, and what the contents of the files consist of. Each recipe comes once."""
+    for kind, node_id, location in tree.nodes():
+        yield Reached(kind, node_id, location)
+    for leaf in tree.leaves():
+        yield Reached(ObjectKind.SEGMENT, leaf.id, leaf.where)
+    seen = set[RecipeId]()
+    for entry, location in tree.below(b""):
+        yield from reach_content(tree.objects, entry, location, seen)
+
+
+def reach_content(
+    objects: Objects, entry: Entry, location: Location | None, seen: set[RecipeId] | None = None
+) -> Iterator[Reached]:
+    """The chunk of one file, or its recipes and their chunks; nothing for an entry without content.
+
+    seen: recipes to leave out; those that come are added. A recipe comes before it is read.
+    """
+    if entry.recipe_id is not None:
+        yield from _reach_recipe(objects, entry.recipe_id, location, set() if seen is None else seen)
+    elif entry.is_file and entry.size:
+        assert entry.file_id is not None
+        yield Reached(ObjectKind.CHUNK, entry.file_id, location)
+
+
+def _reach_recipe(
+    objects: Objects,
+    recipe_id: RecipeId,
+    location: Location | None,
+    seen: set[RecipeId],
+    expected: tuple[int, int] | None = None,
+) -> Iterator[Reached]:
+    if recipe_id in seen:
+        return
+    seen.add(recipe_id)
+    yield Reached(ObjectKind.RECIPE, recipe_id, location)
+    recipe, locator = objects.recipe(recipe_id, location, expected)
+    for row, (child, length) in enumerate(recipe.rows()):
+        place = locator.get(row) if locator is not None and row < len(locator) else None
+        if recipe.level:
+            yield from _reach_recipe(objects, RecipeId(child), place, seen, (recipe.level - 1, length))
+        else:
+            yield Reached(ObjectKind.CHUNK, child, place)

@@ -1,0 +1,333 @@
+"""Writing a commit's tree as an edit of its parent's: only segments and nodes that changed are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from dsv.format.locator import MAX_ROWS, Location, Locator, LocatorBuilder, ObjectKind
+from dsv.format.segment import Segment, SegmentBuilder, SegmentRows
+from dsv.format.tree import MAX_LEVEL, Child, Cutter, Entry, Kind, Node, check_follows, parent
+from dsv.repo.tree.nodes import Leaf, Part
+from dsv.repo.tree.read import LocatedSegment, TreeReader
+from dsv.values.ids import NodeId, PackId, SegmentId
+from dsv.values.paths import sort_key
+
+# So many nodes of level 1 are written in a row: few requests read them, and until then what they list takes little
+# memory.
+_TOGETHER = 64
+
+
+class TreeSink(Protocol):
+    """Takes what the tree is made of. Writing what the store has already costs nothing."""
+
+    @property
+    def node_locators(self) -> bool:
+        """Whether a node is stored with a locator of its own. Else the commit's locator lists the whole tree."""
+        ...
+
+    @property
+    def keeps_nodes(self) -> bool:
+        """Whether a commit may go on referring to a node without a look at what is below it."""
+        ...
+
+    def put_segment(self, segment: Segment, locator: Locator) -> tuple[SegmentId, Location]: ...
+
+    def put_node(self, node: Node, locations: list[Location]) -> tuple[NodeId, Location]: ...
+
+    def kept_location(self, kind: ObjectKind, part: Part) -> Location:
+        """Where a segment or node that stays lies, outside condemned packs."""
+        ...
+
+    def avoids(self, pack_id: PackId) -> bool:
+        """Whether a pack is condemned, or lost: nothing new may refer to what lies in it. Asks nothing."""
+        ...
+
+    def content_location(self, entry: Entry, known: Location | None) -> Location:
+        """Where an entry's content lies, outside condemned packs; `known` is from its segment's locator."""
+        ...
+
+    def new_location(self, entry: Entry, known: Location | None) -> Location:
+        """Where the content of an entry that the base may lack lies. The store has it there, whatever `known` says.
+
+        Raises `IntegrityError` if the store has it nowhere, and `Conflict` if gc is about to remove it.
+        """
+        ...
+
+
+class Made(NamedTuple):
+    """A segment or node of the new tree, and where it lies. kept: it is one of the base, which was not opened."""
+
+    child: Child
+    where: Location
+    kept: bool = False
+
+
+class _Level:
+    """The segments or nodes of one level that wait for the node above them. count: all of this level so far."""
+
+    def __init__(self, level: int) -> None:
+        self.count = 0
+        self.cutter = Cutter(level + 1)
+        self.waiting: list[Made] = []
+
+    def take(self) -> list[Made]:
+        taken, self.waiting = self.waiting, []
+        return taken
+
+
+class Levels:
+    """Cuts entries into segments, those into nodes, and nodes into nodes above them. Level 0 is that of segments."""
+
+    def __init__(self, sink: TreeSink) -> None:
+        self.sink = sink
+        self._cutter = Cutter(0)
+        self._columns = SegmentBuilder()
+        self._places = LocatorBuilder()
+        self._levels = [_Level(level) for level in range(MAX_LEVEL + 2)]
+        self._full: list[list[Made]] = []  # what nodes of level 1 will list that are not written yet
+        self._placed: list[list[Location]] = [[] for _ in self._levels]
+        self._previous: bytes | None = None
+
+    def is_aligned(self, level: int) -> bool:
+        """Whether the next entry starts a segment or a node of this level, as it did in the base. For levels above 1
+        `write_full` comes first."""
+        return not self._columns.paths and not any(one.waiting for one in self._levels[:level])
+
+    def add(self, entry: Entry, location: Location | None) -> None:
+        check_follows(self._previous, entry.path)
+        self._previous = entry.path
+        self._columns.add(entry)
+        if entry.is_file and entry.size:
+            self._places.add(self.sink.content_location(entry, location))
+        if self._cutter.add(entry.path):
+            self._end_segment()
+
+    def copy(self, rows: SegmentRows, stop: int) -> None:
+        """Adds rows of the base up to, not including, `stop`."""
+        paths = rows.segment.paths
+        if rows.at < stop:
+            check_follows(self._previous, paths[rows.at])
+            self._previous = paths[stop - 1]
+        while rows.at < stop:
+            count = self._cutter.add_all(paths[rows.at : stop], rows.at, len(paths))
+            rows.take(stop if count is None else rows.at + count, self._columns, self._places)
+            if count is not None:
+                self._end_segment()
+
+    def keep(self, part: Part, level: int) -> None:
+        """Takes a segment or node as it is. What it begins with is known to follow: its tree is one already."""
+        if level:
+            self.write_full()
+        kind = ObjectKind.NODE if level else ObjectKind.SEGMENT
+        self._add_made(level, Made(part.child, self.sink.kept_location(kind, part), kept=True))
+        self._previous = part.child.last
+
+    def finish(self) -> tuple[Made, int]:
+        """The root and its level: the lowest level with a single node. An empty tree has one too."""
+        if self._columns.paths:
+            self._end_segment()
+        self.write_full()
+        if not any(one.count for one in self._levels):
+            self._put_node(1, [])
+        for level, (below, here) in enumerate(pairwise(self._levels), 1):
+            if below.waiting:
+                self._put_node(level, below.take())
+            if here.count == 1 and not any(one.count for one in self._levels[level + 1 :]):
+                return here.waiting[0], level
+        raise ValueError(f"a tree has at most {MAX_LEVEL} levels")
+
+    def locator(self) -> Locator | None:
+        """Of all nodes, breadth first, then of the segments. Only of a tree without kept nodes."""
+        rows = [where for placed in reversed(self._placed) for where in placed]
+        return Locator.of(rows) if len(rows) <= MAX_ROWS else None
+
+    def _end_segment(self) -> None:
+        segment = self._columns.finish()
+        segment_id, location = self.sink.put_segment(segment, self._places.finish())
+        child = Child(segment.last, segment_id, len(segment), segment.files, segment.total_bytes)
+        self._columns, self._places = SegmentBuilder(), LocatorBuilder()
+        self._add_made(0, Made(child, location))
+
+    def write_full(self) -> None:
+        """Writes the nodes of level 1 that have all of their children."""
+        full, self._full = self._full, []
+        for below in full:
+            self._put_node(1, below)
+
+    def _put_node(self, level: int, below: list[Made]) -> None:
+        children = tuple(one.child for one in below)
+        node_id, location = self.sink.put_node(Node(level, children), [one.where for one in below])
+        made = parent(node_id, children) if children else Child(b"", node_id, 0, 0, 0)
+        self._add_made(level, Made(made, location))
+
+    def _add_made(self, level: int, made: Made) -> None:
+        here = self._levels[level]
+        here.count += 1
+        here.waiting.append(made)
+        if not self.sink.node_locators:
+            self._placed[level].append(made.where)
+        if not here.cutter.add(made.child.last):
+            return
+        if level:
+            self._put_node(level + 1, here.take())
+            return
+        self._full.append(here.take())
+        if len(self._full) == _TOGETHER:
+            self.write_full()
+
+
+class TreeChange(NamedTuple):
+    """A path's new entry and where its content lies, or None where the path goes."""
+
+    path: bytes
+    entry: Entry | None
+    location: Location | None = None
+
+
+class WrittenTree(msgspec.Struct, frozen=True):
+    """The root of a tree that is written, its totals, and the commit's locator (None: it would be too large).
+
+    links_moved: whether any symlink came, changed or went.
+    """
+
+    root: NodeId
+    level: int
+    entries: int
+    files: int
+    bytes: int
+    locator: Locator | None
+    links_moved: bool = False
+
+
+def write_tree(sink: TreeSink, base: TreeReader | None, changes: Iterable[TreeChange]) -> WrittenTree:
+    """Applies `changes`, which are in tree order with one for each path, to the base tree (None: an empty one)."""
+    levels = Levels(sink)
+    upcoming = _Upcoming(sink, changes)
+    if base is not None and sink.keeps_nodes:
+        _apply(base, base.top(), base.commit.level - 1, levels, upcoming)
+    elif base is not None:
+        _apply(base, base.leaves(), 0, levels, upcoming)
+    for change in upcoming.take(None):
+        if change.entry is not None:
+            levels.add(change.entry, change.location)
+    top, level = levels.finish()
+    while base is not None and level > 1 and top.kept:
+        # Nothing is left but this node of the base: the root is the lowest node that has all of it.
+        below = base.below_nodes([Part(top.child, top.where)], level)
+        if len(below) > 1:
+            break
+        level -= 1
+        top = Made(below[0].child, sink.kept_location(ObjectKind.NODE, below[0]), kept=True)
+    return WrittenTree(
+        root=NodeId(top.child.id),
+        level=level,
+        entries=top.child.entries,
+        files=top.child.files,
+        bytes=top.child.bytes,
+        locator=Locator.of([top.where]) if sink.node_locators else levels.locator(),
+        links_moved=upcoming.links_moved,
+    )
+
+
+def _apply(
+    base: TreeReader,
+    parts: Sequence[Part],
+    level: int,
+    levels: Levels,
+    upcoming: _Upcoming,
+    *,
+    at_end: bool = True,
+) -> None:
+    """Takes over these parts of the base in a row, with the changes that are due in them. level: of nodes; 0 for
+    segments. at_end: whether the tree ends with the last of them, so that everything behind it belongs to it.
+    """
+    for number, part in enumerate(parts):
+        if level > 1:
+            levels.write_full()
+        is_last = at_end and number == len(parts) - 1
+        limit = None if is_last else sort_key(part.child.last)
+        if levels.is_aligned(level) and not upcoming.within(limit):
+            levels.keep(part, level)
+        elif level:
+            _apply(base, base.below_nodes([part], level), level - 1, levels, upcoming, at_end=is_last)
+        else:
+            located = next(base.segments([Leaf(part.child, part.where, part.before)]))
+            rows = _rows_that_stay(levels.sink, located)
+            if rows is not None:
+                _merge_rows(levels, rows, upcoming, limit)
+                continue
+            for entry, location in _merge(located.entries(), upcoming, limit):
+                levels.add(entry, location)
+
+
+class _Upcoming:
+    """The changes not applied yet. links_moved: whether one so far gave or took a symlink."""
+
+    def __init__(self, sink: TreeSink, changes: Iterable[TreeChange]) -> None:
+        self._sink = sink
+        self._source = iter(changes)
+        self._next = next(self._source, None)
+        self.links_moved = False
+
+    def within(self, limit: bytes | None) -> bool:
+        """Whether a change is due at or before the key `limit` (None: at all)."""
+        return self._next is not None and (limit is None or sort_key(self._next.path) <= limit)
+
+    def take(self, limit: bytes | None) -> Iterator[TreeChange]:
+        while (change := self._next) is not None and (limit is None or sort_key(change.path) <= limit):
+            entry = change.entry
+            if entry is not None and entry.kind == Kind.SYMLINK:
+                self.links_moved = True
+            elif entry is not None and entry.is_file and entry.size:
+                location = self._sink.new_location(entry, change.location)
+                if location is not change.location:
+                    change = TreeChange(change.path, entry, location)
+            yield change
+            self._next = next(self._source, None)
+
+
+def _merge(
+    entries: Iterator[tuple[Entry, Location | None]], upcoming: _Upcoming, limit: bytes | None
+) -> Iterator[tuple[Entry, Location | None]]:
+    for entry, location in entries:
+        replaced = False
+        for change in upcoming.take(sort_key(entry.path)):
+            if change.entry is not None:
+                yield change.entry, change.location
+            if change.path == entry.path:
+                replaced = True
+                upcoming.links_moved |= entry.kind == Kind.SYMLINK
+        if not replaced:
+            yield entry, location
+    for change in upcoming.take(limit):
+        if change.entry is not None:
+            yield change.entry, change.location
+
+
+def _rows_that_stay(sink: TreeSink, located: LocatedSegment) -> SegmentRows | None:
+    """The segment's rows, to be copied as they are; None if a content has to be looked for, as its pack may go."""
+    locator = located.locator
+    if locator is None or any(map(sink.avoids, locator.packs)):
+        return None
+    try:
+        return SegmentRows(located.segment, locator)
+    except ValueError:
+        return None
+
+
+def _merge_rows(levels: Levels, rows: SegmentRows, upcoming: _Upcoming, limit: bytes | None) -> None:
+    """As `_merge`, without an entry being made of a row that stays."""
+    segment = rows.segment
+    for change in upcoming.take(limit):
+        at = rows.position(change.path)
+        levels.copy(rows, at)
+        if at < len(segment) and segment.paths[at] == change.path:
+            upcoming.links_moved |= segment.kinds[at] == Kind.SYMLINK
+            rows.skip(at + 1)
+        if change.entry is not None:
+            levels.add(change.entry, change.location)
+    levels.copy(rows, len(segment))

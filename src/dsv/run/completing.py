@@ -1,0 +1,479 @@
+"""Completing the record of a run whose job is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from signal import Signals as SignalName
+from typing import Final, TypeVar, cast
+
+from dsv.errors import DsvError, NoRoom, Unreachable
+from dsv.fs.files import replace_file
+from dsv.repo.repository import now_ms
+from dsv.run.active_runs import Marks
+from dsv.run.dirs import Metrics, job_folder, parse_metrics, read_metrics, remove_scratch
+from dsv.run.engine_list import Engines, FoundJob, find_job
+from dsv.run.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus, NoEngine
+from dsv.run.engines.log import KeptLog, LogKeeper
+from dsv.run.node_order import NodeOrder
+from dsv.run.record import (
+    LOG,
+    RECORD,
+    EndCause,
+    LogInfo,
+    RunId,
+    RunOutput,
+    RunPart,
+    RunRecord,
+    RunState,
+    deciding_part,
+    ended_at,
+    may_try_again,
+    on_one_clock,
+)
+from dsv.run.record_store import RunStore, Spool, StoredRun
+from dsv.run.records import KnownSecrets, encode_within_bounds
+from dsv.values.json import Json
+from dsv.values.names import DatasetName
+from dsv.values.secrets import Masker
+from dsv.values.units import rfc3339
+
+_T = TypeVar("_T")
+_NEVER_BEGAN: Final = (EndCause.NOT_STARTED, EndCause.IMAGE_NOT_PULLED, EndCause.UNSCHEDULABLE)
+GONE: Final = "dsv was killed or its machine went down before the job had ended"
+_SUPERVISOR_HAS: Final = 30.0
+"""Seconds after the end of its job in which the dsv that waits for it, on whichever machine, completes the record: it
+knows the secrets of the run."""
+
+
+def completed(start: RunRecord, ended: Ended, noticed_ms: int | None = None) -> RunRecord:
+    """The record of a run whose job is over, without its log, metrics and output. Everybody who completes a record does
+    it by this, on whichever machine, and from the same end gets the same.
+
+    noticed_ms: when its end was seen, by the clock of `start`; for a job that left no times of its own.
+    """
+    state = RunState.ENDED if ended.launched else RunState.NOT_LAUNCHED
+    if not ended.seen or ended.cause in (EndCause.LEASE_LOST, EndCause.LOST_SIGHT):
+        state = RunState.CUT_OFF
+    parts = on_one_clock(ended.parts, start.started_ms, noticed_ms)
+    started_ms, ended_ms = run_times(start, parts if ended.launched else (), noticed_ms)
+    staged = [part for part in parts if part.cache_hit is not None]
+    first = [part for part in staged if part.attempt == 1]
+    cancelled = ended.cause is EndCause.CANCELLED
+    return replace(
+        start,
+        state=state,
+        exit_code=ended.exit_code,
+        error=ended.reason,
+        end=ended.cause,
+        cancelled_by=ended.stopped if cancelled else None,
+        parts=parts or start.parts,
+        started_ms=started_ms,
+        ended_ms=ended_ms,
+        cache_hit=all(part.cache_hit for part in first) if first else start.cache_hit,
+        stage_seconds=max((part.stage_seconds or 0.0 for part in first), default=0.0) or start.stage_seconds,
+        stage_bytes=sum(part.stage_bytes or 0 for part in staged) or start.stage_bytes,
+        image_id=start.image_id if ended.image is None else ended.image.id,
+        image_digest=start.image_digest if ended.image is None else ended.image.digest,
+        signal=None if ended.signal is None else SignalName(ended.signal).name,
+        usage=ended.usage,
+        log=None,
+    )
+
+
+def lost(why: str | None) -> Ended:
+    """The end of a job of which nobody knows how it ended."""
+    return Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=why, cause=EndCause.LOST_SIGHT)
+
+
+def run_times(start: RunRecord, parts: Sequence[RunPart], noticed_ms: int | None) -> tuple[int, int | None]:
+    """When the command began and when it ended, in milliseconds since 1970.
+
+    Clocks of machines differ, so only times of one machine are subtracted: an attempt takes as long as the node that
+    takes the longest. What lies between two attempts is never negative. noticed_ms counts if a node tells no end.
+    """
+    begun = [(part.attempt, part.started_ms) for part in parts if part.started_ms is not None]
+    began = min(begun)[1] if begun else start.started_ms
+    over = ended_at(parts)
+    if over is None:
+        return began, None if noticed_ms is None else max(noticed_ms, began)
+    if len({part.host for part in parts}) < 2:
+        return began, max(over, began)
+    first: dict[int, int] = {}
+    longest: dict[int, int] = {}
+    for part in parts:
+        if part.started_ms is not None and part.ended_ms is not None:
+            first[part.attempt] = min(part.started_ms, first.get(part.attempt, part.started_ms))
+            took = max(part.ended_ms - part.started_ms, 0)
+            longest[part.attempt] = max(took, longest.get(part.attempt, 0))
+    last = max(first, default=None)
+    return began, over if last is None else max(first[last] + longest[last], began + sum(longest.values()))
+
+
+def assemble(start: RunRecord, parts: Iterable[RunPart], log: LogInfo | None = None) -> RunRecord:
+    """The whole record of a run of which all nodes have left their parts. Without a part nobody knows how it ended."""
+    return replace(completed(start, end_of_parts(start, parts)), log=log)
+
+
+def end_of_parts(start: RunRecord, parts: Iterable[RunPart]) -> Ended:
+    """How a run ended, as its nodes tell it."""
+    found = tuple(sorted(parts, key=lambda each: (each.attempt, each.node)))
+    decided = deciding_part(found)
+    if decided is None or decided.end is None:
+        return replace(lost(None), parts=found)
+    return Ended(
+        exit_code=CANNOT_LAUNCH if decided.exit_code is None else decided.exit_code,
+        launched=decided.end not in _NEVER_BEGAN,
+        cause=decided.end,
+        reason=decided.error or _who_failed_first(start, decided),
+        stopped=decided.cancelled_by,
+        parts=found,
+    )
+
+
+def _who_failed_first(start: RunRecord, part: RunPart) -> str | None:
+    if start.nodes == 1 or part.succeeded or part.end is not EndCause.EXITED:
+        return None
+    return f"node {part.node} ({part.host}) failed first, with exit code {part.exit_code}"
+
+
+def complete_from_parts(
+    runs: RunStore,
+    order: NodeOrder,
+    run: RunId,
+    whole: Callable[[RunRecord], RunRecord],
+) -> bool:
+    """Completes the record if all nodes have left their parts. Several may do so at once: one of them wins.
+
+    whole: adds what the parts don't tell.
+    """
+    found = runs.listing(order.dataset, run)
+    if not found or RECORD in found[0].parts:
+        return False
+    stored = found[0]
+    try:
+        start = runs.read(stored)
+    except DsvError:
+        return False  # whoever submitted it has not written its start yet, and completes it
+    parts = runs.node_parts(stored)
+    if not is_over(start, parts):
+        return False
+    put_together(runs, stored, start, parts, whole)
+    return True
+
+
+def put_together(
+    runs: RunStore,
+    stored: StoredRun,
+    start: RunRecord,
+    parts: Iterable[RunPart],
+    whole: Callable[[RunRecord], RunRecord],
+) -> None:
+    """Completes the record of a run that is over from these parts, and from the logs of its nodes."""
+    keeper = LogKeeper()
+    keeper.add(join_logs(runs.node_logs(stored), start.nodes))
+    log = keeper.kept(Masker())
+    record = assemble(start, parts, LogInfo(log.total, len(log.data)) if log.data else None)
+    finish(runs, whole(record), log.data or None)
+
+
+def is_over(start: RunRecord, parts: Iterable[RunPart]) -> bool:
+    """Whether every node of the last attempt has ended, and no other attempt is due."""
+    found = list(parts)
+    last = max((each.attempt for each in found), default=0)
+    of_last = {each.node for each in found if each.attempt == last and each.end is not None}
+    decided = deciding_part(found)
+    if decided is None or len(of_last) < start.nodes:
+        return False
+    return last > start.retries or not may_try_again(decided)
+
+
+def join_logs(logs: Iterable[tuple[int, int, bytes]], nodes: int) -> bytes:
+    """One log of all: node, attempt, what it wrote there. With several nodes a line says where each begins."""
+    found = sorted(logs, key=lambda each: (each[1], each[0]))
+    if nodes == 1:
+        return b"".join(data for _, _, data in found)
+    return b"".join(
+        b"[dsv: node %d, attempt %d]\n%s" % (node, attempt, data) for node, attempt, data in found
+    )
+
+
+def with_what_it_left(
+    record: RunRecord, job: FoundJob, secrets: KnownSecrets, *, logged: bool
+) -> tuple[RunRecord, bytes | None]:
+    """The log and the metrics of a job that is over, if they can be seen from here. logged: whether it keeps a log."""
+    record = with_metrics(record, lambda: _metrics(record, job), secrets)
+    log = kept_log(record, lambda: _gathered(job.logs(follow=False)), secrets) if logged else None
+    if log is None:
+        return record, None
+    return replace(record, log=LogInfo(log.total, len(log.data))), log.data
+
+
+def with_metrics(record: RunRecord, read: Callable[[], Metrics], secrets: KnownSecrets) -> RunRecord:
+    """With what it left in `metrics.json`, and without its secrets."""
+    masker = secrets.masker
+    found = salvaged(read, lambda problem: Metrics(problem=problem))
+    values = None if found.values is None else cast("dict[str, Json]", masker.value(found.values))
+    error = None if record.error is None else masker.text(record.error)
+    return replace(record, metrics=values, metrics_error=found.problem, error=error)
+
+
+def kept_log(
+    record: RunRecord, read: Callable[[], LogKeeper | None], secrets: KnownSecrets
+) -> KeptLog | None:
+    """What it wrote, as far as it is kept; why it is not, if it may show a secret that is not known here."""
+    return salvaged(lambda: _log(record, read, secrets), no_log)
+
+
+def _metrics(record: RunRecord, job: FoundJob) -> Metrics:
+    """Of a folder that was there before the run, only a file that is not older."""
+    if not job.engine.shares_folders:
+        left = None if job.status.ended is None else job.status.ended.metrics
+        return Metrics() if left is None else parse_metrics(left)
+    out = Path(record.out)
+    if out.name != record.run:
+        try:
+            if (out / "metrics.json").lstat().st_mtime * 1000 < record.started_ms:
+                return Metrics()
+        except OSError:
+            return Metrics()
+    return read_metrics(out, None)
+
+
+def _log(record: RunRecord, read: Callable[[], LogKeeper | None], secrets: KnownSecrets) -> KeptLog | None:
+    if secrets.unknown:
+        names = ", ".join(secrets.unknown)
+        return no_log(f"it may show values of {names}, which only {record.host} knows")
+    keeper = read()
+    return None if keeper is None else keeper.kept(secrets.masker)
+
+
+def _gathered(log: AbstractContextManager[Iterator[bytes]] | None) -> LogKeeper | None:
+    if log is None:
+        return None
+    keeper = LogKeeper()
+    with log as pieces:
+        for data in pieces:
+            keeper.add(data)
+    return keeper
+
+
+def no_log(problem: str) -> KeptLog:
+    return KeptLog(f"[dsv: the log is not kept: {problem}]\n".encode(), 0)
+
+
+def salvaged(make: Callable[[], _T], instead: Callable[[str], _T]) -> _T:
+    """A part of the record that is made of what the job left, which may be anything: that it can't be made costs
+    neither the rest of the record nor the job's exit code."""
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001 (told in the record, in place of that part)
+        return instead(f"dsv met an unexpected {type(error).__name__}")
+
+
+def finish(runs: RunStore, record: RunRecord, log: bytes | None) -> RunRecord:
+    """Completes the record of a run in the store. Of several who do so one wins; returns what is there now."""
+    if log is not None:
+        kept = runs.add(record.dataset, record.run, LOG, log)
+        if len(kept) != len(log) and record.log is not None:
+            record = replace(record, log=LogInfo(record.log.bytes, len(kept)))
+    data = runs.add(record.dataset, record.run, RECORD, encode_within_bounds(record))
+    return RunRecord.decode(bytes(data), record.run)
+
+
+@dataclass(slots=True)
+class Settler:
+    """Asks the clusters what has become of runs that have no end in the store, and completes their records.
+
+    supervised: the runs that a dsv of this machine waits for. answers: the folder for the last answer about each run.
+    An engine that gave no answer is not asked again.
+    """
+
+    engines: Engines
+    runs: RunStore
+    supervised: frozenset[RunId] = frozenset()
+    answers: Path | None = None
+    _silent: dict[tuple[str, str | None], str | None] = field(default_factory=dict)
+    _made: dict[tuple[str, str | None], Engine | None] = field(default_factory=dict)
+
+    def settle(self, record: RunRecord) -> tuple[RunRecord, bool]:
+        """The record as it is now; False if its end could not be written to the store."""
+        engine = self._engine(record)
+        if record.state.is_terminal or record.job is None or engine is None or not engine.queues:
+            return record, True
+        key = record.engine, record.pool
+        status = None if key in self._silent else engine.status(record.job)
+        if status is None:
+            return self._as_last_known(record, engine), True
+        if status.lives:
+            self._remember(record, status)
+            return replace(record, state=status.state, error=status.reason or record.error), True
+        if status.ended is None:
+            return self._without_job(record, status), True
+        if not self._is_left_to_us(record, status):
+            return record, True
+        whole, log = with_what_it_left(
+            completed(record, status.ended, now_ms()),
+            FoundJob(engine, record.job, status),
+            KnownSecrets.elsewhere(record, self.engines.environ),
+            logged=record.log is not None,
+        )
+        try:
+            whole = finish(self.runs, whole, log)
+        except DsvError:  # the next dsv that may write to the store
+            return whole, False
+        forget_job(whole, self.engines)
+        if self.answers is not None:
+            with suppress(OSError):
+                (self.answers / record.run).unlink()
+        return whole, True
+
+    def _without_job(self, record: RunRecord, status: JobStatus) -> RunRecord:
+        """A run whose job the cluster does not have any more. Whoever removed that has completed the record before."""
+        if status.reason is None or record.run in self.supervised:
+            return record
+        with suppress(DsvError):
+            for stored in self.runs.listing(record.dataset, record.run):
+                if RECORD in stored.parts:
+                    return self.runs.read(stored)
+        return completed(record, lost(status.reason))
+
+    def _as_last_known(self, record: RunRecord, engine: Engine) -> RunRecord:
+        key = record.engine, record.pool
+        if key not in self._silent:
+            answer = engine.probe()
+            self._silent[key] = answer.reason if isinstance(answer, NoEngine) else None
+        if (reason := self._silent[key]) is None:
+            return record
+        state, since = record.state, record.started_ms
+        if self.answers is not None:
+            with suppress(OSError, ValueError):
+                path = self.answers / record.run
+                state, since = RunState(path.read_text()), int(path.stat().st_mtime * 1000)
+        said = f"{state} is the last known state; not reachable since {rfc3339(since)}: {reason}"
+        return replace(record, state=state, error=said)
+
+    def _remember(self, record: RunRecord, status: JobStatus) -> None:
+        if self.answers is not None:
+            with suppress(OSError):
+                self.answers.mkdir(mode=0o700, parents=True, exist_ok=True)
+                replace_file(self.answers / record.run, status.state.encode(), mode=0o600)
+
+    def _is_left_to_us(self, record: RunRecord, status: JobStatus) -> bool:
+        """A job that never began may go on to another pool, which only the dsv that submitted it knows."""
+        assert status.ended is not None  # it was looked at before
+        moves = bool(record.then) and not status.ended.launched
+        quiet = status.quiet_for is not None and status.quiet_for >= _SUPERVISOR_HAS
+        return status.ended.seen and quiet and not moves and record.run not in self.supervised
+
+    def _engine(self, record: RunRecord) -> Engine | None:
+        key = record.engine, record.pool
+        if key not in self._made:
+            self._made[key] = self.engines.make(*key)
+        return self._made[key]
+
+
+def forget_job(record: RunRecord, engines: Engines) -> None:
+    """Removes what the job left about itself, and what its cluster keeps of it, once that is in the record."""
+    engine = None if record.job is None else engines.make(record.engine, record.pool)
+    if engine is not None and record.job is not None:
+        engine.forget(record.job)
+    pool = None if record.pool is None else engines.pools.get(record.pool)
+    if pool is not None and pool.out is not None:
+        remove_scratch(job_folder(pool.out, record.dataset, record.run))
+
+
+def record_cut_off(
+    marks: Marks,
+    spool: Spool,
+    runs: RunStore,
+    engines: Engines,
+    warn: Callable[[str], None],
+    stop: Mapping[RunId, float] | None = None,
+) -> list[RunRecord]:
+    """Runs of this store that nobody supervises any more get the end of their record, and are returned.
+
+    A run whose job lives on, because what should have ended it was killed too, stays as it is, and so does one whose
+    engine doesn't answer; both are told. stop: runs whose jobs are ended first, each with its seconds of grace.
+    """
+    done = []
+    for dataset, run in marks.of_the_dead():
+        early = marks.early(run)
+        begun = _begun(dataset, run, spool, runs)
+        if early is not None and (begun is None or not begun.state.is_terminal):
+            begun = early  # it names the last pool, and others may write to the store
+        if begun is not None and begun is early and begun.state.is_terminal:
+            whole = replace(begun, output=RunOutput(error="dsv was killed while it sent it"))
+            done.append(_keep_end(whole, None, spool, runs))
+        elif begun is not None and not begun.state.is_terminal:
+            own = begun if early is not None else replace(begun, job=None)
+            found = _what_became_of(own, engines, warn, (stop or {}).get(run))
+            if found is None:
+                continue
+            ended, job = found
+            whole, log = completed(begun, ended, now_ms() if job is not None else None), None
+            if job is not None:
+                whole, log = with_what_it_left(
+                    whole,
+                    job,
+                    KnownSecrets.elsewhere(begun, engines.environ),
+                    logged=begun.log is not None,
+                )
+            done.append(_keep_end(whole, log, spool, runs))
+            forget_job(whole, engines)
+        marks.clear(dataset, run)
+    return done
+
+
+def _keep_end(record: RunRecord, log: bytes | None, spool: Spool, runs: RunStore) -> RunRecord:
+    try:
+        if log is not None:
+            spool.keep(record.dataset, record.run, LOG, log)
+        spool.keep(record.dataset, record.run, RECORD, encode_within_bounds(record))
+    except OSError as problem:
+        raise NoRoom(
+            f"the record of run {record.run} can't be kept: {problem}", subject=record.run
+        ) from problem
+    with suppress(DsvError, OSError):  # it waits here, and is shown so
+        spool.send(runs, only=record.run)
+    return record
+
+
+def _what_became_of(
+    record: RunRecord, engines: Engines, warn: Callable[[str], None], grace: float | None
+) -> tuple[Ended, FoundJob | None] | None:
+    """What to record of a run whose supervisor is gone: how its job ended if the engine can tell, else what is not
+    known; and the job, if a cluster keeps what it has left. None if the job lives, or may live."""
+    try:
+        job = find_job(record, engines)
+    except Unreachable as error:
+        warn(
+            f"lost track of run {record.run}: its supervisor died, and the engine does not answer: {error.message}"
+        )
+        return None
+    if job is None:
+        return lost(GONE), None
+    if job.status.state in (RunState.QUEUED, RunState.RUNNING) and grace is None:
+        warn(
+            f"the supervisor of run {record.run} died, but its job still runs; to end it: dsv stop {record.run}"
+        )
+        return None
+    ended = job.cancel(grace or 0.0)
+    if ended.lives:
+        return None
+    if ended.ended is not None:
+        return ended.ended, job if job.engine.queues else None
+    return lost(
+        GONE if ended.exit_code is None else f"{GONE}; the job's exit code was {ended.exit_code}"
+    ), None
+
+
+def _begun(dataset: DatasetName, run: RunId, spool: Spool, runs: RunStore) -> RunRecord | None:
+    """What is known of a run: what waits here is never older than what the store has."""
+    for record in spool.records(lambda part: (part.dataset, part.run) == (dataset, run), lambda _: None):
+        return record
+    for stored in runs.listing(dataset, run):
+        return runs.read(stored)
+    return None

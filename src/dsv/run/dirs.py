@@ -1,0 +1,274 @@
+"""The surroundings of a run: the caller, its folders, the mounts of its data, and the metrics that it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from dsv.errors import LaunchError, UsageError
+from dsv.fs.files import replace_file
+from dsv.fs.process import host_name, user_name
+from dsv.run.engines.base import Mount
+from dsv.run.record import CodeState, RunId
+from dsv.values.json import Json, parse_json
+from dsv.values.names import DatasetName
+
+MAX_METRICS: Final = 1 << 20
+MAX_BESIDE: Final = 256
+"""Entries at the top of a commit that can be mounted one by one, beside further data."""
+SPOOLS: Final = "unsent-runs"
+"""Where records wait to be sent, in the user's folder for dsv's state."""
+ANSWERS: Final = "last-answers"
+"""The folder of what clusters said last of each run, below the user's state. A file has the state of one run."""
+LIVE_LOG: Final = "live.log"
+"""What a detached job has written so far, in the folder of its run."""
+MESSAGES: Final = "dsv.log"
+"""What dsv has to say of a run that has no terminal, in the folder of the run."""
+PARAMS_FILE, METRICS_FILE = "params.json", "metrics.json"
+_GIT_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """state: the user's folder for dsv's state; host and user: as the record names them; author: who signs the commits
+    of code and outputs."""
+
+    environ: Mapping[str, str]
+    state: Path
+    cwd: Path
+    host: str
+    user: str
+    author: str | None = None
+    workspace_above: Callable[[Path], Path | None] = lambda folder: None
+    """Returns the root of the workspace that a folder lies in, if it lies in one."""
+
+    @classmethod
+    def here(
+        cls,
+        environ: Mapping[str, str],
+        state: Path,
+        cwd: Path,
+        workspace_above: Callable[[Path], Path | None],
+    ) -> Self:
+        """For a run by this process, on this machine."""
+        return cls(environ, state, cwd, host_name(), user_name(os.getuid()), None, workspace_above)
+
+    def folder(self, dataset: DatasetName, run: RunId) -> Path:
+        """Of one run: its output, unless that goes elsewhere, and its scratch."""
+        return run_folder(self.state, dataset, run)
+
+    @property
+    def spool(self) -> Path:
+        return self.state / SPOOLS
+
+
+def first_time(place: RunPlace, what: str) -> bool:
+    """Whether this is the first time that this user is told of this on this machine."""
+    try:
+        folder = place.state / "told"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(folder / what, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def leave_terminal(folder: Path, terminals: Iterable[int]) -> None:
+    """From now on what dsv has to say goes to a file in this folder of a run, and no output to these descriptors: the
+    terminal is gone, and the output of the job is kept in another way."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    messages = nothing
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        messages = os.open(folder / MESSAGES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for descriptor in terminals:
+        os.dup2(messages if descriptor == 2 else nothing, descriptor)
+    for descriptor in {nothing, messages}:
+        os.close(descriptor)
+
+
+def run_folder(state: Path, dataset: DatasetName, run: RunId) -> Path:
+    return state / "runs" / dataset.component / run
+
+
+def job_folder(out: str, dataset: DatasetName, run: RunId) -> Path:
+    """What the job of a run leaves about itself, in a pool whose output goes here."""
+    return Path(out) / dataset.component / f"{run}.job"
+
+
+def output_folder(place: RunPlace, asked: Path | None, otherwise: Path) -> Path:
+    """Where the job's files go. Raises `UsageError` for one inside a workspace: a sync would take them."""
+    if asked is None:
+        return otherwise
+    folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100 (a symlink is the caller's to resolve)
+    workspace = place.workspace_above(_nearest(folder))
+    if workspace is not None:
+        raise UsageError(
+            f"{folder} lies in the workspace {workspace}, whose next sync would take what the run writes",
+            subject=str(folder),
+            hint="leave out --out, or name a folder elsewhere",
+        )
+    return folder
+
+
+def code_folder(place: RunPlace, asked: Path) -> Path:
+    """Raises `UsageError` if it is no folder."""
+    folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100
+    if not folder.is_dir():
+        raise UsageError(
+            f"{folder} is not a folder", subject=str(folder), hint="--code names the folder of the code"
+        )
+    return folder
+
+
+def make_folder(folder: Path, hint: str | None = None) -> None:
+    """Raises `LaunchError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(
+            f"{folder} can't be made: {error.strerror}",
+            subject=str(folder),
+            hint=hint,
+        ) from error
+
+
+def write_params(out: Path, params: Mapping[str, Json]) -> None:
+    """Replaces `params.json`, never writing through a link. Raises `LaunchError`."""
+    try:
+        replace_file(out / PARAMS_FILE, json.dumps(params).encode() + b"\n", mode=0o644, sync=False)
+    except OSError as error:
+        raise LaunchError(f"{out} can't be written to: {error.strerror}", subject=str(out)) from error
+
+
+def data_mounts(main: Path, further: Mapping[str, Path], skeleton: Path) -> tuple[list[Mount], list[Mount]]:
+    """The mounts of the target and of further data, in this order.
+
+    Nothing can be mounted inside a folder that is mounted read-only unless it has a place for it. So with
+    further data `/data` is a skeleton that has one for each entry at the top of the commit, and for each name.
+    Nothing is written: see `make_skeleton`. Raises `LaunchError` if names clash or there are too many.
+    """
+    others = [Mount(path, f"/data/{name}") for name, path in further.items()]
+    if not others:
+        return [Mount(main, "/data")], []
+    entries = sorted(main.iterdir()) if main.is_dir() else []
+    names = {entry.name for entry in entries}
+    for name in further:
+        if name in names:
+            raise LaunchError(f"the target has a {name} of its own", subject=name, hint="--data OTHERNAME=…")
+    if len(entries) > MAX_BESIDE:
+        raise LaunchError(
+            f"the target has {len(entries)} entries at its top, and beside further data each is mounted by itself",
+            subject=str(main),
+            hint="put the further data first as the target, or sync the files into folders",
+        )
+    own = [Mount(entry, f"/data/{entry.name}") for entry in entries if not entry.is_symlink()]
+    return [Mount(skeleton, "/data"), *own], others
+
+
+def make_skeleton(main: Path, further: Sequence[str], skeleton: Path) -> None:
+    """The places for `data_mounts`, and the symlinks at the top of the commit. Raises `LaunchError`."""
+    try:
+        skeleton.mkdir(parents=True)
+        for entry in main.iterdir():
+            place = skeleton / entry.name
+            if entry.is_symlink():
+                place.symlink_to(entry.readlink())
+            elif entry.is_dir():
+                place.mkdir()
+            else:
+                place.touch()
+        for name in further:
+            (skeleton / name).mkdir()
+    except OSError as error:
+        raise LaunchError(f"{skeleton} can't be made: {error.strerror}", subject=str(skeleton)) from error
+
+
+def remove_scratch(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """values: None if the job wrote none, or none that can be used; problem: why not, if it wrote some."""
+
+    values: dict[str, Json] | None = None
+    problem: str | None = None
+
+
+def metrics_stamp(out: Path) -> tuple[int, int, int] | None:
+    """Tells a `metrics.json` that was there before from one that the job wrote."""
+    try:
+        status = (out / METRICS_FILE).lstat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def read_metrics(out: Path, before: tuple[int, int, int] | None) -> Metrics:
+    """What the job wrote to `metrics.json`: at most 1 MiB, a JSON object, in a plain file."""
+    if metrics_stamp(out) in (None, before):
+        return Metrics()
+    try:
+        descriptor = os.open(out / METRICS_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return Metrics(problem="it is no plain file")
+            data = file.read(MAX_METRICS + 1)
+    except OSError as error:
+        return Metrics(problem="it is a symlink" if (out / METRICS_FILE).is_symlink() else error.strerror)
+    return parse_metrics(data)
+
+
+def parse_metrics(data: bytes) -> Metrics:
+    if len(data) > MAX_METRICS:
+        return Metrics(problem=f"it is larger than {MAX_METRICS} bytes")
+    try:
+        values = parse_json(data.decode("utf-8"))
+    except ValueError as error:
+        return Metrics(problem=f"it is no JSON: {error}")
+    return Metrics(values) if isinstance(values, dict) else Metrics(problem="it is no JSON object")
+
+
+def code_state(folder: Path, environ: Mapping[str, str]) -> CodeState:
+    """The git commit of a folder, and whether it differs from it; neither if it is in no work tree."""
+    head = _git(folder, environ, "rev-parse", "--verify", "HEAD")
+    if head is None or re.fullmatch(r"[0-9a-f]{40,64}", head.strip()) is None:
+        return CodeState(str(folder))
+    changes = _git(folder, environ, "status", "--porcelain", "--untracked-files=normal", "--", ".")
+    return CodeState(str(folder), head.strip(), None if changes is None else bool(changes.strip()))
+
+
+def _git(folder: Path, environ: Mapping[str, str], *arguments: str) -> str | None:
+    """Without locks, and without the programs that a repository's own configuration may name."""
+    argv = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(
+            argv,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder itself, or the nearest above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder

@@ -1,0 +1,205 @@
+"""The engines, how one is chosen for a run, and finding a job by its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Final, cast
+
+from dsv.errors import LaunchError, UsageError
+from dsv.run.engines.base import NO_OPTIONS, Engine, Facts, JobStatus, NoEngine
+from dsv.run.record import JobRef, RunRecord, RunState
+from dsv.run.resources import Pool
+from dsv.values.json import Json
+
+PROCESS: Final = "process"
+"""The engine of a command without an image."""
+
+
+class _Registry(MutableMapping[str, type[Engine]]):
+    """Classes of engines by their names. The module of one is imported when it is asked for: most commands need one
+    engine or none, and each brings much along."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._found: dict[str, str | type[Engine]] = dict(places)
+
+    def __getitem__(self, name: str) -> type[Engine]:
+        found = self._found[name]
+        if isinstance(found, str):
+            module, _, kind = found.partition(":")
+            found = self._found[name] = cast("type[Engine]", getattr(import_module(module), kind))
+        return found
+
+    def __setitem__(self, name: str, kind: type[Engine]) -> None:
+        self._found[name] = kind
+
+    def __delitem__(self, name: str) -> None:
+        del self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found
+
+
+ENGINES: Final[MutableMapping[str, type[Engine]]] = _Registry(
+    {
+        "docker": "dsv.run.engines.containers.docker:Docker",
+        "podman": "dsv.run.engines.containers.podman:Podman",
+        PROCESS: "dsv.run.engines.process:Process",
+        "slurm": "dsv.run.engines.slurm.engine:Slurm",
+        "kubernetes": "dsv.run.engines.kubernetes.engine:Kubernetes",
+    }
+)
+"""By name, in the order in which they are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Makes engines for a caller. pools: those of the configuration by name, for what their engines need to know."""
+
+    environ: Mapping[str, str]
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+
+    def make(self, name: str, pool: str | None = None) -> Engine | None:
+        """None if there is no such engine. pool: the one that the job runs in; a pool that isn't configured here, or
+        has another engine here, tells nothing."""
+        kind = ENGINES.get(name)
+        known = None if pool is None else self.pools.get(pool)
+        if kind is None:
+            return None
+        return kind(self.environ, known.options if known is not None and known.engine == name else NO_OPTIONS)
+
+
+def engine_of(pool: Pool) -> type[Engine]:
+    """The engine of a pool that has one, its options found to be right. Raises `UsageError`."""
+    assert pool.engine is not None  # of this machine none is named
+    kind = ENGINES.get(pool.engine)
+    if kind is None:
+        raise UsageError(
+            f"the pool {pool.name} has the engine {pool.engine}, and there is none of that name",
+            subject=pool.engine,
+            hint=f"dsv config pools.{pool.name}.engine {next(iter(ENGINES))} (one of {', '.join(ENGINES)})",
+        )
+    kind.check_options(pool.options, f"pools.{pool.name}.{pool.engine}")
+    return kind
+
+
+_PLAIN: Final = (
+    "without --image the command runs as a plain process. "
+    "Data protected only by file permissions (shown once)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """note: what to tell the user once about the choice, if it may surprise."""
+
+    engine: Engine
+    facts: Facts
+    note: str | None = None
+
+
+def choose(
+    environ: Mapping[str, str],
+    name: str | None,
+    image: str | None,
+    options: Mapping[str, Json] = NO_OPTIONS,
+) -> Chosen:
+    """The engine of this name, with the options of its pool. Without a name it is the first that answers, or `process`
+    if there is no image.
+
+    Raises `UsageError` for an unknown name, or an image that the engine can't run; `LaunchError` if the named engine,
+    or every engine, doesn't answer.
+    """
+    if name is not None:
+        return _named(environ, name, image, options)
+    if image is None:
+        chosen = _named(environ, PROCESS, None)
+        return Chosen(chosen.engine, chosen.facts, _PLAIN)
+    reasons = []
+    for make in ENGINES.values():
+        engine = make(environ)
+        if not engine.takes_image:
+            continue
+        answer = engine.probe()
+        if not isinstance(answer, NoEngine):
+            return Chosen(engine, answer)
+        reasons.append(answer.reason)
+    raise LaunchError(
+        f"no engine can run {image}: {'; '.join(reasons)}",
+        subject=image,
+        hint="start docker or podman, or leave out --image to run a plain process",
+    )
+
+
+def check_image_for(engine: type[Engine] | Engine, image: str | None) -> None:
+    """Raises `UsageError` if the engine can't run this image, or can't do without one."""
+    name = engine.name
+    if engine.takes_image and image is None:
+        raise UsageError(
+            f"{name} needs an image", subject=name, hint=f"dsv run --engine {name} --image IMAGE …"
+        )
+    if image is not None and engine.takes_image is False:
+        raise UsageError(
+            f"the {name} engine runs no images", subject=image, hint="leave out --image or --engine"
+        )
+
+
+def _named(
+    environ: Mapping[str, str], name: str, image: str | None, options: Mapping[str, Json] = NO_OPTIONS
+) -> Chosen:
+    make = ENGINES.get(name)
+    if make is None:
+        raise UsageError(f"there is no engine {name}", subject=name, hint=f"one of {', '.join(ENGINES)}")
+    check_image_for(make, image)
+    engine = make(environ, options)
+    answer = engine.probe()
+    if isinstance(answer, NoEngine):
+        raise LaunchError(
+            answer.reason,
+            subject=name,
+            hint=answer.hint or "dsv run chooses one that answers, without --engine",
+        )
+    return Chosen(engine, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundJob:
+    """A job that its engine has: alive, or ended and not yet removed."""
+
+    engine: Engine
+    ref: JobRef
+    status: JobStatus
+
+    def cancel(self, grace: float) -> JobStatus:
+        """Ends it, if it lives, and removes what the engine keeps of it; how it ended."""
+        return self.engine.cancel(self.ref, grace) or self.status
+
+    def logs(self, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
+        return self.engine.logs(self.ref, follow)
+
+
+def find_job(record: RunRecord, engines: Engines) -> FoundJob | None:
+    """None if the engine has no such job, or none any more. Raises `Unreachable` if it doesn't answer.
+
+    A run that was killed before its reference was written down is looked for by its id.
+    """
+    engine = engines.make(record.engine, record.pool)
+    if engine is None:
+        return None
+    refs = engine.list(record.run) if record.job is None else (record.job, *engine.list(record.run))
+    found = None
+    for ref in refs:
+        status = engine.status(ref)
+        if status is not None and status.state is not RunState.CUT_OFF and (found is None or status.lives):
+            found = FoundJob(engine, ref, status)
+            if status.lives:
+                break
+    return found

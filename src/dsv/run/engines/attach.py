@@ -1,0 +1,250 @@
+"""Submitting a job and staying with it until its end, with signals passed on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Event, Lock, Thread
+from time import monotonic
+from typing import Final
+
+from dsv.errors import LaunchError
+from dsv.run.engines.base import CANNOT_LAUNCH, Ended, Engine, Handle, ImageNotPulled, NoPlaceYet, Plan
+from dsv.run.engines.output import Output
+from dsv.run.engines.reaper import GRACE
+from dsv.run.engines.signals import ENDING, TELLING, Signals
+from dsv.run.record import TIMED_OUT, EndCause, JobRef
+
+_PAUSES: Final = (2.0, 15.0)
+"""Seconds before an engine that has no place for a job is asked again, at first and at most."""
+
+
+class Foreground:
+    """A `Handle` from the moment in which a job is submitted: its engine may take long to take it.
+
+    known: writes the reference down. The job begins only after that, so that whoever is killed in between leaves
+    either nothing that runs or something that can be found. What it raises ends the job, and is raised by `check`.
+    waits: told why the engine has no place for the job yet; whether it is to be asked again after a pause.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        output: Output,
+        on_end: Callable[[], None],
+        known: Callable[[JobRef], None],
+        waits: Callable[[str], bool] = lambda reason: False,
+    ) -> None:
+        self._engine = engine
+        self._output = output
+        self._on_end = on_end
+        self._known = known
+        self._waits = waits
+        self._cancelled = Event()
+        self._lock = Lock()  # held while the job begins: a signal comes before that or reaches the job
+        self._attached: Handle | None = None
+        self._ended: Ended | None = None
+        self._problem: BaseException | None = None
+        Thread(target=self._begin, args=(plan,), name="dsv-job", daemon=True).start()
+
+    @property
+    def ended(self) -> Ended | None:
+        return self._ended if self._attached is None else self._attached.ended
+
+    def check(self) -> None:
+        """Raises what kept the reference from being written down."""
+        if self._problem is not None:
+            raise self._problem
+
+    def signal(self, number: int) -> None:
+        with self._lock:
+            if self._attached is not None:
+                self._attached.signal(number)
+            elif number in ENDING:
+                self._cancelled.set()
+
+    def kill(self) -> None:
+        with self._lock:
+            self._cancelled.set()
+            if self._attached is not None:
+                self._attached.kill()
+
+    def _begin(self, plan: Plan) -> None:
+        ref, cause, hint = None, None, None
+        try:
+            ref = self._submit(plan)
+            self._known(ref)
+            with self._lock:
+                if not self._cancelled.is_set():
+                    self._attached = self._engine.attach(ref, self._output, self._on_end)
+                    return
+            reason = "it was ended before it began"
+        except LaunchError as error:
+            reason, hint = error.message, error.hint
+            cause = EndCause.IMAGE_NOT_PULLED if isinstance(error, ImageNotPulled) else None
+        except BaseException as error:  # noqa: BLE001 (raised by `check`, in the thread that waits)
+            self._problem, reason = error, str(error)
+        ended = Ended(
+            exit_code=CANNOT_LAUNCH,
+            launched=False,
+            taken=ref is not None,
+            reason=reason,
+            hint=hint,
+            cause=cause,
+        )
+        if ref is not None and not self._is_gone(ref):
+            ended = replace(ended, seen=False, may_live=True)
+        self._ended = ended
+        self._on_end()
+
+    def _submit(self, plan: Plan) -> JobRef:
+        pause, longest = _PAUSES
+        while True:
+            try:
+                return self._engine.submit(plan, self._output, self._cancelled)
+            except NoPlaceYet as error:
+                if not self._waits(error.message):
+                    raise
+            if self._cancelled.wait(pause):
+                raise LaunchError("it was ended before it began")
+            pause = min(pause * 1.5, longest)
+
+    def _is_gone(self, ref: JobRef) -> bool:
+        """Ends the job. Only one that its engine holds by itself may live on without an answer."""
+        left = self._engine.cancel(ref, 0)
+        return not self._engine.queues or (left is not None and not left.lives)
+
+
+_TICK: Final = 1.0
+_AGAIN: Final = 5.0
+_LAST_OUTPUT: Final = 2.0
+
+
+def supervise(
+    handle: Handle,
+    output: Output,
+    signals: Signals,
+    *,
+    lost: Callable[[], str | None],
+    note: Callable[[str], None],
+    over: Callable[[], None] = lambda: None,
+    grace: Callable[[], float] = lambda: GRACE,
+    expired: Callable[[], bool] = lambda: False,
+    hung_up: Callable[[], None] | None = None,
+) -> Ended:
+    """Returns when the job is over and its output delivered.
+
+    lost: called once a second; an answer is the reason to end the job. expired: called as often; whether the job's
+    time is over, and it is to be ended. grace: the seconds that the job gets to end, called when it is told to.
+    hung_up: called in place of ending the job if the terminal goes away; such a job is also left alive if it can't be
+    killed and one more signal comes. over: called after the job's end and before
+    its last output is delivered, which may take long. An exception in this function, for instance by Ctrl-C if signals
+    are not caught, ends the job first.
+    """
+    try:
+        ended = _until_end(handle, output, signals, lost, note, grace, expired, hung_up)
+    except BaseException:
+        output.let_go()
+        _end_now(handle, signals)
+        raise
+    output.job_ended()
+    over()
+    _deliver(output, signals, patient=_by_itself(ended))
+    return ended
+
+
+def _until_end(
+    handle: Handle,
+    output: Output,
+    signals: Signals,
+    lost: Callable[[], str | None],
+    note: Callable[[str], None],
+    grace: Callable[[], float],
+    expired: Callable[[], bool],
+    hung_up: Callable[[], None] | None,
+) -> Ended:
+    first: int | None = None
+    timed_out = False
+    reason: str | None = None
+    deadline: float | None = None
+    kills = 0
+    while (ended := handle.ended) is None:
+        number = signals.next(_TICK if deadline is None else max(0.0, min(_TICK, deadline - monotonic())))
+        if number in TELLING:
+            handle.signal(number)
+        elif number == signal.SIGHUP and hung_up is not None:
+            hung_up()
+        elif number is not None and kills > 1 and hung_up is not None:
+            return _judged(_left_alive(128 + number), first, reason, timed_out)
+        elif number is not None and first is None:
+            first, seconds = number, grace()
+            note(
+                f"{signal.Signals(number).name} was sent to the job; it has {seconds:.0f} s to exit; "
+                "send it again to kill it now"
+            )
+            deadline = monotonic() + seconds
+            handle.signal(number)
+        elif number is not None:
+            deadline = monotonic()
+        told_to_end = reason is not None or timed_out
+        timed_out = timed_out or (first is None and reason is None and expired())
+        if reason is None and (reason := lost()) is not None:
+            note(f"ending the job: {reason}")
+        elif timed_out and not told_to_end:
+            note("ending the job: its time limit is reached")
+        if (reason is not None or timed_out) and not told_to_end:
+            deadline = monotonic() + grace() if deadline is None else deadline
+            handle.signal(signal.SIGTERM)
+        if deadline is not None and monotonic() >= deadline:
+            output.let_go()
+            handle.kill()
+            kills += 1
+            deadline = monotonic() + _AGAIN
+            if kills == 2 and hung_up is not None:
+                note(
+                    "the job has not ended, or its cluster does not answer; send the signal again to leave it running"
+                )
+    if not ended.launched and first is not None:
+        ended = replace(ended, exit_code=128 + first, reason="interrupted before the command began")
+    return _judged(ended, first, reason, timed_out)
+
+
+def _left_alive(exit_code: int) -> Ended:
+    reason = "the job was left, as it could not be ended"
+    return Ended(exit_code=exit_code, launched=True, seen=False, may_live=True, reason=reason)
+
+
+def _judged(ended: Ended, first: int | None, lost: str | None, timed_out: bool) -> Ended:
+    """The end with its cause. What dsv did itself comes before what the engine saw of it."""
+    ended = replace(ended, signal=first)
+    if lost is not None:
+        return replace(ended, cause=EndCause.LEASE_LOST, exit_code=CANNOT_LAUNCH, reason=lost)
+    if not ended.seen:
+        return replace(ended, cause=EndCause.LOST_SIGHT)
+    if timed_out:
+        return replace(ended, cause=EndCause.TIME_LIMIT, exit_code=ended.exit_code or TIMED_OUT)
+    if first is not None:
+        return replace(ended, cause=EndCause.CANCELLED)
+    return replace(ended, cause=ended.cause or (EndCause.EXITED if ended.launched else EndCause.NOT_STARTED))
+
+
+def _by_itself(ended: Ended) -> bool:
+    return ended.signal is None and ended.cause not in (EndCause.LEASE_LOST, EndCause.TIME_LIMIT)
+
+
+def _deliver(output: Output, signals: Signals, *, patient: bool) -> None:
+    """A slow reader gets all that the job wrote, however long that takes; a signal ends the wait."""
+    if not patient and not output.settled(_LAST_OUTPUT):
+        output.let_go()
+    while not output.settled(0.2):
+        if signals.next(0.0) not in (None, *TELLING):
+            output.let_go()
+
+
+def _end_now(handle: Handle, signals: Signals) -> None:
+    deadline = monotonic() + 2 * _AGAIN
+    while handle.ended is None and monotonic() < deadline:
+        handle.kill()
+        signals.next(1.0)

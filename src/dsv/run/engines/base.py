@@ -1,0 +1,371 @@
+"""What an engine is: something that takes a job, runs it, and answers questions about it later.
+
+    facts = engine.probe()                     what is there, once
+    plan = engine.plan(job, facts)             pure: what will be run, as a value that `--dry-run` prints
+    ref = engine.submit(plan, ...)             the engine has the job, which has not begun
+    ...                                        the caller writes the reference down
+    handle = engine.attach(ref, ...)           the job begins; its output arrives
+    supervise(handle, ...)                     see supervise.py
+    status, logs, cancel, list                 by the reference, from any process, later
+
+`Foreground` of foreground.py does submit, write down and attach. A new engine implements `Engine` and `Handle`, is
+registered in run/engine_list.py, and joins the conformance suite.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from threading import Event
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Protocol
+
+from dsv.errors import DsvError, LaunchError
+from dsv.run.engines.machine import Machine
+from dsv.run.engines.output import Output
+from dsv.run.node_order import NO_ACCESS, StoreAccess
+from dsv.run.record import EndCause, JobRef, RunPart, RunState, Usage
+from dsv.run.resources import Capacity, Resources
+from dsv.values.json import Json
+
+CANNOT_LAUNCH: Final = 125
+CANNOT_INVOKE: Final = 126
+NOT_FOUND: Final = 127
+NO_OPTIONS: Final[Mapping[str, Json]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder of this machine as the job sees it. target: absolute, inside a container."""
+
+    source: Path
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(Resources):
+    """The options of a run that an engine carries out as they are.
+
+    shm_bytes: None for half of the memory that the job may use; engine_args: further options of the engine's own;
+    forward: whether dsv in a cluster gets the caller's credentials for the store.
+    """
+
+    command: tuple[str, ...] = ()
+    image: str | None = None
+    shm_bytes: int | None = None
+    engine_args: tuple[str, ...] = ()
+    forward: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Task):
+    """What is to be run, in terms that fit every engine.
+
+    run: the id of the run, a label; name: of the container; env: added to what the engine gives every job; workdir: as
+    the job sees it, None for the engine's own; scratch: an empty folder of this run, for the engine's files. Of an
+    engine that queues, which stages no data before it has room: hold: the arguments of the dsv with which a machine
+    makes sure of the data, and holds it while the command runs that is added to them; close: those with which it
+    completes the record of the run once the command has ended; order: what they read from stdin; access: how
+    that dsv reaches the store, if it has no configuration of its own there.
+    """
+
+    run: str
+    name: str
+    mounts: tuple[Mount, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    workdir: str | None = None
+    scratch: Path
+    hold: tuple[str, ...] = ()
+    close: tuple[str, ...] = ()
+    order: str = ""
+    access: StoreAccess = NO_ACCESS
+
+    @classmethod
+    def of(cls, task: Task, **more: Any) -> Job:
+        """The job of a task. more: the fields that a task has not."""
+        return cls(**{each.name: getattr(task, each.name) for each in fields(Task)}, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What planning has to know about the machine and the engine on it.
+
+    where: which daemon, kernel or cluster would hold the job, as in a `JobRef`; rootless: the engine runs as the
+    caller; remapped: root in its containers is nobody outside; init: the options that put an init process into a
+    container, none if there is no such program; keep_groups: whether the caller's supplementary groups can be passed
+    on by that name; gpu_labels: the labels, with their values, that tell which GPUs the nodes of a cluster have;
+    hosts: commits, each with a node that had it lately in a cache of its own.
+    """
+
+    machine: Machine
+    where: str = ""
+    version: str | None = None
+    rootless: bool = False
+    remapped: bool = False
+    init: tuple[str, ...] = ()
+    keep_groups: bool = False
+    gpu_labels: tuple[tuple[str, str], ...] = ()
+    hosts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NoEngine:
+    """Why an engine can't be used here: half a sentence. error: the same, if more is known than that it doesn't
+    answer: what to do about it."""
+
+    reason: str
+    error: DsvError | None = None
+
+    @classmethod
+    def of(cls, error: DsvError) -> NoEngine:
+        return cls(error.message, error)
+
+    @property
+    def hint(self) -> str | None:
+        return None if self.error is None else self.error.hint
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateFile:
+    """A file that only the caller can read, written just before the job is submitted and removed right after."""
+
+    path: Path
+    content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What will be run. `env` is added to the caller's environment: values are there, never in argv.
+
+    argv: one command line that does the same when a person types it; script: the batch script or the manifest that a
+    cluster gets, complete, so that a person can submit it without dsv; where: as in `Facts`; memory_bytes, cpus: what
+    the engine keeps a plain process to, the latter by their numbers; notes: what a person should know before it starts.
+    """
+
+    engine: str
+    run: str
+    where: str = ""
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
+    cwd: Path | None = None
+    files: tuple[PrivateFile, ...] = ()
+    image: str | None = None
+    shm_bytes: int | None = None
+    memory_bytes: int | None = None
+    cpus: tuple[int, ...] = ()
+    script: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """The script, else the command line, quoted for a shell."""
+        return shlex.join(self.argv) if self.script is None else self.script.rstrip("\n")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageIdentity:
+    """Which image it was. id: the engine's own; digest: `NAME@sha256:…`, if a registry knows it by one."""
+
+    id: str
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a job ended. exit_code: the command's own, 128 + n after signal n; 125 to 127 if it never began.
+
+    reason: for people, if the exit code alone doesn't say it; hint: what they can do about it. cause: why it ended,
+    if the engine knows of another cause than the command itself. seen: False if nobody knows how it ended, nor even
+    whether it did, because the engine doesn't tell any more. stopped: who asked dsv on any machine to end it.
+    taken: False if the engine did not take the job at all. parts: of each node and attempt, if the engine saw to
+    them itself. may_live: it could not be ended, so it may still begin or run. metrics: what it left in
+    `metrics.json`, of an engine whose folders can't be seen here. signal: the first ending one that dsv passed on.
+    """
+
+    exit_code: int
+    launched: bool
+    seen: bool = True
+    taken: bool = True
+    reason: str | None = None
+    hint: str | None = None
+    cause: EndCause | None = None
+    stopped: str | None = None
+    image: ImageIdentity | None = None
+    usage: Usage | None = None
+    parts: tuple[RunPart, ...] = ()
+    may_live: bool = False
+    metrics: bytes | None = None
+    signal: int | None = None
+
+
+class ImageNotPulled(LaunchError):
+    """The image of a job could not be fetched."""
+
+
+class NoPlaceYet(LaunchError):
+    """The engine takes no further job now, and may take this one later: a quota is used up, for instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What an engine says of a job.
+
+    state: `SUBMITTED` (it has not begun), `QUEUED`, `RUNNING`, `ENDED`, `NOT_LAUNCHED`, or `CUT_OFF` if the engine has
+    no such job any more. exit_code: of a job that has ended, if the engine knows it.
+    ended: how it did, of an engine that holds its jobs itself and so can tell that later. quiet_for: for how many
+    seconds a job that is over has written nothing; None if this machine doesn't see what is left. reason: why it waits.
+    """
+
+    state: RunState
+    exit_code: int | None = None
+    ended: Ended | None = field(default=None, compare=False)
+    quiet_for: float | None = field(default=None, compare=False)
+    reason: str | None = field(default=None, compare=False)
+
+    @property
+    def lives(self) -> bool:
+        return not self.state.is_terminal
+
+
+class Handle(Protocol):
+    """Attached to a job. Methods may be called from any thread, in any state, and don't raise."""
+
+    @property
+    def ended(self) -> Ended | None:
+        """None until the job is over and the engine has cleaned up behind it."""
+        ...
+
+    def signal(self, number: int) -> None:
+        """Passes a signal on, to a job that is just starting as soon as it can take one."""
+        ...
+
+    def kill(self) -> None:
+        """Ends the job without asking it. A further call tries harder."""
+        ...
+
+
+class Engine(Protocol):
+    """A way of running jobs.
+
+    On one machine, a job ends with the process that is attached to it (see guard.py). In a cluster it doesn't: there
+    the cluster holds the job, and whoever attaches only looks on.
+    """
+
+    name: ClassVar[str]
+    takes_image: ClassVar[bool | None]
+    """Whether it needs an image, or takes none; None if its pool decides that."""
+    queues: ClassVar[bool]
+    """Whether it holds a job back itself until there is room. If it doesn't, dsv waits before it submits."""
+    gpu_hint: ClassVar[str]
+    """What may help if a job with GPUs can't be started."""
+    shares_folders: ClassVar[bool]
+    """Whether its jobs see the folders of this machine under their names, so that what they leave is seen here."""
+    gives: ClassVar[frozenset[str]]
+    """The fields of `Resources`, and `shm_bytes`, that it can give a job, besides those of `limits.SEEN_TO`. A job that
+    asks for more is refused before anything of it is fetched."""
+
+    def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
+        """environ: the caller's. options: of the pool, as its table in the configuration has them. Asks nothing."""
+        ...
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Json], where: str) -> None:
+        """Raises `UsageError` for what the engine can't use. where: the key of the table, `pools.NAME.ENGINE`."""
+        ...
+
+    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+        """What it has, and what of it is free, for a job that asks for this. At most a few seconds.
+
+        A cluster leaves out the nodes that such a job can't run on (drained, tainted, of another partition, without
+        the TPU), and says with `not_now` and `never` what its quotas and limits mean for the job.
+        """
+        ...
+
+    def withdraw(self, ref: JobRef) -> JobStatus | None:
+        """Ends the job only if it still waits for room, in one step that can't end one that has just begun.
+
+        Returns what has become of it: `CUT_OFF` or `NOT_LAUNCHED` if it was taken back and will never begin (a job that
+        waits for a further attempt has begun). None without an answer, and then nobody knows. An engine that holds
+        nothing back only tells the state.
+        """
+        ...
+
+    def probe(self) -> Facts | NoEngine:
+        """Asks whether the engine answers, for at most a few seconds. A cluster: its API or its controller."""
+        ...
+
+    def place(self, mount: Mount) -> str:
+        """Where a job finds this mount."""
+        ...
+
+    def plan(self, job: Job, facts: Facts) -> Plan:
+        """What will be run. Pure. Raises `UsageError` and `LaunchError` for what can't be.
+
+        A cluster: the manifest or the batch script is one of `files`, and `argv` is the command that submits it.
+        """
+        ...
+
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+        """Gives the job to the engine, which holds it: it begins only when somebody attaches.
+
+        output: shows what the engine says meanwhile, for instance of an image that it fetches. Once `cancelled` is
+        set this ends soon, as an error. Raises `LaunchError`, and then nothing of the job is left; `NoPlaceYet` if a
+        later call may succeed.
+
+        A cluster submits it held (`sbatch --hold`, a Job with `suspend: true`), so that a process killed before the
+        reference is written down leaves a job that never begins, and that `list` shows.
+        """
+        ...
+
+    def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
+        """Lets the job begin if it hasn't, and stays with it. Its output from the beginning goes to `output`.
+
+        on_end: called once, by another thread, at the end. A command that can't be started is an ended job. Raises
+        `LaunchError` if the job can't be attached to from here: a plain process can't from any process but the one
+        that submitted it.
+
+        A cluster releases the job, then follows its log and asks for its state until that is terminal, all by the
+        reference: any machine that reaches the cluster may attach, several may at once, and one that goes away
+        changes nothing. `signal` and `kill` are requests to the cluster.
+        """
+        ...
+
+    def status(self, ref: JobRef) -> JobStatus | None:
+        """What has become of the job. None without an answer: the engine is down, or this one doesn't hold the job.
+
+        A cluster: `QUEUED` while it waits for room. One that forgets its jobs after a while (Slurm without
+        accounting) reads the end from a file that the job leaves.
+        """
+        ...
+
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
+        """What the engine keeps of the job's output, stdout and stderr together; with `follow` until the job's end.
+
+        None if it keeps nothing: of a plain process, only the process that is attached has the output.
+        """
+        ...
+
+    def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
+        """Ends the job if it lives, and removes what the engine keeps of it. The job gets so many seconds to end.
+
+        Returns how it ended; None without an answer. Of a job that is over already nothing but the rest is removed.
+        """
+        ...
+
+    def forget(self, ref: JobRef) -> None:
+        """Removes what the engine keeps of a job that is over, once its record is whole. Doesn't raise."""
+        ...
+
+    def list(self, run: str | None = None) -> tuple[JobRef, ...]:
+        """The jobs of dsv that the engine has, of one run or of all, whoever submitted them.
+
+        Raises `Unreachable` without an answer. A cluster finds them by a label or by the job's name.
+        """
+        ...
+
+    def find_image(self, reference: str) -> ImageIdentity | None:
+        """The image of this name or id, if this machine has it."""
+        ...

@@ -1,0 +1,325 @@
+"""A container of docker or podman from its start to its removal, with its memory and processor time."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from signal import SIGKILL
+from threading import Thread
+from time import monotonic, sleep
+from typing import Any, Final
+
+from dsv.errors import LaunchError
+from dsv.periodic import Periodic
+from dsv.run.engines.base import CANNOT_INVOKE, CANNOT_LAUNCH, NOT_FOUND, Ended, ImageIdentity
+from dsv.run.engines.containers.create import why
+from dsv.run.engines.containers.program import ContainerProgram, has_begun, lives, wait_for
+from dsv.run.engines.output import Output
+from dsv.run.engines.reaper import Guard
+from dsv.run.engines.signals import ENDING
+from dsv.run.record import EndCause, JobRef, Usage
+from dsv.values.units import format_bytes
+
+INTERVAL: Final = 0.5
+_ROOT: Final = Path("/sys/fs/cgroup")
+
+
+class CgroupSampler:
+    """Samples twice a second. find_pid: finds the container's first process; None until it has started."""
+
+    def __init__(
+        self, find_pid: Callable[[], int | None], root: Path = _ROOT, proc: Path = Path("/proc")
+    ) -> None:
+        self.peak_memory_bytes: int | None = None
+        self.cpu_seconds: float | None = None
+        self._find_pid = find_pid
+        self._root = root
+        self._proc = proc
+        self._folders: tuple[list[Path], list[Path]] | None = None
+        self._wait = 0.025
+        self._sampling = Periodic("dsv-cgroup", self._run)
+
+    def start(self) -> None:
+        self._sampling.start()
+
+    def stop(self) -> None:
+        """The figures stay readable."""
+        self._sampling.stop()
+
+    def _run(self) -> float:
+        if self._folders is None:
+            pid = self._find_pid()
+            if pid is None:
+                self._wait = min(2 * self._wait, 2.0)
+                return self._wait
+            self._folders = self._find_folders(pid)
+        self._sample(*self._folders)
+        return INTERVAL
+
+    def _find_folders(self, pid: int) -> tuple[list[Path], list[Path]]:
+        """The folders that may hold the memory and the processor figures, the best first."""
+        memory: list[Path] = []
+        cpu: list[Path] = []
+        own = self._lines("self")
+        for line in self._lines(str(pid)):
+            if line in own:  # a rootless engine that can't create groups leaves the container in the caller's
+                continue
+            number, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            below = path.strip("/")
+            if not below:  # the root group has the figures of the whole machine
+                continue
+            if number == "0":
+                memory.append(self._root / below)
+                cpu.append(self._root / below)
+            if "memory" in controllers.split(","):
+                memory.insert(0, self._root / "memory" / below)
+            if "cpuacct" in controllers.split(","):
+                cpu.insert(0, self._root / controllers / below)
+                cpu.insert(0, self._root / "cpuacct" / below)
+        return memory, cpu
+
+    def _lines(self, process: str) -> list[str]:
+        try:
+            return (self._proc / process / "cgroup").read_text().splitlines()
+        except OSError:
+            return []
+
+    def _sample(self, memory: list[Path], cpu: list[Path]) -> None:
+        for folder in memory:
+            figures = _figures(folder / "memory.stat")
+            names = ("total_rss", "total_shmem") if "total_rss" in figures else ("anon", "shmem")
+            if names[0] in figures:
+                used = sum(figures.get(name, 0) for name in names)
+                self.peak_memory_bytes = max(used, self.peak_memory_bytes or 0)
+                break
+        for folder in cpu:
+            micros = _figures(folder / "cpu.stat").get("usage_usec")
+            seconds = _nanoseconds(folder / "cpuacct.usage") if micros is None else micros / 1e6
+            if seconds is not None:
+                self.cpu_seconds = max(seconds, self.cpu_seconds or 0.0)
+                break
+
+
+def _figures(path: Path) -> dict[str, int]:
+    try:
+        pairs = (line.split() for line in path.read_text().splitlines())
+        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
+    except (OSError, ValueError):
+        return {}
+
+
+def _nanoseconds(path: Path) -> float | None:
+    try:
+        return int(path.read_text()) / 1e9
+    except (OSError, ValueError):
+        return None
+
+
+SILENCE: Final = 300.0
+"""Seconds without an answer after which an engine is asked no more: it has time to be upgraded."""
+_WAIT: Final = 30.0
+_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 2.0
+_TICK: Final = 0.5
+
+_CODES = (
+    (
+        NOT_FOUND,
+        re.compile("executable file.* not found|command that was not found|no such file", re.IGNORECASE),
+    ),
+    (CANNOT_INVOKE, re.compile("permission denied|exec format error|is a directory", re.IGNORECASE)),
+)
+"""Why a command could not be started, as the engines' runtimes say it."""
+
+
+class ContainerRun:
+    """A `Handle`. begin: whether the container has to be started, or has been."""
+
+    def __init__(
+        self,
+        engine: ContainerProgram,
+        ref: JobRef,
+        guard: Guard,
+        output: Output,
+        on_end: Callable[[], None],
+        *,
+        begin: bool,
+    ) -> None:
+        self._engine = engine
+        self._id = ref.id
+        self._guard = guard
+        self._output = output
+        self._on_end = on_end
+        self._ended: Ended | None = None
+        self._kills = 0
+        self._told_to_end = False
+        self._untold: int | None = None  # a signal that should end the job, and has not reached it
+        self._program: subprocess.Popen[bytes] | None = None
+        try:
+            self._open("start", *engine.start_options) if begin else self._open("logs", "--follow")
+        except OSError as error:
+            guard.abandon()
+            raise LaunchError(
+                f"{engine.name} can't be started: {error.strerror or error}", subject=engine.name
+            ) from error
+        self._sampler = CgroupSampler(self._pid)
+        Thread(target=self._watch, name="dsv-container", daemon=True).start()
+
+    @property
+    def ended(self) -> Ended | None:
+        return self._ended
+
+    def signal(self, number: int) -> None:
+        self._told_to_end = self._told_to_end or number in ENDING
+        if not self._kill(number) and number in ENDING:
+            self._untold = number  # it is just starting, or the engine doesn't answer
+
+    def kill(self) -> None:
+        self._kills += 1
+        self._told_to_end = True
+        if (not self._kill(SIGKILL) or self._kills > 1) and self._program is not None:
+            self._program.kill()
+
+    def _open(self, *arguments: str, again: bool = False) -> None:
+        program = self._engine.open(*arguments, self._id)
+        self._guard.watch(program.pid)
+        assert program.stdout is not None and program.stderr is not None  # asked for
+        self._output.attach(program.stdout, program.stderr, again=again)
+        self._program = program
+
+    def _watch(self) -> None:
+        try:
+            self._sampler.start()
+            ended = self._conclude()
+        except Exception as error:  # noqa: BLE001 (told as the reason: else whoever waits would wait for ever)
+            reason = f"{self._engine.name} said what dsv does not understand: {error!r}"
+            ended = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
+        self._guard.dismiss()
+        self._ended = ended
+        self._on_end()
+
+    def _conclude(self) -> Ended:
+        code = self._end_of_program()
+        details, whole = self._await_end(code)
+        self._sampler.stop()
+        if not details:
+            return self._out_of_sight(code, gone=details is not None)
+        state: dict[str, Any] = details.get("State") or {}
+        image = self._image(details)
+        self._engine.call("rm", "--force", "--volumes", self._id)
+        if not has_begun(details):
+            return replace(self._not_launched(code, details), image=image)
+        exit_code = int(state.get("ExitCode", code))
+        reason, cause = None, None
+        if not whole:
+            reason = f"the {self._engine.name} program ended before the container: what it wrote then is lost"
+        if (out_of_memory := self._out_of_memory(details, exit_code)) is not None:
+            reason, cause = out_of_memory, EndCause.OUT_OF_MEMORY
+        usage = Usage(self._sampler.peak_memory_bytes, self._sampler.cpu_seconds)
+        return Ended(
+            exit_code=exit_code,
+            launched=True,
+            reason=reason,
+            cause=cause,
+            image=image,
+            usage=usage,
+        )
+
+    def _out_of_memory(self, details: dict[str, Any], exit_code: int) -> str | None:
+        """What to say if it ended for want of memory. Podman doesn't always notice, and then only the signal tells."""
+        if (details.get("State") or {}).get("OOMKilled"):
+            return "the engine ended it: out of memory"
+        limit = (details.get("HostConfig") or {}).get("Memory")
+        if not limit or exit_code != 128 + SIGKILL or self._told_to_end:
+            return None
+        return f"it was killed, most likely out of memory: it could use {format_bytes(int(limit))}"
+
+    def _end_of_program(self) -> int:
+        assert self._program is not None  # one was started
+        while (code := wait_for(self._program, _TICK)) is None:
+            self._tell()
+        self._guard.watch(None)
+        return code
+
+    def _await_end(self, code: int) -> tuple[dict[str, Any] | None, bool]:
+        """What the engine says of the container once that lives no more, as `inspect`; and whether all of its output
+        was taken. None if the engine had no answer for too long, or while the job was to be killed.
+
+        code: of the program, which is the container's own if it stayed to the end.
+        """
+        fits, answered, pause = True, monotonic(), _PAUSE
+        while True:
+            details = self._engine.inspect(self._id)
+            if details is None:
+                if self._kills > 1 or monotonic() - answered > SILENCE:
+                    return None, fits
+            elif not lives(details):
+                own = (details.get("State") or {}).get("ExitCode") == code or not has_begun(details)
+                return details, own or (fits and self._take_up(follow=False))
+            else:
+                answered = monotonic()
+                self._tell()
+                if not fits:
+                    self._engine.call("wait", self._id, seconds=_WAIT)
+                elif self._take_up(follow=True):
+                    pause = _PAUSE
+                fits = fits and self._output.fits
+            sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _take_up(self, *, follow: bool) -> bool:
+        """Goes on with the container's output where it was left. False if the engine has no log that goes on there."""
+        while not self._output.was_read(_TICK):
+            if self._kills > 1:
+                return True
+        try:
+            self._open("logs", *(("--follow",) if follow else ()), again=True)
+        except OSError:
+            return False
+        taken = self._end_of_program() == 0
+        while taken and not self._output.was_read(_TICK) and not self._kills:
+            pass
+        return taken and self._output.fits
+
+    def _tell(self) -> None:
+        """Passes on what didn't reach the container when it was sent."""
+        if self._kills:
+            self._kill(SIGKILL)
+        elif self._untold is not None and self._kill(self._untold):
+            self._untold = None
+
+    def _out_of_sight(self, code: int, *, gone: bool) -> Ended:
+        """gone: the engine has no such container any more, so that the program's word is all that there is."""
+        if gone and code >= 0 and code != CANNOT_LAUNCH:
+            return Ended(exit_code=code, launched=True)
+        name = self._engine.name
+        what = f"{name} has no container" if gone else f"{name} did not answer when asked about container"
+        return Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=f"{what} {self._id[:12]}")
+
+    def _not_launched(self, code: int, details: dict[str, Any]) -> Ended:
+        self._output.was_read(1.0)
+        state: dict[str, Any] = details.get("State") or {}
+        reason = why(str(state.get("Error") or self._output.last_line()))
+        told = CANNOT_LAUNCH
+        # An init process says 126 and 127 itself, of the command alone; without one the engine does, and of more.
+        if not (details.get("HostConfig") or {}).get("Init"):
+            told = next((number for number, words in _CODES if words.search(reason)), CANNOT_LAUNCH)
+        return Ended(
+            exit_code=told, launched=False, reason=reason or f"{self._engine.name} ended with {code}"
+        )
+
+    def _image(self, details: dict[str, Any]) -> ImageIdentity | None:
+        number = str(details.get("Image") or "")
+        return self._engine.find_image(number) if number else None
+
+    def _pid(self) -> int | None:
+        state = (self._engine.inspect(self._id) or {}).get("State") or {}
+        return int(state.get("Pid") or 0) or None
+
+    def _kill(self, number: int) -> bool:
+        done = self._engine.call("kill", "--signal", str(int(number)), self._id)
+        return done is not None and done.returncode == 0

@@ -1,0 +1,270 @@
+"""What docker and podman have in common: one command line, but for a few options.
+
+Values of the job's environment are never in argv, which every user of the machine can read. They are in the
+environment of the docker or podman program, and argv only names them (`--env NAME`). A name that would change
+what that program itself does (PATH, HOME, DOCKER_HOST …) goes by a private file instead.
+
+A plan shows `docker run …`, which a person can type. dsv does the same in two steps, `docker create` with the same
+options and `docker start`, so that the container's id is known before its command begins.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from shutil import which
+from threading import Event
+from typing import Any, ClassVar
+
+from dsv.errors import LaunchError, Unreachable, UsageError
+from dsv.run.engines.base import NO_OPTIONS, Facts, Handle, Job, JobStatus, Mount, NoEngine, Plan, PrivateFile
+from dsv.run.engines.containers.container import ContainerRun
+from dsv.run.engines.containers.create import create, is_id
+from dsv.run.engines.containers.program import (
+    CALL_SECONDS,
+    ContainerProgram,
+    first_line,
+    load_json,
+    status_of,
+)
+from dsv.run.engines.local_capacity import ONE_MACHINE, capacity_here, check_machine, refuse_options
+from dsv.run.engines.output import Output
+from dsv.run.engines.reaper import Guard
+from dsv.run.record import JobRef, RunState
+from dsv.run.resources import Capacity, Resources
+from dsv.values.json import Json
+
+PROBE_SECONDS = 5.0
+LABEL = "dsv.run"
+
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}", re.ASCII)
+_CLIENTS_OWN = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TMP|TEMP|ENV|BASH_ENV|IFS|NOTIFY_SOCKET|.*_proxy|.*_PROXY|GO[A-Z]+"
+    r"|_?(?:LD|XDG|DOCKER|BUILDKIT|BUILDX|COMPOSE|CONTAINERS?|PODMAN|BUILDAH|STORAGE|REGISTRY|REGISTRIES|CNI"
+    r"|NETAVARK|SSL|SSH|DBUS|LISTEN|OTEL|GRPC)_.*"
+)
+
+
+class ContainerEngine(ContainerProgram):
+    """docker or podman, called through its program."""
+
+    takes_image: ClassVar[bool | None] = True
+    queues: ClassVar[bool] = False
+    shares_folders: ClassVar[bool] = True
+    gpu_hint: ClassVar[str]
+    gives: ClassVar[frozenset[str]] = ONE_MACHINE | {"shm_bytes"}
+
+    def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
+        super().__init__(environ, options)
+        self._guards: dict[JobRef, Guard] = {}
+        self._where: str | None = None
+
+    @abstractmethod
+    def read_facts(self, info: dict[str, Any]) -> Facts | NoEngine:
+        """From what `info` answers."""
+
+    @abstractmethod
+    def user_options(self, job: Job, facts: Facts) -> list[str]:
+        """Options after which what the job writes belongs to the caller."""
+
+    @abstractmethod
+    def gpu_options(self, wanted: int, gpu_type: str | None, facts: Facts) -> list[str]:
+        """Options that give the job its GPUs."""
+
+    def probe(self) -> Facts | NoEngine:
+        if which(self.name, path=self.environ.get("PATH")) is None:
+            return NoEngine(f"there is no {self.name} program")
+        done = self.call("info", "--format", "{{json .}}", seconds=PROBE_SECONDS)
+        if done is None:
+            return NoEngine(f"{self.name} did not answer in {PROBE_SECONDS:.0f} s")
+        info = load_json(done.stdout)
+        if done.returncode != 0 or not isinstance(info, dict):
+            return NoEngine(
+                f"{self.name} does not answer: {first_line(done) or f'exit code {done.returncode}'}"
+            )
+        return self.read_facts(info)
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Json], where: str) -> None:
+        refuse_options(cls.name, options, where)
+
+    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+        facts = self.probe()
+        if isinstance(facts, NoEngine):
+            return facts
+        return capacity_here(self.environ, len(facts.machine.cpus), facts.machine.memory_bytes)
+
+    def withdraw(self, ref: JobRef) -> JobStatus | None:
+        return self.status(ref)
+
+    def place(self, mount: Mount) -> str:
+        return mount.target
+
+    def plan(self, job: Job, facts: Facts) -> Plan:
+        image = check_image(job.image)
+        if _NAME.fullmatch(job.name) is None:
+            raise UsageError(
+                f"{job.name!r} is no name for a container: letters, digits, '_', '.', '-'", subject=job.name
+            )
+        check_machine(job, facts.machine)
+        memory = facts.machine.memory_bytes if job.memory_bytes is None else job.memory_bytes
+        shm_bytes = job.shm_bytes if job.shm_bytes is not None else memory // 2
+        named, files = self._environment(job, facts)
+        options = ["--name", job.name, "--label", f"{LABEL}={job.run}", *facts.init]
+        options += self.user_options(job, facts)
+        if facts.machine.selinux:  # else it denies what is mounted; relabelling would write to the cache
+            options += ["--security-opt", "label=disable"]
+        for mount in job.mounts:
+            options += ["--mount", mount_option(mount)]
+        if job.workdir is not None:
+            options += ["--workdir", job.workdir]
+        options += ["--shm-size", f"{shm_bytes}b"]
+        if job.gpus is not None:
+            options += self.gpu_options(job.gpus, job.gpu_type, facts)
+        if job.cpus is not None:
+            options += ["--cpus", f"{job.cpus:g}"]
+        if job.memory_bytes is not None:  # without the second one it could use as much swap on top of it
+            options += ["--memory", f"{job.memory_bytes}b", "--memory-swap", f"{job.memory_bytes}b"]
+        for name in named:
+            options += ["--env", name]
+        for file in files:
+            options += ["--env-file", str(file.path)]
+        argv = (self.name, "run", *options, *job.engine_args, image, *job.command)
+        if any("\0" in argument for argument in argv):
+            raise UsageError("an argument holds a NUL byte")
+        notes = () if facts.init else (
+            f"{self.name} has no init program here: what has no handler for SIGTERM will be killed",
+        )  # fmt: skip
+        return Plan(
+            engine=self.name,
+            run=job.run,
+            where=facts.where,
+            argv=argv,
+            env=named,
+            files=files,
+            image=image,
+            shm_bytes=shm_bytes,
+            notes=notes,
+        )
+
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+        guard = Guard(plan.run, self.environ, container=self.name, files=[file.path for file in plan.files])
+        try:
+            container = create(self, plan, output, cancelled, guard.watch)
+        except BaseException:
+            guard.abandon()  # it removes what the engine may still be making
+            raise
+        ref = JobRef(self.name, plan.run, plan.where, container)
+        self._guards[ref] = guard
+        return ref
+
+    def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
+        guard = self._guards.pop(ref, None)
+        status = JobStatus(RunState.SUBMITTED) if guard is not None else self.status(ref)
+        if status is None or status.state is RunState.CUT_OFF:
+            raise LaunchError(f"{self.name} has no container {ref.id[:12]}", subject=ref.run)
+        if guard is None:
+            guard = Guard(ref.run, self.environ, container=self.name)
+        return ContainerRun(self, ref, guard, output, on_end, begin=status.state is RunState.SUBMITTED)
+
+    def status(self, ref: JobRef) -> JobStatus | None:
+        if not is_id(ref.id):
+            return None
+        details = self.inspect(ref.id)
+        if details:
+            return status_of(details)
+        gone = details is not None and self._identity() == ref.where
+        return JobStatus(RunState.CUT_OFF) if gone else None
+
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
+        return self.read_logs(ref.id, follow) if is_id(ref.id) else None
+
+    def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
+        if not is_id(ref.id):
+            return None
+        self.call("stop", "--time", str(int(grace)), ref.id, seconds=grace + CALL_SECONDS)
+        status = self.status(ref)
+        self.call("rm", "--force", "--volumes", ref.id)
+        guard = self._guards.pop(ref, None)
+        if guard is not None:
+            guard.dismiss()
+        return status
+
+    def forget(self, ref: JobRef) -> None:
+        """Containers are removed when they end."""
+
+    def list(self, run: str | None = None) -> tuple[JobRef, ...]:
+        wanted = LABEL if run is None else f"{LABEL}={run}"
+        done = self.call("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={wanted}")
+        where = None if done is None or done.returncode != 0 else self._identity()
+        if done is None or where is None:
+            raise Unreachable(f"{self.name} does not answer", subject=self.name)
+        ids = done.stdout.decode("ascii", "replace").split()
+        found = ((each, self.inspect(each) or {}) for each in ids)
+        return tuple(
+            JobRef(self.name, labels[LABEL], where, each)
+            for each, details in found
+            if LABEL in (labels := (details.get("Config") or {}).get("Labels") or {})
+        )
+
+    def _identity(self) -> str | None:
+        """Which engine it is that answers; None if it doesn't."""
+        if self._where is None:
+            facts = self.probe()
+            self._where = None if isinstance(facts, NoEngine) else facts.where
+        return self._where
+
+    def _environment(self, job: Job, facts: Facts) -> tuple[dict[str, str], tuple[PrivateFile, ...]]:
+        """What goes by the program's own environment, and what by a file."""
+        env = dict(job.env)
+        if facts.machine.uid != 0:  # a user that the image knows nothing of: no home, no name
+            for name, value in (
+                ("HOME", "/tmp"),
+                ("USER", facts.machine.user),
+                ("LOGNAME", facts.machine.user),
+            ):
+                env.setdefault(name, value)
+        named = {name: value for name, value in env.items() if _CLIENTS_OWN.fullmatch(name) is None}
+        lines = []
+        for name, value in env.items():
+            if name in named:
+                continue
+            if "\n" in value or "\r" in value:
+                raise UsageError(
+                    f"the value of {name} has more than one line, which {self.name} can't be given",
+                    subject=name,
+                )
+            lines.append(f"{name}={value}\n".encode("utf-8", "surrogateescape"))
+        files = (PrivateFile(job.scratch / "environment", b"".join(lines)),) if lines else ()
+        return named, files
+
+
+def check_image(image: str | None) -> str:
+    """The image, if it can't be taken for anything else. Raises `UsageError`."""
+    if image is None:
+        raise UsageError("this engine needs an image", hint="dsv run --image IMAGE …")
+    if not image or image.startswith("-") or not image.isprintable() or any(c.isspace() for c in image):
+        raise UsageError(
+            f"{image!r} is no name of an image",
+            subject=image,
+            hint="dsv run --image NAME …; options for the engine itself go by --engine-arg",
+        )
+    return image
+
+
+def mount_option(mount: Mount) -> str:
+    """The value of `--mount`: one line of CSV, so a path may hold commas, colons and quotes."""
+    fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
+    if not mount.writable:
+        fields.append("readonly")
+    if any(c in field for field in fields for c in "\n\r\0"):
+        raise LaunchError(
+            f"{str(mount.source)!r} can't be mounted: line breaks in its name", subject=str(mount.source)
+        )
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(fields)
+    return text.getvalue()

@@ -1,0 +1,447 @@
+"""Kubernetes: a job is an indexed Job whose pods are the nodes of the run.
+
+Nothing of dsv has to be installed in the cluster, and nothing of it stays where the job was submitted: any machine that
+reaches the cluster can look on, and end the job. See manifest.py for what the cluster is given,
+scripts.py for what runs there, and observe.py for how its end is told.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any, ClassVar, Final
+
+from dsv.errors import DsvError, LaunchError, UsageError
+from dsv.run.engines.base import (
+    NO_OPTIONS,
+    Facts,
+    Handle,
+    ImageIdentity,
+    Job,
+    JobStatus,
+    Mount,
+    NoEngine,
+    NoPlaceYet,
+    Plan,
+    PrivateFile,
+)
+from dsv.run.engines.containers.engine import check_image
+from dsv.run.engines.kubernetes.api import (
+    PROBE_SECONDS,
+    KubernetesApi,
+    Refusal,
+    is_installed,
+    not_installed,
+    too_old,
+)
+from dsv.run.engines.kubernetes.capacity import ask_capacity, gpu_labels, hosts_of
+from dsv.run.engines.kubernetes.jobs import Address, KubernetesJob, make
+from dsv.run.engines.kubernetes.manifest import as_yaml, check_size, known, manifests
+from dsv.run.engines.kubernetes.observe import JobFacts, ended, status
+from dsv.run.engines.kubernetes.options import (
+    GRACE_SECONDS,
+    LABEL,
+    MANAGED,
+    NAME,
+    QUEUE_LABEL,
+    RUN_KEY,
+    KubernetesOptions,
+    Manifest,
+    credentials_name,
+    object_name,
+)
+from dsv.run.engines.kubernetes.run import KubernetesRun, read_logs, read_metrics
+from dsv.run.engines.machine import Machine
+from dsv.run.engines.output import Output
+from dsv.run.record import JobRef, RunState
+from dsv.run.resources import Capacity, Resources
+from dsv.values.json import Json
+
+_PAUSE: Final = 0.3
+_WITHDRAWN: Final = 20.0
+"""Seconds for the cluster to take the pods of a job away that has no place yet."""
+_DYING: Final = 60.0
+"""Seconds for the cluster to end a job that it was told to end."""
+
+
+class Kubernetes:
+    """An `Engine`. The pods see the volumes of the pool, and no folder of this machine."""
+
+    name: ClassVar[str] = NAME
+    takes_image: ClassVar[bool | None] = True
+    queues: ClassVar[bool] = True
+    shares_folders: ClassVar[bool] = False
+    gpu_hint: ClassVar[str] = "kubectl describe nodes shows the GPUs of the nodes, under Allocatable"
+    gives: ClassVar[frozenset[str]] = frozenset(
+        {
+            "gpus",
+            "gpu_type",
+            "tpu",
+            "tpu_topology",
+            "cpus",
+            "memory_bytes",
+            "time_seconds",
+            "shm_bytes",
+            "nodes",
+            "retries",
+            "forward",
+        }
+    )
+
+    def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
+        self.environ = environ
+        self._options = KubernetesOptions.read(options)
+        self._api = KubernetesApi(environ, self._options)
+        self._where: str | None = None
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Json], where: str) -> None:
+        KubernetesOptions.read(options, where)
+
+    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+        if not is_installed():
+            return NoEngine.of(not_installed())
+        try:
+            found = ask_capacity(self._api, self._options, wanted)
+        except DsvError as error:
+            return NoEngine.of(error)
+        return found if isinstance(found, Capacity) else NoEngine.of(found.no_answer)
+
+    def probe(self) -> Facts | NoEngine:
+        if not is_installed():
+            return NoEngine.of(not_installed())
+        try:
+            version = self._api.get("/version", PROBE_SECONDS)
+            if isinstance(version, Refusal):
+                return NoEngine.of(version.no_answer)
+            if (reason := too_old(version)) is not None:
+                return NoEngine(reason)
+            where = self._identity()
+            nodes = self._api.items("/api/v1/nodes", PROBE_SECONDS)
+            which = f"{MANAGED[0]}={MANAGED[1]}"
+            pods = self._api.items(self._api.path("pods"), PROBE_SECONDS, labelSelector=which)
+        except DsvError as error:
+            return NoEngine.of(error)
+        return Facts(
+            Machine.read(self.environ),
+            where,
+            str(version.get("gitVersion", "")).removeprefix("v") or None,
+            gpu_labels=() if isinstance(nodes, Refusal) else gpu_labels(nodes),
+            hosts=() if isinstance(pods, Refusal) else hosts_of(pods),
+        )
+
+    def place(self, mount: Mount) -> str:
+        return mount.target
+
+    def plan(self, job: Job, facts: Facts) -> Plan:
+        image = check_image(job.image)
+        if not job.command or not job.command[0]:
+            raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
+        if any("\0" in argument for argument in job.command):
+            raise UsageError("an argument holds a NUL byte")
+        if job.engine_args:
+            raise UsageError(
+                "Kubernetes takes a manifest, and no further options",
+                subject="--engine-arg",
+                hint="dsv config pools.NAME.kubernetes.overlay changes the manifest",
+            )
+        shown = known(job)
+        secret = {
+            name: value for name, value in job.env.items() if name not in shown and name != "DSV_ATTEMPT"
+        }
+        credentials = credentials_in(self.environ) if job.forward else {}
+        check_credentials(job, self._options, credentials)
+        found = manifests(job, self._options, facts, forwarded=bool(credentials))
+        check_size(found)
+        text = as_yaml(found)
+        notes: tuple[str, ...] = ()
+        if job.forward and not credentials:
+            notes = ("--forward-credentials found no credentials in the environment",)
+        return Plan(
+            engine=self.name,
+            run=job.run,
+            where=facts.where,
+            argv=("kubectl", "create", "-f", str(job.scratch / "job.yaml")),
+            env=secret,
+            files=(PrivateFile(Path("credentials"), json.dumps(credentials).encode()),)
+            if credentials
+            else (),
+            image=image,
+            shm_bytes=job.shm_bytes,
+            script=said_first(job, secret, credentials, self._options.namespace) + text,
+            notes=notes,
+        )
+
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+        import yaml
+
+        name = object_name(plan.run)
+        objects: list[Manifest] = list(yaml.safe_load_all(plan.script or ""))
+        (job,) = [each for each in objects if each["kind"] == "Job"]
+        job["spec"]["suspend"] = True
+        job["metadata"]["labels"].pop(QUEUE_LABEL, None)  # what begins queued jobs would begin this one too
+        try:
+            made = make(self._api, job, plan.run)
+            owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": made["metadata"]["uid"]}
+            try:
+                for each in [*(each for each in objects if each is not job), *secrets_of(plan, name)]:
+                    each["metadata"]["ownerReferences"] = [owner]
+                    make(self._api, each, plan.run)
+            except DsvError:
+                self._job(made).delete()
+                raise
+        except NoPlaceYet:
+            raise
+        except DsvError as error:
+            raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
+        at = made["metadata"]
+        return JobRef(self.name, plan.run, plan.where, f"{at['namespace']}/{name}/{at['uid']}")
+
+    def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
+        job = self._find(ref)
+        if job is None:
+            raise LaunchError(f"{ref.id} is no job of this cluster", subject=ref.run)
+        try:
+            facts = job.look()
+            if facts is None:
+                raise LaunchError(f"the cluster has no Job {job.at.name} any more", subject=ref.run)
+            if isinstance(facts, JobFacts) and facts.suspended and not facts.queued:
+                refused = self._begin(job)
+            else:
+                refused = facts if isinstance(facts, Refusal) else None
+            if refused is not None:
+                raise refused.error("the cluster does not let the job begin", ref.run)
+        except LaunchError:
+            raise
+        except DsvError as error:
+            raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
+        return KubernetesRun(
+            job,
+            output,
+            on_end,
+            autoscaling=self._options.autoscaling,
+            is_same_cluster=lambda: self._cluster() == ref.where,
+        )
+
+    def status(self, ref: JobRef) -> JobStatus | None:
+        job = self._find(ref)
+        if job is None:
+            return None
+        try:
+            facts = job.look()
+            if facts is None:
+                return JobStatus(RunState.CUT_OFF, reason=self._why_absent(job, ref))
+        except DsvError:
+            return None
+        if isinstance(facts, Refusal):
+            return None
+        now = status(facts)
+        job.end_what_waits(facts)
+        if now.state is RunState.QUEUED:
+            return replace(now, reason=job.why_queued(facts))
+        if now.ended is None or not now.ended.launched:
+            return now
+        return replace(now, ended=replace(now.ended, metrics=read_metrics(job, facts)))
+
+    def withdraw(self, ref: JobRef) -> JobStatus | None:
+        """Suspends it first: the cluster takes the pods of a suspended Job away, unless the command has begun."""
+        job = self._find(ref)
+        facts = None if job is None else job.look()
+        if job is None or facts is None or isinstance(facts, Refusal):
+            return self.status(ref)
+        now = status(facts)
+        if not now.lives or now.state is RunState.RUNNING:
+            return now
+        if any(each.host is not None and not each.is_over for each in facts.pods):
+            return now  # it has its place, and begins at any moment
+        left = job.taken_back_within(_WITHDRAWN)
+        if left is None:
+            self._api.patch(job.at.path, {"spec": {"suspend": False}})
+        return left or self.status(ref)
+
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
+        job = self._find(ref)
+        return None if job is None else read_logs(job, follow, lambda facts: ended(facts) is not None)
+
+    def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
+        job = self._find(ref)
+        if job is None:
+            return None
+        try:
+            facts = job.look()
+        except DsvError:
+            return None
+        if facts is None:
+            return self.status(ref)
+        if isinstance(facts, Refusal):
+            never = facts.is_denied and job.deleted_unbegun()
+            return JobStatus(RunState.NOT_LAUNCHED) if never else None
+        now = status(facts)
+        if not now.lives:
+            return now
+        if job.tell_stopped("dsv stop") is not None:
+            return None
+        if not facts.begun:
+            left = job.taken_back_within(GRACE_SECONDS + grace)
+            if left is not None:
+                return left
+        elif grace > 0:
+            job.signal("TERM")
+            if (over := job.over_within(grace)) is not None:
+                return over
+        job.signal("KILL")
+        over = job.over_within(_DYING / 4)
+        if over is None:
+            job.delete(0)
+            over = job.over_within(_DYING)
+        return over or self.status(ref)
+
+    def forget(self, ref: JobRef) -> None:
+        """But for a cache in a folder of each node: its pods tell which nodes have a commit."""
+        job = self._find(ref)
+        if job is None or any("hostPath" in each.source for each in self._options.volumes):
+            return
+        with suppress(DsvError):
+            facts = job.look()
+            if isinstance(facts, JobFacts) and not status(facts).lives:
+                job.delete()
+
+    def list(self, run: str | None = None) -> tuple[JobRef, ...]:
+        which = f"{MANAGED[0]}={MANAGED[1]}" + ("" if run is None else f",{LABEL}={object_name(run)}")
+        where = self._identity()
+        found = self._api.items(self._api.path("batch/v1/jobs"), labelSelector=which)
+        if isinstance(found, Refusal):
+            raise found.no_answer
+        refs = []
+        for each in found:
+            job = self._job(each)
+            if JobFacts(each).run is None or run not in (None, JobFacts(each).run):
+                continue
+            facts = job.look()
+            if isinstance(facts, JobFacts) and status(facts).lives:
+                refs.append(JobRef(self.name, facts.run or "", where, job.at.id))
+        return tuple(refs)
+
+    def find_image(self, reference: str) -> ImageIdentity | None:
+        return None
+
+    def _find(self, ref: JobRef) -> KubernetesJob | None:
+        at = Address.of(ref)
+        return (
+            None
+            if at is None or ref.engine != self.name or not is_installed()
+            else KubernetesJob(self._api, at)
+        )
+
+    def _job(self, raw: Any) -> KubernetesJob:
+        at = raw["metadata"]
+        return KubernetesJob(self._api, Address(at["namespace"], at["name"], at["uid"]))
+
+    def _begin(self, job: KubernetesJob) -> Refusal | None:
+        """A queue decides itself when its jobs begin."""
+        queue = self._options.queue
+        body: Manifest = {"spec": {"suspend": False}}
+        if queue is not None:
+            body = {"metadata": {"labels": {QUEUE_LABEL: queue}}}
+        answer = self._api.patch(job.at.path, body)
+        return answer if isinstance(answer, Refusal) else None
+
+    def _why_absent(self, job: KubernetesJob, ref: JobRef) -> str:
+        """Why a cluster that answers has no such Job. Raises `Unreachable`."""
+        if self._cluster() == ref.where:
+            return f"the cluster has no Job {job.at.name} any more"
+        return f"the cluster that answers now is another one than the one with the Job {job.at.name}"
+
+    def _identity(self) -> str:
+        """Which cluster it is: the same wherever it is asked from. Raises `Unreachable`."""
+        if self._where is None:
+            self._where = self._cluster()
+        return self._where
+
+    def _cluster(self) -> str:
+        """The same, asked anew."""
+        found = self._api.get("/api/v1/namespaces/kube-system", PROBE_SECONDS)
+        if not isinstance(found, Refusal):
+            return str(found["metadata"]["uid"])
+        if not found.is_denied:
+            raise found.no_answer
+        return str(self._api.connect().base_url)
+
+
+_CREDENTIALS: Final = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_CLIENT_ID",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_TENANT_ID",
+)
+"""What a job gets of the caller's environment if the caller says so, for the containers of dsv alone."""
+
+
+def credentials_in(environ: Mapping[str, str]) -> dict[str, str]:
+    return {each: environ[each] for each in _CREDENTIALS if each in environ}
+
+
+def check_credentials(job: Job, options: KubernetesOptions, forwarded: Mapping[str, str]) -> None:
+    """Raises `UsageError` if the store's credentials are those of a profile, and the cluster has none in its place."""
+    setting = job.access.profile
+    if setting is None or options.secret is not None or options.service_account is not None or forwarded:
+        return
+    raise UsageError(
+        f"{setting} names a profile of this machine, and the cluster has no credentials in its place",
+        subject=setting,
+        hint="dsv config pools.NAME.kubernetes.secret SECRET, or service_account; or "
+        "aws configure export-credentials --format env, and --forward-credentials",
+    )
+
+
+def secrets_of(plan: Plan, name: str) -> list[Manifest]:
+    wanted = {name: {key: value.encode("utf-8", "surrogateescape") for key, value in plan.env.items()}}
+    for file in plan.files:
+        wanted[credentials_name(name)] = {
+            key: value.encode("utf-8", "surrogateescape") for key, value in json.loads(file.content).items()
+        }
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {
+                "name": each,
+                "labels": {LABEL: name, MANAGED[0]: MANAGED[1]},
+                "annotations": {RUN_KEY: plan.run},
+            },
+            "data": {key: base64.b64encode(value).decode("ascii") for key, value in values.items()},
+        }
+        for each, values in wanted.items()
+        if values
+    ]
+
+
+def said_first(
+    job: Job, secret: Mapping[str, str], credentials: Mapping[str, str], namespace: str | None
+) -> str:
+    """Comments that tell what is not in the manifest, as nobody but the job may read it."""
+    name = object_name(job.run)
+    kubectl = "kubectl" if namespace is None else f"kubectl -n {namespace}"
+    lines = [f"# Run {job.run}. To submit it: kubectl create -f THIS-FILE"]
+    for each, keys in ((name, secret), (credentials_name(name), credentials)):
+        if keys:
+            given = " ".join(f"--from-literal={key}={_shown_value(key)}" for key in sorted(keys))
+            lines.append(f"# It needs a Secret: {kubectl} create secret generic {each} {given}")
+    return "\n".join(lines) + "\n"
+
+
+def _shown_value(key: str) -> str:
+    """Parameters are one JSON object."""
+    return """'{"NAME": VALUE}'""" if key == "DSV_PARAMS" else "VALUE"

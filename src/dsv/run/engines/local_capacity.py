@@ -1,0 +1,139 @@
+"""What this machine has for a job, and what of it is free."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from dsv.errors import LaunchError, UsageError
+from dsv.fs.process import host_name
+from dsv.run.engines import nvml
+from dsv.run.engines.base import Engine, Task
+from dsv.run.engines.machine import GpuModel, Machine, visible
+from dsv.run.resources import Capacity, GpuCount, NodeRoom, Resources, counted
+from dsv.values.json import Json
+from dsv.values.units import format_bytes
+
+_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
+
+
+def capacity_here(environ: Mapping[str, str], cpus: int, memory_bytes: int) -> Capacity:
+    """The one machine, with the GPUs that the caller may use. Nothing is held back here, so nothing waits."""
+    granted = visible(environ)
+    gpus = [
+        GpuCount(each.name or "GPU", 0 if each.in_use else 1, 1)
+        for each in nvml.devices()
+        if granted is None
+        or any(GpuModel(each.index, each.uuid, each.name).is_called(name) for name in granted)
+    ]
+    node = NodeRoom(
+        name=host_name(),
+        gpus=counted(gpus),
+        total_cpus=cpus or None,
+        free_memory=_available(),
+        total_memory=memory_bytes,
+    )
+    return Capacity(nodes=(node,), waiting=0)
+
+
+def with_free_gpus(machine: Machine) -> Machine:
+    """The machine with only those of its GPUs visible that nobody uses now, if some are in use."""
+    devices = nvml.devices()
+    names = tuple(each.uuid for each in devices if not each.in_use)
+    granted = machine.visible_gpus
+    if granted is not None:
+        free = [each for each in devices if not each.in_use]
+        models = [GpuModel(each.index, each.uuid, each.name) for each in free]
+        names = tuple(each.uuid for each in models if any(each.is_called(name) for name in granted))
+    return machine if not any(each.in_use for each in devices) else replace(machine, visible_gpus=names)
+
+
+def refuse_options(engine: str, options: Mapping[str, Json], where: str) -> None:
+    """For an engine that needs no table in the configuration of a pool. Raises `UsageError`."""
+    for name in options:
+        raise UsageError(
+            f"{where}.{name} means nothing to the {engine} engine",
+            subject=name,
+            hint=f"dsv config --unset {where}.{name}",
+        )
+
+
+def _available() -> int | None:
+    """Memory that a new job could have without others being swapped out."""
+    try:
+        match = _AVAILABLE.search(Path("/proc/meminfo").read_text())
+    except OSError:
+        return None
+    return None if match is None else int(match[1]) * 1024
+
+
+ONE_MACHINE: Final = frozenset({"gpus", "gpu_type", "cpus", "memory_bytes"})
+"""The resources that an engine of one machine gives."""
+SEEN_TO: Final = frozenset({"time_seconds", "retries"})
+"""Of one machine's jobs dsv ends those that take too long, and starts those again that failed."""
+
+_ASKED: Final[dict[str, tuple[str, Callable[[Resources], bool]]]] = {
+    "gpus": ("--gpus", lambda wanted: wanted.gpus is not None),
+    "gpu_type": ("--gpu-type", lambda wanted: wanted.gpu_type is not None),
+    "tpu": ("--tpu", lambda wanted: wanted.tpu is not None),
+    "tpu_topology": ("--tpu-topology", lambda wanted: wanted.tpu_topology is not None),
+    "cpus": ("--cpus", lambda wanted: wanted.cpus is not None),
+    "memory_bytes": ("--memory", lambda wanted: wanted.memory_bytes is not None),
+    "time_seconds": ("--time", lambda wanted: wanted.time_seconds is not None),
+    "nodes": ("--nodes", lambda wanted: wanted.nodes != 1),
+    "retries": ("--retries", lambda wanted: wanted.retries != 0),
+    "forward": ("--forward-credentials", lambda wanted: isinstance(wanted, Task) and wanted.forward),
+}
+"""What not every engine has: its option, and whether a job asks for it."""
+
+
+def not_given(engine: Engine | type[Engine], wanted: Resources) -> tuple[str, ...]:
+    """The options of what this engine can't give at all."""
+    given = engine.gives | SEEN_TO
+    return tuple(flag for name, (flag, asks) in _ASKED.items() if asks(wanted) and name not in given)
+
+
+def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:
+    """Raises `UsageError` if the engine can't give what the job asks for on any machine."""
+    missing = not_given(engine, wanted)
+    if missing:
+        raise UsageError(
+            f"the {engine.name} engine can't give a job {', '.join(missing)}",
+            subject=missing[0],
+            hint=f"leave out {missing[0]}, or name a pool that has it by --on (dsv pools lists them)",
+        )
+
+
+def check_machine(wanted: Resources, machine: Machine) -> None:
+    """Raises `LaunchError` if the machine doesn't have so much."""
+    if wanted.memory_bytes is not None and wanted.memory_bytes > machine.memory_bytes:
+        raise LaunchError(
+            f"{format_bytes(wanted.memory_bytes)} of memory were asked for, and this machine has "
+            f"{format_bytes(machine.memory_bytes)}",
+            subject="--memory",
+            hint="ask for less with --memory",
+        )
+    if wanted.cpus is not None and machine.cpus and wanted.cpus > len(machine.cpus):
+        raise LaunchError(
+            f"{wanted.cpus:g} CPUs were asked for, and {len(machine.cpus)} may be used on this machine",
+            subject="--cpus",
+            hint="ask for fewer with --cpus",
+        )
+
+
+def choose_cpus(wanted: float, machine: Machine, run: str) -> tuple[int, ...]:
+    """So many of the CPUs that the caller may use. Which ones depends on the run, so that jobs that run at the same
+    time don't all get the first. Raises `UsageError`."""
+    count = int(wanted)
+    if count != wanted:
+        raise UsageError(
+            f"a plain process can't be kept to {wanted:g} CPUs, only to whole ones",
+            subject="--cpus",
+            hint=f"--cpus {count + 1}, or --image IMAGE for a container",
+        )
+    start = zlib.crc32(run.encode()) % max(len(machine.cpus), 1)
+    return tuple(sorted((*machine.cpus[start:], *machine.cpus[:start])[:count]))

@@ -1,0 +1,191 @@
+"""A job's log within a bound: its head and its tail; reading it on from where a reader left off."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from threading import Event, Lock, Thread
+from typing import Final
+
+from dsv.values.secrets import Masker
+
+LOG_LIMIT: Final = 16 << 20
+_ROOM_FOR_NOTE: Final = 128
+_LONGEST_LINE: Final = 1 << 16
+_AT_THE_CUT: Final = 1 << 12
+_LAST_WORD, _FIRST_WORD = re.compile(rb"\S+\Z"), re.compile(rb"\A\S+")
+_END_OF_KEY = re.compile(rb"-----END [A-Z ]*PRIVATE KEY-----")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLog:
+    """data: at most the limit; total: bytes that the job wrote."""
+
+    data: bytes
+    total: int
+
+
+class LogKeeper:
+    """Takes what a job writes, from several threads; keeps at most `limit` bytes of it (and of memory).
+
+    live: is given all of it as well, in whole lines.
+    """
+
+    def __init__(self, limit: int = LOG_LIMIT, live: Callable[[bytes], None] | None = None) -> None:
+        self._live = live
+        self._head_room = (limit - _ROOM_FOR_NOTE) // 2
+        self._tail_room = limit - _ROOM_FOR_NOTE - self._head_room
+        self._head = bytearray()
+        self._tail: deque[bytes] = deque()
+        self._tail_size = 0
+        self._total = 0
+        self._begun: dict[str, bytes] = {}
+        self._lock = Lock()
+
+    def add(self, data: bytes, stream: str = "") -> None:
+        """stream: which of the job's streams it came from."""
+        with self._lock:
+            data = self._begun.pop(stream, b"") + data
+            end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+            if len(data) - end < _LONGEST_LINE:
+                self._begun[stream] = data[end:]
+                data = data[:end]
+            if self._live is not None and data:
+                self._live(data)
+            self._append(data)
+
+    def leave_out(self, count: int) -> None:
+        """So many bytes came here that nobody has any more."""
+        with self._lock:
+            for begun in self._begun.values():
+                self._append(begun)
+            self._begun.clear()
+            self._total += count
+            self._tail.clear()
+            self._tail_size = 0
+
+    def _append(self, data: bytes) -> None:
+        self._total += len(data)
+        room = self._head_room - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._tail.append(data)
+            self._tail_size += len(data)
+        while self._tail and self._tail_size - len(self._tail[0]) >= self._tail_room:
+            self._tail_size -= len(self._tail.popleft())
+
+    def kept(self, masker: Masker) -> KeptLog:
+        """The log without secrets. Where the middle is left out, a line says how much it was."""
+        with self._lock:
+            for begun in self._begun.values():
+                self._append(begun)
+            self._begun.clear()
+            head, tail, total = bytes(self._head), b"".join(self._tail), self._total
+        if len(head) + len(tail) == total:
+            return KeptLog(masker.data(head + tail)[: self._head_room + self._tail_room], total)
+        tail = tail[-self._tail_room :]
+        # A secret that lies across the cut is whole in neither half, so the bytes that may belong to it go too.
+        edge = max(masker.longest - 1, 0)
+        first, last = masker.data(head), masker.data(_without_end_of_key(tail))
+        first, last = _without_last_word(first[: len(first) - edge]), _without_first_word(last[edge:])
+        first, last = first[: self._head_room], last[-self._tail_room :]
+        left_out = max(total - len(first) - len(last), 1)
+        note = b"\n[dsv: %d bytes are left out here]\n" % left_out
+        return KeptLog(first + note + last, total)
+
+
+def _without_last_word(data: bytes) -> bytes:
+    """Without the last word, which may be cut, unless it is very long."""
+    end = data[-_AT_THE_CUT:]
+    return data if end.split() == [end] else data[: len(data) - len(end)] + _LAST_WORD.sub(b"", end)
+
+
+def _without_first_word(data: bytes) -> bytes:
+    begin = data[:_AT_THE_CUT]
+    return data if begin.split() == [begin] else _FIRST_WORD.sub(b"", begin) + data[_AT_THE_CUT:]
+
+
+def _without_end_of_key(data: bytes) -> bytes:
+    """Without the rest of a private key whose beginning is cut off."""
+    end = _END_OF_KEY.search(data)
+    return data if end is None or 0 <= data.find(b"-----BEGIN ") < end.start() else data[end.end() :]
+
+
+_PIECE: Final = 1 << 16
+
+
+@contextmanager
+def through_a_pipe(collect: Callable[[int, Event], None]) -> Iterator[Iterator[bytes]]:
+    """What `collect` writes to the descriptor that it is given, which it closes at its end.
+
+    It runs in a thread of its own. The event is set when nobody reads any more.
+    """
+    reader, writer = os.pipe()
+    stop = Event()
+    try:
+        Thread(target=collect, args=(writer, stop), name="dsv-log", daemon=True).start()
+        yield iter(partial(os.read, reader, _PIECE), b"")
+    finally:
+        stop.set()
+        os.close(reader)
+
+
+_CLIENTS_WORDS: Final = re.compile(
+    rb"(?:^|(?<=\n))(?:Error\b|error\b|docker: |time=\"|unexpected EOF|EOF|context canceled)"
+    rb"|(?:Error response from daemon|error during connect|error waiting for container)"
+)
+"""What the docker and podman programs say themselves, on the stderr that they share with the job."""
+
+
+class Rejoin:
+    """Compares the end of what was seen with the same place of the log, so that no byte is lost or shown twice.
+
+    count: bytes seen so far; tail: the last of them. They may end with a message of the program that delivered them,
+    which is not in the log. fits: False if the log is another one there, because its beginning was thrown away or
+    some of its bytes were replaced; then nothing of it is taken.
+    """
+
+    def __init__(self, count: int, tail: bytes) -> None:
+        self.fits = True
+        self._skip = count - len(tail)
+        self._tail = tail
+        self._compared = b""
+        self._found = False
+
+    def take(self, data: bytes) -> bytes:
+        """What is new of the next bytes of the log."""
+        if self._found:
+            return data
+        if not self.fits:
+            return b""
+        skipped = min(self._skip, len(data))
+        self._skip -= skipped
+        self._compared += data[skipped:]
+        return self._compare()
+
+    def _compare(self) -> bytes:
+        seen, log = self._tail, self._compared
+        length = min(len(seen), len(log))
+        same = length if seen[:length] == log[:length] else _common(seen, log)
+        if same == len(log) and same < len(seen):
+            return b""  # more of the log has to come
+        if same < len(seen):
+            starts = [each.start() for each in _CLIENTS_WORDS.finditer(seen) if each.start() <= same]
+            if not starts:
+                self.fits = False
+                return b""
+            same = starts[-1]
+        self._found = True
+        return log[same:]
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """How many bytes two strings have in common at their beginnings."""
+    return next(index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])

@@ -1,0 +1,118 @@
+"""The machine and the caller, as far as starting a job depends on them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.fs.process import user_name
+from dsv.run.engines import nvml
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DRIVERS_GPUS = Path("/proc/driver/nvidia/gpus")
+_MEM_TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """index: as NVIDIA's own tools count, in the order of the PCI bus."""
+
+    index: int
+    uuid: str
+    name: str
+
+    def is_called(self, name: str) -> bool:
+        """Whether this index, UUID, or beginning of a UUID means it."""
+        return name == str(self.index) or (bool(name) and self.uuid.startswith(name))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """memory_bytes: all of the machine's. gpus: how many NVIDIA GPUs it has; models: those that say what they are.
+
+    visible_gpus: the indices or UUIDs that the caller was given (by Slurm for instance), None for all. cpus: the
+    numbers of those that the caller may use.
+    """
+
+    memory_bytes: int
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    user: str = ""
+    selinux: bool = False
+    gpus: int | None = None
+    visible_gpus: tuple[str, ...] | None = None
+    models: tuple[GpuModel, ...] = ()
+    cpus: tuple[int, ...] = ()
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Machine:
+        """This machine and the user of this process."""
+        uid, gid = os.geteuid(), os.getegid()
+        return cls(
+            memory_bytes=_memory(),
+            uid=uid,
+            gid=gid,
+            groups=tuple(sorted(set(os.getgroups()) - {gid})),
+            user=user_name(uid),
+            selinux=_reads(Path("/sys/fs/selinux/enforce")),
+            gpus=_gpu_count(),
+            visible_gpus=visible(environ),
+            models=_gpu_models(),
+            cpus=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
+        )
+
+
+def visible(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The GPUs in `CUDA_VISIBLE_DEVICES`; as in CUDA, those after a -1 don't count. None if it isn't set."""
+    text = environ.get(_VISIBLE)
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    valid = names[: names.index("-1")] if "-1" in names else names
+    return tuple(name for name in valid if name)
+
+
+def _memory() -> int:
+    try:
+        match = _MEM_TOTAL.search(Path("/proc/meminfo").read_text())
+    except OSError:
+        match = None
+    if match is not None:
+        return int(match[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _reads(path: Path) -> bool:
+    try:
+        path.read_bytes()
+    except OSError:
+        return False
+    return True
+
+
+def _gpu_count() -> int:
+    """From the driver's files; on WSL and Jetson, which have none, from NVIDIA's library."""
+    try:
+        return sum(1 for _ in _DRIVERS_GPUS.iterdir())
+    except OSError:
+        return nvml.count()
+
+
+def _gpu_models() -> tuple[GpuModel, ...]:
+    """From the same places."""
+    try:
+        texts = [(folder / "information").read_text() for folder in sorted(_DRIVERS_GPUS.iterdir())]
+    except OSError:
+        return tuple(GpuModel(each.index, each.uuid, each.name) for each in nvml.samples())
+    return tuple(read_model(index, text) for index, text in enumerate(texts))
+
+
+def read_model(index: int, text: str) -> GpuModel:
+    """From what the driver says of one GPU, a `NAME: VALUE` on each line."""
+    pairs = (line.partition(":") for line in text.splitlines())
+    known = {name.strip(): value.strip() for name, _, value in pairs}
+    return GpuModel(index, known.get("GPU UUID", ""), known.get("Model", ""))

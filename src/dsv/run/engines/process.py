@@ -1,0 +1,430 @@
+"""The process engine: the command as a plain child process, with its memory sampled from /proc."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Lock, Thread
+from time import monotonic, sleep
+from typing import ClassVar, Final
+
+from dsv.errors import LaunchError, UsageError
+from dsv.fs.process import Fate, Watched
+from dsv.fs.process import Process as Known
+from dsv.periodic import Periodic
+from dsv.run.engines import exec_shim
+from dsv.run.engines.base import (
+    CANNOT_INVOKE,
+    CANNOT_LAUNCH,
+    NO_OPTIONS,
+    NOT_FOUND,
+    Ended,
+    Facts,
+    Handle,
+    ImageIdentity,
+    Job,
+    JobStatus,
+    Mount,
+    NoEngine,
+    Plan,
+)
+from dsv.run.engines.gpu import pick
+from dsv.run.engines.local_capacity import (
+    ONE_MACHINE,
+    capacity_here,
+    check_machine,
+    choose_cpus,
+    refuse_options,
+)
+from dsv.run.engines.machine import Machine
+from dsv.run.engines.output import Output
+from dsv.run.engines.reaper import Guard
+from dsv.run.engines.reaper_process import end_groups, marked, processes_of
+from dsv.run.record import EndCause, JobRef, RunState, Usage
+from dsv.run.resources import ALL_GPUS, Capacity, Resources
+from dsv.values.json import Json
+from dsv.values.units import format_bytes
+
+INTERVAL: Final = 0.5
+
+
+class SessionMemory:
+    """Samples twice a second, more often at first. session: the id of the session to watch.
+
+    exceeded: called by each sample that is above the limit.
+    """
+
+    def __init__(
+        self,
+        session: int,
+        proc: Path = Path("/proc"),
+        *,
+        limit: int | None = None,
+        exceeded: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.was_exceeded = False
+        self._limit = limit
+        self._exceeded = exceeded
+        self._session = str(session)
+        self._proc = proc
+        self._peak: int | None = None
+        self._wait = 0.02
+        self._sampling = Periodic("dsv-memory", self._run, first=self._wait)
+
+    def start(self) -> None:
+        self._sampling.start()
+
+    def stop(self) -> int | None:
+        """The peak in bytes: the private memory of all processes and the largest shared memory of one."""
+        self._sampling.stop()
+        return self._peak
+
+    def _run(self) -> float:
+        used = self._sample()
+        if used:
+            self._peak = max(used, self._peak or 0)
+        if self._limit is not None and used > self._limit:
+            self.was_exceeded = True
+            self._exceeded()
+        self._wait = min(2 * self._wait, INTERVAL)
+        return self._wait
+
+    def _sample(self) -> int:
+        private, shared = 0, 0
+        for folder in self._processes():
+            figures = _status(folder)
+            private += figures.get("RssAnon", 0)
+            shared = max(shared, figures.get("RssShmem", 0))
+        return private + shared
+
+    def _processes(self) -> list[Path]:
+        try:
+            return [
+                folder for folder in self._proc.iterdir() if folder.name.isdecimal() and self._ours(folder)
+            ]
+        except OSError:
+            return []
+
+    def _ours(self, folder: Path) -> bool:
+        try:
+            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            return False
+        return len(fields) > 3 and fields[3] == self._session
+
+
+def _status(folder: Path) -> dict[str, int]:
+    """The lines of a process's status that are given in kB, in bytes."""
+    try:
+        lines = (folder / "status").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in lines if line.endswith(" kB"))
+    return {name: int(rest.split()[0]) * 1024 for name, _, rest in pairs}
+
+
+_DYING: Final = 10.0
+"""Seconds that killed processes get to be gone: one that waits for a file server dies when that answers."""
+_PAUSE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A launcher that waits. order: where it is told what to become; problem: where it says why it could not."""
+
+    plan: Plan
+    process: subprocess.Popen[bytes]
+    order: int
+    problem: int
+    guard: Guard
+
+
+class Process:
+    """An `Engine`. Nothing keeps a job from writing where the caller may: read-only is by file mode alone."""
+
+    name: ClassVar[str] = "process"
+    takes_image: ClassVar[bool | None] = False
+    queues: ClassVar[bool] = False
+    shares_folders: ClassVar[bool] = True
+    gpu_hint: ClassVar[str] = "nvidia-smi -L lists the GPUs"
+    gives: ClassVar[frozenset[str]] = ONE_MACHINE
+
+    def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
+        self.environ = environ
+        self._held: dict[JobRef, _Held] = {}
+
+    def probe(self) -> Facts | NoEngine:
+        return Facts(Machine.read(self.environ), Known.here().kernel)
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Json], where: str) -> None:
+        refuse_options(cls.name, options, where)
+
+    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+        machine = Machine.read(self.environ)
+        return capacity_here(self.environ, len(machine.cpus), machine.memory_bytes)
+
+    def withdraw(self, ref: JobRef) -> JobStatus | None:
+        return self.status(ref)
+
+    def place(self, mount: Mount) -> str:
+        return str(mount.source)
+
+    def plan(self, job: Job, facts: Facts) -> Plan:
+        if job.image is not None:
+            raise UsageError("the process engine runs no images", subject=job.image, hint="leave out --image")
+        if job.engine_args:
+            raise UsageError("the process engine has no options of its own", subject=job.engine_args[0])
+        if job.shm_bytes is not None:
+            raise UsageError(
+                "the process engine has all of the machine's shared memory", hint="leave out --shm-size"
+            )
+        if not job.command or not job.command[0]:
+            raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
+        if any("\0" in argument for argument in job.command):
+            raise UsageError("an argument holds a NUL byte")
+        check_machine(job, facts.machine)
+        env = dict(job.env)
+        if job.gpus is not None:
+            env.setdefault("CUDA_VISIBLE_DEVICES", self._visible(job.gpus, job.gpu_type, facts.machine))
+        return Plan(
+            engine=self.name,
+            run=job.run,
+            where=facts.where,
+            argv=job.command,
+            env=env,
+            cwd=Path(job.workdir) if job.workdir else None,
+            memory_bytes=job.memory_bytes,
+            cpus=() if job.cpus is None else choose_cpus(job.cpus, facts.machine, job.run),
+        )
+
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+        if plan.cwd is not None and not plan.cwd.is_dir():
+            raise LaunchError(f"{plan.cwd} is no folder to work in", subject=str(plan.cwd))
+        guard = Guard(plan.run, self.environ)
+        (order, to_order), (from_problem, problem) = os.pipe(), os.pipe()
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", exec_shim.__file__, str(order), str(problem)],
+                env=dict(self.environ),
+                cwd=plan.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(order, problem),
+                start_new_session=True,
+            )
+        except OSError as error:
+            guard.dismiss()
+            os.close(to_order)
+            os.close(from_problem)
+            raise LaunchError(f"no process can be started: {error.strerror or error}") from error
+        finally:
+            os.close(order)
+            os.close(problem)
+        guard.watch(process.pid)
+        if plan.cpus:
+            with suppress(
+                OSError
+            ):  # it has ended, or they were taken away: then it runs on those that there are
+                os.sched_setaffinity(process.pid, plan.cpus)
+        watched = Watched(process.pid)
+        watched.close()
+        ref = JobRef(self.name, plan.run, plan.where, f"{process.pid}:{watched.process.start}")
+        self._held[ref] = _Held(plan, process, to_order, from_problem, guard)
+        return ref
+
+    def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
+        held = self._held.pop(ref, None)
+        if held is None:
+            raise LaunchError(
+                f"the output of run {ref.run} goes to the process that started it",
+                subject=ref.run,
+                hint=f"dsv logs {ref.run}",
+            )
+        return _ProcessRun(held, {**self.environ, **held.plan.env}, output, on_end)
+
+    def status(self, ref: JobRef) -> JobStatus | None:
+        known = _known(ref)
+        fate = known.fate()
+        if fate is Fate.UNKNOWN:
+            return None
+        if fate is Fate.DEAD:
+            return JobStatus(RunState.ENDED)
+        return JobStatus(RunState.SUBMITTED if _is_launcher(known.pid) else RunState.RUNNING)
+
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
+        return None
+
+    def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
+        held = self._held.pop(ref, None)
+        if held is not None:
+            os.close(held.order)
+            os.close(held.problem)
+            held.process.wait()
+            held.guard.dismiss()
+        before = self.status(ref)
+        groups = {_known(ref).pid} if before is not None and before.lives else set()
+        end_groups(groups | set(processes_of(ref.run)), grace)
+        deadline = monotonic() + _DYING
+        while processes_of(ref.run) and monotonic() < deadline:
+            sleep(_PAUSE)
+        return self.status(ref)
+
+    def list(self, run: str | None = None) -> tuple[JobRef, ...]:
+        """Of each session that a job leads; what it started in its own session belongs to it."""
+        found = []
+        for pid, other in marked():
+            with suppress(OSError):
+                if run in (None, other) and os.getsid(pid) == pid:
+                    watched = Watched(pid)
+                    watched.close()
+                    known = watched.process
+                    found.append(JobRef(self.name, other, known.kernel, f"{pid}:{known.start}"))
+        return tuple(found)
+
+    def forget(self, ref: JobRef) -> None:
+        """Nothing is kept of a process."""
+
+    def find_image(self, reference: str) -> ImageIdentity | None:
+        return None
+
+    def _visible(self, wanted: int, gpu_type: str | None, machine: Machine) -> str:
+        """GPUs for the job: of those that the caller was given, or of all. Raises `LaunchError`."""
+        names = pick(wanted, machine, gpu_type)
+        if names is None:
+            here = machine.gpus or 0
+            count = here if wanted == ALL_GPUS else wanted
+            if count > here or count == 0:
+                raise LaunchError(
+                    f"{'all' if wanted == ALL_GPUS else wanted} GPUs were asked for, and this machine has {here}",
+                    hint=self.gpu_hint,
+                )
+            names = tuple(str(index) for index in range(count))
+        return ",".join(names)
+
+
+class _ProcessRun:
+    """A process in a session of its own, so that signals reach all of it, and the terminal's none of it."""
+
+    def __init__(
+        self, held: _Held, environ: Mapping[str, str], output: Output, on_end: Callable[[], None]
+    ) -> None:
+        self._ended: Ended | None = None
+        self._lock = Lock()  # held while the group is signalled, and while its number is given back
+        self._gone = False
+        self._on_end = on_end
+        self._held = held
+        self._process = held.process
+        assert self._process.stdout is not None and self._process.stderr is not None  # asked for above
+        output.attach(self._process.stdout, self._process.stderr)
+        self._before = _cpu_seconds(self._process.pid)
+        self._problem = _give(held, environ)
+        self._memory = SessionMemory(self._process.pid, limit=held.plan.memory_bytes, exceeded=self.kill)
+        self._memory.start()
+        Thread(target=self._watch, name="dsv-process", daemon=True).start()
+
+    @property
+    def ended(self) -> Ended | None:
+        return self._ended
+
+    def signal(self, number: int) -> None:
+        with self._lock:
+            if not self._gone:
+                self._signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def _watch(self) -> None:
+        try:
+            ended = self._reap()
+        except ChildProcessError:  # another thread has waited for any child, or the system for all
+            reason = "its exit code went to somebody else in this process"
+            ended = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
+        self._held.guard.dismiss()
+        self._ended = ended if self._problem is None else self._problem
+        self._on_end()
+
+    def _reap(self) -> Ended:
+        try:
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            with self._lock:
+                # Like a container's, the rest of it ends with its first process; reaped only then, so that its
+                # number is still its own.
+                self._signal(signal.SIGKILL)
+                _, status, rusage = os.wait4(self._process.pid, 0)
+                self._gone = True
+        finally:
+            self._gone = True  # where it was reaped by another, its number may be anybody's
+            memory = self._memory.stop()
+        code = os.waitstatus_to_exitcode(status)
+        self._process.returncode = code  # else Popen would look for the child once more
+        seconds = max(rusage.ru_utime + rusage.ru_stime - self._before, 0.0)
+        exit_code, usage = code if code >= 0 else 128 - code, Usage(memory, round(seconds, 3))
+        if self._memory.was_exceeded:
+            reason = f"it used more than {format_bytes(self._held.plan.memory_bytes or 0)} of memory"
+            cause = EndCause.OUT_OF_MEMORY
+            return Ended(exit_code=exit_code, launched=True, reason=reason, cause=cause, usage=usage)
+        return Ended(exit_code=exit_code, launched=True, usage=usage)
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _give(held: _Held, environ: Mapping[str, str]) -> Ended | None:
+    """Has the launcher become the command; how that ended if it could not."""
+    argv = [os.fsencode(word) for word in held.plan.argv]
+    variables = [os.fsencode(f"{name}={value}") for name, value in environ.items()]
+    data = b"\0".join([b"%d" % len(argv), *argv, *variables])
+    with os.fdopen(held.problem, "rb") as problem:
+        with suppress(BrokenPipeError), os.fdopen(held.order, "wb") as order:
+            order.write(b"%d\n" % len(data) + data)
+        answer = problem.read()
+    return None if not answer else _not_started(int(answer), held.plan, environ)
+
+
+def _not_started(number: int, plan: Plan, environ: Mapping[str, str]) -> Ended:
+    """127 if command not found, 126 if it is there and can't be run, as in a shell."""
+    command, why = plan.argv[0], os.strerror(number)
+    if number in (errno.ENOENT, errno.ENOTDIR) and not _is_there(command, plan.cwd, environ):
+        return Ended(exit_code=NOT_FOUND, launched=False, reason=f"command not found: {command}")
+    if number in (errno.E2BIG, errno.ENOMEM, errno.EAGAIN):
+        return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=f"{command}: {why}")
+    return Ended(exit_code=CANNOT_INVOKE, launched=False, reason=f"{command} can't be run: {why}")
+
+
+def _known(ref: JobRef) -> Known:
+    """The process; one that nobody knows if the reference is none of a process."""
+    pid, _, start = ref.id.partition(":")
+    numbers = pid.isdecimal() and start.isdecimal()
+    return Known(ref.where, int(pid), int(start)) if numbers else Known("", 0, 0)
+
+
+def _is_launcher(pid: int) -> bool:
+    try:
+        return os.fsencode(exec_shim.__file__) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _cpu_seconds(pid: int) -> float:
+    """What the launcher has taken, which is no time of the command's."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _is_there(command: str, cwd: Path | None, environ: Mapping[str, str]) -> bool:
+    """Whether there is a file that the command means: one in the folders of PATH, unless it names a folder."""
+    folders = [""] if "/" in command else os.get_exec_path(environ)
+    return any(Path(cwd or ".", folder, command).exists() for folder in folders)

@@ -1,0 +1,327 @@
+"""Slurm: a job is a batch script that Slurm holds until it has room, and begins again if a node is lost.
+
+Nothing of dsv stays with the job where it was submitted: any machine that reaches the cluster and sees the folder of
+the job can look on, and end it. See script.py for what runs there, and end.py for how its end is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from time import monotonic, sleep
+from typing import ClassVar, Final
+
+from dsv.errors import LaunchError, Unreachable, UsageError
+from dsv.fs.files import replace_file
+from dsv.run.engines.base import (
+    NO_OPTIONS,
+    Facts,
+    Handle,
+    ImageIdentity,
+    Job,
+    JobStatus,
+    Mount,
+    NoEngine,
+    Plan,
+    PrivateFile,
+)
+from dsv.run.engines.machine import Machine
+from dsv.run.engines.output import Output
+from dsv.run.engines.slurm.capacity import read_capacity
+from dsv.run.engines.slurm.exit_files import SCRIPT, Left, quiet_for, read_left
+from dsv.run.engines.slurm.job_status import left_here, status, status_of
+from dsv.run.engines.slurm.options import SlurmOptions, contained
+from dsv.run.engines.slurm.program import NAME, Answer, Queued, SlurmProgram, job_folder, job_id
+from dsv.run.engines.slurm.run import SlurmRun, read_logs, send, tell_stopped
+from dsv.run.engines.slurm.script import CLOSE_SECONDS, MEETING, Batch, passing, render
+from dsv.run.node_order import OUTPUT_SECONDS, NodeOrder, meeting_port
+from dsv.run.record import JobRef, RunState
+from dsv.run.resources import ALL_GPUS, Capacity, Resources
+from dsv.values.json import Json
+
+_PAUSE: Final = 0.1
+_DYING: Final = 60.0
+"""Seconds for Slurm to end a job that it was told to cancel: it has a KillWait of its own, of 30 in most places."""
+
+
+class Slurm:
+    """An `Engine`. Every node has to see the folders of the run under their names here."""
+
+    name: ClassVar[str] = NAME
+    takes_image: ClassVar[bool | None] = None
+    queues: ClassVar[bool] = True
+    shares_folders: ClassVar[bool] = True
+    gpu_hint: ClassVar[str] = "sinfo --Format=nodes,gres,statelong shows the GPUs of the nodes"
+    gives: ClassVar[frozenset[str]] = frozenset(
+        {"gpus", "gpu_type", "cpus", "memory_bytes", "time_seconds", "nodes", "retries"}
+    )
+
+    def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
+        self.environ = environ
+        self._options = SlurmOptions.read(options)
+        self._program = SlurmProgram(environ)
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Json], where: str) -> None:
+        SlurmOptions.read(options, where)
+
+    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+        nodes = self._program.call("scontrol", "--oneliner", "--details", "show", "node", seconds=10)
+        which = (f"--partition={self._options.partition}",) if self._options.partition else ()
+        jobs = self._program.call(
+            "squeue", "--noheader", "--states=PENDING", "--format=%A", *which, seconds=10
+        )
+        for answer in (nodes, jobs):
+            if answer.problem is not None:
+                return NoEngine(f"Slurm does not answer: {answer.problem}")
+        return read_capacity(nodes.text, jobs.text, self._options)
+
+    def probe(self) -> Facts | NoEngine:
+        answer = self._program.cluster()
+        if answer.problem is not None:
+            return NoEngine(f"Slurm does not answer: {answer.problem}")
+        version = self._program.call("sbatch", "--version").text.strip().removeprefix("slurm-wlm ")
+        return Facts(Machine.read(self.environ), answer.text, version.removeprefix("slurm ") or None)
+
+    def place(self, mount: Mount) -> str:
+        return str(mount.source) if self._options.container is None else mount.target
+
+    def plan(self, job: Job, facts: Facts) -> Plan:
+        script = render(batch_of(job, self._options))
+        path = job.scratch / SCRIPT
+        return Plan(
+            engine=self.name,
+            run=job.run,
+            where=facts.where,
+            argv=("sbatch", str(path)),
+            env=passing({name: value for name, value in job.env.items() if name not in _known(job)}),
+            files=(PrivateFile(path, script.encode("utf-8", "surrogateescape")),),
+            script=script,
+        )
+
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+        (script,) = plan.files
+        folder = script.path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
+            replace_file(script.path, script.content, mode=0o600)
+        except OSError as error:
+            raise LaunchError(
+                f"{script.path} can't be written: {error.strerror}", subject=str(script.path)
+            ) from error
+        answer = self._program.call("sbatch", "--parsable", "--hold", str(script.path), env=plan.env)
+        number = answer.text.strip().partition(";")[0]
+        ref = JobRef(self.name, plan.run, plan.where, f"{number}:{folder}")
+        if answer.problem is None and job_id(ref):
+            return ref
+        for left in self._mine(plan.run):  # it may have been taken although the answer got lost
+            self._program.call("scancel", left.id)
+        raise LaunchError(
+            f"Slurm does not take the job: {answer.problem or answer.text.strip()}",
+            subject=plan.run,
+            hint="sinfo shows the partitions, and scontrol ping whether the controller answers"
+            if answer.is_away
+            else "dsv run --dry-run prints the script, and sbatch --test-only FILE tries it",
+        )
+
+    def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
+        number = job_id(ref)
+        if not number or self._elsewhere(ref):
+            raise LaunchError(f"{ref.id} is no job of this cluster", subject=ref.run)
+        job, answer = self._program.find(number, fresh=0)
+        if job is not None and job.run_state is RunState.SUBMITTED and job.lives:
+            answer = self._program.call("scontrol", "release", number)
+            self._program.forget()
+        if answer.problem is not None:
+            raise LaunchError(f"Slurm does not let the job begin: {answer.problem}", subject=ref.run)
+        return SlurmRun(self._program, ref, output, on_end)
+
+    def status(self, ref: JobRef) -> JobStatus | None:
+        number = job_id(ref)
+        if ref.engine != self.name or not number or self._elsewhere(ref):
+            return None
+        left = read_left(job_folder(ref))
+        job, answer = self._program.find(number)
+        if job is not None and job.state == "PENDING" and left.begun:  # since it was asked for
+            job, answer = self._program.find(number, fresh=0)
+        if job is not None and job.run not in (None, ref.run):
+            job = None  # a controller that was set up anew numbers from 1, and a record may name any number
+        if answer.problem is not None:
+            return None if left.end is None else JobStatus(RunState.ENDED, left.end)
+        if job is not None and job.lives:
+            left = self._of_this_start(number, left)
+        now = status(job, left)
+        return now if now.lives else replace(now, quiet_for=quiet_for(ref))
+
+    def withdraw(self, ref: JobRef) -> JobStatus | None:
+        """Holds it first, as Slurm begins none that is held. Of one that has begun meanwhile the hold would keep back
+        its next attempt."""
+        number, folder = job_id(ref), job_folder(ref)
+        if self._program.call("scontrol", "hold", number).problem is None:
+            job, answer = self._program.find(number, fresh=0)
+            waits = job is not None and job.state == "PENDING" and not read_left(folder).begun
+            if waits and job is not None and job.run == ref.run:
+                self._program.call("scancel", number)
+            elif answer.problem is not None or (job is not None and job.lives):
+                self._program.call("scontrol", "release", number)
+        self._program.forget()
+        return self.status(ref)
+
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
+        return read_logs(self._program, ref, follow) if job_id(ref) else None
+
+    def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
+        before = self._over(ref) or self.status(ref)
+        number, folder = job_id(ref), job_folder(ref)
+        if before is None and ref.engine == self.name and number and not self._elsewhere(ref):
+            tell_stopped(folder, "dsv stop")
+            if self._program.call("scancel", number).problem is not None:
+                return None
+            return self._end(ref, _DYING) or self.status(ref)
+        if before is None or not before.lives:
+            return before
+        tell_stopped(folder, "dsv stop")
+        kill = before.state is RunState.RUNNING
+        if grace > 0 and kill:
+            kill = send(self._program, number, folder, 15)
+            if kill and (done := self._end(ref, grace)) is not None:
+                return done
+        self._program.call("scancel", number)
+        if kill:  # Slurm would wait for a while, and the grace is over; but no command needs one before it has begun
+            self._program.call("scancel", "--signal=KILL", number)
+        return self._end(ref, _DYING) or self.status(ref)
+
+    def list(self, run: str | None = None) -> tuple[JobRef, ...]:
+        cluster = self._cluster()
+        jobs = self._mine(run)
+        return tuple(JobRef(self.name, each.run or "", cluster, f"{each.id}:{each.folder}") for each in jobs)
+
+    def forget(self, ref: JobRef) -> None:
+        """Slurm forgets its jobs by itself."""
+
+    def find_image(self, reference: str) -> ImageIdentity | None:
+        return None
+
+    def _mine(self, run: str | None) -> tuple[Queued, ...]:
+        """Jobs of dsv that live, of one run or of all. Raises `Unreachable`."""
+        jobs, answer = self._program.queue(fresh=0)
+        if answer.problem is not None:
+            raise _unreachable(answer)
+        found = [each for each in jobs.values() if each.run is not None and run in (None, each.run)]
+        return tuple(each for each in found if each.lives and status(each, read_left(each.folder)).lives)
+
+    def _cluster(self) -> str:
+        answer = self._program.cluster()
+        if answer.problem is not None:
+            raise _unreachable(answer)
+        return answer.text
+
+    def _elsewhere(self, ref: JobRef) -> bool:
+        """Whether the job is another cluster's. An answer that is missing says nothing of that."""
+        answer = self._program.cluster()
+        return answer.problem is None and answer.text != ref.where
+
+    def _end(self, ref: JobRef, seconds: float) -> JobStatus | None:
+        """How the job ended within this time; None if it didn't."""
+        deadline = monotonic() + seconds
+        while monotonic() < deadline:
+            self._program.forget()
+            now = self._over(ref) or self.status(ref)
+            if now is not None and not now.lives:
+                return now
+            sleep(_PAUSE)
+        return None
+
+    def _over(self, ref: JobRef) -> JobStatus | None:
+        """The end of a job whose commands are over, as it left it: its last step may still send the record of the run,
+        and then removes what it left. None if nothing says so."""
+        number = job_id(ref)
+        if ref.engine != NAME or not number:
+            return None
+        done = left_here(self._of_this_start(number, read_left(job_folder(ref))))
+        return None if done is None else replace(status_of(done), quiet_for=quiet_for(ref))
+
+    def _of_this_start(self, number: str, left: Left) -> Left:
+        """Without the end of an attempt after which Slurm has queued the job again, as an administrator may have it do:
+        the job takes that away only once it begins."""
+        if left.end is None or (self._program.restarts(number) or 0) < left.attempt:
+            return left
+        return replace(left, end=None)
+
+
+def batch_of(job: Job, options: SlurmOptions) -> Batch:
+    """Raises `UsageError` for what can't be."""
+    if job.image is not None and options.container is None:
+        raise UsageError(
+            "this Slurm runs no images, as its pool names nothing that does",
+            subject=job.image,
+            hint="dsv config pools.NAME.slurm.container podman (or apptainer, enroot), or leave out --image",
+        )
+    if job.image is None and options.container is not None:
+        raise UsageError(
+            f"this pool runs its jobs by {options.container}, which needs an image", hint="--image IMAGE"
+        )
+    if job.shm_bytes is not None:
+        raise UsageError("a job on Slurm has all of the node's shared memory", hint="leave out --shm-size")
+    if not job.command or not job.command[0]:
+        raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
+    if any("\0" in argument for argument in job.command):
+        raise UsageError("an argument holds a NUL byte")
+    if job.gpus == ALL_GPUS:
+        raise UsageError("Slurm has to know how many GPUs", subject="--gpus", hint="--gpus 8")
+    gpus = None if job.gpus is None else f"{job.gpu_type}:{job.gpus}" if job.gpu_type else str(job.gpus)
+    known = _known(job)
+    command, workdir = job.command, Path(job.workdir) if job.workdir else None
+    if options.container is not None:
+        command, workdir = (
+            contained(options.container, job, (*job.env, *(MEETING if job.nodes > 1 else ()))),
+            None,
+        )
+    return Batch(
+        run=job.run,
+        name=job.name,
+        folder=job.scratch,
+        command=command,
+        workdir=workdir,
+        hold=(options.dsv, *job.hold) if job.hold else (),
+        close=(options.dsv, *job.close) if job.close and job.order else (),
+        close_seconds=OUTPUT_SECONDS if NodeOrder.sends_output(job.order, job.run) else CLOSE_SECONDS,
+        order=job.order,
+        typed=job.command,
+        known=known,
+        passed=tuple(name for name in job.env if name not in known),
+        nodes=job.nodes,
+        gpus=gpus,
+        cpus=None if job.cpus is None else math.ceil(job.cpus),
+        memory_mib=None if job.memory_bytes is None else math.ceil(job.memory_bytes / (1 << 20)),
+        seconds=job.time_seconds,
+        stage_seconds=options.stage_seconds,
+        retries=job.retries,
+        port=_port(job.run),
+        options=(*options.sbatch, *job.engine_args),
+    )
+
+
+def _known(job: Job) -> dict[str, str]:
+    """dsv's own variables, which hold no secret and may stand in the script; but parameters may hold one."""
+    return {
+        name: value
+        for name, value in job.env.items()
+        if name.startswith("DSV_") and (name != "DSV_PARAMS" or value == "{}")
+    }
+
+
+def _port(run: str) -> int:
+    try:
+        return meeting_port(run)
+    except ValueError:  # no id of a run
+        return meeting_port("-0")
+
+
+def _unreachable(answer: Answer) -> Unreachable:
+    return Unreachable(f"Slurm does not answer: {answer.problem}", subject=NAME, hint="scontrol ping")

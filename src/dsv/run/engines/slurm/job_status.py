@@ -1,0 +1,244 @@
+"""How a job on Slurm ended: from what it left in its folder, and from what squeue still knows of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final
+
+from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus
+from dsv.run.engines.slurm.exit_files import Left, last_attempt
+from dsv.run.engines.slurm.program import Queued
+from dsv.run.record import TIMED_OUT, EndCause, RunPart, RunState, deciding_part
+
+_KILLED: Final = 137
+_CAUSES: Final = (
+    (EndCause.PREEMPTED, {"PREEMPTED"}, re.compile("CANCELLED AT .* DUE TO PREEMPTION")),
+    (EndCause.TIME_LIMIT, {"TIMEOUT", "DEADLINE"}, re.compile("CANCELLED AT .* DUE TO TIME LIMIT")),
+    (
+        EndCause.NODE_LOST,
+        {"NODE_FAIL", "BOOT_FAIL"},
+        re.compile("CANCELLED AT .* DUE TO NODE|Node failure on"),
+    ),
+    (EndCause.OUT_OF_MEMORY, {"OUT_OF_MEMORY"}, re.compile("Out Of Memory|oom-kill event")),
+    (EndCause.CANCELLED, {"CANCELLED", "REVOKED"}, re.compile(r"CANCELLED AT \S+ \*\*\*")),
+)
+"""What Slurm calls each cause: the state of the job, and what it writes to the job's log."""
+_CUT_SHORT: Final[dict[EndCause | None, int]] = {
+    EndCause.TIME_LIMIT: TIMED_OUT,
+    EndCause.PREEMPTED: 143,
+    EndCause.NODE_LOST: _KILLED,
+}
+"""What the exit code is then, if the command called it a success, or could not say a code any more."""
+_SAID: Final = {
+    EndCause.PREEMPTED: "Slurm gave its place to a job that is more important",
+    EndCause.TIME_LIMIT: "its time was over",
+    EndCause.NODE_LOST: "Slurm lost a node of the job",
+    EndCause.OUT_OF_MEMORY: "it used more memory than it was given",
+    EndCause.CANCELLED: "it was cancelled",
+}
+
+
+def is_late(job: Queued | None, left: Left) -> bool:
+    """Whether the script has ended, as Slurm says, and this machine does not see all yet that it left: what a file
+    server told of a folder may be believed for a minute."""
+    if job is None or job.state not in ("COMPLETED", "FAILED") or job.was_killed:
+        return False
+    return left.end is None or (left.end == 0 and not left.succeeded)
+
+
+def ended(job: Queued | None, left: Left, *, settled: bool = False) -> Ended | None:
+    """None while the job lives, and while its end can't be told yet. job: None if Slurm doesn't know it any more.
+    settled: the folder was looked at for so long that nothing more will be seen in it."""
+    done = None if is_late(job, left) and not settled else _ended(job, left)
+    if done is None:
+        return None
+    done = replace(done, stopped=left.stopped)
+    if not done.launched:
+        return done
+    cause = done.cause or EndCause.LOST_SIGHT
+    earlier = (_with_end(part, EndCause.LOST_SIGHT, None) for part in left.earlier)
+    last = (_with_end(part, cause, left.written_ms) for part in left.parts)
+    return replace(done, parts=(*earlier, *last))
+
+
+def _with_end(part: RunPart, cause: EndCause, written_ms: int | None) -> RunPart:
+    """A part whose node did not say how its command ended. written_ms: when the job last wrote anything."""
+    if part.end is not None:
+        return part
+    return replace(
+        part,
+        end=EndCause.LOST_SIGHT if cause is EndCause.EXITED else cause,
+        ended_ms=None if written_ms is None else max(written_ms, part.started_ms or 0),
+    )
+
+
+def left_here(left: Left) -> Ended | None:
+    """How the job ended, told on its own node while Slurm still has it: None if that can't be told there."""
+    done = None if left.end is None else ended(None, left, settled=True)
+    return done if done is not None and done.seen else None
+
+
+def _ended(job: Queued | None, left: Left) -> Ended | None:
+    if job is not None and job.waits:
+        return None  # what it left is of the attempts before
+    if (
+        job is not None
+        and job.lives
+        and (left.end in (None, 0) or job.state in ("PENDING", "RUNNING"))
+        and not left.succeeded
+    ):
+        return None  # with an end that it left, Slurm is about to say why
+    cause, said = _cause(job, left)
+    part = deciding_part(left.parts)
+    if left.succeeded and cause not in _CUT_SHORT:
+        return Ended(exit_code=0, launched=True, cause=_or_stopped(None, left))
+    if cause is None and (left.end == 0 or (job is not None and job.state == "COMPLETED")):
+        reason = f"Slurm says that it succeeded, but not all of its {left.nodes} nodes left word of that"
+        return Ended(exit_code=CANNOT_LAUNCH, launched=left.begun, seen=False, reason=reason)
+    if job is not None and job.was_killed and left.end is None:
+        return _killed(job, left)
+    if job is None and left.end is None and cause is None and part is None:
+        reason = "Slurm has no such job any more, and the job left no word of its end"
+        return Ended(exit_code=CANNOT_LAUNCH, launched=left.begun, seen=False, reason=reason)
+    if job is not None and _was_not_run(job, left):
+        return _not_run(job)
+    if not left.begun:
+        told = left.launcher or CANNOT_LAUNCH
+        if cause is EndCause.CANCELLED or left.stopped is not None:
+            told = _KILLED
+        elif cause is EndCause.TIME_LIMIT:
+            told, said = TIMED_OUT, "its time was over before the data was there"
+        why = left.stopped or said or _last_words(left.log + left.said) or _why_not_begun(job)
+        return Ended(
+            exit_code=told, launched=False, reason=why, cause=_or_stopped(cause, left, EndCause.NOT_STARTED)
+        )
+    if left.launcher is not None and cause is None and left.stopped is None:
+        return _never_began(left) if len(left.parts) < left.nodes else _lease_lost(left)
+    if cause is None and left.stopped is None and (part is None or part.exit_code is None):
+        return _untold(left)
+    code = (
+        part.exit_code if part is not None and part.exit_code else left.end or _CUT_SHORT.get(cause, _KILLED)
+    )
+    return Ended(
+        exit_code=code, launched=True, reason=_reason(cause, said, part, left), cause=_or_stopped(cause, left)
+    )
+
+
+def _killed(job: Queued, left: Left) -> Ended:
+    """The batch script was killed, or could not be started. Slurm then ends the commands."""
+    if not left.begun:
+        reason = f"Slurm could not run the batch script ({job.reason})"
+        return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=reason, cause=EndCause.NOT_STARTED)
+    reason = f"the batch script of the job was killed ({job.reason})"
+    return Ended(exit_code=CANNOT_LAUNCH, launched=True, reason=reason, cause=EndCause.LOST_SIGHT)
+
+
+def _was_not_run(job: Queued, left: Left) -> bool:
+    """Whether Slurm had given nodes to the job, and its batch script, which writes to the log first, did not run."""
+    ran = left.begun or left.end is not None or left.stopped is not None or bool(left.log)
+    return job.state == "CANCELLED" and bool(job.nodes) and not ran
+
+
+def _not_run(job: Queued) -> Ended:
+    """Slurm cancels a job whose batch script it can't run on the nodes that it has given to it."""
+    reason = f"Slurm did not run the batch script on {job.nodes}; the log of slurmd there says why"
+    return Ended(
+        exit_code=CANNOT_LAUNCH,
+        launched=False,
+        reason=reason,
+        hint=f"scontrol show node {job.nodes}; SlurmdSpoolDir may be full",
+        cause=EndCause.NOT_STARTED,
+    )
+
+
+def _untold(left: Left) -> Ended:
+    """A command whose node did not say how it ended: srun, or what held the data, was killed."""
+    untold = [part for part in left.parts if part.exit_code is None]
+    nodes = ", ".join(f"node {part.node} ({part.host})" for part in untold) or "a node"
+    said = _last_line(left.log)
+    reason = f"the command on {nodes} was killed from outside of it" + (f": {said}" if said else "")
+    return Ended(exit_code=CANNOT_LAUNCH, launched=True, reason=reason, cause=EndCause.LOST_SIGHT)
+
+
+def _why_not_begun(job: Queued | None) -> str | None:
+    """What Slurm says of a job that ended before it began. Of one that was cancelled it says why it waited before."""
+    if job is None:
+        return None
+    return "it was cancelled before it began" if job.state == "CANCELLED" else job.reason
+
+
+def _never_began(left: Left) -> Ended:
+    """On one node of several, so that the others were ended."""
+    reason = "the command could not be started on every node"
+    return Ended(
+        exit_code=left.launcher or CANNOT_LAUNCH, launched=False, reason=reason, cause=EndCause.NOT_STARTED
+    )
+
+
+def _lease_lost(left: Left) -> Ended:
+    reason = "the data was not held any more on a node"
+    return Ended(exit_code=CANNOT_LAUNCH, launched=True, reason=reason, cause=EndCause.LEASE_LOST)
+
+
+def _or_stopped(cause: EndCause | None, left: Left, otherwise: EndCause = EndCause.EXITED) -> EndCause:
+    return cause or (otherwise if left.stopped is None else EndCause.CANCELLED)
+
+
+def status(job: Queued | None, left: Left) -> JobStatus:
+    done = ended(job, left)
+    if done is None:
+        assert job is not None  # one that Slurm doesn't know has ended
+        return JobStatus(RunState.RUNNING if not job.lives else job.run_state)
+    return status_of(done)
+
+
+def status_of(done: Ended) -> JobStatus:
+    if not done.seen:
+        return JobStatus(RunState.CUT_OFF)
+    return JobStatus(RunState.ENDED if done.launched else RunState.NOT_LAUNCHED, done.exit_code, done)
+
+
+def _cause(job: Queued | None, left: Left) -> tuple[EndCause | None, str | None]:
+    """Why Slurm ended it, and in which words. What it says itself comes before the log, which may be of an attempt
+    before the last if that one never began."""
+    if left.was_to_go_on and (job is None or job.state == "CANCELLED"):
+        return EndCause.CANCELLED, "it waited for another attempt"
+    log = last_attempt(left.log)
+    found = [(cause, states, pattern.search(log)) for cause, states, pattern in _CAUSES]
+    known = [each for each in found if job is not None and job.state in each[1]]
+    if left.late and left.stopped is None and not known:
+        return EndCause.TIME_LIMIT, None
+    for cause, _, said in known or [each for each in found if each[2] is not None]:
+        return cause, None if said is None else _line_of(log, said.start())
+    return None, None
+
+
+def _reason(cause: EndCause | None, said: str | None, part: RunPart | None, left: Left) -> str | None:
+    if cause is EndCause.CANCELLED and left.stopped is not None:
+        return f"{_SAID[cause]} by {left.stopped}"
+    if cause in _SAID:
+        return _SAID[cause] + (f": {said}" if said else "")
+    if part is None or part.succeeded or len(left.parts) < 2:
+        return None
+    return f"node {part.node} ({part.host}) failed first, with exit code {part.exit_code}"
+
+
+def _line_of(text: str, position: int) -> str:
+    line = text[text.rfind("\n", 0, position) + 1 :].partition("\n")[0]
+    return re.sub(r"^\S+: error: |\*\*\* ?", "", line).strip()
+
+
+def _last_line(log: str) -> str | None:
+    """The last that srun or Slurm said of the last attempt."""
+    lines = [line.strip() for line in last_attempt(log).splitlines()]
+    return next((line for line in reversed(lines) if line.startswith(("srun:", "slurmstepd"))), None)
+
+
+def _last_words(log: str) -> str | None:
+    """Why the data could not be made sure of, mostly."""
+    lines = [line.strip() for line in last_attempt(log).splitlines()]
+    said = [
+        line for line in lines if line and not line.startswith(("srun:", "slurmstepd", "attempt ", "hint:"))
+    ]
+    return said[-1] if said else None

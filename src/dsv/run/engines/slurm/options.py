@@ -1,0 +1,147 @@
+"""What a pool says of its Slurm: the table [pools.NAME.slurm] of the configuration."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from dsv.errors import UsageError
+from dsv.run.engines.base import Job, Mount
+from dsv.run.engines.slurm.script import STAGE_SECONDS
+from dsv.values.json import Json
+from dsv.values.units import parse_duration
+
+_SBATCH: Final = ("partition", "account", "qos", "constraint", "reservation", "gres")
+"""Options of sbatch that have a key of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmOptions:
+    """sbatch: options of sbatch; container: what runs images on the nodes, None if nothing does; dsv: the program of
+    that name on the nodes; stage_seconds: what a job's time limit has room for besides the time of its command."""
+
+    sbatch: tuple[str, ...] = ()
+    container: str | None = None
+    dsv: str = "dsv"
+    partition: str | None = None
+    constraint: str | None = None
+    stage_seconds: int = STAGE_SECONDS
+
+    @classmethod
+    def read(cls, options: Mapping[str, Json], where: str = "slurm") -> Self:
+        """Raises `UsageError` for what means nothing."""
+        for key, value in options.items():
+            if key == "sbatch":
+                if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+                    raise _wrong(where, key, "a list of options", '["--exclusive"]')
+            elif key not in (*_SBATCH, "container", "dsv", "stage_time"):
+                raise UsageError(
+                    f"{where}.{key} means nothing to the slurm engine",
+                    subject=key,
+                    hint=f"dsv config --unset {where}.{key}",
+                )
+            elif not isinstance(value, str) or not value or "\n" in value:
+                raise _wrong(where, key, "a word", "VALUE")
+        container = options.get("container", "none")
+        if container != "none" and container not in CONTAINERS:
+            raise _wrong(where, "container", f"one of none, {', '.join(CONTAINERS)}", "podman")
+        own = [f"--{key}={options[key]}" for key in _SBATCH if key in options]
+        return cls(
+            sbatch=(*own, *options.get("sbatch", ())),
+            container=None if container == "none" else str(container),
+            dsv=str(options.get("dsv") or _dsv_here()),
+            partition=options.get("partition"),
+            constraint=options.get("constraint"),
+            stage_seconds=_stage_seconds(options, where),
+        )
+
+
+def contained(container: str, job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
+    """The command that runs the job's own in its image on a node. passed: names of variables for the job."""
+    return CONTAINERS[container](job, passed)
+
+
+def _podman(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
+    """In the job's own control group, so that Slurm limits it, counts what it takes, and ends it."""
+    words = [
+        "podman",
+        "run",
+        "--rm",
+        "--cgroups=disabled",
+        "--network=host",
+        "--ipc=host",
+        "--log-driver=none",
+    ]
+    for mount in job.mounts:
+        words += [
+            "--mount",
+            f"type=bind,source={_plain(mount)},target={mount.target}{'' if mount.writable else ',ro'}",
+        ]
+    words += [word for name in passed for word in ("--env", name)]
+    words += ["--workdir", job.workdir] if job.workdir else []
+    words += ["--device", "nvidia.com/gpu=all", "--env", "CUDA_VISIBLE_DEVICES"] if job.gpus else []
+    return (*words, str(job.image), *job.command)
+
+
+def _apptainer(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
+    """It passes the environment on by itself."""
+    words = ["apptainer", "exec", "--no-home"]
+    for mount in job.mounts:
+        words += ["--bind", f"{_plain(mount)}:{mount.target}:{'rw' if mount.writable else 'ro'}"]
+    words += ["--pwd", job.workdir] if job.workdir else []
+    words += ["--nv"] if job.gpus else []
+    image = str(job.image)
+    is_named = "://" in image or image.startswith(("/", "./", "../")) or image.endswith(".sif")
+    return (*words, image if is_named else f"docker://{image}", *job.command)
+
+
+def _enroot(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
+    """The image is a squashfs file, or a container that `enroot create` made on each node. It has no option for the
+    working directory."""
+    words = ["enroot", "start"]
+    for mount in job.mounts:
+        how = "rw" if mount.writable else "ro"
+        words += ["--mount", f"{_plain(mount)}:{mount.target}:none:x-create=auto,bind,{how}"]
+    words += [word for name in passed for word in ("--env", name)]
+    inside = ("sh", "-c", 'cd "$0" && exec "$@"', job.workdir) if job.workdir else ()
+    return (*words, str(job.image), *inside, *job.command)
+
+
+CONTAINERS: Final[dict[str, Callable[[Job, tuple[str, ...]], tuple[str, ...]]]] = {
+    "podman": _podman,
+    "apptainer": _apptainer,
+    "enroot": _enroot,
+}
+
+
+def _plain(mount: Mount) -> str:
+    """Raises `UsageError` for a folder that can't be written in an option of a mount."""
+    source = str(mount.source)
+    if any(each in source for each in ",:\n"):
+        raise UsageError(f"{source} can't be mounted: its name has a comma or a colon", subject=source)
+    return source
+
+
+def _stage_seconds(options: Mapping[str, Json], where: str) -> int:
+    told = options.get("stage_time")
+    if told is None:
+        return STAGE_SECONDS
+    try:
+        return parse_duration(str(told))
+    except UsageError as error:
+        raise _wrong(where, "stage_time", "a duration", "30m") from error
+
+
+def _dsv_here() -> str:
+    """The program beside the Python that runs this, as nodes share the folders of users in most places."""
+    beside = Path(sys.executable).with_name("dsv")
+    return str(beside) if beside.exists() else "dsv"
+
+
+def _wrong(where: str, key: str, kind: str, value: str) -> UsageError:
+    return UsageError(
+        f"{where}.{key} has to be {kind}", subject=key, hint=f"dsv config {where}.{key} '{value}'"
+    )

@@ -1,0 +1,369 @@
+"""Slurm's own programs, called and parsed; one answer of squeue serves every dsv of a user."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from math import inf
+from pathlib import Path
+from threading import Lock
+from time import monotonic, sleep
+from typing import Final
+
+from dsv.fs.system import boot
+from dsv.run.engines.slurm.script import COMMENT
+from dsv.run.record import JobRef, RunState
+
+_WAITS: Final = (0.05, 40.0)
+"""Seconds between two tries to lock the file, and after which it is done without: squeue is given less than that, but
+whoever asks may have been stopped meanwhile, as by Ctrl-Z."""
+_MOST: Final = 64 << 20
+"""Bytes of an answer that are kept: more than the lines of 100,000 jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAnswer:
+    """asked: when squeue was started, by the monotonic clock of this boot; problem: its own words if it failed."""
+
+    boot: str
+    asked: float
+    text: str = ""
+    problem: str | None = None
+
+
+def queue_file(environ: Mapping[str, str]) -> Path | None:
+    """Where the answer for the cluster of this environment is kept; None if this user has no folder for that.
+
+    Other programs of Slurm, by another PATH, may mean another cluster.
+    """
+    words = "\0".join(environ.get(name, "") for name in ("SLURM_CONF", "PATH"))
+    cluster = hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()
+    name = f"squeue-{cluster[:16]}.json"
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if runtime.startswith("/"):
+        return Path(runtime) / "dsv" / name
+    home = environ.get("HOME", "")
+    return Path(home) / ".local/state/dsv" / name if home.startswith("/") else None
+
+
+def ask_once(
+    file: Path | None, ask: Callable[[], tuple[str, str | None]], *, since: float, force: bool = False
+) -> QueueAnswer:
+    """The last answer if it was asked for at `since` or later, else a new one, while others wait for it.
+
+    ask: returns what squeue printed and its problem. force: ask in any case. A folder that can't be written to costs
+    nothing but further questions.
+    """
+    with _locked(file) as descriptor:
+        last = None if descriptor is None or force else _read(descriptor)
+        if last is not None and since <= last.asked <= monotonic():
+            return last
+        asked = monotonic()
+        text, problem = ask()
+        answer = QueueAnswer(boot(), asked, text, problem)
+        if descriptor is not None:
+            _write(descriptor, answer)
+        return answer
+
+
+@contextmanager
+def _locked(file: Path | None) -> Iterator[int | None]:
+    """The open file, if it is this user's own and no other dsv reads or writes it now."""
+    descriptor = None
+    with suppress(OSError):
+        if file is not None:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor if descriptor is not None and _lock(descriptor) else None
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    found = os.fstat(descriptor)
+    if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+        return False
+    pause, most = _WAITS
+    last = monotonic() + most
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if monotonic() >= last:
+                return False
+        except OSError:
+            return False
+        sleep(pause)
+
+
+def _read(descriptor: int) -> QueueAnswer | None:
+    """None if there is none of this boot, or one that a killed dsv wrote half."""
+    try:
+        last = QueueAnswer(**json.loads(os.pread(descriptor, _MOST, 0)))
+    except (OSError, ValueError, TypeError):
+        return None
+    return last if last.boot == boot() else None
+
+
+def _write(descriptor: int, answer: QueueAnswer) -> None:
+    data = json.dumps(asdict(answer)).encode()
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        if len(data) <= _MOST:
+            os.pwrite(descriptor, data, 0)
+
+
+NAME: Final = "slurm"
+CALL_SECONDS: Final = 30.0
+FRESH: Final = 1.0
+"""Seconds for which what squeue said is as good as new."""
+
+_OPTIONS: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_")
+"""With these the names begin of variables that stand for options."""
+_FORMAT: Final = "%A|%T|%N|%r|%k"
+_ID: Final = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
+_QUEUED: Final = {
+    "PENDING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "SPECIAL_EXIT",
+    "RESV_DEL_HOLD",
+}
+_RUNNING: Final = {"RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"}
+_AWAY: Final = (
+    "Unable to contact",
+    "Connection refused",
+    "Socket timed out",
+    "Communication",
+    "Zero Bytes",
+    "Unexpected message",
+    "no answer",
+    "can't be started",
+)
+_NEVER: Final = re.compile(
+    r"BadConstraints|Invalid(?:Account|QOS)|PartitionTimeLimit|PartitionNodeLimit|DependencyNeverSatisfied"
+    r"|Job's (?:account|QOS|group) not (?:known|permitted).*"
+    r"|(?:Account|QOS)NotAllowed|(?:Assoc|QOS)Max\w*PerJob\w*|QOSMax\w*PerNodeLimit|QOSMin\w+"
+)
+"""Reasons for which a job waits that no other job's end takes away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A job as squeue has it. state: in Slurm's words; reason: why it waits, or why it ended."""
+
+    id: str
+    state: str
+    nodes: str
+    reason: str
+    comment: str
+
+    @property
+    def lives(self) -> bool:
+        return self.state in _QUEUED or self.state in _RUNNING
+
+    @property
+    def waits(self) -> bool:
+        """Whether Slurm is to begin it, for the first time or again."""
+        return self.state in _QUEUED
+
+    @property
+    def run_state(self) -> RunState:
+        """Of one that lives."""
+        if self.state in _RUNNING:
+            return RunState.RUNNING
+        return RunState.SUBMITTED if self.reason == "JobHeldUser" else RunState.QUEUED
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether its batch script ended in another way than by itself, or could not be started."""
+        return self.reason == "JobLaunchFailure"
+
+    @property
+    def never_begins(self) -> bool:
+        return self.state == "PENDING" and _NEVER.fullmatch(self.reason) is not None
+
+    @property
+    def why_never(self) -> str:
+        """The reason for people, of one that never begins."""
+        said = (
+            "--time and the pool's stage_time together are more than its partition permits, "
+            "as sinfo --Format=partition,time shows"
+        )
+        return f"{self.reason}: {said}" if self.reason == "PartitionTimeLimit" else self.reason
+
+    @property
+    def run(self) -> str | None:
+        """None for a job that isn't dsv's."""
+        return self._of_comment()[0]
+
+    @property
+    def folder(self) -> Path:
+        return Path(self._of_comment()[1])
+
+    def _of_comment(self) -> tuple[str | None, str]:
+        if not self.comment.startswith(COMMENT):
+            return None, ""
+        run, _, folder = self.comment.removeprefix(COMMENT).partition(":")
+        return run or None, folder
+
+
+def read_queue(text: str) -> dict[str, Queued]:
+    """What squeue printed, by the number of the job."""
+    found = {}
+    for line in text.splitlines():
+        fields = line.split("|", 4)
+        if len(fields) == 5 and _ID.fullmatch(fields[0]):
+            found[fields[0]] = Queued(*fields)
+    return found
+
+
+def job_id(ref: JobRef) -> str:
+    """The number in a reference; empty if it is none of a batch job."""
+    number, _, folder = ref.id.partition(":")
+    return number if _ID.fullmatch(number) and folder.startswith("/") else ""
+
+
+def job_folder(ref: JobRef) -> Path:
+    return Path(ref.id.partition(":")[2])
+
+
+def words(text: str) -> str:
+    """What one of the programs says of a failure, in one line."""
+    lines = [re.sub(r"^\w+: (?:error|fatal): ", "", line.strip()) for line in text.splitlines()]
+    said = [line for line in lines if line]
+    return "; ".join(dict.fromkeys(said)) or "no word"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a program printed. problem: its own words if it failed, None if it didn't."""
+
+    text: str = ""
+    problem: str | None = None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the controller gave no answer at all."""
+        return self.problem is not None and any(each in self.problem for each in _AWAY)
+
+
+class SlurmProgram:
+    """environ: the caller's; PATH in it finds the programs, SLURM_CONF the cluster."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        # Inside of a job, sbatch would take over the options of that job. Those of the user's own are not dsv's.
+        kept = {name: value for name, value in environ.items() if not name.startswith(_OPTIONS)}
+        self.environ = {**kept, **{name: environ[name] for name in ("SLURM_CONF",) if name in environ}}
+        self._cluster: str | None = None
+
+    def call(self, *argv: str, env: Mapping[str, str] | None = None, seconds: float = CALL_SECONDS) -> Answer:
+        """Runs the program, away from the terminal's signals."""
+        try:
+            done = subprocess.run(
+                argv,
+                env={**self.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=seconds,
+                check=False,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            return Answer(problem=f"no answer within {seconds:.0f} s")
+        except OSError as error:
+            return Answer(problem=f"{argv[0]} can't be started: {error.strerror or error}")
+        text = done.stdout.decode("utf-8", "replace")
+        return (
+            Answer(text)
+            if done.returncode == 0
+            else Answer(text, words(done.stderr.decode("utf-8", "replace")))
+        )
+
+    def cluster(self) -> Answer:
+        """The cluster's name and its controller: the same on every machine that reaches it."""
+        if self._cluster is None:
+            answer = self.call("scontrol", "show", "config", seconds=10)
+            if answer.problem is not None:
+                return answer
+            found = dict(
+                re.findall(r"^(ClusterName|SlurmctldHost\[0\])\s*=\s*([^\s(]+)", answer.text, re.MULTILINE)
+            )
+            self._cluster = "@".join(found[name] for name in sorted(found))
+        return Answer(self._cluster)
+
+    def queue(self, *, fresh: float = FRESH) -> tuple[dict[str, Queued], Answer]:
+        """All jobs of this user, those that ended a short while ago among them. fresh: how many seconds old it may be.
+
+        One call answers for all runs that this user asks for on this machine.
+        """
+        shared = _shared(self.environ)
+        with shared.lock:
+            since = max(shared.since, monotonic() - fresh)
+            if shared.asked < since or fresh <= 0:
+                answer = ask_once(shared.file, self._queue_of_user, since=since, force=fresh <= 0)
+                if answer.problem is not None:
+                    return {}, Answer(answer.text, answer.problem)
+                shared.asked, shared.jobs = answer.asked, read_queue(answer.text)
+            return shared.jobs, Answer()
+
+    def _queue_of_user(self) -> tuple[str, str | None]:
+        answer = self.squeue(f"--user={os.geteuid()}")
+        return answer.text, answer.problem
+
+    def find(self, number: str, *, fresh: float = FRESH) -> tuple[Queued | None, Answer]:
+        """One job, whoever's it is."""
+        jobs, answer = self.queue(fresh=fresh)
+        if answer.problem is not None or number in jobs:
+            return jobs.get(number), answer
+        answer = self.squeue(f"--jobs={number}")
+        if answer.problem is not None and "Invalid job id" in answer.problem:
+            return None, Answer()
+        return read_queue(answer.text).get(number), answer
+
+    def restarts(self, number: str) -> int | None:
+        """How often Slurm has queued a job again. None if it doesn't know the job any more, or gives no answer."""
+        said = self.call("scontrol", "--oneliner", "show", "job", number).text
+        found = re.search(r" Restarts=([0-9]{1,6}) ", said)
+        return None if found is None else int(found[1])
+
+    def squeue(self, which: str) -> Answer:
+        return self.call("squeue", "--noheader", "--states=all", f"--format={_FORMAT}", which)
+
+    def forget(self) -> None:
+        """What was asked before has changed since."""
+        _shared(self.environ).since = monotonic()
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What this process knows of one queue. asked: when; since: an older answer is of no use."""
+
+    file: Path | None
+    lock: Lock = field(default_factory=Lock)
+    asked: float = -inf
+    since: float = -inf
+    jobs: dict[str, Queued] = field(default_factory=dict)
+
+
+_queues: dict[Path | str | None, _Shared] = {}
+_queues_lock = Lock()
+
+
+def _shared(environ: Mapping[str, str]) -> _Shared:
+    file = queue_file(environ)
+    with _queues_lock:
+        return _queues.setdefault(file or environ.get("SLURM_CONF"), _Shared(file))

@@ -1,0 +1,257 @@
+"""Looking on while a job on Slurm runs: its output as it is written, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import disk_usage
+from tempfile import NamedTemporaryFile
+from threading import Event, Lock, Thread
+from time import monotonic
+from typing import Final
+
+from dsv.fs.files import open_plain
+from dsv.fs.process import host_name, user_name
+from dsv.run.engines.base import CANNOT_LAUNCH, Ended
+from dsv.run.engines.log import through_a_pipe
+from dsv.run.engines.output import Output
+from dsv.run.engines.signals import ENDING
+from dsv.run.engines.slurm.exit_files import ATTENDED, STOPPED, nodes_of, read_left
+from dsv.run.engines.slurm.job_status import ended, is_late, left_here
+from dsv.run.engines.slurm.program import SlurmProgram, job_folder, job_id
+from dsv.run.record import EndCause, JobRef
+
+_PAUSE: Final = (0.1, 1.0)
+"""Seconds between two looks at the job's files: at first, and at most."""
+_SLOWER: Final = 1.05
+"""By which the pause grows: a job of some seconds is seen to end at once."""
+_ASK: Final = (0.5, 15.0)
+"""Seconds between two questions to the controller."""
+LATE: Final = 60.0
+"""Seconds for which the folder is looked at again if it lacks what a job must have left there."""
+_PIECE: Final = 1 << 16
+_NO_ROOM: Final = 4096
+"""Bytes: with fewer free ones the nodes can't write to the job's folder any more."""
+_CUT: Final = b"\n[dsv: the disk of the job's folder is full; what it wrote last may be missing here]\n"
+
+
+class SlurmRun:
+    """A `Handle`. Several may look on at one job, from any machine that sees its folder."""
+
+    def __init__(
+        self, program: SlurmProgram, ref: JobRef, output: Output, on_end: Callable[[], None]
+    ) -> None:
+        self._program = program
+        self._id, self._folder = job_id(ref), job_folder(ref)
+        self._ended: Ended | None = None
+        self._on_end = on_end
+        self._wake = Event()
+        self._kills = 0
+        self._untold: int | None = None  # a signal that should end the job, and has not reached its command
+        self._lock = Lock()
+        streams = (os.pipe(), os.pipe())
+        output.attach(*(os.fdopen(reader, "rb", buffering=0) for reader, _ in streams))
+        self._out, self._err = (writer for _, writer in streams)
+        self._over = Event()
+        Thread(target=self._watch, name="dsv-slurm", daemon=True).start()
+        Thread(target=self._await_end, name="dsv-slurm-end", daemon=True).start()
+
+    @property
+    def ended(self) -> Ended | None:
+        return self._ended
+
+    def signal(self, number: int) -> None:
+        if number in ENDING:
+            tell_stopped(self._folder, signal.Signals(number).name)
+        with self._lock:
+            reached = send(self._program, self._id, self._folder, number)
+            if number in ENDING and not reached:
+                self._untold = number
+        self._wake.set()
+
+    def kill(self) -> None:
+        with self._lock:
+            self._kills += 1
+            tell_stopped(self._folder, "SIGKILL")
+            if self._kills == 1 and read_left(self._folder).begun:
+                send(self._program, self._id, self._folder, signal.SIGKILL)
+            else:
+                self._program.call("scancel", self._id)
+        self._wake.set()
+
+    def _watch(self) -> None:
+        out, err = Follower(self._folder, "out", self._out), Follower(self._folder, "err", self._err)
+        try:
+            done = self._until_end(lambda: out.step() + err.step())
+            out.step(last=True)
+            err.step(last=True)
+        except OSError as error:  # nobody reads the pipes any more, or the folder is gone
+            reason = f"{self._folder} can't be read: {error.strerror or error}"
+            done = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
+        finally:
+            os.close(self._out)
+            os.close(self._err)
+        self._ended = done
+        self._over.set()
+        self._on_end()
+
+    def _await_end(self) -> None:
+        """Sees the end of the job in time, also while Slurm takes long to answer."""
+        while not self._over.wait(_PAUSE[1]):
+            if (self._folder / "end").exists():
+                _attend(self._folder)
+
+    def _until_end(self, step: Callable[[], int]) -> Ended:
+        pause, interval, asked, late = _PAUSE[0], _ASK[0], 0.0, 0.0
+        while True:
+            moved = step()
+            left = read_left(self._folder)
+            if left.end is not None:
+                _attend(self._folder)
+            if left.end is not None or monotonic() - asked >= interval or self._wake.is_set():
+                soon = self._wake.is_set() or left.end is not None
+                if soon:
+                    self._wake.clear()
+                    interval = _ASK[0]
+                asked = monotonic()
+                fresh = min(interval, pause) if soon else interval / 2
+                job, answer = self._program.find(self._id, fresh=fresh)
+                interval = min(interval * 1.3, _ASK[1])
+                if answer.problem is None and is_late(job, left):
+                    late, interval = late or monotonic() + LATE, _ASK[0]
+                    _look_afresh(self._folder)
+                settled = 0 < late <= monotonic()
+                if answer.problem is None and (done := ended(job, left, settled=settled)) is not None:
+                    return done
+                if answer.is_away and left.succeeded and (done := left_here(left)) is not None:
+                    return done
+                if job is not None and job.never_begins:
+                    self._program.call("scancel", self._id)
+                    reason = f"Slurm can't run it: {job.why_never}"
+                    return Ended(
+                        exit_code=CANNOT_LAUNCH, launched=False, reason=reason, cause=EndCause.UNSCHEDULABLE
+                    )
+            self._tell_again(left.begun)
+            pause = _PAUSE[0] if moved else min(pause * _SLOWER, _PAUSE[1])
+            self._wake.wait(pause)
+
+    def _tell_again(self, begun: bool) -> None:
+        with self._lock:
+            if (
+                begun
+                and self._untold is not None
+                and send(self._program, self._id, self._folder, self._untold)
+            ):
+                self._untold = None
+
+
+@dataclass(slots=True)
+class Follower:
+    """Copies what the nodes of a job write to one of the two streams into a descriptor, as it is written.
+
+    Several nodes: each line begins with the number of its node.
+    """
+
+    folder: Path
+    stream: str
+    sink: int
+    labelled: bool | None = None
+    _read: dict[str, int] = field(default_factory=dict)
+    _begun: dict[str, bytes] = field(default_factory=dict)
+
+    def step(self, *, last: bool = False) -> int:
+        """How many bytes there were. last: the job is over, so that half a line is a line."""
+        total = 0
+        for path in sorted(self.folder.glob(f"{self.stream}.*")):
+            while data := self._piece(path):
+                total += len(data)
+                self._write(path.name, data)
+        if last:
+            for name in [*self._begun]:
+                if self._begun[name]:
+                    self._write(name, b"\n")
+            if self.stream == "err" and disk_usage(self.folder).free < _NO_ROOM:
+                self._put(_CUT)
+        return total
+
+    def _piece(self, path: Path) -> bytes:
+        with suppress(FileNotFoundError), open_plain(path) as file:
+            file.seek(self._read.get(path.name, 0))
+            data = file.read(_PIECE)
+            self._read[path.name] = self._read.get(path.name, 0) + len(data)
+            return data
+        return b""
+
+    def _write(self, name: str, data: bytes) -> None:
+        if self.labelled is None:
+            self.labelled = nodes_of(self.folder) > 1
+        if self.labelled:
+            label = b"[" + name.rpartition(".")[2].encode() + b"] "
+            lines = (self._begun.get(name, b"") + data).split(b"\n")
+            self._begun[name] = lines.pop()
+            data = b"".join(label + line + b"\n" for line in lines)
+        self._put(data)
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.sink, view) :]
+
+
+def _attend(folder: Path) -> None:
+    """The node of the job need not complete the record."""
+    with suppress(OSError):
+        (folder / ATTENDED).touch()
+
+
+def _look_afresh(folder: Path) -> None:
+    """A change makes a file server's client drop what it remembers of the folder."""
+    with suppress(OSError), NamedTemporaryFile(dir=folder):
+        pass
+
+
+def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]]:
+    """What the job has written, stdout and stderr together; with `follow` until its end."""
+
+    def collect(writer: int, stop: Event) -> None:
+        streams = [Follower(job_folder(ref), stream, writer) for stream in ("out", "err")]
+        with suppress(OSError):
+            over = False
+            while not stop.is_set() and not over:
+                job, answer = program.find(job_id(ref), fresh=_ASK[1] / 3)
+                over = not follow or (
+                    answer.problem is None and ended(job, read_left(job_folder(ref))) is not None
+                )
+                for each in streams:
+                    each.step(last=over)
+                stop.wait(0 if over else _PAUSE[1] / 2)
+        os.close(writer)
+
+    return through_a_pipe(collect)
+
+
+def tell_stopped(folder: Path, how: str) -> None:
+    """Leaves word of who ended the job, so that no further attempt of it is made. The first one counts."""
+    with suppress(OSError), (folder / STOPPED).open("x") as file:
+        file.write(f"{user_name(os.geteuid())} on {host_name()} ({how})\n")
+
+
+def send(program: SlurmProgram, number: str, folder: Path, which: int) -> bool:
+    """Sends a signal to the commands of a job; one that waits is cancelled by any that ends a job.
+
+    False if it has to be sent again once the commands have begun.
+    """
+    if read_left(folder).begun:
+        name = signal.Signals(which).name.removeprefix("SIG")
+        return program.call("scancel", f"--signal={name}", number).problem is None
+    if which not in (*ENDING, signal.SIGKILL):
+        return False
+    job, answer = program.find(number, fresh=0)
+    if answer.problem is None and (job is None or job.state == "PENDING"):
+        program.call("scancel", number)
+        return True
+    return False

@@ -1,0 +1,429 @@
+"""The batch script of a job on Slurm: a pure function of what is to be run."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from dsv.errors import UsageError
+from dsv.run.node_order import PASSED
+
+COMPLETE: Final = """\
+# What this script does last. The dsv that submitted the job completes the record of the run, if it still looks on; else
+# this node does. If it can't, any dsv does that looks later.
+complete() {{
+  local found turn
+  for ((turn = 0; turn < 100; turn++)); do
+    for found in "$folder"/attende[d]; do [ ! -e "$found" ] || return 0; done
+    [ -e "$folder/end" ] || return 0
+    sleep 0.1
+  done
+  # Whatever happens to the node from here on, the job is over.
+  [ "$retries" -eq 0 ] || scontrol update "JobId=$SLURM_JOB_ID" Requeue=0
+  printf '%s\\0' {argv} >"$folder/argv"
+  timeout --kill-after=10 {seconds} {close} --left "$folder" <<<{order} >"$folder/complete.log" 2>&1
+}} 2>/dev/null
+"""
+PREPARE: Final = """\
+attempt=$((${SLURM_RESTART_COUNT:-0} + 1))
+mkdir -p "$folder" && rm -f "$folder/end" "$folder/attended"
+echo "attempt $attempt on $SLURM_JOB_NODELIST"
+
+# Slurm asks a job to end by SIGTERM. The command gets it too, and the script waits for what it makes of that. From here
+# on it writes with what bash has built in, as some Slurms signal every process of a job.
+told=
+trap 'told=yes' TERM
+
+# A file server or a store that hangs holds the job for this long at most, and changes nothing in how it ended.
+finish() { # EXIT-CODE
+  local last
+  exec {last}< <(
+    trap : TERM
+    exec 3>&1 >&2
+    echo "$1 $SLURM_JOB_NUM_NODES" >"$folder/end"
+    complete
+  )
+  read -r -t "$patience" -u "$last" _
+  exit "$1"
+}
+
+# The last attempt is not begun again by Slurm either, whatever happens to its node.
+if [ "$retries" -gt 0 ] && [ "$attempt" -gt "$retries" ]; then
+  scontrol update "JobId=$SLURM_JOB_ID" Requeue=0
+fi
+"""
+PASSING: Final = """\
+# sbatch got the variables of the job in its environment; an option of it may have kept them back.
+for name in {names}; do
+  each=DSV_JOB_$name
+  [ "${{!each+set}}" ] || {{ echo "error: sbatch did not pass $each on to the job"; finish 125; }}
+done
+"""
+MEETING_SCRIPT: Final = """\
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) || finish 125
+export MASTER_ADDR MASTER_PORT={port} WORLD_SIZE=$SLURM_JOB_NUM_NODES
+export PET_NNODES=$WORLD_SIZE PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
+"""
+TASK: Final = """\
+# What each node runs.
+read -r -d '' task <<'{end}'
+own=$1/node.$2.$SLURM_NODEID late=$1/late.$2.$SLURM_NODEID
+exec 3>&2 2>>"$1/slurm.log"
+[ ! -e "$late" ] || rm -f "$late"
+{wait}
+# Slurm's signals come to this shell alone, and go on to the command and what it started.
+command= early=
+pass() {{
+  early=$1
+  [ -z "$command" ] || kill -s "$1" -- "-$command"
+}}
+for each in HUP INT TERM USR1 USR2; do trap "pass $each" "$each"; done
+export NODE_RANK=$SLURM_NODEID PET_NODE_RANK=$SLURM_NODEID
+{variables}
+{workdir}
+printf -v begun '%(%s)T' -1
+set -m # a process group of its own; without it SIGINT would be ignored in what is started by &
+(
+  echo "$SLURMD_NODENAME $begun" >"$own"
+  type -P -- {program} >/dev/null || : >"$own"
+  exec -- {command}
+) </dev/null 2>&3 3>&- &
+command=$!
+[ -z "$early" ] || pass "$early"
+
+{clock}while wait "$command" || :; kill -0 "$command"; do :; done 2>&-
+wait "$command"
+code=$?
+{stop_clock}
+printf -v ended '%(%s)T' -1
+if [ ! -e "$own" ] || [ -s "$own" ]; then echo "$SLURMD_NODENAME $begun $code $ended" >"$own"; fi
+[ ! -e "$late" ] || exit 0 # so that srun lets the other nodes use the time that they have to end
+exit "$code"
+{end}
+"""
+WAIT: Final = """\
+# This node holds its data now. The script answers once all do; it closes the pipe if they never will. If the
+# job is ended before that, this ends at once, so that what holds the data releases it.
+trap 'exit 143' HUP INT TERM
+trap : USR1 USR2
+echo held
+IFS= read -r _ || exit 125
+exec >>"$1/out.$SLURM_NODEID"
+"""
+CLOCK: Final = """\
+# The time of the command counts from here. Slurm's own limit comes later, as it counts from before the data was there.
+({warning}
+  sleep {seconds}
+  : >"$late"
+  kill -s TERM -- "-$command" || rm -f "$late"
+  sleep {grace}
+  kill -s KILL -- "-$command"
+) </dev/null >/dev/null 2>&1 3>&- &
+clock=$!
+disown "$clock"
+"""
+STOP_CLOCK: Final = """\
+kill -s KILL -- "-$clock"
+"""
+ALONE: Final = """\
+# One task for each node. The first that fails ends the others.
+srun --ntasks-per-node=1 --kill-on-bad-exit=1 --input=none --open-mode=append \\
+  --output="${{folder//%/%%}}/out.%n" --error="${{folder//%/%%}}/err.%n" \\
+  {hold}bash -c "$task" task "$folder" "$attempt"
+code=$? again=yes
+"""
+TOGETHER: Final = """\
+# One task for each node, which makes sure of the data and holds it from then on until its command has ended. No command
+# begins before all nodes hold their data. The first node that fails ends the others.
+coproc step {{
+  trap : TERM
+  srun --ntasks-per-node=1 --kill-on-bad-exit=1 --open-mode=append --error="${{folder//%/%%}}/err.%n" \\
+    bash -c {begin} begin "$folder" "$attempt" "$task"
+  code=$?
+  exec >&-
+  read -r _
+  exit "$code"
+}}
+step_pid=$! held=0
+while [ "$held" -lt "$SLURM_JOB_NUM_NODES" ] && IFS= read -r line <&"${{step[0]}}"; do
+  [ "$line" != held ] || held=$((held + 1))
+done
+trap : PIPE
+again=
+if [ "$held" -eq "$SLURM_JOB_NUM_NODES" ] && [ ! -e "$folder/stopped" ]; then
+  again=yes
+  echo go >&"${{step[1]}}"
+fi
+eval "exec ${{step[1]}}>&-"
+while wait "$step_pid" || :; kill -0 "$step_pid"; do :; done 2>&-
+wait "$step_pid"
+code=$?
+[ "$again" ] || code=125
+"""
+FINISH: Final = """\
+# It succeeded only if every command did: srun doesn't know of those that it stopped waiting for.
+for ((node = 0; code == 0 && node < SLURM_JOB_NUM_NODES; node++)); do
+  own=
+  read -r _ _ own _ <"$folder/node.$attempt.$node"
+  code=${own:-137}
+done
+
+# What dsv or bash says instead of a command: the data is not held any more, or a command can't be started. It would go
+# the same way again, unless a command itself ended so.
+if [ "$code" -ge 125 ] && [ "$code" -le 127 ]; then
+  again=
+  for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do
+    own=
+    read -r _ _ own _ <"$folder/node.$attempt.$node"
+    [ "$own" != "$code" ] || again=yes
+  done
+fi
+
+# Nor does a command get more time in a further attempt.
+for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do
+  [ -e "$folder/late.$attempt.$node" ] || continue
+  again=
+  [ "$code" -ne 0 ] || code=124
+done
+
+# An attempt that failed is followed by another, unless somebody ended the job. Slurm itself begins one again that it
+# preempted, or that lost a node.
+if [ "$attempt" -le "$retries" ] && [ ! -e "$folder/stopped" ]; then
+  [ -z "$told" ] || exit "$code"
+  [ "$code" -eq 0 ] || [ -z "$again" ] || { scontrol requeue "$SLURM_JOB_ID" && sleep infinity; }
+fi
+finish "$code"
+"""
+
+
+COMMENT: Final = "dsv:"
+"""With this a job's comment begins; the run and the folder of the job follow."""
+MEETING: Final = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "WORLD_SIZE",
+    "NODE_RANK",
+    "PET_NNODES",
+    "PET_NODE_RANK",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+)
+"""What the script tells each of several nodes."""
+GRACE: Final = 30
+"""Seconds that a command has to end once its time is over; as long as Slurm itself gives it in most places."""
+STAGE_SECONDS: Final = 1800
+"""What Slurm's time limit has room for besides the command's own time and its grace, if the pool says nothing."""
+CLOSE_SECONDS: Final = 120
+"""Seconds for the last step of the job, which completes the record of the run, if it sends no output to the store."""
+_HUNG: Final = 30
+"""Seconds after which that step is left behind, once its time is over and it was told to end."""
+_LONGEST: Final = (1 << 17) - 1
+"""Bytes of one argument, or of one variable with its name, that Linux takes."""
+_SIGNAL: Final = re.compile(r"--signal[= ](?:R:)?(?:SIG)?([A-Z]+[0-9]*|[0-9]+)(?:@([0-9]{1,5}))?")
+_WARNED: Final = 60
+"""Seconds before the end at which Slurm sends the signal of --signal if that names none."""
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One job.
+
+    folder: of the job, which the nodes see under the same name; command: of each node, to be run in `workdir`; hold:
+    words in front of a command, `--` the last, that make sure of the data and hold it until the command has ended;
+    close: a command that completes the record of the run from what the job left, told by `order` on its stdin which run
+    that is; typed: the command of the job as it was typed, without what runs its image.
+    known: variables that may stand in the script; passed: the names of those whose values come with the environment of
+    sbatch. seconds: the time of the command itself; stage_seconds: how long making sure of the data may take besides.
+    close_seconds: how long completing the record may take. options: of sbatch, as `--partition=gpu`.
+    """
+
+    run: str
+    name: str
+    folder: Path
+    command: tuple[str, ...]
+    workdir: Path | None = None
+    hold: tuple[str, ...] = ()
+    close: tuple[str, ...] = ()
+    close_seconds: int = CLOSE_SECONDS
+    order: str = ""
+    typed: tuple[str, ...] = ()
+    known: Mapping[str, str] = field(default_factory=dict)
+    passed: tuple[str, ...] = ()
+    nodes: int = 1
+    gpus: str | None = None
+    cpus: int | None = None
+    memory_mib: int | None = None
+    seconds: int | None = None
+    stage_seconds: int = STAGE_SECONDS
+    retries: int = 0
+    port: int = 29_500
+    options: tuple[str, ...] = ()
+
+
+def comment(run: str, folder: Path) -> str:
+    """By what a job is found again, and its folder with it."""
+    return f"{COMMENT}{run}:{folder}"
+
+
+def passing(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment that sbatch gets for these variables of the job. Raises `UsageError` for an odd name, and for a
+    value that is too long."""
+    for name, value in variables.items():
+        if _NAME.fullmatch(name) is None:
+            raise UsageError(f"Slurm can't pass a variable named {name} to a job", subject=name)
+        left = _LONGEST - len(f"{PASSED}{name}=")
+        if (size := _bytes(value)) > left:
+            raise _too_long(f"the value of {name}", size, left, name, "pass the name of a file that holds it")
+    return {f"{PASSED}{name}": value for name, value in variables.items()}
+
+
+def render(batch: Batch) -> str:
+    """The script. Raises `UsageError` for what a line of #SBATCH can't say, and for a command that is too long."""
+    head = ["#!/bin/bash", *(f"#SBATCH {_line(option)}" for option in sbatch_options(batch))]
+    parts = [
+        "\n".join(head) + "\n",
+        f"# Run {batch.run}. To submit it: mkdir -p {shlex.quote(str(batch.folder))} && sbatch THIS-FILE",
+        f"folder={shlex.quote(str(batch.folder))}",
+        f"retries={batch.retries}",
+        f"export DSV_RUN={shlex.quote(batch.run)}" if batch.hold else "",
+        f"patience={batch.close_seconds + _HUNG}",
+        _complete(batch),
+        PREPARE,
+        PASSING.format(names=" ".join(sorted(batch.passed))) if batch.passed else "",
+        MEETING_SCRIPT.format(port=batch.port) if batch.nodes > 1 else "",
+        _task(batch),
+        _steps(batch),
+        FINISH,
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def sbatch_options(batch: Batch) -> list[str]:
+    """In words that sbatch takes in a script and on its command line. The caller's own come last, and so win."""
+    folder = str(batch.folder).replace("%", "%%")
+    found = [
+        f"--job-name={batch.name}",
+        f"--comment={comment(batch.run, batch.folder)}",
+        f"--nodes={batch.nodes}",
+        "--ntasks-per-node=1",
+        f"--output={folder}/slurm.log",
+        "--open-mode=append",
+        "--requeue" if batch.retries else "--no-requeue",
+    ]
+    limits = {
+        "gpus-per-node": batch.gpus,
+        "cpus-per-task": batch.cpus,
+        "mem": None if batch.memory_mib is None else f"{batch.memory_mib}M",
+        "time": _minutes(batch),
+    }
+    found += [f"--{name}={value}" for name, value in limits.items() if value is not None]
+    return [*found, *batch.options]
+
+
+def _task(batch: Batch) -> str:
+    """What each node runs; srun gets it as one argument."""
+    command = shlex.join(batch.command)
+    text = TASK.format(
+        end=_delimiter(batch),
+        wait=WAIT if _waits(batch) else "",
+        variables=_exports(batch),
+        workdir="" if batch.workdir is None else f"cd {shlex.quote(str(batch.workdir))} || exit 125",
+        program=shlex.quote(batch.command[0]),
+        command=command,
+        clock=_clock(batch),
+        stop_clock="" if batch.seconds is None else STOP_CLOCK,
+    )
+    size = _bytes(command)
+    if (over := _bytes(text) - _LONGEST) > 0:
+        hint = "put it into a script, for instance in the folder of --code, or its arguments into a file"
+        raise _too_long("the command", size, max(size - over, 0), batch.run, hint)
+    return text
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogateescape"))
+
+
+def _too_long(what: str, size: int, most: int, subject: str, hint: str) -> UsageError:
+    return UsageError(
+        f"{what} is too long for a job on Slurm: it has {size:,} bytes, and {most:,} fit",
+        subject=subject,
+        hint=hint,
+    )
+
+
+def _line(option: str) -> str:
+    if "\n" in option or "\0" in option:
+        raise UsageError("an option of sbatch is one line", subject=option)
+    return shlex.quote(option) if re.search(r"[^\w%+,./:=@\[\]-]", option) else option
+
+
+def _delimiter(batch: Batch) -> str:
+    return f"END_OF_TASK_{re.sub(r'[^A-Za-z0-9]', '_', batch.run)}"
+
+
+def _exports(batch: Batch) -> str:
+    known = [(name, value) for name, value in sorted(batch.known.items()) if name != "DSV_ATTEMPT"]
+    lines = ['export DSV_ATTEMPT="$2"', *(f"export {name}={shlex.quote(value)}" for name, value in known)]
+    lines += [f'export {name}="${PASSED}{name}"' for name in sorted(batch.passed)]
+    lines += [f"unset {PASSED}{name}" for name in sorted(batch.passed)]
+    return "\n".join(lines)
+
+
+def _waits(batch: Batch) -> bool:
+    """Whether a node with its data waits for others that may not have theirs."""
+    return batch.nodes > 1 and bool(batch.hold)
+
+
+def _steps(batch: Batch) -> str:
+    """What holds the data makes sure of it as well, and says what that took."""
+    held = shlex.join(batch.hold[:-1])
+    if not _waits(batch):
+        hold = f'{held} --json-file "$folder/stage.$attempt.0" -- ' if batch.hold else ""
+        return ALONE.format(hold=hold)
+    said = '"$1/stage.$2.$SLURM_NODEID"'
+    begin = f'exec {held} --json-file {said} -- bash -c "$3" task "$1" "$2"'
+    return TOGETHER.format(begin=shlex.quote(begin))
+
+
+def _minutes(batch: Batch) -> int | None:
+    """Slurm's limit, which counts from when the job has its nodes."""
+    return None if batch.seconds is None else math.ceil((batch.seconds + batch.stage_seconds + GRACE) / 60)
+
+
+def _clock(batch: Batch) -> str:
+    if batch.seconds is None:
+        return ""
+    left, warning = batch.seconds, warning_of(batch.options)
+    said = ""
+    if warning is not None:
+        name, before = warning
+        left = min(before, batch.seconds)
+        said = f'\n  sleep {batch.seconds - left}\n  kill -s {name} -- "-$command"'
+    return CLOCK.format(warning=said, seconds=left, grace=GRACE)
+
+
+def _complete(batch: Batch) -> str:
+    if not batch.close:
+        return "complete() { :; }\n"
+    return COMPLETE.format(
+        argv=shlex.join(batch.typed),
+        order=shlex.quote(batch.order),
+        close=shlex.join(batch.close),
+        seconds=batch.close_seconds,
+    )
+
+
+def warning_of(options: Sequence[str]) -> tuple[str, int] | None:
+    """The signal that a command gets so many seconds before its time is over, as `--signal` of sbatch says it: what
+    Slurm does itself is of use for its own limit alone, which comes later. None if there is none, or if it is for the
+    batch script (`B:`)."""
+    found = [each for each in options if each.startswith("--signal")]
+    told = None if not found else _SIGNAL.fullmatch(found[-1])
+    return None if told is None else (told[1], _WARNED if told[2] is None else int(told[2]))

@@ -1,0 +1,178 @@
+"""A sweep: one run for each combination of the values of its parameters. Which ones there are, and which are due."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Self
+
+from dsv.errors import UsageError
+from dsv.values.json import Json, check_json, json_or_text
+
+MOST_RUNS: Final = 1000
+"""Runs of one sweep. Each is named by each record of the sweep, and waited for."""
+MOST_READ: Final = 1_000_000
+"""Runs of a sweep that is read."""
+PREFIX: Final = "sweep-"
+
+_SWEEP_ID = re.compile(r"sweep-([0-9]{8}-[0-9]{6}-[0-9a-f]{8})", re.ASCII)
+_PART = re.compile(r"[0-9a-f-]{4,}", re.ASCII)
+_PAIRS: Final = {"]": "[", "}": "{"}
+
+
+class SweepId(str):
+    """`sweep-20261120-132145-1f2e3d4c`: the time at which it was started in UTC, then randomness."""
+
+    __slots__ = ()
+
+    @classmethod
+    def make(cls, time_ms: int, entropy: bytes) -> Self:
+        """From milliseconds since 1970 and four random bytes."""
+        return cls(f"{PREFIX}{datetime.fromtimestamp(time_ms // 1000, UTC):%Y%m%d-%H%M%S}-{entropy.hex()}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises `UsageError`."""
+        if _SWEEP_ID.fullmatch(text) is None:
+            raise UsageError(f"{text!r} is no id of a sweep", subject=text, hint="dsv runs lists them")
+        return cls(text)
+
+    @property
+    def begun(self) -> str:
+        """What the ids of its runs are not below: they begin with a time as well."""
+        return self.removeprefix(PREFIX)[:15]
+
+    @property
+    def short(self) -> str:
+        """`sweep-1f2e3d4c`, which any command takes for it."""
+        return f"{PREFIX}{self[-8:]}"
+
+    def is_meant_by(self, text: str) -> bool:
+        """Whether a text may mean it by its id: all of it, or `sweep-` and four characters or more of an end of it."""
+        part = text.removeprefix(PREFIX)
+        own = self.removeprefix(PREFIX)
+        return _PART.fullmatch(part) is not None and (own.startswith(part) or own.endswith(part))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSeat:
+    """Which run of which sweep a run is. number: from 1 to `of`; axes: the values of each parameter, in the order in
+    which they were typed, so that any record tells of all runs of the sweep; name: that of the sweep, if it has one.
+    """
+
+    id: SweepId
+    number: int
+    of: int
+    axes: dict[str, list[Json]]
+    name: str | None = None
+
+    @classmethod
+    def of_json(cls, document: Mapping[str, Json]) -> SweepSeat:
+        """From what `asdict` makes of one."""
+        return cls(**{**document, "id": SweepId.parse(document["id"])})
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there is such a run. A record may say anything, and a later dsv may have larger sweeps."""
+        return 1 <= self.number <= self.of <= MOST_READ and self.of == count_of(self.axes)
+
+    @property
+    def params(self) -> dict[str, Json]:
+        return combination(self.axes, self.number)
+
+
+def names_sweep(text: str) -> bool:
+    """Whether a text can only be the id of a sweep, or part of one. `sweep-base` may be the name of a run."""
+    return text.startswith(PREFIX) and _PART.fullmatch(text.removeprefix(PREFIX)) is not None
+
+
+def parse_axes(texts: Iterable[str]) -> dict[str, list[Json]]:
+    """`K=V1,V2,…`, as given with `-p` to a sweep. Raises `UsageError`.
+
+    A comma within quotes, brackets or braces separates nothing: `-p 'layers=[1,2],[3,4]'`, `-p 'opt="a,b",c'`.
+    """
+    axes: dict[str, list[Json]] = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"{text!r} is not NAME=VALUE,VALUE…", subject=text, hint="-p lr=0.1,0.01")
+        if name in axes:
+            raise UsageError(f"there are two parameters named {name}", subject=name)
+        axes[name] = [_value(name, each) for each in split_values(name, rest)]
+        written = [repr(value) for value in axes[name]]
+        for value in written:
+            if written.count(value) > 1:
+                raise UsageError(f"the parameter {name} has the value {value} twice", subject=name)
+    count = count_of(axes)
+    if count < 2:
+        raise UsageError("no parameter of the sweep has several values", hint="-p lr=0.1,0.01 --sweep")
+    if count > MOST_RUNS:
+        raise UsageError(
+            f"these are {count:,} combinations, and a sweep has at most {MOST_RUNS:,} runs",
+            hint="make several sweeps, each with a part of the values",
+        )
+    return axes
+
+
+def split_values(name: str, text: str) -> list[str]:
+    """The values between the commas of a text. Raises `UsageError` for an empty one, and for what is not closed."""
+    values, start, opened, quoted, escaped = [], 0, "", False, False
+    for at, each in enumerate(text):
+        if quoted:
+            quoted, escaped = escaped or each != '"', not escaped and each == "\\"
+        elif each == '"':
+            quoted = True
+        elif each in "[{":
+            opened += each
+        elif each in _PAIRS and opened.endswith(_PAIRS[each]):
+            opened = opened[:-1]
+        elif each == "," and not opened:
+            values.append(text[start:at])
+            start = at + 1
+    values.append(text[start:])
+    if (quoted or opened) and "," in text:
+        mark = '"' if quoted else opened[-1]
+        raise UsageError(
+            f"the parameter {name} has a {mark} that is not closed, so its commas can't be told apart",
+            subject=name,
+            hint=f"""write a text with such a mark as JSON: -p '{name}="a\\"b","c"'""",
+        )
+    if len(values) > 1 and not all(value.strip() for value in values):
+        raise UsageError(
+            f"the parameter {name} has an empty value", subject=name, hint=f"""-p '{name}="",x'"""
+        )
+    return values
+
+
+def combination(axes: Mapping[str, Sequence[Json]], number: int) -> dict[str, Json]:
+    """The parameters of one run, from 1. The last parameter changes fastest."""
+    rest, chosen = number - 1, {}
+    for name, values in reversed(list(axes.items())):
+        rest, at = divmod(rest, len(values))
+        chosen[name] = values[at]
+    return dict(reversed(chosen.items()))
+
+
+def count_of(axes: Mapping[str, Sequence[Json]]) -> int:
+    """How many combinations there are."""
+    return math.prod(len(values) for values in axes.values())
+
+
+def due(of: int, begun: Collection[int], going: int, parallel: int) -> tuple[int, ...]:
+    """The runs to begin now, in order, if so many go on and at most `parallel` may."""
+    return tuple(number for number in range(1, of + 1) if number not in begun)[: max(0, parallel - going)]
+
+
+def varied(params: Mapping[str, Json], axes: Mapping[str, Sequence[Json]]) -> dict[str, Json]:
+    """The parameters by which the runs of a sweep differ."""
+    return {name: value for name, value in params.items() if len(axes.get(name, ())) > 1}
+
+
+def _value(name: str, text: str) -> Json:
+    try:
+        return check_json(json_or_text(text))
+    except ValueError as error:
+        raise UsageError(f"the parameter {name} can't be JSON: {error}", subject=name) from error

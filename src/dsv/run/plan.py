@@ -1,0 +1,325 @@
+"""From a spec and staged data to the job that an engine plans, and to what the record says before it starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dsv import __version__
+from dsv.errors import UsageError
+from dsv.run.dirs import RunPlace, code_folder, code_state, data_mounts, job_folder, output_folder
+from dsv.run.engine_list import Chosen
+from dsv.run.engines.base import Job, Mount, Plan
+from dsv.run.engines.kubernetes.options import OUT
+from dsv.run.node_order import NO_ACCESS, NodeOrder, OrderedData, StoreAccess
+from dsv.run.parameters import SweepSeat
+from dsv.run.record import CodeState, LogInfo, RunData, RunId, RunRecord, RunState
+from dsv.run.spec import JobSpec, recorded
+from dsv.run.staged import Staged
+from dsv.values.names import data_variable
+from dsv.values.secrets import Masker, env_values, hide_env_values
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One run, decided upon. own: the folder of this run among the user's state; attempt: which one this is.
+    code: the folder that was named; staged_code: its code in the cache, if that was committed. elsewhere: the
+    options with which dsv on another machine finds the same store and cache; access: what it needs for that."""
+
+    spec: JobSpec
+    place: RunPlace
+    chosen: Chosen
+    run: RunId
+    staged: Mapping[str, Staged]
+    own: Path
+    out: Path
+    code: Path | None
+    masker: Masker
+    staged_code: Staged | None = None
+    attempt: int = 1
+    elsewhere: tuple[str, ...] = ()
+    access: StoreAccess = NO_ACCESS
+
+    @classmethod
+    def of(
+        cls,
+        spec: JobSpec,
+        place: RunPlace,
+        chosen: Chosen,
+        run: RunId,
+        staged: Mapping[str, Staged],
+        elsewhere: tuple[str, ...] = (),
+        access: StoreAccess = NO_ACCESS,
+    ) -> Launch:
+        """staged: by the name of the data, the target's is empty. Raises `UsageError`."""
+        own = place.folder(staged[""].dataset, run)
+        return cls(
+            spec=spec,
+            place=place,
+            chosen=chosen,
+            run=run,
+            staged=staged,
+            own=own,
+            out=_output(spec, place, chosen, staged[""], own),
+            code=_code(spec, place),
+            masker=masker_of(spec, place),
+            elsewhere=elsewhere,
+            access=access,
+        )
+
+    @property
+    def main(self) -> Staged:
+        return self.staged[""]
+
+    @property
+    def further(self) -> dict[str, Path]:
+        return {name: each.path for name, each in self.staged.items() if name}
+
+    @property
+    def scratch(self) -> Path:
+        """The nodes of a cluster see it too: they do see the folder in which its pool has the output."""
+        pool = self.spec.pool
+        engine = self.chosen.engine
+        if engine.queues and engine.shares_folders and pool is not None and pool.out is not None:
+            return job_folder(pool.out, self.main.dataset, self.run)
+        return self.own / "scratch"
+
+    @property
+    def other_folder(self) -> str:
+        """What helps if the folders of the run can't be made."""
+        pool = self.spec.pool
+        if pool is None or pool.out is None or self.spec.out is not None:
+            return "--out FOLDER, one that you may write to"
+        return f"dsv config pools.{pool.name}.out FOLDER, one that you may write to"
+
+    @property
+    def keeps_output(self) -> bool:
+        """Whether the output goes to the store: if that was asked for, and of a cluster if nobody named a place for
+        it, neither for the run nor for its pool."""
+        pool = self.spec.pool
+        named = self.spec.out is not None or (pool is not None and pool.out is not None)
+        return self.spec.keep_output or (self.chosen.engine.queues and not named)
+
+    @property
+    def skeleton(self) -> Path | None:
+        """Where the places for the mounts of further data are made, if the engine mounts any."""
+        return self.scratch / "data" if self.further and self._mounts_data() else None
+
+    def plan(self) -> Plan:
+        """What the engine will run. Pure but for a look at the commit's top folder. Raises as `Engine.plan`."""
+        return self.chosen.engine.plan(self._job(), self.chosen.facts)
+
+    def record(self, plan: Plan, started_ms: int) -> RunRecord:
+        """What is known when the job starts."""
+        spec, facts = self.spec, self.chosen.facts
+        command = self.masker.argv(spec.command)
+        options = plan.argv[: len(plan.argv) - len(spec.command)]
+        params = self.masker.value(spec.params, surely=True)
+        assert isinstance(params, dict)  # as it went in
+        return RunRecord(
+            run=self.run,
+            dataset=self.main.dataset,
+            commit=self.main.commit,
+            target=str(spec.target),
+            data=tuple(self._run_data(name, each) for name, each in self.staged.items()),
+            state=RunState.RUNNING,
+            engine=plan.engine,
+            pool=None if spec.pool is None else spec.pool.name,
+            passed_over=spec.passed_over,
+            then=spec.then if self.chosen.engine.queues else (),
+            engine_version=facts.version,
+            image=None if spec.image is None else self.masker.name(spec.image),
+            command=command,
+            engine_args=self.masker.argv(hide_env_values(spec.engine_args)),
+            argv=self.masker.argv(hide_env_values(options)) + command,
+            env=tuple(sorted(spec.env)),
+            params=params,
+            shm_bytes=plan.shm_bytes,
+            code=None if self.code is None else self._code_state(self.code),
+            out=self.masker.name(str(self.out)),
+            sweep=None if spec.sweep is None else self._seat(spec.sweep),
+            name=None if spec.name is None else self.masker.name(spec.name),
+            host=self.place.host,
+            user=self.place.user,
+            started_ms=started_ms,
+            cache_hit=all(each.hit for each in self.staged.values()),
+            stage_seconds=round(sum(each.seconds for each in self.staged.values()), 3),
+            stage_bytes=sum(each.fetched_bytes for each in self.staged.values()),
+            log=LogInfo(0, 0) if spec.log else None,
+            again_of=spec.again_of,
+            dsv=__version__,
+            **recorded(spec),
+        )
+
+    def _seat(self, seat: SweepSeat) -> SweepSeat:
+        return seat if seat.name is None else replace(seat, name=self.masker.name(seat.name))
+
+    def _code_state(self, folder: Path) -> CodeState:
+        state = self.spec.recorded_code or code_state(folder, self.place.environ)
+        tree = state.tree if self.staged_code is None else self.staged_code.commit.hex()
+        return replace(state, path=self.masker.name(state.path), tree=tree)
+
+    def _mounts_data(self) -> bool:
+        """Whether the job sees the data elsewhere than it is."""
+        probe = Mount(self.main.path, "/data")
+        return self.chosen.engine.place(probe) == probe.target
+
+    def _job(self) -> Job:
+        engine = self.chosen.engine
+        if engine.queues and engine.shares_folders and self.skeleton is not None:
+            raise UsageError(
+                f"containers of {engine.name} have no place for further data",
+                subject="--data",
+                hint="run them in a pool without containers, or put the data into one commit",
+            )
+        if (
+            not engine.shares_folders
+        ):  # nothing can be mounted inside of a folder that can't be seen from here
+            own = [Mount(self.main.path, "/data")]
+            others = [Mount(path, f"/dsv/data/{name}") for name, path in self.further.items()]
+        elif self._mounts_data():
+            own, others = data_mounts(self.main.path, self.further, self.scratch / "data")
+        else:
+            own = [Mount(self.main.path, "/data")]
+            others = [Mount(path, f"/data/{name}") for name, path in self.further.items()]
+        mounts = [*own, *others]
+        out = Mount(self.out, "/out", writable=True)
+        env = {
+            **self.spec.env,
+            "DSV_RUN": str(self.run),
+            "DSV_ATTEMPT": str(self.attempt),
+            "DSV_DATASET": str(self.main.dataset),
+            "DSV_COMMIT": self.main.commit.hex(),
+            "DSV_DATA": engine.place(own[0]),
+            "DSV_OUT": engine.place(out),
+            "DSV_PARAMS": json.dumps(self.spec.params),
+        }
+        for name, mount in zip(self.further, others, strict=True):
+            variable = data_variable(name)
+            if variable in env:
+                raise UsageError(f"the names of the data differ in too little: {name}", subject=name)
+            env[variable] = engine.place(mount)
+        workdir = None if self._mounts_data() else str(self.place.cwd)
+        if self.code is not None:
+            code = Mount(self._code_place(self.code), "/code")
+            env["DSV_CODE"] = engine.place(code)
+            mounts.append(code)
+            workdir = engine.place(code)
+        return Job.of(
+            self.spec,
+            run=self.run,
+            name=self.spec.name or f"dsv-{self.run}",
+            mounts=(*mounts, out),
+            env=env,
+            workdir=workdir,
+            scratch=self.scratch,
+            **self._staging(),
+        )
+
+    def _code_place(self, folder: Path) -> Path:
+        """Where the job's machine has the code. What only the cache can bring there has no place before a commit."""
+        if self.staged_code is not None:
+            return self.staged_code.path
+        return folder if self.chosen.engine.shares_folders else self.main.path.with_name("CODE")
+
+    def _staging(self) -> dict[str, Any]:
+        """What the machines of an engine that queues do with the data."""
+        if not self.chosen.engine.queues:
+            return {}
+        targets = {name: self._exactly(name, each) for name, each in self.staged.items()}
+        further = [word for name in self.further for word in ("--data", f"{name}={targets[name]}")]
+        if self.staged_code is not None:
+            code = self._code_name()
+            targets[code] = f"{self.staged_code.dataset}@{self.staged_code.commit.hex()}"
+            further += ["--data", f"{code}={targets[code]}"]
+        return {
+            "hold": ("with", *self.elsewhere, "--quiet", targets[""], *further, "--"),
+            "close": ("node", *self.elsewhere, "--quiet", "-"),
+            "order": self._order(),
+            "access": self.access,
+        }
+
+    def _order(self) -> str:
+        """For the node that completes the record. The parameters may hold a secret, and are not in it."""
+        data = [
+            OrderedData(name=each.name, dataset=each.dataset, commit=each.commit.hex(), path=each.path)
+            for each in (self._run_data(name, staged) for name, staged in self.staged.items())
+        ]
+        order = NodeOrder(
+            run=self.run,
+            data=tuple(data),
+            out=str(self.out),
+            nodes=self.spec.nodes,
+            retries=self.spec.retries,
+            log=self.spec.log,
+            keep_output=self.keeps_output,
+            author=self.place.author if self.keeps_output else None,
+        )
+        try:
+            return order.encode().decode()
+        except UnicodeEncodeError:  # a name that no JSON has: whoever looks later completes the record
+            return ""
+
+    def _code_name(self) -> str:
+        """A name that no further data has, as those held have one each."""
+        name = "code"
+        while data_variable(name) in map(data_variable, self.further):
+            name += "_"
+        return name
+
+    def _exactly(self, name: str, staged: Staged) -> str:
+        path = self._run_data(name, staged).path
+        return f"{staged.dataset}@{staged.commit.hex()}" + ("" if path is None else f":{path}")
+
+    def _run_data(self, name: str, staged: Staged) -> RunData:
+        target = self.spec.data[name] if name else self.spec.target
+        path = None if not target.path else target.path.decode("utf-8", "surrogateescape")
+        return RunData(name, staged.dataset, staged.commit, path, staged.files, staged.bytes)
+
+
+def _code(spec: JobSpec, place: RunPlace) -> Path | None:
+    """The folder of the code. What is in the store needs none here."""
+    if spec.code is None or spec.recorded_code is not None:
+        return spec.code
+    return code_folder(place, spec.code)
+
+
+def _output(spec: JobSpec, place: RunPlace, chosen: Chosen, main: Staged, own: Path) -> Path:
+    """Raises `UsageError` if the job's machine has no folder for it."""
+    pool = spec.pool
+    if chosen.engine.shares_folders:
+        return output_folder(place, spec.out, _own_output(spec, main, own))
+    if spec.out is not None:
+        return Path(place.cwd / spec.out)
+    if pool is None:
+        raise UsageError(
+            f"{chosen.engine.name} runs the jobs of pools alone, and no pool is named",
+            subject="--on",
+            hint="dsv run --on POOL; dsv pools lists them",
+        )
+    if pool.out is None and spec.nodes == 1:
+        return Path(OUT)
+    if pool.out is None:
+        raise UsageError(
+            f"the pool {pool.name} has no folder that several nodes could write to",
+            subject=pool.name,
+            hint=f"dsv config pools.{pool.name}.out FOLDER, which a volume of the pool has",
+        )
+    return _own_output(spec, main, own)
+
+
+def _own_output(spec: JobSpec, main: Staged, own: Path) -> Path:
+    """The output folder of a run that names none: in the folder of its pool, if that has one."""
+    if spec.pool is None or spec.pool.out is None:
+        return own / "out"
+    return Path(spec.pool.out) / main.dataset.component / own.name
+
+
+def masker_of(spec: JobSpec, place: RunPlace) -> Masker:
+    """Hides what no record of this run may show."""
+    given = {**env_values(spec.engine_args), **spec.env}
+    options = hide_env_values(spec.engine_args)
+    return Masker.of(given, place.environ, (*options, *spec.command), spec.params)

@@ -1,0 +1,576 @@
+"""The record of a run: the command, the commit, the place, the times, and the end of the run and its parts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from signal import Signals
+from typing import Final, Self
+
+import msgspec
+
+from dsv.errors import DsvError, IntegrityError, Unsupported, UsageError
+from dsv.run.parameters import SweepId, SweepSeat
+from dsv.run.resources import PassedOver
+from dsv.values.ids import CommitId
+from dsv.values.json import Json, finite_number, whole_number
+from dsv.values.names import DatasetName
+
+TIMED_OUT: Final = 124
+"""The exit code of a run that its time limit ended, and whose command called that a success; as of `timeout`."""
+
+_INEXACT_MS: Final = 2000
+"""Clocks that differ by less are taken for equal: clusters tell times in whole seconds."""
+
+
+class EndCause(StrEnum):
+    """Why a job ended. There is no other cause: an engine says the one that fits best, and the rest in `error`."""
+
+    EXITED = "exited"
+    """The command ended by itself: its exit code says how, and `exit_signal` if a signal did it."""
+    OUT_OF_MEMORY = "out-of-memory"
+    """It used more than `--memory`, or the machine had no more."""
+    TIME_LIMIT = "time-limit"
+    """It took longer than `--time`, or than its queue permits."""
+    CANCELLED = "cancelled"
+    """Somebody ended it: `cancelled_by` says who."""
+    EVICTED = "evicted"
+    """A cluster took its place away: a node was drained, or ran short of disk or memory for others."""
+    PREEMPTED = "preempted"
+    """A cluster gave its place to a more important job."""
+    NODE_LOST = "node-lost"
+    """The machine that ran it doesn't answer any more."""
+    IMAGE_NOT_PULLED = "image-not-pulled"
+    """Its image could not be fetched, so the command never began."""
+    UNSCHEDULABLE = "unschedulable"
+    """No machine can ever run it, as the cluster says."""
+    NOT_STARTED = "not-started"
+    """The command never began, for another reason."""
+    LEASE_LOST = "lease-lost"
+    """dsv ended it, as nobody could vouch for its data any more."""
+    LOST_SIGHT = "lost-sight"
+    """Nobody knows how it ended: its engine forgot it, or dsv was killed."""
+
+    @property
+    def is_disruption(self) -> bool:
+        """Whether the job had no part in its end, so that another attempt may well succeed."""
+        return self in (EndCause.EVICTED, EndCause.PREEMPTED, EndCause.NODE_LOST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPart:
+    """What one node did in one attempt. A run on one machine has one part for each attempt.
+
+    node: its number from 0; attempt: from 1; host: what the node is called; end: None while it goes on; error: what
+    else is to be said of the end, in the engine's words.
+    """
+
+    node: int = 0
+    attempt: int = 1
+    host: str | None = None
+    started_ms: int | None = None
+    ended_ms: int | None = None
+    end: EndCause | None = None
+    exit_code: int | None = None
+    exit_signal: str | None = None
+    cancelled_by: str | None = None
+    error: str | None = None
+    cache_hit: bool | None = None
+    stage_seconds: float | None = None
+    stage_bytes: int | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.end is EndCause.EXITED and self.exit_code == 0
+
+
+def deciding_part(parts: Iterable[RunPart]) -> RunPart | None:
+    """The part that says how the run ended: of the last attempt, the one that failed first; node 0 if all succeeded.
+
+    A node that fails takes the others along, so what came later is a consequence. Of those that failed at the same
+    moment, one that was not simply killed counts: to be killed is what happens to the others. One that somebody ended
+    counts only if no other has failed. None while a node of the last attempt goes on and none has failed.
+    """
+    found = list(parts)
+    last = max((each.attempt for each in found), default=0)
+    of_last = sorted((each for each in found if each.attempt == last), key=lambda each: each.node)
+    failed = [each for each in of_last if each.end is not None and not each.succeeded]
+    if failed:
+        return min(failed, key=_order_of_failure)
+    if not of_last or any(each.end is None for each in of_last):
+        return None
+    return of_last[0]
+
+
+def on_one_clock(
+    parts: Iterable[RunPart], after_ms: int, before_ms: int | None = None
+) -> tuple[RunPart, ...]:
+    """The parts of a job, whose hosts may have wrong clocks, with times of the clock that gave these two.
+
+    after_ms: when the job was submitted; before_ms: when its end was seen. The times of a host that do not lie between
+    them are all moved by the same amount, so differences stay as they were.
+    """
+    found = list(parts)
+    moved = {
+        host: _error_of_clock(found, host, after_ms, before_ms) for host in {each.host for each in found}
+    }
+    return tuple(
+        replace(
+            each,
+            started_ms=None if each.started_ms is None else each.started_ms - moved[each.host],
+            ended_ms=None if each.ended_ms is None else each.ended_ms - moved[each.host],
+        )
+        for each in found
+    )
+
+
+def ended_at(parts: Iterable[RunPart]) -> int | None:
+    """When a job ended, if each node of the last attempt tells that."""
+    found = list(parts)
+    last = max((each.attempt for each in found), default=0)
+    if not found or any(each.ended_ms is None for each in found if each.attempt == last):
+        return None
+    return max(each.ended_ms for each in found if each.ended_ms is not None)
+
+
+def _error_of_clock(parts: list[RunPart], host: str | None, after_ms: int, before_ms: int | None) -> int:
+    times = [time for each in parts if each.host == host for time in (each.started_ms, each.ended_ms) if time]
+    if times and before_ms is not None and max(times) > before_ms + _INEXACT_MS:
+        return max(times) - before_ms
+    if times and min(times) < after_ms - _INEXACT_MS:
+        return min(times) - after_ms
+    return 0
+
+
+def may_try_again(part: RunPart) -> bool:
+    """Whether a further attempt makes sense after this end. Not if somebody ended it or its time was over, nor if the
+    command never began, which it would not the next time either."""
+    if part.end is None or part.succeeded:
+        return False
+    return part.end.is_disruption or part.end in (EndCause.EXITED, EndCause.OUT_OF_MEMORY)
+
+
+def exit_signal(code: int | None) -> str | None:
+    """The name of the signal that an exit code of 128 + n stands for; None for any other exit code."""
+    if code is None or code <= 128:
+        return None
+    try:
+        return Signals(code - 128).name
+    except ValueError:
+        return None
+
+
+def _order_of_failure(part: RunPart) -> tuple[bool, float, bool, int]:
+    ended = float("inf") if part.ended_ms is None else part.ended_ms
+    killed = part.end is EndCause.EXITED and part.exit_signal in ("SIGTERM", "SIGKILL")
+    return part.end is EndCause.CANCELLED, ended, killed, part.node
+
+
+RECORD_VERSION: Final = 1
+MAX_RECORD: Final = 32 << 20
+"""Bytes of one record: a MiB of metrics, and commands as long as a kernel takes, several bytes for each."""
+
+START, LOG, RECORD = "start", "log", "record"
+"""The parts of a run in the store: what was launched, its log, and all there is to know once it has ended."""
+_LATER_START = re.compile(r"start-([2-9]|[1-9][0-9]{1,3})", re.ASCII)
+
+_COUNT = re.compile(r"[0-9]{1,18}", re.ASCII)
+_RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", re.ASCII)
+
+
+class RunId(str):
+    """`20261120-132145-1f2e3d4c`: the time of the start in UTC, then randomness. Sorts by time."""
+
+    __slots__ = ()
+
+    @classmethod
+    def make(cls, time_ms: int, entropy: bytes) -> Self:
+        """From milliseconds since 1970 and four random bytes."""
+        if len(entropy) != 4:
+            raise ValueError("a run id takes four random bytes")
+        return cls(f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y%m%d-%H%M%S}-{entropy.hex()}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises `UsageError`."""
+        if _RUN_ID.fullmatch(text) is None:
+            raise UsageError(f"{text!r} is no id of a run", subject=text, hint="dsv runs lists them")
+        return cls(text)
+
+
+def start_name(number: int) -> str:
+    """`start`, and `start-2` and so on each time that the run went on to another pool."""
+    return START if number == 1 else f"{START}-{number}"
+
+
+def start_number(part: str) -> int | None:
+    """None for a part that isn't a start."""
+    match = _LATER_START.fullmatch(part)
+    return 1 if part == START else None if match is None else int(match[1])
+
+
+def newest_start(parts: Iterable[str]) -> str:
+    """The one of these parts that says where the run went last."""
+    return start_name(max((start_number(part) or 1 for part in parts), default=1))
+
+
+class RunState(StrEnum):
+    SUBMITTED = "submitted"
+    """Handed over; nothing has been done for it yet."""
+    QUEUED = "queued"
+    """Held back by an engine until it has room. The engines of one machine hold nothing back."""
+    STAGING = "staging"
+    """Its data is being brought into the cache. Only known where it was started: no store has a record yet."""
+    RUNNING = "running"
+    """Launched; nobody has said yet how it ended. A machine that lost power leaves it at that."""
+    ENDED = "ended"
+    """The command ran and ended by itself or by a signal; its exit code is the run's."""
+    NOT_LAUNCHED = "not-launched"
+    """The command never began: 125, or 126 and 127 as docker has them."""
+    CUT_OFF = "cut-off"
+    """Ended by dsv, because its lease was lost and the data could no longer be vouched for; or lost sight of,
+    because its engine did not answer any more."""
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in (RunState.ENDED, RunState.NOT_LAUNCHED, RunState.CUT_OFF)
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """One commit that a run saw. name: of `--data`, empty for the target itself; path: what of the commit."""
+
+    name: str
+    dataset: DatasetName
+    commit: CommitId
+    path: str | None = None
+    files: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CodeState:
+    """The folder given as `--code`. commit: git's, if it has one; dirty: changed since, or untracked. tree: the commit
+    of the store that has the code as the run saw it, in the dataset of the run; None if it was not committed."""
+
+    path: str
+    commit: str | None = None
+    dirty: bool | None = None
+    tree: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutput:
+    """The output of a run that was to be kept in the store. tree: the commit that has it, in the dataset of the run;
+    None if it could not be kept, for the reason in error. left_out: what no commit can hold, each with why."""
+
+    tree: str | None = None
+    files: int = 0
+    bytes: int = 0
+    left_out: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """One GPU while the job ran: mean utilisation in per cent, most memory seen in bytes."""
+
+    name: str
+    utilization: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a job took, as far as it could be seen.
+
+    peak_memory_bytes: the most of samples twice a second, page cache and mapped files not counted; None where
+    it was over too soon. cpu_seconds: user and system, of all its processes.
+    """
+
+    peak_memory_bytes: int | None = None
+    cpu_seconds: float | None = None
+    gpus: tuple[GpuUse, ...] = ()
+
+
+def joint_usage(of_nodes: Iterable[Usage]) -> Usage | None:
+    """What several nodes took: the memory of the one that took the most, the time of all."""
+    found = list(of_nodes)
+    if not found:
+        return None
+    memory = max(each.peak_memory_bytes or 0 for each in found)
+    return Usage(memory or None, sum(each.cpu_seconds or 0.0 for each in found))
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """A job as its engine knows it: enough to find it again from another process, later.
+
+    run: the id of its run. where: which daemon, kernel or cluster holds it. id: the engine's own: of a container, of
+    a batch job; of a process its number and its start.
+    """
+
+    engine: str
+    run: str
+    where: str
+    id: str
+
+    def encode(self) -> bytes:
+        """A JSON object."""
+        return json.dumps(asdict(self)).encode("ascii")
+
+    @classmethod
+    def decode(cls, data: bytes) -> JobRef:
+        """Raises `IntegrityError`."""
+        try:
+            return _JOB.decode(data)
+        except msgspec.DecodeError as error:
+            raise IntegrityError(f"this is no reference of a job: {error}") from error
+
+
+_JOB = msgspec.json.Decoder(JobRef)
+
+
+@dataclass(frozen=True, slots=True)
+class LogInfo:
+    """bytes: what the job wrote; kept_bytes: what is kept of it, its head and its tail."""
+
+    bytes: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One run. Times are milliseconds since 1970 by the clock of `host`.
+
+    command, engine_args and argv are without secrets; env holds names only. exit_code is None while it runs. signal:
+    the first ending one that was passed on to the job. end, cancelled_by: of the part that decides; None while it
+    runs, and in records of versions that did not tell. parts: one for each node and attempt. pool: None if it ran here
+    without one; passed_over: the pools that it did not go to, or did not stay at, in that order; then: those that it
+    goes on to if it doesn't begin in time.
+    """
+
+    run: RunId
+    dataset: DatasetName
+    commit: CommitId
+    target: str
+    data: tuple[RunData, ...]
+    state: RunState
+    engine: str
+    pool: str | None = None
+    passed_over: tuple[PassedOver, ...] = ()
+    then: tuple[str, ...] = ()
+    engine_version: str | None = None
+    job: JobRef | None = None
+    image: str | None = None
+    image_id: str | None = None
+    image_digest: str | None = None
+    command: tuple[str, ...] = ()
+    engine_args: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    params: dict[str, Json]
+    gpus: str | None = None
+    gpu_type: str | None = None
+    tpu: str | None = None
+    tpu_topology: str | None = None
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    time_seconds: int | None = None
+    nodes: int = 1
+    retries: int = 0
+    shm_bytes: int | None = None
+    code: CodeState | None = None
+    out: str
+    output: RunOutput | None = None
+    sweep: SweepSeat | None = None
+    name: str | None = None
+    host: str
+    user: str
+    started_ms: int
+    ended_ms: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    end: EndCause | None = None
+    cancelled_by: str | None = None
+    error: str | None = None
+    parts: tuple[RunPart, ...] = ()
+    cache_hit: bool = False
+    stage_seconds: float = 0.0
+    stage_bytes: int = 0
+    usage: Usage | None = None
+    metrics: dict[str, Json] | None = None
+    metrics_error: str | None = None
+    log: LogInfo | None = None
+    again_of: RunId | None = None
+    dsv: str = ""
+
+    @property
+    def commits(self) -> tuple[tuple[DatasetName, CommitId], ...]:
+        """What this record keeps alive."""
+        kept = [(each.dataset, each.commit) for each in self.data]
+        if self.code is not None and self.code.tree is not None:
+            kept.append((self.dataset, CommitId.parse(self.code.tree)))
+        if self.output is not None and self.output.tree is not None:
+            kept.append((self.dataset, CommitId.parse(self.output.tree)))
+        return tuple(kept)
+
+    def encode(self) -> bytes:
+        """ASCII JSON, one member a line. Raises `ValueError` where parameters or metrics are no JSON."""
+        document = {"kind": "dsv run", "version": RECORD_VERSION, **asdict(self), "commit": self.commit.hex()}
+        document["data"] = [asdict(each) | {"commit": each.commit.hex()} for each in self.data]
+        return json.dumps(document, indent=1, allow_nan=False).encode("ascii") + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes, subject: str) -> RunRecord:
+        """Raises `IntegrityError`, or `Unsupported` for a newer version; `subject` is the key."""
+        document = _load(data, subject)
+        version = document.get("version")
+        if isinstance(version, int) and version > RECORD_VERSION:
+            raise Unsupported(
+                f"{subject} was written by a newer dsv (version {version} of its kind)",
+                subject=subject,
+                hint="update dsv",
+            )
+        if document.get("kind") != "dsv run" or version != RECORD_VERSION:
+            raise IntegrityError(f"{subject} is no record of a run", subject=subject)
+        try:
+            record = msgspec.convert(document, cls, dec_hook=_convert)
+        except msgspec.ValidationError as error:
+            raise IntegrityError(f"{subject} is no record of a run: {error}", subject=subject) from error
+        try:
+            record.commits  # noqa: B018 (that they can be read)
+        except UsageError as error:
+            raise IntegrityError(
+                f"{subject} is no record of a run: {error.message}", subject=subject
+            ) from error
+        odd = "a number in it" if _has_odd_number(record) else _odd_member(record)
+        if odd is not None:
+            raise IntegrityError(f"{subject} is no record of a run: {odd} is impossible", subject=subject)
+        return record
+
+
+def _odd_member(record: RunRecord) -> str | None:
+    """What no dsv writes, and what readers would stumble over."""
+    if record.gpus not in (None, "all") and _COUNT.fullmatch(record.gpus) is None:
+        return f"gpus {record.gpus[:40]!r}"
+    if record.sweep is not None and not record.sweep.is_possible:
+        return f"its place in {record.sweep.id}"
+    return None
+
+
+def _has_odd_number(record: RunRecord) -> bool:
+    """Whether a number has more than 64 bits, which no dsv writes."""
+    counts = [
+        record.started_ms,
+        record.ended_ms or 0,
+        record.stage_bytes,
+        record.shm_bytes or 0,
+        record.exit_code or 0,
+        record.memory_bytes or 0,
+        record.time_seconds or 0,
+        record.nodes,
+        record.retries,
+    ]
+    for part in record.parts:
+        counts += [part.node, part.attempt, part.exit_code or 0, part.stage_bytes or 0]
+        counts += [part.started_ms or 0, part.ended_ms or 0]
+    counts += [number for each in record.data for number in (each.files, each.bytes)]
+    counts += [] if record.log is None else [record.log.bytes, record.log.kept_bytes]
+    counts += [] if record.sweep is None else [record.sweep.number, record.sweep.of]
+    counts += [] if record.output is None else [record.output.files, record.output.bytes]
+    if record.usage is not None:
+        counts += [record.usage.peak_memory_bytes or 0, *(gpu.peak_memory_bytes for gpu in record.usage.gpus)]
+    return any(abs(each) >= 1 << 63 for each in counts)
+
+
+def _load(data: bytes, subject: str) -> dict[str, Json]:
+    if len(data) > MAX_RECORD:
+        raise IntegrityError(f"{subject} is larger than a record of a run may be", subject=subject)
+    try:
+        document = json.loads(
+            data, parse_int=whole_number, parse_float=finite_number, parse_constant=finite_number
+        )
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"{subject} is no JSON", subject=subject) from error
+    if not isinstance(document, dict):
+        raise IntegrityError(f"{subject} is no record of a run", subject=subject)
+    return document
+
+
+def _convert(kind: type, value: Json) -> object:
+    """Ids and names become what they are only by their own parsers."""
+    if kind in (CommitId, DatasetName, RunId, SweepId) and isinstance(value, str):
+        try:
+            return kind.parse(value)
+        except DsvError as error:
+            raise ValueError(error.message) from error
+    raise ValueError(f"{value!r} is no {kind.__name__}")
+
+
+# msgspec learns a dataclass when it first meets it, and two threads that make it do so at once crash the process
+# (0.22: SIGSEGV). A listing of runs reads them in several threads, so it learns all of a record's here.
+msgspec.json.Decoder(RunRecord, dec_hook=_convert)
+
+
+MAX_PART: Final = 1 << 20
+"""Bytes of one part: little but the error in it can be long."""
+
+_PART_NAME = re.compile(r"(part|log)-(0|[1-9][0-9]{0,4})-([1-9][0-9]{0,4})", re.ASCII)
+_VERSION: Final = 1
+
+
+def part_name(node: int, attempt: int) -> str:
+    """The last component of its key."""
+    return f"part-{node}-{attempt}"
+
+
+def node_log_name(node: int, attempt: int) -> str:
+    """The last component of its key."""
+    return f"log-{node}-{attempt}"
+
+
+def parse_part_name(name: str) -> tuple[str, int, int] | None:
+    """`part` or `log`, the node, the attempt; None for any other name."""
+    match = _PART_NAME.fullmatch(name)
+    return None if match is None else (match[1], int(match[2]), int(match[3]))
+
+
+def encode_part(part: RunPart, usage: Usage | None = None) -> bytes:
+    """ASCII JSON. usage: what the command took there."""
+    document = {"kind": "dsv run part", "version": _VERSION, **asdict(part)}
+    if usage is not None:
+        document["usage"] = asdict(usage)
+    return json.dumps(document, indent=1, allow_nan=False).encode("ascii") + b"\n"
+
+
+def decode_part(data: bytes, subject: str) -> tuple[RunPart, Usage | None]:
+    """Raises `IntegrityError`, or `Unsupported` for a newer version; `subject` is the key."""
+    try:
+        document = json.loads(
+            data, parse_int=whole_number, parse_float=finite_number, parse_constant=finite_number
+        )
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"{subject} is no JSON", subject=subject) from error
+    if not isinstance(document, dict) or document.get("kind") != "dsv run part":
+        raise IntegrityError(f"{subject} is no part of a run", subject=subject)
+    version = document.get("version")
+    if isinstance(version, int) and version > _VERSION:
+        raise Unsupported(f"{subject} was written by a newer dsv", subject=subject, hint="update dsv")
+    try:
+        part = msgspec.convert(document, RunPart)
+        usage = msgspec.convert(document.get("usage"), Usage | None)
+    except msgspec.ValidationError as error:
+        raise IntegrityError(f"{subject} is no part of a run: {error}", subject=subject) from error
+    named = parse_part_name(subject.rpartition("/")[2])
+    if named is not None and named[1:] != (part.node, part.attempt):
+        raise IntegrityError(f"{subject} holds the part of another node or attempt", subject=subject)
+    return part, usage
+
+
+# msgspec learns a dataclass when it first meets it; see `run`.
+msgspec.json.Decoder(RunPart)

@@ -1,0 +1,444 @@
+"""Run records in a store, the spool of records that wait to be sent, and the notes of sweeps."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dsv.errors import (
+    Conflict,
+    Denied,
+    DsvError,
+    IntegrityError,
+    NotFound,
+    Unreachable,
+    Unsupported,
+    UsageError,
+)
+from dsv.format.keys import RUNS_PREFIX, parse_run_key, run_key, runs_prefix
+from dsv.fs.files import replace_file
+from dsv.fs.folders import sync_folder
+from dsv.fs.process import Fate, Process, host_name
+from dsv.run.parameters import SweepId
+from dsv.run.record import (
+    LOG,
+    MAX_PART,
+    MAX_RECORD,
+    RECORD,
+    RunId,
+    RunPart,
+    RunRecord,
+    Usage,
+    decode_part,
+    newest_start,
+    parse_part_name,
+    start_number,
+)
+from dsv.store.base import Bytes, Put, Store, TooLargeError
+from dsv.values.ids import StoreId
+from dsv.values.names import DatasetName
+
+_MAX = 4096
+"""Bytes of a key's value."""
+_NUMBER = "([1-9][0-9]{0,8})"
+_NUMBERED = re.compile(f"(stop|turn)-{_NUMBER}", re.ASCII)
+_OF_A_RUN = re.compile(f"(begin|drop)-{_NUMBER}-{_NUMBER}", re.ASCII)
+
+
+class Beginner(msgspec.Struct, frozen=True):
+    """A process that begins runs of a sweep, and the machine that it is on."""
+
+    host: str
+    process: Process
+
+    @classmethod
+    def here(cls) -> Beginner:
+        return cls(host_name(), Process.here())
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it is known to be gone: only its own machine can tell."""
+        return self.process.fate() is Fate.DEAD
+
+
+_DECODER = msgspec.json.Decoder(Beginner)
+UNKNOWN = Beginner("another machine", Process("", 0, 0))
+"""Whoever wrote what can't be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepNews:
+    """How often the sweep was stopped, and continued; begins: how often each run was begun, by its number; dropped: the
+    runs whose last begin was dropped."""
+
+    stops: int
+    turns: int
+    begins: Mapping[int, int]
+    dropped: frozenset[int]
+
+
+NO_NEWS = SweepNews(0, 0, {}, frozenset())
+
+
+class SweepNotes:
+    """Of one sweep. Methods raise as the store's."""
+
+    def __init__(self, store: Store, dataset: DatasetName, sweep: SweepId) -> None:
+        self._store = store
+        self._prefix = f"{runs_prefix(dataset)}{sweep}/"
+
+    def news(self) -> SweepNews:
+        """One listing."""
+        last, begins, drops, stops = {"stop": 0, "turn": 0}, dict[int, int](), set[tuple[int, int]](), 0
+        for item in self._store.list(self._prefix):
+            name = item.key.rpartition("/")[2]
+            if (plain := _NUMBERED.fullmatch(name)) is not None:
+                stops += plain[1] == "stop"
+                last[plain[1]] = max(last[plain[1]], int(plain[2]))
+            elif (of_run := _OF_A_RUN.fullmatch(name)) is not None:
+                number, time = int(of_run[2]), int(of_run[3])
+                if of_run[1] == "begin":
+                    begins[number] = max(begins.get(number, 0), time)
+                else:
+                    drops.add((number, time))
+        dropped = frozenset(number for number, time in begins.items() if (number, time) in drops)
+        return SweepNews(stops, last["turn"], begins, dropped)
+
+    def stop(self) -> None:
+        """Asks whoever begins the runs, on whichever machine, to begin no more of them."""
+        number = self.news().stops + 1
+        while self._store.put_if_absent(self._prefix + f"stop-{number}", b"") is Put.LOST:
+            number += 1
+
+    def take_turn(self, number: int) -> Beginner | None:
+        """Makes this process the one that begins the runs. Returns who is that instead, None if it is this one."""
+        return self._take(self._prefix + f"turn-{number}")
+
+    def begin(self, run: int, time: int) -> Beginner | None:
+        """Takes one run for this process. Returns who has it instead, None if it is this one."""
+        return self._take(self._prefix + f"begin-{run}-{time}")
+
+    def drop(self, run: int, time: int) -> None:
+        """Gives a run back that could not be started."""
+        self._store.put_if_absent(self._prefix + f"drop-{run}-{time}", b"")
+
+    def who_begins(self, run: int, time: int) -> Beginner:
+        return self._read(self._prefix + f"begin-{run}-{time}")
+
+    def who_has_turn(self, number: int) -> Beginner:
+        return self._read(self._prefix + f"turn-{number}")
+
+    def _take(self, key: str) -> Beginner | None:
+        here = Beginner.here()
+        if self._store.put_if_absent(key, msgspec.json.encode(here)) is Put.WON:
+            return None
+        found = self._read(key)
+        return None if found == here else found
+
+    def _read(self, key: str) -> Beginner:
+        try:
+            return _DECODER.decode(self._store.get(key, _MAX))
+        except (TooLargeError, msgspec.DecodeError):
+            return UNKNOWN
+
+
+READERS = 8
+"""Records fetched at a time by `RunStore.read_all`."""
+
+
+class StoredRun(msgspec.Struct, frozen=True):
+    """A run as a listing shows it: which of its parts are there."""
+
+    dataset: DatasetName
+    run: RunId
+    parts: frozenset[str]
+
+
+class RunStore:
+    """The runs of all datasets of one store, which stays the caller's."""
+
+    def __init__(self, store: Store) -> None:
+        self._given = store
+
+    @property
+    def _store(self) -> Store:
+        """What every method goes through."""
+        return self._given
+
+    def write(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> None:
+        """Adds one part; the same bytes again are fine. Raises `Conflict` where others are there already."""
+        key = run_key(dataset, run, part)
+        if self._store.put_if_absent(key, data) is Put.LOST and self._stored(key, len(data)) != data:
+            raise Conflict(f"{key} is there already, and differs", subject=key)
+
+    def add(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> Bytes:
+        """Adds one part unless it is there already, and returns what is there now: of several writers one wins."""
+        key = run_key(dataset, run, part)
+        return data if self._store.put_if_absent(key, data) is Put.WON else self._store.get(key, MAX_RECORD)
+
+    def listing(self, dataset: DatasetName | None = None, run_prefix: str = "") -> list[StoredRun]:
+        """The runs of a dataset (None: of all) by time, oldest first. What else lies there is ignored."""
+        prefix = RUNS_PREFIX if dataset is None else runs_prefix(dataset) + run_prefix
+        parts: dict[tuple[DatasetName, RunId], set[str]] = {}
+        for item in self._store.list(prefix):
+            parsed = parse_run_key(item.key)
+            run = None if parsed is None else _run_id(parsed[1])
+            if parsed is not None and run is not None and run.startswith(run_prefix):
+                parts.setdefault((parsed[0], run), set()).add(parsed[2])
+        known = [StoredRun(name, run, frozenset(found)) for (name, run), found in parts.items()]
+        return sorted(known, key=lambda each: (each.run, each.dataset))
+
+    def find(self, run: RunId, datasets: Iterable[DatasetName]) -> StoredRun:
+        """The run of this id in the first of these datasets that has one. Raises `NotFound`."""
+        for dataset in datasets:
+            found = self.listing(dataset, run)
+            if found:
+                return found[0]
+        raise NotFound(f"there is no run {run} here", subject=run, hint="dsv runs lists them")
+
+    def read(self, stored: StoredRun) -> RunRecord:
+        """What is known of a run. Raises `NotFound` where neither its start nor its end is there."""
+        part = RECORD if RECORD in stored.parts else newest_start(stored.parts)
+        key = run_key(stored.dataset, stored.run, part)
+        record = RunRecord.decode(self._store.get(key, MAX_RECORD), key)
+        if record.run != stored.run or record.dataset != stored.dataset:
+            raise IntegrityError(f"{key} holds the record of another run: {record.run}", subject=key)
+        return record
+
+    def read_all(self, stored: Sequence[StoredRun], skipped: Callable[[DsvError], None]) -> list[RunRecord]:
+        """Their records in this order, several fetched at a time; errors are raised where `read` would.
+
+        skipped: told instead, in this thread, of each that is damaged or of a newer dsv.
+        """
+        found = []
+        with ThreadPoolExecutor(READERS, "dsv-runs") as pool:
+            for record in pool.map(self._read_or_not, stored):
+                if isinstance(record, RunRecord):
+                    found.append(record)
+                else:
+                    skipped(record)
+        return found
+
+    def _read_or_not(self, stored: StoredRun) -> RunRecord | IntegrityError | Unsupported:
+        try:
+            return self.read(stored)
+        except (IntegrityError, Unsupported) as error:
+            return error
+
+    def log(self, stored: StoredRun) -> bytes | None:
+        """What the run wrote, masked, head and tail of it; None where it was not kept."""
+        if LOG not in stored.parts:
+            return None
+        return self._store.get(run_key(stored.dataset, stored.run, LOG), MAX_RECORD)
+
+    def notes(self, dataset: DatasetName, sweep: SweepId) -> SweepNotes:
+        """What dsv on several machines tell each other of a sweep."""
+        return SweepNotes(self._store, dataset, sweep)
+
+    def node_parts(self, stored: StoredRun) -> list[RunPart]:
+        """What each node left in each attempt, by attempt and node. Raises `IntegrityError`, `Unsupported`."""
+        return [part for part, _ in self.node_parts_and_usage(stored)]
+
+    def node_parts_and_usage(self, stored: StoredRun) -> list[tuple[RunPart, Usage | None]]:
+        """The same, with what the command took there if that is known."""
+        found = []
+        for name in _of_nodes(stored, "part"):
+            key = run_key(stored.dataset, stored.run, name)
+            found.append(decode_part(self._store.get(key, MAX_PART), key))
+        return sorted(found, key=lambda each: (each[0].attempt, each[0].node))
+
+    def node_logs(self, stored: StoredRun) -> list[tuple[int, int, bytes]]:
+        """The log of each node and attempt, as far as there is one."""
+        found = []
+        for name in _of_nodes(stored, "log"):
+            parsed = parse_part_name(name)
+            assert parsed is not None  # so they were chosen
+            key = run_key(stored.dataset, stored.run, name)
+            found.append((parsed[1], parsed[2], bytes(self._store.get(key, MAX_RECORD))))
+        return found
+
+    def _stored(self, key: str, limit: int) -> bytes | None:
+        """None for an object that has more than `limit` bytes."""
+        try:
+            return self._store.get(key, limit)
+        except TooLargeError:
+            return None
+
+
+def _of_nodes(stored: StoredRun, kind: str) -> list[str]:
+    named = {name: parse_part_name(name) for name in stored.parts}
+    return sorted(name for name, parsed in named.items() if parsed is not None and parsed[0] == kind)
+
+
+def _run_id(text: str) -> RunId | None:
+    try:
+        return RunId.parse(text)
+    except UsageError:
+        return None
+
+
+_ORDER = {LOG: 1, RECORD: 2}
+
+
+class SpooledPart(msgspec.Struct, frozen=True):
+    """One part that the store doesn't have yet, as far as is known here."""
+
+    path: Path
+    dataset: DatasetName
+    run: RunId
+    part: str
+
+
+class Spool:
+    """The parts that wait for one store."""
+
+    def __init__(self, folder: Path, store: StoreId) -> None:
+        self._folder = folder / str(store)
+
+    def keep(self, dataset: DatasetName, run: RunId, part: str, data: bytes) -> Path:
+        """Stores a part durably, for its owner's eyes only. Raises `OSError`."""
+        folder = self._folder / dataset.component
+        made = [one for one in (folder, *folder.parents) if not one.exists()]
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target = folder / f"{run}.{part}"
+        replace_file(target, data, mode=0o600)
+        # The names of the folders too: another process may just have made the spool's own, and not synced them.
+        for one in dict.fromkeys((self._folder, self._folder.parent, *(each.parent for each in made))):
+            sync_folder(one)
+        return target
+
+    def waiting(self, skipped: Callable[[DsvError], None] = lambda _: None) -> list[SpooledPart]:
+        """What waits, oldest run first, each run's parts in the order in which they are sent.
+
+        skipped: told of each folder that can't be read.
+        """
+        paths = [
+            path for folder in self._listing(self._folder, skipped) for path in self._listing(folder, skipped)
+        ]
+        found = [part for path in paths if (part := _parse(path)) is not None]
+        return sorted(found, key=lambda each: (each.run, each.dataset, _order(each.part)))
+
+    def send(self, runs: RunStore, only: RunId | None = None) -> int:
+        """Sends what waits (of one run, or all); how many parts went.
+
+        Raises at once what the store raises. A part that clashes with the store's, or can't be read (another user
+        made it), keeps no other back: the first such is raised when all else has gone.
+        """
+        sent = 0
+        problems: list[DsvError] = []
+        for part in self.waiting(problems.append if only is None else lambda _: None):
+            if only is not None and part.run != only:
+                continue
+            try:
+                data = _read(part.path)
+                runs.write(part.dataset, part.run, part.part, data)
+                part.path.unlink(missing_ok=True)
+            except FileNotFoundError:  # another process has sent it
+                continue
+            except Conflict as error:
+                if not _is_complete(runs, part):
+                    problems.append(error)
+                    continue
+                part.path.unlink(missing_ok=True)  # another dsv has told the end of this run
+            except IntegrityError as error:
+                problems.append(error)
+                continue
+            except OSError as error:
+                problems.append(self._explained(part.path, error))
+                continue
+            sent += 1
+        if problems:
+            raise problems[0]
+        return sent
+
+    def records(
+        self, wanted: Callable[[SpooledPart], bool], skipped: Callable[[DsvError], None]
+    ) -> Iterator[RunRecord]:
+        """The wanted ones of the runs that wait here, whole or just begun.
+
+        skipped: told of each that can't be read, is damaged, or is of a newer dsv.
+        """
+        parts = [
+            part
+            for part in self.waiting(skipped)
+            if (part.part == RECORD or start_number(part.part) is not None) and wanted(part)
+        ]
+        for part in {(each.dataset, each.run): each for each in parts}.values():
+            try:
+                yield RunRecord.decode(_read(part.path), str(part.path))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                skipped(self._explained(part.path, error))
+            except (IntegrityError, Unsupported) as error:
+                skipped(error)
+
+    def log(self, dataset: DatasetName, run: RunId) -> bytes | None:
+        """The log of a run, if it waits here."""
+        try:
+            return _read(self._folder / dataset.component / f"{run}.{LOG}")
+        except (OSError, IntegrityError):
+            return None
+
+    def _listing(self, folder: Path, skipped: Callable[[DsvError], None]) -> list[Path]:
+        try:
+            return list(folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            skipped(self._explained(folder, error))
+            return []
+
+    def _explained(self, path: Path, error: OSError) -> DsvError:
+        denied = isinstance(error, PermissionError)
+        return (Denied if denied else Unreachable)(
+            f"a run's record that waits here can't be read or removed: {path}: {error.strerror or error}",
+            subject=str(path),
+            hint=f'sudo chown -R "$(id -u)" {shlex.quote(str(self._folder))}' if denied else None,
+        )
+
+
+def _is_complete(runs: RunStore, part: SpooledPart) -> bool:
+    """Whether this tells the end of a run, and the store has that already."""
+    if part.part not in (LOG, RECORD):
+        return False
+    stored = [each for each in runs.listing(part.dataset, part.run) if RECORD in each.parts]
+    try:
+        return bool(stored) and runs.read(stored[0]).state.is_terminal
+    except (IntegrityError, Unsupported):
+        return False
+
+
+def _order(part: str) -> tuple[int, int, str]:
+    """A log is sent before what says that it is all."""
+    number = start_number(part)
+    return (_ORDER.get(part, _ORDER[LOG]), 0, part) if number is None else (0, number, part)
+
+
+def _read(path: Path) -> bytes:
+    """A part's bytes, and no more of them than a part can have. Raises `OSError`, `IntegrityError`."""
+    with path.open("rb") as file:
+        data = file.read(MAX_RECORD + 1)
+    if len(data) > MAX_RECORD:
+        raise IntegrityError(
+            f"{path}, which waits to be sent, has more than the {MAX_RECORD} bytes of a run's record",
+            subject=str(path),
+            hint=f"no dsv writes that: rm {shlex.quote(str(path))}",
+        )
+    return data
+
+
+def _parse(path: Path) -> SpooledPart | None:
+    stem, _, part = path.name.rpartition(".")
+    if part not in _ORDER and start_number(part) is None and parse_part_name(part) is None:
+        return None
+    try:
+        return SpooledPart(path, DatasetName.from_component(path.parent.name), RunId.parse(stem), part)
+    except UsageError:
+        return None

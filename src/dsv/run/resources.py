@@ -1,0 +1,309 @@
+"""The resources that a job asks for, and those that the machines of a pool have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from dsv.errors import UsageError
+from dsv.values.json import Json
+from dsv.values.units import format_bytes, format_count
+
+ALL_GPUS: Final = -1
+MAX_NODES: Final = 10_000
+MAX_RETRIES: Final = 1000
+
+_CPUS = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,3})?", re.ASCII)
+_GPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}", re.ASCII)
+_TPU = re.compile(r"(v[0-9]{1,2}[a-z]?)-([1-9][0-9]{0,4})", re.ASCII)
+_TOPOLOGY = re.compile(r"[1-9][0-9]{0,3}(?:x[1-9][0-9]{0,3}){1,2}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What one run asks for. All but `nodes`, `tpu`, `retries` are for each node.
+
+    gpus: how many, `ALL_GPUS`, or None. gpu_type: a part of the model's name, such as A100. tpu: a slice such as
+    v5e-8, and tpu_topology its shape such as 2x4. cpus: may be a fraction. time_seconds: how long one attempt may
+    last. retries: how many more attempts there are after one that failed.
+    """
+
+    gpus: int | None = None
+    gpu_type: str | None = None
+    tpu: str | None = None
+    tpu_topology: str | None = None
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    time_seconds: int | None = None
+    nodes: int = 1
+    retries: int = 0
+
+
+def parse_gpus(text: str) -> int:
+    """A number from 1, or `all`. Raises `UsageError`."""
+    if text == "all":
+        return ALL_GPUS
+    if not re.fullmatch(r"[1-9][0-9]{0,3}", text, re.ASCII):
+        raise UsageError(f"{text!r} is no number of GPUs", subject=text, hint="--gpus 2, or --gpus all")
+    return int(text)
+
+
+def parse_gpu_type(text: str) -> str:
+    """Raises `UsageError`."""
+    if _GPU_TYPE.fullmatch(text) is None:
+        raise UsageError(f"{text!r} is no type of GPU", subject=text, hint="--gpu-type A100")
+    return text
+
+
+def parse_tpu(text: str) -> str:
+    """A slice: the version, and the number of chips. Raises `UsageError`."""
+    if _TPU.fullmatch(text) is None:
+        raise UsageError(f"{text!r} is no TPU slice", subject=text, hint="--tpu v5e-8")
+    return text
+
+
+def parse_topology(text: str) -> str:
+    """Raises `UsageError`."""
+    if _TOPOLOGY.fullmatch(text) is None:
+        raise UsageError(f"{text!r} is no topology of a TPU slice", subject=text, hint="--tpu-topology 2x4")
+    return text
+
+
+def parse_cpus(text: str) -> float:
+    """Raises `UsageError`."""
+    value = float(text) if _CPUS.fullmatch(text) else 0.0
+    if value <= 0:
+        raise UsageError(f"{text!r} is no number of CPUs", subject=text, hint="--cpus 4, or --cpus 1.5")
+    return value
+
+
+def parse_nodes(text: str | int) -> int:
+    """Raises `UsageError`."""
+    return _whole(str(text), "number of nodes", 1, MAX_NODES, "--nodes 2")
+
+
+def parse_retries(text: str | int) -> int:
+    """Raises `UsageError`."""
+    return _whole(str(text), "number of retries", 0, MAX_RETRIES, "--retries 2")
+
+
+def check_resources(wanted: Resources) -> None:
+    """What can't be asked for together. Raises `UsageError`."""
+    if wanted.gpu_type is not None and wanted.gpus is None:
+        raise UsageError(
+            "--gpu-type says which GPUs, and not how many",
+            subject=wanted.gpu_type,
+            hint=f"--gpus 1 --gpu-type {wanted.gpu_type}",
+        )
+    if wanted.tpu_topology is not None and wanted.tpu is None:
+        raise UsageError(
+            "--tpu-topology is the shape of a TPU slice, and none is asked for",
+            subject=wanted.tpu_topology,
+            hint=f"--tpu v5e-8 --tpu-topology {wanted.tpu_topology}",
+        )
+    if wanted.tpu is not None and wanted.gpus is not None:
+        raise UsageError("no machine has GPUs and TPUs", subject=wanted.tpu, hint="leave out --gpus or --tpu")
+    if wanted.tpu is None or wanted.tpu_topology is None:
+        return
+    chips, product = tpu_chips(wanted.tpu), _product(wanted.tpu_topology)
+    if product != chips:
+        raise UsageError(
+            f"the topology {wanted.tpu_topology} has {product} chips, and {wanted.tpu} has {chips}",
+            subject=wanted.tpu_topology,
+        )
+
+
+def tpu_chips(tpu: str) -> int:
+    """How many chips a slice of this name has."""
+    match = _TPU.fullmatch(tpu)
+    assert match is not None  # it was parsed
+    return int(match[2])
+
+
+def is_type(model: str, wanted: str) -> bool:
+    """Whether a GPU of this model is of the type that was asked for: its words are all in the model's name.
+
+    `A100` means `NVIDIA A100-SXM4-80GB`, `a100-80gb` does too, and `A10` doesn't.
+    """
+    return set(_words(wanted)) <= set(_words(model))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def _whole(text: str, what: str, least: int, most: int, hint: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", text, re.ASCII) or not least <= int(text) <= most:
+        raise UsageError(f"{text!r} is no {what} ({least} to {most:,})", subject=text, hint=hint)
+    return int(text)
+
+
+def _product(topology: str) -> int:
+    result = 1
+    for side in topology.split("x"):
+        result *= int(side)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCount:
+    """GPUs of one kind: how they are called, how many there are, and how many nobody uses."""
+
+    kind: str
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRoom:
+    """One machine that jobs may run on. None: that is not known, and no reason against a job."""
+
+    name: str = ""
+    gpus: tuple[GpuCount, ...] = ()
+    free_cpus: float | None = None
+    total_cpus: float | None = None
+    free_memory: int | None = None
+    total_memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an engine says of its machines, asked with a certain job in mind.
+
+    nodes: those that such a job may run on at all. waiting: jobs in the queue; None if the engine doesn't say. grows:
+    the cluster adds machines on demand, so that none being there now means waiting, and not never. never: why this job
+    can never run there; not_now: why it can't begin now though there is room, such as a quota. Both in the engine's
+    words, and both may be None. unseen: what the caller may not see, so that less is known of it, with the reason.
+    """
+
+    nodes: tuple[NodeRoom, ...] = ()
+    waiting: int | None = None
+    grows: bool = False
+    never: str | None = None
+    not_now: str | None = None
+    unseen: tuple[str, ...] = ()
+
+    def gpus(self) -> tuple[GpuCount, ...]:
+        """Of all nodes, by kind."""
+        return counted(each for node in self.nodes for each in node.gpus)
+
+
+def counted(counts: Iterable[GpuCount]) -> tuple[GpuCount, ...]:
+    """Those of one kind together, in the order in which the kinds come first."""
+    free: dict[str, int] = {}
+    total: dict[str, int] = {}
+    for each in counts:
+        free[each.kind] = free.get(each.kind, 0) + each.free
+        total[each.kind] = total.get(each.kind, 0) + each.total
+    return tuple(GpuCount(kind, free[kind], total[kind]) for kind in total)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a job can begin. never, not_now: why it never can, or can't now; None and None if it can."""
+
+    never: str | None = None
+    not_now: str | None = None
+
+
+def fit(wanted: Resources, capacity: Capacity) -> Fit:
+    """What the free room means for a job that asks for this."""
+    if capacity.never is not None:
+        return Fit(never=capacity.never)
+    able = [node for node in capacity.nodes if _has(wanted, node, free=False)]
+    if len(able) < wanted.nodes and not capacity.grows:
+        return Fit(never=_lack(wanted, capacity.nodes, len(able)))
+    if capacity.not_now is not None:
+        return Fit(not_now=capacity.not_now)
+    ready = [node for node in able if _has(wanted, node, free=True)]
+    if len(ready) < wanted.nodes:
+        return Fit(not_now=_busy(wanted, capacity, len(ready)))
+    return Fit()
+
+
+def _has(wanted: Resources, node: NodeRoom, *, free: bool) -> bool:
+    cpus = node.free_cpus if free else node.total_cpus
+    memory = node.free_memory if free else node.total_memory
+    if wanted.cpus is not None and cpus is not None and cpus < wanted.cpus:
+        return False
+    if wanted.memory_bytes is not None and memory is not None and memory < wanted.memory_bytes:
+        return False
+    if wanted.gpus is None:
+        return True
+    fitting = [each for each in node.gpus if wanted.gpu_type is None or is_type(each.kind, wanted.gpu_type)]
+    there = sum(each.free if free else each.total for each in fitting)
+    if wanted.gpus == ALL_GPUS:
+        return 0 < sum(each.total for each in fitting) == there
+    return there >= wanted.gpus
+
+
+def _lack(wanted: Resources, nodes: Sequence[NodeRoom], able: int) -> str:
+    """Why there are too few machines for this, however long it waits."""
+    if not nodes:
+        return "it has no machine for such a job"
+    if wanted.gpus is not None and able == 0:
+        kinds = [each for node in nodes for each in node.gpus]
+        of_type = [each for each in kinds if wanted.gpu_type is None or is_type(each.kind, wanted.gpu_type)]
+        if not of_type:
+            return f"it has no {wanted.gpu_type} GPU" if wanted.gpu_type else "it has no GPU"
+        most = max(sum(each.total for each in node.gpus if each in of_type) for node in nodes)
+        if wanted.gpus > most:
+            return f"no machine of it has more than {format_count(most, 'such GPU')}"
+    what = "" if wanted.nodes == 1 else f", and {wanted.nodes} are asked for"
+    if able == 0:
+        return f"no machine of it has {_in_words(wanted)}{what}"
+    return f"it has {format_count(able, 'machine')} with {_in_words(wanted)}{what}"
+
+
+def _busy(wanted: Resources, capacity: Capacity, ready: int) -> str:
+    waiting = f", {format_count(capacity.waiting, 'job')} waiting" if capacity.waiting else ""
+    if wanted.gpus is not None and wanted.nodes == 1:
+        found = [
+            each for each in capacity.gpus() if not wanted.gpu_type or is_type(each.kind, wanted.gpu_type)
+        ]
+        free, total = sum(each.free for each in found), sum(each.total for each in found)
+        return f"{free} of {format_count(total, 'GPU')} {'is' if free == 1 else 'are'} free{waiting}"
+    if wanted.nodes > 1:
+        return f"{format_count(ready, 'machine')} of {wanted.nodes} could begin now{waiting}"
+    return f"too little of {_in_words(wanted)} is free{waiting}"
+
+
+def _in_words(wanted: Resources) -> str:
+    parts = []
+    if wanted.gpus is not None:
+        count = "all" if wanted.gpus == ALL_GPUS else str(wanted.gpus)
+        parts.append(f"{count} {wanted.gpu_type or ''} GPUs".replace("  ", " "))
+    if wanted.cpus is not None:
+        parts.append(f"{wanted.cpus:g} CPUs")
+    if wanted.memory_bytes is not None:
+        parts.append(f"{format_bytes(wanted.memory_bytes)} of memory")
+    return ", ".join(parts) or "room"
+
+
+DEFAULT_WAIT: Final = 15 * 60
+"""Seconds that a job waits in the queue of one pool before it moves to the next."""
+HERE: Final = "here"
+"""The name of what needs no configuration: this machine, with the cache in effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """cache: its folder, as the machines of the pool have it; None for the cache in effect here. out: the folder in
+    which runs get their output folders; None for one among the user's state. options: what its engine needs to know,
+    as its table in the configuration has it. engine: None for `HERE`, which takes the one that answers."""
+
+    name: str
+    engine: str | None
+    cache: str | None = None
+    out: str | None = None
+    options: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A pool that a run did not go to, and why: in half a sentence."""
+
+    pool: str
+    reason: str

@@ -1,0 +1,236 @@
+"""The options of a run: what they are, how each is read from a command line, and how it is recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from dsv.errors import UsageError
+from dsv.run.engines.base import Task
+from dsv.run.engines.containers.engine import check_image
+from dsv.run.parameters import SweepSeat
+from dsv.run.record import CodeState, RunId, RunRecord
+from dsv.run.resources import (
+    ALL_GPUS,
+    PassedOver,
+    Pool,
+    Resources,
+    check_resources,
+    parse_cpus,
+    parse_gpu_type,
+    parse_gpus,
+    parse_nodes,
+    parse_retries,
+    parse_topology,
+    parse_tpu,
+)
+from dsv.values.json import Json, check_json, json_or_text
+from dsv.values.names import Target, is_data_name, parse_data
+from dsv.values.units import parse_duration, parse_size
+
+LEAST_MEMORY: Final = 6 << 20
+"""Bytes: less than that no docker gives a container."""
+
+_ENV_NAME = re.compile(r"[^=\s\0]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec(Task):
+    """One run to be made. Paths are relative to the caller's working directory.
+
+    data: further targets by the name below `/data`. env: names and values; no record shows the values. params:
+    JSON values. out: None for a folder of the run's own among the user's state. log: whether the output of the
+    job is kept. pool: where it runs, which was chosen before; passed_over: where it doesn't; then: where it goes on to
+    if it doesn't begin in time. recorded_code: the code of a run that is repeated, which is in the store. keep_output:
+    whether the output is committed into the store when the job has ended. sweep: which run of which sweep it is. pins:
+    the commits that the targets meant, as they are written, when the sweep was started.
+    """
+
+    target: Target
+    data: Mapping[str, Target] = field(default_factory=dict)
+    engine: str | None = None
+    code: Path | None = None
+    out: Path | None = None
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    params: Mapping[str, Json] = field(default_factory=dict)
+    name: str | None = None
+    pool: Pool | None = None
+    passed_over: tuple[PassedOver, ...] = ()
+    then: tuple[str, ...] = ()
+    recorded_code: CodeState | None = None
+    keep_output: bool = False
+    sweep: SweepSeat | None = None
+    pins: Mapping[str, str] = field(default_factory=dict)
+    log: bool = True
+    again_of: RunId | None = None
+
+
+def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """`K=V` or `K`, as given with `-e`: K alone passes the caller's value.
+
+    Also returns the names for which the caller has no value; they stay unset. Raises `UsageError`.
+    """
+    env: dict[str, str] = {}
+    unset = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if _ENV_NAME.fullmatch(name) is None or "\0" in value:
+            raise UsageError(
+                f"{name!r} is not a valid name of a variable", subject=name, hint="-e NAME or -e NAME=VALUE"
+            )
+        if equals:
+            env[name] = value
+        elif name in environ:
+            env[name] = environ[name]
+        else:
+            unset.append(name)
+    return env, tuple(unset)
+
+
+def parse_params(texts: Iterable[str]) -> dict[str, Json]:
+    """`K=V`, as given with `-p`. What is JSON is taken as such (`0.1`, `true`, `[1,2]`), else it is a string.
+
+    So `-p v='"1.10"'` is a string. Raises `UsageError`.
+    """
+    params: dict[str, Json] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"{text!r} is not NAME=VALUE", subject=text, hint="-p lr=0.1")
+        if name in params:
+            raise UsageError(f"there are two parameters named {name}", subject=name)
+        try:
+            params[name] = check_json(json_or_text(value))
+        except ValueError as error:
+            raise UsageError(f"the parameter {name} can't be JSON: {error}", subject=name) from error
+    return params
+
+
+def seated(spec: JobSpec, seat: SweepSeat) -> JobSpec:
+    """The spec of one run of a sweep: with its parameters, a name and an output folder of its own."""
+    name = None if seat.name is None else f"{seat.name}-{seat.number}"
+    out = None if spec.out is None else spec.out / str(seat.number)
+    return replace(spec, sweep=seat, params=seat.params, name=name, out=out)
+
+
+def check_spec(spec: JobSpec) -> None:
+    """What can be seen to be wrong before anything is resolved. Raises `UsageError`."""
+    for name in spec.env:
+        if name.startswith("DSV_"):
+            raise UsageError(f"{name} is set by dsv itself", subject=name)
+        if _ENV_NAME.fullmatch(name) is None:
+            raise UsageError(f"{name!r} is not a valid name of a variable", subject=name)
+    for name in spec.data:
+        if not is_data_name(name):
+            raise UsageError(f"{name!r} is not a valid name for data", subject=name)
+    check_resources(spec)
+    try:
+        check_json(spec.params)
+    except ValueError as error:
+        raise UsageError(f"the parameters can't be JSON: {error}") from error
+    if spec.image is not None:
+        check_image(spec.image)
+    elif not spec.command:
+        raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
+
+
+def _gpus_text(gpus: int | None) -> str | None:
+    return None if gpus is None else "all" if gpus == ALL_GPUS else str(gpus)
+
+
+def _recorded_gpus(text: str | None) -> int | None:
+    return None if text is None else parse_gpus(text)
+
+
+def _parse_memory(text: str) -> int:
+    size = parse_size(text)
+    if size < LEAST_MEMORY:
+        raise UsageError(f"{text} of memory is too little for any command", subject=text, hint="--memory 16G")
+    return size
+
+
+def _parse_time(text: str) -> int:
+    seconds = parse_duration(text)
+    if seconds < 1:
+        raise UsageError(f"a time limit of {text} is none", subject=text, hint="--time 12h")
+    return seconds
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of `dsv run`.
+
+    field: of `JobSpec`. parse: makes the value of that field from what was typed. record: the field of `RunRecord`
+    that holds the value, which `write` makes of it and `read` makes into it again; None if it is recorded in
+    another way, or not at all. anew: whether `--again` takes another value.
+    """
+
+    flag: str
+    field: str
+    parse: Callable[[Any], Any] = _as_it_is
+    record: str | None = None
+    write: Callable[[Any], Any] = _as_it_is
+    read: Callable[[Any], Any] = _as_it_is
+    anew: bool = False
+
+
+OPTIONS: Final = (
+    Option("--data", "data", parse_data),
+    Option("--image", "image"),
+    Option("--engine", "engine"),
+    Option("--code", "code", Path),
+    Option("--gpus", "gpus", parse_gpus, "gpus", _gpus_text, _recorded_gpus),
+    Option("--gpu-type", "gpu_type", parse_gpu_type, "gpu_type"),
+    Option("--tpu", "tpu", parse_tpu, "tpu"),
+    Option("--tpu-topology", "tpu_topology", parse_topology, "tpu_topology"),
+    Option("--cpus", "cpus", parse_cpus, "cpus"),
+    Option("--memory", "memory_bytes", _parse_memory, "memory_bytes"),
+    Option("--time", "time_seconds", _parse_time, "time_seconds"),
+    Option("--nodes", "nodes", parse_nodes, "nodes"),
+    Option("--retries", "retries", parse_retries, "retries"),
+    Option("--shm-size", "shm_bytes", parse_size),
+    Option("--out", "out", Path, anew=True),
+    Option("--keep-output", "keep_output", anew=True),
+    Option("--param", "params", parse_params, anew=True),
+    Option("--name", "name", anew=True),
+    Option("--engine-arg", "engine_args", tuple, anew=True),
+    Option("--no-log", "log", anew=True),
+    Option("--forward-credentials", "forward", anew=True),
+)
+"""All but `--env`, whose values may be the caller's. To add one: a parameter of the command, a field of `JobSpec`
+(of `Task`, if engines carry it out) with its row here, and a field of `RunRecord`."""
+
+
+def parse_options(typed: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `JobSpec` from what was typed for each. Raises `UsageError`."""
+    return {each.field: each.parse(typed[each.field]) for each in OPTIONS if each.field in typed}
+
+
+def recorded(spec: JobSpec) -> dict[str, Any]:
+    """The fields of a `RunRecord` that hold options as they are."""
+    return {each.record: each.write(getattr(spec, each.field)) for each in OPTIONS if each.record is not None}
+
+
+def asked(spec: JobSpec) -> dict[str, Any]:
+    """The resources that a run asks for, as its record will have them."""
+    names = {each.name for each in fields(Resources)}
+    nothing = Resources()
+    return {
+        each.field: each.write(getattr(spec, each.field))
+        for each in OPTIONS
+        if each.field in names and getattr(spec, each.field) != getattr(nothing, each.field)
+    }
+
+
+def restored(record: RunRecord) -> dict[str, Any]:
+    """The fields of a `JobSpec` that a record holds as they are."""
+    return {
+        each.field: each.read(getattr(record, each.record)) for each in OPTIONS if each.record is not None
+    }

@@ -1,0 +1,238 @@
+"""Beginning the runs of a sweep, so many at a time, and looking after them until they have ended.
+
+Each run is a process of its own, which goes on if this one is killed; the records tell what has not begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGHUP
+from time import monotonic
+from typing import Protocol
+
+from dsv.errors import DsvError, NotFound, Unreachable, Unsupported
+from dsv.run.control import ask_to_stop, find_under_way
+from dsv.run.engines.base import CANNOT_LAUNCH
+from dsv.run.engines.reaper import GRACE
+from dsv.run.engines.signals import Signals
+from dsv.run.listing import RunView
+from dsv.run.parameters import due
+from dsv.run.record import RunId
+from dsv.run.record_store import NO_NEWS, SweepNews
+from dsv.run.sweep.plan import SweepPlan
+
+_TICK = 0.2
+_AWAY = 5.0
+"""Seconds until a store that did not answer is asked again."""
+
+
+class Started(Protocol):
+    """The process of a run. said: why it has no run, if it could not be started."""
+
+    @property
+    def run(self) -> RunId | None: ...
+
+    @property
+    def said(self) -> str: ...
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it goes on."""
+        ...
+
+
+class Watcher(Protocol):
+    """Is told what happens, for a person to see."""
+
+    def begun(self, number: int, run: RunId) -> None: ...
+
+    def ended(self, number: int, view: RunView) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def tick(self) -> None:
+        """Called several times a second while nothing happens."""
+        ...
+
+
+class Known(Protocol):
+    """What the store knows of the sweep. Its methods raise `DsvError`."""
+
+    def show(self, run: RunId) -> RunView: ...
+
+    def news(self) -> SweepNews: ...
+
+    def successor(self, news: SweepNews) -> str | None:
+        """The machine that has continued the sweep since; None if this process still begins its runs."""
+        ...
+
+    def take(self, number: int) -> str | None:
+        """Takes a run, so that no other machine begins it. Returns the machine that has taken it before."""
+        ...
+
+    def drop(self, number: int) -> None:
+        """Gives a run back that could not be started."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """Why not all runs were begun: ended_by is the signal that said so, refused the exit code of the run that could not
+    be started."""
+
+    ended_by: int | None
+    refused: int | None
+
+
+@dataclass(slots=True)
+class SweepDriver:
+    """Begins what is due, and looks after what goes on, until nothing is left of either. start: begins the run of a
+    number, and returns once it has announced itself or failed."""
+
+    plan: SweepPlan
+    state: Path
+    parallel: int
+    known: Known
+    start: Callable[[int], Started]
+    signals: Signals = field(default_factory=Signals)
+    _going: dict[int, _Going] = field(default_factory=dict)
+    _begun: set[int] = field(default_factory=set)
+    _ended_by: int | None = None
+    _stopping: bool = False
+    _refused: int | None = None
+    _away_until: float = 0.0
+    _told_away: bool = False
+
+    def drive(self, watcher: Watcher) -> Driven:
+        self._begun = set(self.plan.begun)
+        self._going = {number: _Going(run, None, self.state) for number, run in self.plan.going}
+        with self.signals.caught():
+            while True:
+                for number in self._due():
+                    if self._away_until <= monotonic() and self._may_begin(watcher):
+                        self._begin(number, watcher)
+                self._look(watcher)
+                if not self._going and not self._due():
+                    break
+                self._heed(self.signals.next(_TICK), watcher)
+                if self._ended_by == SIGHUP:
+                    break  # the terminal is gone: what was begun goes on
+        return Driven(self._ended_by, self._refused)
+
+    def _due(self) -> tuple[int, ...]:
+        if self._stopping:
+            return ()
+        return due(self.plan.seat.of, self._begun, len(self._going), self.parallel)[:1]
+
+    def _may_begin(self, watcher: Watcher) -> bool:
+        news = self._news()
+        if news.stops > self.plan.news.stops:
+            watcher.note("the sweep is being stopped: no more runs are started")
+            self._stopping = True
+        elif (host := self._successor(news)) is not None:
+            watcher.note(f"the sweep was continued on {host}: no more runs are started here")
+            self._stopping = True
+        return not self._stopping
+
+    def _begin(self, number: int, watcher: Watcher) -> None:
+        self._begun.add(number)
+        try:
+            host = self.known.take(number)
+            self._told_away = False
+        except Unreachable as error:
+            self._begun.discard(number)
+            self._away_until = monotonic() + _AWAY
+            if not self._told_away:
+                self._told_away = True
+                watcher.note(f"run {number} begins once the store answers: {error.message}")
+            return
+        except DsvError as error:
+            self._refuse(number, error.message, error.exit_code, watcher)
+            return
+        if host is not None:
+            watcher.note(f"run {number} is not begun here, as dsv on {host} has taken it")
+            return
+        self._start(number, watcher)
+
+    def _start(self, number: int, watcher: Watcher) -> None:
+        try:
+            started = self.start(number)
+        except DsvError as error:
+            self._refuse(number, error.message, error.exit_code, watcher)
+            return
+        run = started.run
+        if run is None:
+            self._refuse(number, started.said, started.poll(), watcher)
+            return
+        self._going[number] = _Going(run, started, self.state)
+        watcher.begun(number, run)
+
+    def _refuse(self, number: int, why: str, code: int | None, watcher: Watcher) -> None:
+        """What keeps one run from being started before it has a record keeps all others from it too."""
+        self._begun.discard(number)
+        with suppress(DsvError):
+            self.known.drop(number)
+        self._stopping, self._refused = True, code or CANNOT_LAUNCH
+        watcher.note(f"run {number} could not be started, so no more runs are started: {why}")
+
+    def _look(self, watcher: Watcher) -> None:
+        for number, one in list(self._going.items()):
+            if one.exit_code() is None:
+                continue
+            del self._going[number]
+            try:
+                view = self.known.show(one.run)
+            except DsvError as error:
+                watcher.note(f"run {one.run} has ended, and its record can't be read: {error.message}")
+            else:
+                watcher.ended(number, view)
+
+    def _heed(self, number: int | None, watcher: Watcher) -> None:
+        if number is None:
+            watcher.tick()
+            return
+        again, self._stopping = self._ended_by is not None, True
+        self._ended_by = number
+        if number == SIGHUP:
+            return
+        if self._going:
+            patient = (
+                f"no more runs are started, and those that run have {GRACE:.0f} s to exit; "
+                "send the signal again to kill them now"
+            )
+            watcher.note("the runs are ended at once" if again else patient)
+        for one in self._going.values():
+            found = find_under_way(self.state, one.run)
+            if found is not None:
+                with suppress(NotFound, Unsupported):  # it has ended just now
+                    ask_to_stop(found, 0 if again else GRACE)
+
+    def _news(self) -> SweepNews:
+        try:
+            return self.known.news()
+        except DsvError:
+            return NO_NEWS  # the store is away: it will be asked again
+
+    def _successor(self, news: SweepNews) -> str | None:
+        try:
+            return self.known.successor(news)
+        except DsvError:
+            return None
+
+
+@dataclass(slots=True)
+class _Going:
+    """A run that goes on: one of this process, or one that an earlier one has begun."""
+
+    run: RunId
+    started: Started | None
+    state: Path
+
+    def exit_code(self) -> int | None:
+        """None while it goes on; -1 if this process can't tell."""
+        if self.started is not None:
+            return self.started.poll()
+        one = find_under_way(self.state, self.run)
+        return None if one is not None and not one.mark.is_dead() else -1

@@ -1,1 +1,0 @@
-"""Running commands on commits: what is asked for, the life of a run, and the records that it leaves."""

@@ -1,1 +1,0 @@
-"""Pools: which one a run goes to, and waiting for its turn there."""

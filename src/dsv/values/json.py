@@ -1,0 +1,93 @@
+"""Values of JSON: what a record can hold, and what others wrote, read without surprises."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final, TypeAlias
+
+from dsv.errors import UsageError
+
+Json: TypeAlias = Any
+"""What JSON can hold: dict, list, str, int, float, bool, None."""
+
+MAX_DEPTH: Final = 64
+"""How deep parameters and metrics may nest."""
+MAX_DIGITS: Final = 1000
+"""Digits of a whole number in parameters and metrics."""
+
+
+def parse_json(text: str) -> Json:
+    """JSON of a job's: NaN and the infinities become strings, as JSON has none. Raises `ValueError`."""
+    try:
+        value = json.loads(text, parse_constant=str, parse_int=whole_number)
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+    return check_json(value)
+
+
+def json_or_text(text: str) -> Json:
+    """What a person typed: JSON if it is JSON (`0.1`, `true`, `[1,2]`), else the text itself, as `NaN` is."""
+
+    def refuse(constant: str) -> Json:
+        raise ValueError(constant)
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return text
+
+
+def check_json(value: Json, depth: int = 0) -> Json:
+    """The value, if a record can hold it as it is. Raises `ValueError`."""
+    if depth > MAX_DEPTH:
+        raise ValueError("it nests too deep")
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("its keys are not all strings")
+        return {check_json(key): check_json(each, depth + 1) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [check_json(each, depth + 1) for each in value]
+    if isinstance(value, str) and not is_text(value):
+        raise ValueError("a string in it holds half a character (a lone surrogate such as \\ud800)")
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise ValueError(f"a {type(value).__name__} is no JSON")
+
+
+def whole_number(text: str) -> int:
+    """Of a length that every reader of JSON takes in good time: Python itself stops at 4,300 digits."""
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a number in it has {len(text)} digits")
+    return int(text)
+
+
+def finite_number(text: str) -> float:
+    """No record has another number: it could not be written as JSON again."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is no number of JSON")
+    return value
+
+
+def is_text(value: str) -> bool:
+    """Whether it can be written as UTF-8: a string may hold half characters (lone surrogates), of JSON's escapes or
+    in place of a name's bytes that are no UTF-8.
+    """
+    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+SHORT_MAX, LONG_MAX = 1024, 65536
+"""Characters of an author, and of a message: what the records of a store can hold."""
+
+
+def check_length(value: str, most: int, what: str) -> None:
+    """Raises `UsageError` for a text that no record can hold. what: a noun for it."""
+    if len(value) > most:
+        raise UsageError(
+            f"{what} has {len(value):,} characters, and {most:,} is the most",
+            subject=f"{value[:40]}…",
+            hint="shorten it; longer texts can be files of the dataset",
+        )

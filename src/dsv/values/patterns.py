@@ -1,0 +1,513 @@
+"""Patterns of paths: gitignore's, those that commands take in the place of a path, and those of sparse workspaces."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import msgspec
+from blake3 import blake3
+
+from dsv.errors import UsageError
+from dsv.values.paths import folders_above, show, sort_key
+
+_SLASH = ord("/")
+_SPECIAL = b"*?[\\"
+_ALL = (1 << 256) - 1  # sets of bytes are bit sets
+_NO_SLASH = _ALL & ~(1 << _SLASH)
+# The classes of the C locale, which are git's.
+_CLASSES = {
+    b"alnum": b"0-9A-Za-z",
+    b"alpha": b"A-Za-z",
+    b"blank": b" \t",
+    b"cntrl": b"\0-\x1f\x7f",
+    b"digit": b"0-9",
+    b"graph": b"!-~",
+    b"lower": b"a-z",
+    b"print": b" -~",
+    b"punct": b"!-/:-@[-`{-~",
+    b"space": b"\t-\r ",
+    b"upper": b"A-Z",
+    b"xdigit": b"0-9A-Fa-f",
+}
+
+
+class _Mark(enum.Enum):
+    """What takes no single byte."""
+
+    STAR = "any run of bytes without a slash"
+    STARS = "any run of bytes"
+    MAYBE = "the two tokens that follow may be left out"
+
+
+_Token = int | _Mark
+"""A set of bytes, one of which matches, or a mark."""
+_FOLDERS: list[_Token] = [_Mark.MAYBE, _Mark.STARS, 1 << _SLASH]  # `**/`
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """includes: it takes back what an earlier pattern left out. text: without the marks at its ends.
+
+    anchored: it is for the whole path below the folder of its file, and not for the last component alone.
+    """
+
+    includes: bool
+    directories_only: bool
+    anchored: bool
+    text: bytes
+    _literal: bytes = field(init=False)  # what it begins with
+    _ending: bytes | None = field(init=False)  # of a star and then no wildcard
+
+    def __post_init__(self) -> None:
+        first = next((at for at, byte in enumerate(self.text) if byte in _SPECIAL), len(self.text))
+        object.__setattr__(self, "_literal", self.text[:first])
+        simple = self.text[:1] == b"*" and not any(byte in _SPECIAL for byte in self.text[1:])
+        object.__setattr__(self, "_ending", self.text[1:] if simple and not self.anchored else None)
+
+    def matches(self, path: bytes, name: bytes, *, directory: bool) -> bool:
+        """path: below the folder of the pattern's file; name: its last component."""
+        if self.directories_only and not directory:
+            return False
+        if self._ending is not None:
+            return name.endswith(self._ending)
+        subject = path if self.anchored else name
+        literal = self._literal
+        if len(literal) == len(self.text):
+            return subject == literal
+        if not subject.startswith(literal):
+            return False
+        return bool(self._accepts(subject, len(literal)))
+
+    @cached_property
+    def _accepts(self) -> Callable[[bytes, int], object]:
+        """Whether a text matches from a place on, which is where the literal beginning ends."""
+        tokens = _tokens(self.text, len(self._literal))
+        if tokens is None:
+            return lambda text, start: False
+        if sum(token in (_Mark.STAR, _Mark.STARS) for token in tokens) > 1:
+            return _Automaton(tokens).accepts
+        # One star leaves little to try again, and the regular expressions of Python are faster.
+        return re.compile(_expression(tokens), re.DOTALL).fullmatch
+
+
+class _Automaton:
+    """Runs all ways to match at once, each a bit."""
+
+    __slots__ = ("_crossing", "_final", "_maybe", "_moves", "_stars", "_start")
+
+    def __init__(self, tokens: list[_Token]) -> None:
+        self._moves = [0] * 256
+        self._stars = self._crossing = self._maybe = 0
+        for place, token in enumerate(tokens):
+            bit = 1 << place
+            if token is _Mark.MAYBE:
+                self._maybe |= bit
+            elif isinstance(token, _Mark):
+                self._stars |= bit
+                self._crossing |= bit if token is _Mark.STARS else 0
+            else:
+                for byte in range(256):
+                    if token >> byte & 1:
+                        self._moves[byte] |= bit
+        self._final = 1 << len(tokens)
+        self._start = self._closed(1)
+
+    def accepts(self, text: bytes, start: int) -> bool:
+        moves, stars, crossing = self._moves, self._stars, self._crossing
+        state = self._start
+        for byte in text[start:]:
+            stay = state & (crossing if byte == _SLASH else stars)
+            state = self._closed((state & moves[byte]) << 1 | stay)
+            if not state:
+                return False
+        return bool(state & self._final)
+
+    def _closed(self, state: int) -> int:
+        """With what is reached without taking a byte."""
+        while True:
+            maybe = state & self._maybe
+            further = state | (state & self._stars) << 1 | maybe << 1 | maybe << 3
+            if further == state:
+                return state
+            state = further
+
+
+def _expression(tokens: list[_Token]) -> bytes:
+    """The tokens of a pattern with one star at most, as a regular expression."""
+    marks = {_Mark.STAR: b"[^/]*", _Mark.STARS: b".*"}
+    out = b""
+    for place, token in enumerate(tokens):
+        if token is _Mark.MAYBE:
+            out += b"(?:"
+        elif isinstance(token, _Mark):
+            out += marks[token]
+        else:
+            members = [b"\\x%02x" % byte for byte in range(256) if token >> byte & 1]
+            out += b"[%b]" % b"".join(members) if members else b"(?!)"
+        if place >= 2 and tokens[place - 2] is _Mark.MAYBE:
+            out += b")?"
+    return out
+
+
+def parse(line: bytes) -> Pattern | None:
+    """The pattern of a line without its end; None for an empty one and for a comment.
+
+    Raises `ValueError` for a line that is neither: an exclamation mark alone, or a backslash at the end.
+    """
+    if line.startswith(b"#"):
+        return None
+    text = _trimmed(line)
+    if not text:
+        return None
+    includes = text.startswith(b"!")
+    text = text[1:] if includes else text
+    if not text:
+        raise ValueError("there is nothing behind its exclamation mark")
+    if (len(text) - len(text.rstrip(b"\\"))) % 2:
+        raise ValueError("it ends with a backslash")
+    directories_only = text.endswith(b"/")
+    text = text[:-1] if directories_only else text
+    anchored = b"/" in text
+    return Pattern(includes, directories_only, anchored, text[1:] if text.startswith(b"/") else text)
+
+
+def _trimmed(line: bytes) -> bytes:
+    """Without the spaces at its end; one behind a backslash stays."""
+    text = line.rstrip(b" ")
+    escaped = (len(text) - len(text.rstrip(b"\\"))) % 2
+    return line[: len(text) + 1] if escaped and len(line) > len(text) else text
+
+
+def _tokens(text: bytes, at: int) -> list[_Token] | None:
+    """What the text asks for from a place on; None if nothing can match it."""
+    tokens: list[_Token] = []
+    while at < len(text):
+        byte = text[at]
+        if byte == ord("*"):
+            start = at
+            while text[at : at + 1] == b"*":
+                at += 1
+            alone = start == 0 or text[start - 1] == _SLASH
+            following = text[at : at + 1] == b"/" or text[at : at + 2] == b"\\/"
+            crosses = at - start > 1 and alone and (at == len(text) or following)
+            if crosses and text[at : at + 1] == b"/":
+                at += 1
+                tokens += [] if tokens[-3:] == _FOLDERS else _FOLDERS  # `**/**/` is `**/`
+            else:
+                tokens.append(_Mark.STARS if crosses else _Mark.STAR)
+            continue
+        if byte == ord("["):
+            found = _set(text, at + 1)
+            if found is None:
+                return None
+            members, at = found
+            tokens.append(members & _NO_SLASH)
+            continue
+        if byte == ord("\\"):
+            at += 1
+            if at == len(text):  # it was before the slash that means folders
+                return None
+        tokens.append(_NO_SLASH if byte == ord("?") else 1 << text[at])
+        at += 1
+    return tokens
+
+
+def _set(text: bytes, at: int) -> tuple[int, int] | None:
+    """The set of bytes in brackets, `at` being behind the opening one, and where it ends. None: it has no end."""
+    negated = text[at : at + 1] in (b"!", b"^")
+    at += negated
+    members, previous, first = 0, 0, True
+    while first or text[at : at + 1] != b"]":
+        first = False
+        byte = text[at] if at < len(text) else 0
+        if not byte:
+            return None
+        if byte == ord("-") and previous and text[at + 1 : at + 2] not in (b"", b"]"):
+            at += 1
+            at += text[at] == ord("\\")
+            if at >= len(text):
+                return None
+            members |= _range(previous, text[at])
+            previous = 0
+        elif text[at : at + 2] == b"[:":
+            end = text.find(b"]", at + 2)
+            if end < 0:
+                return None
+            if end == at + 2 or text[end - 1] != ord(":"):
+                members |= 1 << byte
+                previous = byte
+            else:
+                named = _CLASSES.get(text[at + 2 : end - 1])
+                if named is None:
+                    return None
+                members |= _named(named)
+                at, previous = end, 0
+        else:
+            at += byte == ord("\\")
+            if at >= len(text):
+                return None
+            members |= 1 << text[at]
+            previous = text[at]
+        at += 1
+    return (_ALL & ~members if negated else members), at + 1
+
+
+def _range(low: int, high: int) -> int:
+    return (1 << high + 1) - (1 << low) if low <= high else 0
+
+
+def _named(ranges: bytes) -> int:
+    """Bytes and ranges of them, written as in brackets."""
+    members, at = 0, 0
+    while at < len(ranges):
+        wide = ranges[at + 1 : at + 2] == b"-" and at + 2 < len(ranges)
+        members |= _range(ranges[at], ranges[at + 2] if wide else ranges[at])
+        at += 3 if wide else 1
+    return members
+
+
+_WILD = b"*?["
+_WILDCARDS = b"*?[\\"
+
+
+@dataclass(frozen=True)
+class PathPattern:
+    """As a shell's: `*` and `?` take no slash, `**/` any folders, and a backslash takes the special meaning away.
+
+    text: without slashes at its ends. folders_only: it is for folders, and not for files.
+    """
+
+    text: bytes
+    folders_only: bool = False
+
+    def __post_init__(self) -> None:
+        if (len(self.text) - len(self.text.rstrip(b"\\"))) % 2:
+            raise UsageError(
+                f"the pattern {show(self.text)} ends with a backslash",
+                subject=self.text.decode("utf-8", "backslashreplace"),
+            )
+
+    @cached_property
+    def start(self) -> bytes:
+        """What every path begins with that it matches, or that lies below one."""
+        wild = min((at for byte in _WILDCARDS if (at := self.text.find(byte)) >= 0), default=len(self.text))
+        return self.text[:wild]
+
+    def matches(self, path: bytes, *, folder: bool) -> bool:
+        """Whether this very path matches; those below a folder that matches are for the caller."""
+        return self._pattern.matches(path, path.rpartition(b"/")[2], directory=folder)
+
+    def may_match_below(self, folder: bytes) -> bool:
+        """Whether it may match something below a folder that neither matches nor lies below one that does."""
+        if not folder:
+            return True
+        names = folder.split(b"/")
+        for part, name in zip(self._parts, names, strict=False):
+            if part is None:
+                return True
+            if not part.matches(name, name, directory=True):
+                return False
+        return len(self._parts) > len(names)
+
+    @cached_property
+    def _pattern(self) -> Pattern:
+        return Pattern(includes=False, directories_only=self.folders_only, anchored=True, text=self.text)
+
+    @cached_property
+    def _parts(self) -> list[Pattern | None]:
+        """A pattern for each name on the way; None if it may stand for several names."""
+        return [
+            None
+            if b"**" in part or b"[" in part or b"\\" in part
+            else Pattern(includes=False, directories_only=False, anchored=True, text=part)
+            for part in self.text.split(b"/")
+        ]
+
+
+def is_pattern(path: bytes) -> bool:
+    """Whether a path has characters that a pattern gives another meaning to."""
+    return any(byte in path for byte in _WILD)
+
+
+def escaped(path: bytes) -> bytes:
+    """The pattern that matches this path alone."""
+    return b"".join(b"\\%c" % byte if byte in _WILDCARDS else b"%c" % byte for byte in path)
+
+
+EVERYTHING_LINE = "**"
+_RULES_FILE = b".dsvignore"
+
+
+@dataclass(frozen=True)
+class SparsePatterns:
+    """Paths of a dataset. lines: patterns, of which the last that matches a path or a folder above it decides; one that
+    begins with `!` leaves out. None: everything.
+
+    A `.dsvignore` belongs to it if anything next to it or below may: what the workspace adds is to be ignored by the
+    rules of the whole dataset. Raises `UsageError` for a line that is no pattern.
+    """
+
+    lines: tuple[str, ...] | None = None
+    _rules: tuple[_Rule, ...] = field(init=False, compare=False, repr=False)
+    _folders: dict[bytes, tuple[int, bool | None]] = field(
+        init=False, compare=False, repr=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_rules", tuple(map(_Rule.parse, self.lines or ())))
+
+    @classmethod
+    def of(cls, lines: Iterable[str]) -> SparsePatterns:
+        """As few lines as have the same meaning, of those that `added` and `removed` make."""
+        found = tuple(lines)
+        return cls(None if found == (EVERYTHING_LINE,) else found)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is everything."""
+        return self.lines is None
+
+    @property
+    def digest(self) -> bytes:
+        """Tells two of them apart; empty for everything."""
+        if self.lines is None:
+            return b""
+        return blake3("\n".join(self.lines).encode(), derive_key_context="dsv 2026-11 sparse v1").digest()
+
+    def added(self, texts: Iterable[str]) -> SparsePatterns:
+        """With what these patterns match too."""
+        if self.lines is None:
+            return self
+        lines = list(self.lines)
+        for text in texts:
+            _check(text)
+            if text == EVERYTHING_LINE:
+                lines.clear()
+            lines = [line for line in lines if line not in (text, f"!{text}")] + [text]
+        return self.of(lines)
+
+    def removed(self, texts: Iterable[str]) -> SparsePatterns:
+        """Without what these patterns match."""
+        lines = [EVERYTHING_LINE] if self.lines is None else list(self.lines)
+        for text in texts:
+            _check(text)
+            if text == EVERYTHING_LINE:
+                lines.clear()
+                continue
+            lines = [line for line in lines if line not in (text, f"!{text}")]
+            start = PathPattern(text.encode()).start
+            included = [rule.pattern.start for rule in map(_Rule.parse, lines) if rule.includes]
+            if any(one.startswith(start) or start.startswith(one) for one in included):
+                lines.append(f"!{text}")
+            elif not included:
+                lines.clear()
+        return self.of(lines)
+
+    def __contains__(self, path: bytes) -> bool:
+        if self.lines is None:
+            return True
+        folder, _, name = path.rpartition(b"/")
+        if name == _RULES_FILE and self._folder(folder)[1] is not False:
+            return True
+        return self.matches(path)
+
+    def matches(self, path: bytes) -> bool:
+        """Whether the lines choose the path."""
+        if self.lines is None:
+            return True
+        decider, all_below = self._folder(path.rpartition(b"/")[0])
+        if all_below is not None:
+            return all_below
+        for rule in reversed(self._rules[decider + 1 :]):
+            if rule.pattern.matches(path, folder=True):
+                return rule.includes
+        return self._verdict(decider)
+
+    def overlaps(self, after: bytes | None, last: bytes) -> bool:
+        """Whether sorted paths in (`after`, `last`] may belong to it; `after` None: from the start."""
+        if self.lines is None:
+            return True
+        folder = _common_folder(after, last)
+        decider, all_below = self._folder(folder)
+        if all_below is not None:
+            return all_below
+        low, high = b"" if after is None else sort_key(after), sort_key(last)
+        if self._verdict(decider):
+            return True
+        for rule in self._rules[decider + 1 :]:
+            start = sort_key(rule.pattern.start)
+            if rule.includes and start <= high and start + b"\xff" > low:
+                return True
+            for above in (b"", *folders_above(rule.pattern.start)):
+                name = sort_key(above + b"/" + _RULES_FILE if above else _RULES_FILE)
+                if low < name <= high:
+                    return True
+        return False
+
+    def all_below(self, folder: bytes) -> bool | None:
+        """Whether everything below the folder belongs to it, or nothing does; None: some may, and some may not."""
+        return True if self.lines is None else self._folder(folder)[1]
+
+    def leads_to(self, folder: bytes) -> bool:
+        """Whether something below the folder may belong to it."""
+        return self.lines is None or self._folder(folder)[1] is not False
+
+    def _folder(self, folder: bytes) -> tuple[int, bool | None]:
+        """The last rule that matches the folder or one above (-1: none), and the verdict on all below if it is one."""
+        found = self._folders.get(folder)
+        if found is None:
+            decider = self._folder(folder.rpartition(b"/")[0])[0] if folder else -1
+            for at in range(len(self._rules) - 1, decider, -1):
+                if folder and self._rules[at].pattern.matches(folder, folder=True):
+                    decider = at
+                    break
+            verdict = self._verdict(decider)
+            mixed = any(
+                rule.includes is not verdict and rule.pattern.may_match_below(folder)
+                for rule in self._rules[decider + 1 :]
+            )
+            found = self._folders[folder] = decider, None if mixed else verdict
+        return found
+
+    def _verdict(self, decider: int) -> bool:
+        return decider >= 0 and self._rules[decider].includes
+
+
+class _Rule(msgspec.Struct, frozen=True):
+    includes: bool
+    pattern: PathPattern
+
+    @classmethod
+    def parse(cls, line: str) -> _Rule:
+        includes = not line.startswith("!")
+        text = line if includes else line[1:]
+        _check(text, line)
+        return cls(includes, PathPattern(text.encode()))
+
+
+EVERYTHING = SparsePatterns()
+
+
+def _check(text: str, line: str | None = None) -> None:
+    try:
+        empty = not text.encode().strip(b"/")
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"the pattern {text!r} is not UTF-8, and paths of a dataset are", subject=text
+        ) from None
+    if empty or text.startswith("!"):
+        raise UsageError(f"{line or text!r} is no pattern", subject=line or text)
+
+
+def _common_folder(after: bytes | None, last: bytes) -> bytes:
+    """The deepest folder that all paths in between lie in."""
+    if after is None:
+        return b""
+    folder = last.rpartition(b"/")[0]
+    while folder and not after.startswith(folder + b"/"):
+        folder = folder.rpartition(b"/")[0]
+    return folder

@@ -1,0 +1,357 @@
+"""What counts as unchanged in a workspace: what its base has, and what an interrupted command has written since."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from dsv.errors import Conflict, Denied, NoRoom, Unreachable
+from dsv.format.locator import Location
+from dsv.format.tree import Entry, Kind
+from dsv.fs.descent import Descent, split
+from dsv.fs.errors import about
+from dsv.fs.lock import Lock
+from dsv.repo.objects.objects import Objects
+from dsv.repo.tree.diff import Change, diff_entries, diff_trees, difference
+from dsv.repo.tree.read import TreeReader
+from dsv.values.ids import CommitId
+from dsv.values.paths import Both, PathSet, folders_above, show, sort_key
+from dsv.values.patterns import EVERYTHING
+from dsv.values.progress import Progress
+from dsv.workspace.file_writer import Writer
+from dsv.workspace.open import OpenWorkspace
+from dsv.workspace.scan.folder import DIRECTORY, KEPT, OWN_SAME, Folder
+from dsv.workspace.scan.result import Pending, WorkspaceScan, pending_at
+from dsv.workspace.scan.scanner import BaseEntries, scan_workspace
+from dsv.workspace.scan.state import NameIndex, State
+from dsv.workspace.sparse import Collision, Held, collisions_with, compare_outside, held_by
+from dsv.workspace.status import hash_file
+from dsv.workspace.unfinished import Begun, read_begun, unfinished
+from dsv.workspace.workspace import BRIEF, Workspace
+
+_SHOWN = 20
+
+
+class Trees:
+    """The trees of commits, each read when it is first asked for. `objects` is called once, and may open the store.
+
+    proven: a commit exists only if the store itself has it; else a local copy is enough.
+    """
+
+    def __init__(self, objects: Callable[[], Objects], *, proven: bool = False) -> None:
+        self._open = objects
+        self._proven = proven
+        self._opened: Objects | None = None
+        self._trees: dict[CommitId, TreeReader] = {}
+
+    def of(self, commit: CommitId | None) -> TreeReader | None:
+        """None for no commit."""
+        if commit is None:
+            return None
+        if commit not in self._trees:
+            self._trees[commit] = TreeReader(self._objects, commit)
+        return self._trees[commit]
+
+    def have(self, begun: Begun) -> bool:
+        """Whether both of its commits exist. If not, what the command wrote counts as the user's own change."""
+        find = self._objects.stored_commit if self._proven else self._objects.commit_or_none
+        return find(begun.commit) is not None and (begun.base is None or find(begun.base) is not None)
+
+    @property
+    def _objects(self) -> Objects:
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
+
+
+class Baseline(msgspec.Struct, frozen=True):
+    """What a scanned workspace is compared with. The relations in the scan's state are to this.
+
+    begun: the commands that did not end. written: what they have written, by path; None for what they removed. There it
+    takes the place of what the base has. held: what the workspace has of commits; of anything else, nothing here is
+    compared. collisions: of what the user has made with what the base has and the workspace does not.
+    """
+
+    scan: WorkspaceScan
+    trees: Trees
+    begun: tuple[Begun, ...] = ()
+    written: Mapping[bytes, Entry | None] = msgspec.field(default_factory=dict)
+    held: Held = msgspec.field(default_factory=lambda: Held(EVERYTHING))
+    collisions: tuple[Collision, ...] = ()
+    _held_of: dict[CommitId, Held] = msgspec.field(default_factory=dict)
+
+    @property
+    def tree(self) -> TreeReader | None:
+        """The base's tree."""
+        return self.trees.of(self.scan.base)
+
+    @property
+    def warning(self) -> str | None:
+        """What to tell a user who may wonder about files that were written; None if every command ended."""
+        if not self.begun:
+            return None
+        last = self.begun[-1]
+        return (
+            f"{last.command} was interrupted here; what it wrote on the way to {str(last.commit)[:12]} does not count "
+            f"as your change. {last.finish} finishes it"
+        )
+
+    def entry(self, path: bytes) -> Entry | None:
+        """What counts as unchanged at the path."""
+        if path in self.written:
+            return self.written[path]
+        found = None if self.tree is None else self.tree.entry(path)
+        return None if found is None else found[0]
+
+    def below(self, path: bytes, held: Held | None = None) -> Iterator[Entry]:
+        """The entry of this path, or everything below it, in tree order; all for an empty path. Of a sparse workspace,
+        what is held.
+        """
+        entries = (entry for entry, _ in below(self.tree, path, held or self.held))
+        if not self.written:
+            return entries
+        inside = PathSet.of([path])
+        wanted = sorted((each for each in self.written if each in inside), key=sort_key)
+        return _laid_over(entries, {each: self.written[each] for each in wanted})
+
+    def changes_to(self, after: TreeReader) -> Iterator[Change]:
+        """The paths at which something else counts as unchanged than `after` has."""
+        held = self.held_of(after)
+        if self.written:
+            return diff_entries(self.below(b"", held), after.within(held))
+        return diff_trees(self.tree, after, held)
+
+    def held_of(self, after: TreeReader) -> Held:
+        """What is held, and what another commit has in the way of files that are new here."""
+        if self.held.whole:
+            return self.held
+        if after.commit_id not in self._held_of:  # once: what is new here changes as files are written
+            others = (each.other for each in collisions_with(after, self.scan, self.held))
+            self._held_of[after.commit_id] = self.held.with_paths(others)
+        return self._held_of[after.commit_id]
+
+    def check_publishable(self, progress: Progress) -> None:
+        """Notes the command that did not end. Raises `Conflict` if no tree can have both the user's changes and what
+        the base has at the paths that the command wrote: one of them is a file, and the other a folder.
+        """
+        if self.collisions:
+            raise in_one_place(self.collisions, self.scan.root)
+        if self.warning is None:
+            return
+        progress.note(self.warning)
+        mine = {item.path for item in self.scan.work() if isinstance(item, Pending)}
+        ways = PathSet.of(mine).ways
+        for path in self.written:
+            if path in ways or any(part in mine for part in folders_above(path)):
+                raise Conflict(
+                    f"{show(path)} was written by {self.begun[-1].command}, which was interrupted, and conflicts with "
+                    "a change of yours",
+                    subject=path.decode("utf-8", "backslashreplace"),
+                    hint=self.begun[-1].finish,
+                )
+
+
+def find_baseline(
+    workspace: Workspace,
+    state: State,
+    base: CommitId | None,
+    trees: Trees,
+    only: tuple[bytes, ...] = (),
+    *,
+    writes: bool = False,
+    rehash: bool = False,
+) -> Baseline:
+    """Scans the workspace, or these paths of it.
+
+    writes: for a command that writes files; temporary files of killed commands are removed first. rehash: every file is
+    read again, whatever its stat says. `trees` is asked only if the state does not mirror the base, or if a command did
+    not end.
+    """
+    begun = unfinished(read_begun(workspace.begun_path), base)
+    begun = tuple(each for each in begun if trees.have(each))
+    if begun:
+        state.exact = None  # it may describe only what the killed command had done
+
+    def base_entries() -> Iterator[Entry]:
+        tree = trees.of(base)
+        return iter(()) if tree is None else (entry for entry, _ in tree.within(held_by(state)))
+
+    if writes:
+        scan = scan_clean_workspace(workspace.root, state, base, base_entries)
+    else:
+        scan = scan_workspace(workspace.root, state, base, base_entries, only, rehash=rehash)
+    held = held_by(state)
+    written = take_written(scan, _changes(begun, base, trees, held)) if begun else {}
+    collisions = compare_outside(scan, lambda: trees.of(base), held)
+    return Baseline(scan, trees, begun, written, held, collisions)
+
+
+def load_state(workspace: Workspace) -> State:
+    """What is remembered of the files that the workspace is to have."""
+    return State.load(workspace.state_folder, workspace.chosen)
+
+
+def save_news(workspace: Workspace, state: State) -> None:
+    """Saves the state, unless another command is at work here, or it can't be written."""
+    if not state.has_news:
+        return
+    with suppress(Denied, NoRoom, Unreachable):
+        lock = workspace.try_lock(BRIEF)
+        if isinstance(lock, Lock):
+            with lock:
+                if state.is_newest:
+                    state.save()
+
+
+@contextmanager
+def open_baseline(
+    opened: OpenWorkspace,
+    base: CommitId | None,
+    only: tuple[bytes, ...] = (),
+    *,
+    writes: bool = False,
+    rehash: bool = False,
+) -> Iterator[Baseline]:
+    """The baseline of a workspace whose lock is held; what is learned of the files is saved. See `find_baseline`."""
+    state = load_state(opened.workspace)
+    trees = Trees(lambda: opened.repository.objects, proven=True)
+    try:
+        yield find_baseline(opened.workspace, state, base, trees, only, writes=writes, rehash=rehash)
+    finally:
+        state.save()
+
+
+def scan_clean_workspace(
+    root: Path, state: State, base: CommitId | None, base_entries: BaseEntries
+) -> WorkspaceScan:
+    """Removes the temporary files of killed commands, and scans the whole workspace.
+
+    It scans again after a removal: a temporary file may be a hard link of a finished file, whose ctime then changes.
+    """
+    scan = scan_workspace(root, state, base, base_entries)
+    if scan.leftovers:
+        with Writer(root) as writer:
+            for path in scan.leftovers:
+                writer.remove(path, None)
+        scan = scan_workspace(root, state, base, base_entries)
+    return scan
+
+
+def _changes(begun: tuple[Begun, ...], base: CommitId | None, trees: Trees, held: Held) -> Iterator[Change]:
+    """What the commands were to change, except paths that are different in the base since."""
+    for each in begun:
+        before, after = trees.of(each.base), trees.of(each.commit)
+        moved = frozenset[bytes]()
+        if each.base != base:
+            moved = frozenset(change.path for change in diff_trees(before, trees.of(base), held))
+        for change in each.concerning(diff_trees(before, after, held)):
+            if change.path not in moved:
+                yield change
+
+
+def below(tree: TreeReader | None, path: bytes, held: Held) -> Iterator[tuple[Entry, Location | None]]:
+    """The entry of this path, or everything below it, of what is held."""
+    if tree is None:
+        return iter(())
+    return tree.below(path) if held.whole else tree.within(Both(PathSet.of([path]), held))
+
+
+def in_one_place(collisions: Sequence[Collision], root: Path) -> Conflict:
+    """Why files that are new here can't be committed."""
+    lines = [str(each) for each in collisions[:_SHOWN]]
+    if len(collisions) > _SHOWN:
+        lines.append(f"and {len(collisions) - _SHOWN:,} more")
+    return Conflict(
+        f"new paths in the sparse workspace {root} are in the way of files that it leaves out:"
+        + "".join(f"\n  {line}" for line in lines),
+        subject=show(collisions[0].path),
+        hint="rename yours, or move it away and fetch the dataset's: dsv sparse add PATH",
+    )
+
+
+def _laid_over(entries: Iterator[Entry], written: Mapping[bytes, Entry | None]) -> Iterator[Entry]:
+    """The entries, with the written ones in place of those at the same paths. Both are in tree order."""
+    kept = (entry for entry in entries if entry.path not in written)
+    new = (entry for entry in written.values() if entry is not None)
+    return heapq.merge(kept, new, key=lambda entry: sort_key(entry.path))
+
+
+def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, Entry | None]:
+    """Finds paths that are as an interrupted command was to make them, gives their entries, and marks them as unchanged
+    in the scan.
+
+    changes: what the commands were to change, at paths at which the base still has the `before`. The scan is exact.
+    Files are read if their stats can't tell. Folders above the changes may have been left empty.
+    """
+    found: dict[bytes, Entry | None] = {}
+    folders: set[bytes] = set()
+    with about(scan.root), Descent(scan.root) as descent:
+        taker = _Taker(scan, descent)
+        for change in changes:
+            if change.path not in found and difference(change.before, change.after) is not None:
+                if taker.take(change):
+                    found[change.path] = change.after
+                folders.update(folders_above(change.path))
+        for path in folders:
+            if found.get(path) is None and taker.take_empty(path):
+                found[path] = Entry(path, Kind.EMPTY_DIRECTORY)
+    scan.compared_with_more_than_the_base()
+    return found
+
+
+class _Taker:
+    def __init__(self, scan: WorkspaceScan, descent: Descent) -> None:
+        self._scan = scan
+        self._state = scan.state
+        self._descent = descent
+        self._names = NameIndex(scan.state)
+
+    def take(self, change: Change) -> bool:
+        path, wanted = change.path, change.after
+        folder_path, name = split(path)
+        at = self._names.find(folder_path, name)
+        folder = None if at is None else self._state.edit(folder_path)
+        if wanted is None:
+            taken = folder is None or at is None or not self._is_entry(folder, at, path)
+        elif folder is None or at is None:
+            return False
+        elif wanted.kind is Kind.EMPTY_DIRECTORY:
+            return self.take_empty(path)
+        else:
+            taken = folder.kinds[at] == wanted.kind and self._is_file(folder, at, name, change)
+        if taken:
+            self._state.gone.discard(path)
+        return taken
+
+    def take_empty(self, path: bytes) -> bool:
+        """Whether it is an empty folder that the base does not have."""
+        folder = self._state.folder(path)
+        if folder is None or not folder.is_empty or folder.own == OWN_SAME:
+            return False
+        self._state.edit(path).own = OWN_SAME
+        self._state.gone.discard(path)
+        return True
+
+    def _is_entry(self, folder: Folder, at: int, path: bytes) -> bool:
+        if folder.kinds[at] == DIRECTORY:
+            below = self._state.folder(path)
+            return below is not None and below.is_empty
+        return folder.kinds[at] in KEPT
+
+    def _is_file(self, folder: Folder, at: int, name: bytes, change: Change) -> bool:
+        wanted = change.after
+        assert wanted is not None
+        if wanted.is_file and folder.size_on_disk(at) != wanted.size:
+            return False
+        item = pending_at(folder, at, name)
+        self._scan.relate(item, wanted)  # before it is read: then a large file's recipe is known
+        if item.known is None and hash_file(self._scan, item, self._descent) is not None:
+            item.known = None
+        if item.known is not None and difference(item.known, wanted) is None:
+            return True
+        self._scan.relate(item, change.before)
+        return False

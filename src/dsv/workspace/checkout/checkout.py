@@ -1,0 +1,325 @@
+"""Checking out files of a commit into a workspace, for clone, pull, restore, switch and rollback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from dsv.errors import Conflict, IntegrityError, Unreachable, Unsupported
+from dsv.format.tree import Entry
+from dsv.fs.descent import Descent
+from dsv.fs.errors import about
+from dsv.merge.paths import MergeConflict
+from dsv.repo.objects.objects import Objects
+from dsv.repo.tree.diff import Change
+from dsv.repo.tree.read import Reached, TreeReader, find_paths, reach_content
+from dsv.transfer.download import Fetcher
+from dsv.values.ids import CommitId, PackId
+from dsv.values.names import BranchName
+from dsv.values.paths import WHOLE, Scope, fold_clashes, show, sort_key
+from dsv.values.units import format_count
+from dsv.workspace.baseline import Baseline, open_baseline
+from dsv.workspace.checkout.contents import Contents
+from dsv.workspace.checkout.disk import Disk
+from dsv.workspace.checkout.plan import NEVER, UNSETTLED, OverwritePolicy, Plan, Settlement, make_plan
+from dsv.workspace.checkout.write import Changes, Made, TreeWriter
+from dsv.workspace.open import OpenWorkspace
+from dsv.workspace.scan.result import WorkspaceScan
+from dsv.workspace.sync.journal import Journal
+from dsv.workspace.unfinished import Begun, restored, write_begun
+from dsv.workspace.workspace import Workspace
+
+_SHOWN = 20
+
+
+def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
+    """Refuses a tree with symlinks that lead out of it, or with names that would overwrite each other here.
+
+    held: what the workspace has of it.
+    """
+    tree.check_links(tree.links(held))
+    check_folding(root, (entry.path for entry, _ in tree.within(held)))
+
+
+class Goal(msgspec.Struct, frozen=True):
+    """What a command makes of a workspace.
+
+    paths: those that it is about; none for the whole workspace, whose base becomes `commit`. hint: what to do about
+    conflicts. there: the other side of conflicts, for their message. may_overwrite: paths at which even what no commit
+    has may be overwritten. settlement: what to do about paths that were changed here and there. ready: called when
+    there is no conflict and nothing is written yet; if it raises, nothing is written.
+    files_of: a commit that has the same files, if `commit` was made just now; None: there is none.
+    dry_run: conflicts are looked for, and nothing is written.
+    without_effect: of the paths for which a side was chosen, those that none of these conflicts concerns.
+    branch: the workspace follows it from before the first file is written, so that anyone who finds some of them
+    written finds that too; None: the one it follows.
+    """
+
+    command: str
+    commit: CommitId
+    changes: Changes = lambda: ()
+    hint: str = ""
+    paths: tuple[bytes, ...] = ()
+    may_overwrite: OverwritePolicy = NEVER
+    settlement: Settlement = UNSETTLED
+    there: str = ""
+    ready: Callable[[], None] = lambda: None
+    branch: BranchName | None = None
+    files_of: CommitId | None = None
+    dry_run: bool = False
+    without_effect: Callable[[Iterable[bytes]], tuple[bytes, ...]] = lambda settled: ()
+
+
+def bring_to(opened: OpenWorkspace, base: CommitId | None, after: TreeReader, goal: Goal) -> Made:
+    """Makes the files of a workspace those of `after`; local changes to other paths stay. Raises as `check_out`."""
+    with open_baseline(opened, base, writes=True) as baseline:
+        check_tree(after, opened.workspace.root, baseline.held)
+        return check_out(opened, baseline, replace(goal, changes=lambda: baseline.changes_to(after)))
+
+
+def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
+    """Plans, refuses conflicts with a list of them, writes, and moves the base if the whole workspace is meant.
+
+    The command is noted as begun before the first file is written, so that the next one knows what it finds if this one
+    is killed. Raises `Conflict` with nothing written, and also if paths changed meanwhile: these alone are then as
+    they were. The caller holds the workspace's lock and saves the state.
+    """
+    workspace, objects, scan = opened.workspace, opened.repository.objects, baseline.scan
+    follow = None if goal.paths else goal.commit
+    writer = TreeWriter(
+        scan,
+        goal.changes,
+        opened.progress,
+        follow=follow,
+        may_overwrite=goal.may_overwrite,
+        settlement=goal.settlement,
+    )
+    plan = writer.plan()
+    if plan.conflicts:
+        conflicts = _listed([f"{show(one.path)} {reason}" for one, reason in plan.conflicts])
+        there = f" (there: {goal.there})" if goal.there else ""
+        raise MergeConflict(
+            f"nothing was written, as it would overwrite {format_count(len(plan.conflicts), 'path')} in "
+            f"{scan.root}{there}:{conflicts}",
+            tuple(one for one, _ in plan.conflicts),
+            subject=str(scan.root),
+            hint=goal.hint,
+            without_effect=goal.without_effect([*plan.settled, *(one.path for one, _ in plan.conflicts)]),
+        )
+    if (
+        objects.copy_of is not None
+    ):  # all or nothing: a missing content is an error before the first file is written
+        writer.check_copies(objects.copy_of)
+    check_copies(baseline.tree, goal.changes(), goal.may_overwrite, scan.root)
+    if goal.dry_run:
+        return Made(plan.created, plan.replaced, plan.removed)
+    _note_lost(opened, plan.here)
+    goal.ready()
+    begun = Begun(goal.command, scan.base, goal.commit, goal.paths)
+    if (plan.writes or goal.branch is not None) and begun.commit != begun.base:
+        write_begun(workspace.begun_path, (*baseline.begun, begun))
+    if goal.branch is not None:
+        workspace = opened.following(goal.branch).workspace
+    made = _write(opened, goal.files_of or goal.commit, scan, writer, plan)
+    if follow is not None:
+        workspace.set_base(follow)
+        write_begun(workspace.begun_path, ())
+        _forget_intent(workspace)
+    else:
+        write_begun(workspace.begun_path, restored(baseline.begun, goal.paths))
+    return made
+
+
+def _write(
+    opened: OpenWorkspace, commit: CommitId, scan: WorkspaceScan, writer: TreeWriter, plan: Plan
+) -> Made:
+    opened.progress.start(plan.created + plan.replaced, plan.fetched)
+    fetcher = Fetcher(opened.repository.objects, opened.workspace.dataset)
+    with closing(Contents(fetcher, opened.copies, commit)) as contents:
+        made = writer.apply(contents.of)
+    made.copied, made.copied_bytes = contents.files, contents.bytes
+    opened.progress.finish()
+    contents.note(opened.progress.note)
+    if made.left:
+        raise Conflict(
+            f"{format_count(len(made.left), 'path')} in {scan.root} changed while dsv was at work, and "
+            f"{'stays as it is' if len(made.left) == 1 else 'stay as they are'}:"
+            f"{_listed(list(map(show, made.left)))}",
+            subject=str(scan.root),
+            hint="run the command again",
+        )
+    return made
+
+
+def _forget_intent(workspace: Workspace) -> None:
+    """A killed sync may have published just before. By now the base is that commit, or a later one."""
+    if workspace.journal_path.exists():
+        with Journal.open(workspace.journal_path, workspace.store_id) as journal:
+            if journal.left.publishing is not None:
+                journal.clear()
+
+
+def check_copies(
+    tree: TreeReader | None, changes: Iterable[Change], may_overwrite: Callable[[bytes], bool], root: Path
+) -> None:
+    """Raises `Conflict` if the changes would remove or overwrite a file of which the store has lost the content.
+
+    Each pack is looked for once. Files that may be overwritten without a copy (`may_overwrite`) are not checked.
+    """
+    going = {
+        change.path: change.before
+        for change in changes
+        if change.before is not None and change.before.is_file and change.before.size
+        and (change.after is None or change.after.file_id != change.before.file_id)
+        and not may_overwrite(change.path)
+    }  # fmt: skip
+    if tree is None or not going:
+        return
+    if tree.objects.copy_of is not None:
+        raise Unreachable(
+            f"nothing was written, as {format_count(len(going), 'file')} in {root} would go, and without asking the "
+            "store nothing tells whether it still has what they hold",
+            subject=str(root),
+            hint="name the paths that may go; dsv restore --offline --force gives up all of them",
+        )
+    needed = list(_needed(tree, going))
+    packs = tree.objects.packs
+    lost = packs.lost_of({pack for _, pack in needed})
+    suspected = dict.fromkeys(path for path, pack in needed if pack in lost)
+    only = [path for path in suspected if not _elsewhere(tree.objects, going[path])]
+    if not only:
+        return
+    for pack_id in lost:
+        packs.note(pack_id)
+    raise Conflict(
+        f"nothing was written, as the store has lost the content of {format_count(len(only), 'file')} in {root} that "
+        f"would go:{_listed(list(map(show, only)))}",
+        subject=str(root),
+        hint="dsv sync --reupload stores it again; dsv restore --force gives it up",
+    )
+
+
+def _note_lost(opened: OpenWorkspace, here: list[Change]) -> None:
+    """Notes contents that the store has lost, of files that need not be read from it as they are here. The next sync
+    stores them again.
+    """
+    objects = opened.repository.objects
+    if not here or objects.copy_of is not None:
+        return
+    packs, lost = objects.packs, 0
+    for change in here:
+        assert change.after is not None
+        try:
+            reached = list(reach_content(objects, change.after, change.location))
+        except IntegrityError:  # of a recipe, whose loss is noted
+            lost += 1
+            continue
+        gone = [one for one in reached if not _is_stored(objects, one)]
+        for one in gone:
+            packs.note_missing(one.kind, one.id)
+            if one.location is not None and one.location.pack in packs.known_lost:
+                packs.note(one.location.pack)
+        lost += bool(gone)
+    if lost:
+        opened.progress.note(
+            f"the store has lost the content of {format_count(lost, 'file')} of this commit, which this workspace has: "
+            "dsv sync stores it again"
+        )
+
+
+def _is_stored(objects: Objects, one: Reached) -> bool:
+    """Whether the store has an object where a locator or an index says."""
+    rely, where = objects.packs.may_rely, one.location
+    if where is not None and rely(one.kind, one.id, where.pack):
+        return True
+    return objects.indexes.find(one.kind, one.id, usable=rely) is not None
+
+
+def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes, PackId]]:
+    """Which packs hold these files' contents. Reads no more than the segments, with their locators."""
+    holding = tree.holding(sorted(going, key=sort_key))
+    for located in tree.segments([*{leaf.id: leaf for leaf in holding if leaf is not None}.values()]):
+        for entry, where in located.entries():
+            if where is not None and going.get(entry.path) == entry:
+                for reached in reach_content(tree.objects, entry, where):
+                    if reached.location is not None:
+                        yield entry.path, reached.location.pack
+
+
+def _elsewhere(objects: Objects, entry: Entry) -> bool:
+    """Whether an index names another place for all of a file's content: it may have been stored again."""
+    return all(
+        objects.indexes.find(kind, object_id, usable=objects.packs.may_rely) is not None
+        for kind, object_id, _ in reach_content(objects, entry, None)
+    )
+
+
+def check_folding(root: Path, paths: Iterable[bytes]) -> None:
+    """Raises `Unsupported` if paths of a tree would overwrite each other on this file system."""
+    if not _folds(root):
+        return
+    clashes = fold_clashes(paths)
+    if clashes:
+        one, other = clashes[0]
+        more = f", and {len(clashes) - 1} more pairs" if len(clashes) > 1 else ""
+        raise Unsupported(
+            f"{show(one)} and {show(other)} are one name in {root}{more}",
+            subject=str(root),
+            hint="use a folder on a file system that tells upper and lower case apart",
+        )
+
+
+def _folds(root: Path) -> bool:
+    """Whether a file made there is found by another spelling of its name."""
+    name = f".dsv-fold-{os.urandom(8).hex()}-aé"
+    with about(root):
+        (root / ".dsv" / name).touch(exist_ok=False)
+        try:
+            spellings = (name.upper(), name.replace("é", "e\u0301"))
+            return any((root / ".dsv" / spelling).exists() for spelling in spellings)
+        finally:
+            with contextlib.suppress(OSError):
+                (root / ".dsv" / name).unlink()
+
+
+def _listed(lines: list[str]) -> str:
+    """The lines of a message, one below the other, cut short if they are many."""
+    more = [f"and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
+    return "".join(f"\n  {line}" for line in [*lines[:_SHOWN], *more])
+
+
+_SHOWN_DIFFERENCES = 20
+
+
+def check_equal(baseline: Baseline, tree: TreeReader, changes: Callable[[], Iterable[Change]]) -> None:
+    """Raises `Conflict` with a list of all that differs from the commit, or that it does not have. Reads every file."""
+    scan = baseline.scan
+    if next(scan.pending(), None) is None:
+        return  # an empty folder, as most are
+    with Descent(scan.root) as descent:
+        found = make_plan(changes(), Disk(scan, descent), NEVER).conflicts
+    reasons = {
+        one.path: "differs from the commit's" if reason.startswith("was added") else reason
+        for one, reason in found
+    }
+    for path, there in find_paths(tree, (item.path for item in scan.pending())):
+        if there.entry is None and not there.below:
+            reasons.setdefault(path, "is not in the commit")
+    if not reasons:
+        return
+    lines = [f"{show(path)} {reasons[path]}" for path in sorted(reasons, key=sort_key)[:_SHOWN_DIFFERENCES]]
+    if len(reasons) > _SHOWN_DIFFERENCES:
+        lines.append(f"and {len(reasons) - _SHOWN_DIFFERENCES:,} more")
+    raise Conflict(
+        f"nothing was written, as {scan.root} has {format_count(len(reasons), 'path')} that the commit has otherwise, "
+        "or not at all:" + "".join(f"\n  {line}" for line in lines),
+        subject=str(scan.root),
+        hint="dsv clone --keep keeps what differs as your changes, --force overwrites it; both keep what is not in the "
+        "commit",
+    )

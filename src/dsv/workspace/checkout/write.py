@@ -1,0 +1,318 @@
+"""Carrying out a plan: it makes paths of a workspace what a commit has there.
+
+It removes first, then writes, in tree order, one path at a time. Killed anywhere, every path is as it was or as it is
+to be, and the next run leaves the latter alone. A path that changed since the plan was made is left alone and reported.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from dsv.format.locator import Location
+from dsv.format.recipe import SINGLE_CHUNK_MAX
+from dsv.format.tree import Entry, Kind
+from dsv.fs.descent import Descent, split
+from dsv.merge.paths import Settled
+from dsv.repo.tree.diff import Change
+from dsv.values.ids import CommitId
+from dsv.values.progress import Progress
+from dsv.workspace.checkout.contents import Asked, Content, Pieces
+from dsv.workspace.checkout.disk import Disk
+from dsv.workspace.checkout.plan import (
+    NEVER,
+    UNSETTLED,
+    Act,
+    OverwritePolicy,
+    Plan,
+    Settlement,
+    Step,
+    decide,
+    make_plan,
+)
+from dsv.workspace.file_writer import Writer
+from dsv.workspace.scan.result import WorkspaceScan
+from dsv.workspace.scan.scanner import scan_workspace
+from dsv.workspace.scan.state import Patches
+
+Changes = Callable[[], Iterable[Change]]
+"""Gives the same changes, in tree order with each path once, each time it is called."""
+
+ContentsOf = Callable[[Iterator[Asked]], Iterator[Content]]
+"""Gives the content of each file that is asked for, in that order."""
+
+
+class Made(msgspec.Struct):
+    """What was done.
+
+    left: paths that changed while dsv was at work, and were left as they are. settled: paths of conflicts for which the
+    user chose a side. merged: what was put together from both sides. copied, copied_bytes: files that came from copies
+    on this machine, and not from the store.
+    """
+
+    created: int = 0
+    replaced: int = 0
+    removed: int = 0
+    left: list[bytes] = msgspec.field(default_factory=list)
+    copied: int = 0
+    copied_bytes: int = 0
+    settled: list[bytes] = msgspec.field(default_factory=list)
+    merged: list[Settled] = msgspec.field(default_factory=list)
+
+
+class TreeWriter:
+    """Plans changes in a workspace and makes them. The caller holds the workspace's lock.
+
+    follow: the commit that is the base once the changes are made; None if they concern some paths, and the base stays.
+    may_overwrite: paths at which even what no commit has may be overwritten. settlement: what to do about paths that
+    were changed here and there.
+    """
+
+    def __init__(
+        self,
+        scan: WorkspaceScan,
+        changes: Changes,
+        progress: Progress,
+        *,
+        follow: CommitId | None,
+        may_overwrite: OverwritePolicy = NEVER,
+        settlement: Settlement = UNSETTLED,
+    ) -> None:
+        self._scan = scan
+        self._settlement = settlement
+        self._state = scan.state
+        self._changes = changes
+        self._progress = progress
+        self._follow = follow
+        self._may_overwrite = may_overwrite
+        self._made = Made()
+        self._gone = set(scan.state.gone)
+        self._removed: list[bytes] = []
+        self._folders: list[Change] = []
+        self._cleared: set[bytes] = set()
+        self._removes = True  # until a plan says otherwise
+
+    def plan(self) -> Plan:
+        """What there is to do. Reads files if their stats can't tell whether they changed. Writes nothing."""
+        with Descent(self._scan.root) as descent:
+            disk = Disk(self._scan, descent)
+            plan = make_plan(self._changes(), disk, self._may_overwrite, self._settlement)
+        self._removes = plan.absent > 0
+        self._made.settled, self._made.merged = plan.settled, plan.merged
+        return plan
+
+    def check_copies(self, copy_of: Callable[[Entry], object]) -> None:
+        """Asks for a copy of each content that a plan without conflicts would write; writes nothing."""
+        with Descent(self._scan.root) as descent:
+            disk = Disk(self._scan, descent)
+            for change in self._changes():
+                step = decide(change, disk, self._may_overwrite, self._settlement)
+                beside = None if step.beside is None else step.beside[0]
+                written = None if step.act in (Act.KEEP, Act.STAY, Act.CHMOD) else change.after
+                for entry in (beside, written):
+                    if entry is not None and entry.is_file and entry.size:
+                        copy_of(entry)
+
+    def apply(self, contents: ContentsOf) -> Made:
+        """Makes the changes. If no path was left, the state mirrors the base afterwards; the caller saves it."""
+        exact, self._state.exact = self._scan.exact, None
+        assert exact
+        with Descent(self._scan.root) as descent, Writer(self._scan.root) as writer:
+            self._disk = Disk(self._scan, descent)
+            self._writer = writer
+            self._patches = Patches(self._state, trusted=self._scan.keeps_ids)
+            if self._removes:
+                self._remove()
+            self._write(contents)
+            for path in self._removed:
+                self._patches.removed(path)
+            self._patches.flush()
+        if not self._made.left:
+            self._scan_again()
+        return self._made
+
+    def _scan_again(self) -> None:
+        """Looks at the folders that were made, and at which of those that should be empty are."""
+        base = self._follow or self._scan.base
+        self._state.set_exact(base, self._gone)
+        if self._follow is not None:
+            self._state.provisional = False
+        scan_workspace(
+            self._scan.root, self._state, base, lambda: ()
+        )  # the state mirrors it: none are asked for
+        for change in self._folders:
+            in_base = self._base_of(change) == change.after
+            if self._patches.folder(change.path, in_base=in_base) and in_base:
+                self._state.gone.discard(change.path)
+
+    def _steps(self, *, removing: bool) -> Iterator[Step]:
+        """The steps that remove, or all others. What was removed is not looked at again: a file without a trusted stat
+        would have to be read.
+        """
+        for change in self._changes():
+            if (change.after is None) == removing:
+                step = decide(change, self._disk, self._may_overwrite, self._settlement)
+                yield step
+                if step.beside is not None:
+                    yield _of_beside(*step.beside)
+
+    def _remove(self) -> None:
+        folders: set[bytes] = set()
+        for step in self._steps(removing=True):
+            if step.act is Act.KEEP:
+                self._base_lacks(step.change)
+            elif step.act is Act.STAY:
+                self._stay(step.change)
+            if step.act is not Act.REMOVE:
+                continue
+            path, before = step.change.path, step.change.before
+            was_folder = before is not None and before.kind is Kind.EMPTY_DIRECTORY
+            if step.row is None and (was_folder or self._disk.is_folder(path)):
+                folders.add(path)
+            elif self._writer.remove(path, step.row):
+                self._removed.append(path)
+                folders.add(split(path)[0])
+                self._made.removed += 1
+            else:
+                self._made.left.append(path)
+                continue
+            self._base_lacks(step.change)
+        self._writer.remove_folders(folders)
+
+    def _write(self, contents: ContentsOf) -> None:
+        waiting: deque[Step] = deque()
+        for content in contents(self._to_fetch(waiting)):
+            step = waiting.popleft()
+            entry = step.entry
+            assert entry is not None
+            self._done(step, self._file(step, entry, content))
+            self._progress.advance(files=1, bytes=entry.size)
+
+    def _to_fetch(self, waiting: deque[Step]) -> Iterator[Asked]:
+        """Asks for contents, and meanwhile makes the changes that need none."""
+        for step in self._steps(removing=False):
+            if self._patches.is_full:
+                self._patches.flush()
+                self._disk.names.clear()
+            if step.act is Act.STAY:
+                self._stay(step.change)
+                continue
+            entry = step.entry
+            assert entry is not None
+            if step.act is Act.KEEP:
+                self._keep(step.change, entry)
+            elif step.act is Act.CHMOD:
+                self._chmod(step, entry)
+            elif step.content is not None:
+                self._done(step, self._file(step, entry, Pieces((step.content,))))
+                self._progress.advance(files=1)
+            elif not self._make_way(step):
+                self._made.left.append(step.change.path)
+            elif entry.is_file and entry.size:
+                waiting.append(step)
+                yield entry, step.change.location
+            else:
+                self._done(step, self._small(step, entry))
+                self._progress.advance(files=1)
+
+    def _small(self, step: Step, entry: Entry) -> bytes | None:
+        if entry.kind is Kind.SYMLINK:
+            return self._writer.link(entry, step.row, replace=step.act is Act.REPLACE)
+        if entry.is_file:
+            return self._file(step, entry, Pieces(()))
+        if step.act is Act.REPLACE and not self._writer.remove(entry.path, step.row):
+            return None
+        if not self._writer.folder(entry.path):
+            return None
+        self._patches.removed(entry.path)
+        self._folder_made(step.change)
+        return b""
+
+    def _chmod(self, step: Step, entry: Entry) -> None:
+        """The scan that follows sees another stat, and the next status looks whether the content is still the same."""
+        if self._writer.chmod(entry, step.row):
+            self._made.replaced += 1
+            self._stay(step.change)
+        else:
+            self._made.left.append(entry.path)
+        self._progress.advance(files=1)
+
+    def _file(self, step: Step, entry: Entry, content: Content) -> bytes | None:
+        return self._writer.file(entry, content.fill, step.row, replace=step.act is Act.REPLACE)
+
+    def _make_way(self, step: Step) -> bool:
+        """Removes what is in the way and may go: an empty folder, or anything at or above the path if it is forced."""
+        path = step.change.path
+        if step.forced:
+            foreign = self._disk.foreign_above(path)
+            if foreign is not None and foreign not in self._cleared:
+                if not self._writer.remove(foreign, None):
+                    return False
+                self._cleared.add(foreign)
+        if self._disk.is_folder(path):
+            return self._writer.clear(path, everything=step.forced)
+        return True
+
+    def _done(self, step: Step, row: bytes | None) -> None:
+        entry = step.entry
+        assert entry is not None
+        if row is None:
+            self._made.left.append(entry.path)
+            return
+        if step.act is Act.CREATE:
+            self._made.created += 1
+        else:
+            self._made.replaced += 1
+        if entry.is_file and entry.size > SINGLE_CHUNK_MAX and entry.recipe_id is None:
+            self._stay(
+                step.change
+            )  # its upload works out the recipe; the scan that follows sees another stat
+        elif row:
+            self._gone.discard(entry.path)
+            self._patches.written(entry, row, self._base_of(step.change))
+
+    def _keep(self, change: Change, entry: Entry) -> None:
+        """Keeps what is there already; its relation to the base may change."""
+        row = self._disk.row(entry.path)
+        if row is not None:
+            self._disk.relate(entry.path, self._base_of(change))
+            self._gone.discard(entry.path)
+        elif self._writer.folder(entry.path):  # it may have been removed with what was in it
+            self._folder_made(change)
+
+    def _stay(self, change: Change) -> None:
+        """What is here stays, and is a local change if the commit becomes the base."""
+        base = self._base_of(change)
+        if self._disk.row(change.path) is not None:
+            self._disk.relate(change.path, base)
+            self._gone.discard(change.path)
+        elif base is not None:
+            self._gone.add(change.path)
+        else:
+            self._gone.discard(change.path)
+
+    def _folder_made(self, change: Change) -> None:
+        """The scan that follows finds out whether it is empty, as it is in the base."""
+        self._folders.append(change)
+        if self._base_of(change) is not None:
+            self._gone.add(change.path)
+
+    def _base_lacks(self, change: Change) -> None:
+        """The path is not on disk. If the commit becomes the base, the base does not have it either."""
+        if self._base_of(change) is None:
+            self._gone.discard(change.path)
+            folder = self._state.folder(change.path)
+            if folder is not None and folder.own:  # it may be made again, for what is in it then
+                self._state.edit(change.path).own = 0
+        else:
+            self._gone.add(change.path)
+
+    def _base_of(self, change: Change) -> Entry | None:
+        return change.after if self._follow is not None else change.before
+
+
+def _of_beside(entry: Entry, location: Location | None) -> Step:
+    """Writes what the commit has under another name, at which neither it nor the base has anything."""
+    return Step(Act.CREATE, Change(entry.path, None, None, location), made=entry)

@@ -1,0 +1,192 @@
+"""Opening a workspace for a command: locked, with its repository and its branch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from dsv.errors import Conflict, NotFound
+from dsv.format.tree import Entry
+from dsv.fs.lock import Lock
+from dsv.repo.history import standing
+from dsv.repo.objects.objects import Objects
+from dsv.repo.refs.branches import Head
+from dsv.repo.repository import Repository
+from dsv.repo.session import Writer
+from dsv.store.wrappers import Counts
+from dsv.values.ids import CommitId
+from dsv.values.names import BranchName
+from dsv.values.progress import Progress
+from dsv.values.units import format_count, format_duration
+from dsv.workspace.unfinished import SWITCH, read_begun, unfinished
+from dsv.workspace.workspace import Workspace
+
+
+class Loan(Protocol):
+    """Copies of files, by their number in what was asked for."""
+
+    def has(self, at: int) -> bool: ...
+
+    def take(self, at: int, target: int) -> bool:
+        """Fills the empty file with verified content. False if that can't be had after all; it is empty then."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Copies(Protocol):
+    """Files on this machine that may be copied."""
+
+    def lend(self, commit: CommitId, entries: Sequence[Entry]) -> Loan | None:
+        """What there is of these files of the commit, in tree order; None if there is nothing now or later."""
+        ...
+
+
+class NoCopies:
+    """Everything comes from the store."""
+
+    def lend(self, commit: CommitId, entries: Sequence[Entry]) -> Loan | None:
+        return None
+
+
+NO_COPIES: Copies = NoCopies()
+
+
+_COUNTED = 50
+"""Commits that are read to say how many are newer."""
+
+
+class OpenWorkspace(msgspec.Struct, frozen=True):
+    """What every command that changes a workspace works with.
+
+    writer: the one whose commits and moves these are. counts: what the store was asked for so far. copies: files on
+    this machine that are taken before the store is asked.
+    """
+
+    workspace: Workspace
+    repository: Repository
+    lock: Lock
+    writer: Writer
+    progress: Progress
+    counts: Callable[[], Counts] = Counts
+    copies: Copies = NO_COPIES
+
+    def following(self, branch: BranchName) -> OpenWorkspace:
+        """The same workspace, which follows this branch from now on."""
+        if branch == self.workspace.branch:
+            return self
+        return replace(self, workspace=self.workspace.follow(branch))
+
+    def proven_base(self) -> CommitId | None:
+        """The base, or its nearest ancestor that the store has, which then is the base.
+
+        What the lost commits brought counts as local changes from then on, so that no command takes it for safe, and
+        the next sync publishes it again.
+        """
+        base = self.workspace.base()
+        found = standing(self.repository.objects, base)
+        if base is not None and found != base:
+            self.workspace.set_base(found)
+            goes_on = "" if found is None else f", and the base is now its ancestor {_short(found)}"
+            self.progress.note(
+                f"the base {_short(base)} is no longer in {self.repository.store.url} (perhaps an older copy of "
+                f"the store was put back): its files count as local changes{goes_on}"
+            )
+        return found
+
+    def not_at_base(self, head: Head | None, base: CommitId | None, *, changed: bool = True) -> Conflict:
+        """Why nothing was published: the branch is not at the base. changed: there was something to publish."""
+        workspace = self.workspace
+        if head is None or head.commit is None:
+            name = str(workspace.branch if head is None else head.branch)
+            return Conflict(
+                f"{name} of {workspace.dataset} has no commit, and this workspace has one",
+                subject=f"{workspace.dataset}@{name}",
+                hint="dsv sync --new-branch NAME publishes what is here on another branch",
+            )
+        begun = unfinished(read_begun(workspace.begun_path), base)
+        if begun and begun[-1].command == f"{SWITCH}{head.branch}":
+            return Conflict(
+                f"{begun[-1].command} was interrupted here",
+                subject=str(workspace.root),
+                hint=f"{begun[-1].finish} finishes it",
+            )
+        text, hint = self._where(head, head.commit, base)
+        if not changed and base is not None:
+            text = f"nothing differs here from {_short(base)}, so nothing was published; but {text}"
+        return Conflict(text, subject=f"{workspace.dataset}@{head.branch}", hint=hint)
+
+    def no_branch(self, name: str) -> NotFound:
+        """A branch that was named and is not there: a new one is never made by a misspelt name."""
+        return NotFound(
+            f"dataset {self.workspace.dataset} has no branch {name}",
+            subject=name,
+            hint=f"dsv sync --new-branch {name} makes it",
+        )
+
+    def author(self, head: Head) -> str:
+        """Who moved the branch there, and how long ago."""
+        seconds = (self.repository.clock() - head.entry.time_ms) / 1000
+        ago = "just now" if seconds < 10 else f"{format_duration(seconds)} ago"
+        return f"{head.entry.author}, {ago}"
+
+    def _where(self, head: Head, commit: CommitId, base: CommitId | None) -> tuple[str, str]:
+        """Where a branch is, seen from a base, and what to do about it."""
+        objects, name = self.repository.objects, f"{head.branch} of {self.workspace.dataset}"
+        last = f"last: {self.author(head)}"
+        pull = "dsv pull fetches them; dsv sync --new-branch NAME publishes on another branch"
+        if base is None:
+            return f"{name} has commits that this workspace does not have ({last})", pull
+        ahead = distance(objects, commit, base, _COUNTED)
+        if ahead is not None:
+            if head.branch == self.workspace.branch and self.workspace.seen() == commit:
+                return (
+                    f"{name} is at {_short(commit)}, {format_count(ahead, 'commit')} after this workspace's base "
+                    f"{_short(base)}, and has not moved since this workspace was there",
+                    f"dsv pull updates to it; dsv rollback @{_short(base)} rolls {head.branch} back to the base",
+                )
+            return f"{name} has {format_count(ahead, 'newer commit')} ({last})", pull
+        back = distance(objects, base, commit, _COUNTED)
+        if back is not None:
+            return (
+                f"{name} is at {_short(commit)}, {format_count(back, 'commit')} before this workspace's base "
+                f"{_short(base)} ({last})",
+                "dsv sync --new-branch NAME publishes what is here on another branch",
+            )
+        return (
+            f"{name} is at {_short(commit)}, which does not descend from the base {_short(base)} here ({last})",
+            f"dsv clone {self.workspace.dataset}@{head.branch} DIR; dsv sync --new-branch NAME publishes what is here",
+        )
+
+
+def follows(objects: Objects, head: Head, base: CommitId | None) -> bool:
+    """Whether the next commit of a branch may have this base as its parent.
+
+    That is so if the branch is there, or at commits which the store has lost and whose nearest ancestor it is.
+    """
+    if head.commit == base or head.commit is None:
+        return head.commit == base
+    if objects.stored_commit(head.commit) is not None:
+        return False
+    return objects.local_commit(head.commit) is not None and standing(objects, head.commit) == base
+
+
+def distance(objects: Objects, start: CommitId, goal: CommitId, limit: int | None = None) -> int | None:
+    """How many commits `start` is ahead of its ancestor `goal`; None if that is no ancestor of it (within `limit`)."""
+    level, steps, seen = [start], 0, {start}
+    while level and (limit is None or steps <= limit):
+        if goal in level:
+            return steps
+        found = [objects.commit_or_none(one) for one in level]
+        parents = dict.fromkeys(parent for commit in found if commit is not None for parent in commit.parents)
+        level = [parent for parent in parents if parent not in seen]
+        seen.update(level)
+        steps += 1
+    return None
+
+
+def _short(commit: CommitId) -> str:
+    return str(commit)[:12]

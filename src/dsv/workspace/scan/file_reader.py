@@ -1,0 +1,134 @@
+"""Reading a file that others may be writing to, and why a path cannot be stored."""
+
+from __future__ import annotations
+
+import enum
+import errno
+import operator
+import os
+import stat
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from dsv.errors import Unsupported
+from dsv.fs.descent import Descent, split
+from dsv.fs.mapped import has_writers, is_old
+from dsv.values.ids import FileId
+from dsv.values.paths import show
+
+_SHOWN = 1000  # in a message; programs get all
+
+
+class Trouble(enum.Enum):
+    """The kinds of problem, by what would help."""
+
+    UNSUPPORTED = "unsupported"
+    """Its type, its name or its target can't be in a tree."""
+    UNREADABLE = "unreadable"
+    """It can't be read: what the base has there stays."""
+    CHANGING = "changing"
+    """It was written to each time it was read."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """`reason` follows the path in a sentence: 'it is a socket'."""
+
+    path: bytes
+    reason: str
+    trouble: Trouble = Trouble.UNSUPPORTED
+
+    def __str__(self) -> str:
+        return f"{show(self.path)}: {self.reason}"
+
+
+def refusal(problems: Iterable[Problem], root: str) -> Unsupported:
+    """The error that lists them all."""
+    found = list(problems)
+    lines = [str(problem) for problem in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+        lines.append(f"and {len(found) - _SHOWN} more")
+    what = "1 path" if len(found) == 1 else f"{len(found)} paths"
+    return Unsupported(
+        f"{what} in {root} can't be stored:\n  " + "\n  ".join(lines),
+        subject=root,
+        hint="remove them, name them in .dsvignore, or leave them out with dsv sync --skip-unsupported",
+    )
+
+
+T = TypeVar("T")
+TRIES = 3
+_PIECE = 4 << 20  # bytes read at a time
+OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# An open file keeps its inode.
+_times = operator.attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_mode")
+_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+
+
+class StableRead(msgspec.Struct, Generic[T], frozen=True):
+    """What was read, and the stat that the file had before and after. quiet: see `is_quiet`."""
+
+    value: T
+    stat: os.stat_result
+    quiet: bool
+
+
+def same_times(before: os.stat_result, after: os.stat_result) -> bool:
+    """Whether nobody wrote to a file, nor changed its mode, between two looks at one descriptor."""
+    return _times(before) == _times(after)
+
+
+def is_quiet(descriptor: int, now: os.stat_result) -> bool:
+    """Whether a file is known to have no unseen writer: it is old, or nobody can write to it.
+
+    To be asked before it is read: anyone who maps it later changes its times.
+    """
+    return is_old(now.st_ctime_ns) or not has_writers(descriptor)
+
+
+def read_stable(
+    descent: Descent, path: bytes, read: Callable[[int, int], tuple[T, int]]
+) -> StableRead[T] | Problem:
+    """Reads a file until its stat is the same before and after, at most `TRIES` times.
+
+    `read(descriptor, size)` reads it from start to end, and gives its result and the number of bytes that it read. It
+    is called again for each try. An `OSError` becomes a problem; other exceptions are passed on.
+    """
+    above, name = split(path)
+    for _ in range(TRIES):
+        try:
+            descriptor = os.open(name, OPEN_FLAGS, dir_fd=descent.at(above))
+            try:
+                before = os.fstat(descriptor)
+                if not stat.S_ISREG(before.st_mode):
+                    break
+                quiet = is_quiet(descriptor, before)
+                value, size = read(descriptor, before.st_size)
+                after = os.fstat(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if error.errno in _GONE:
+                break
+            return Problem(path, f"it can't be read: {error.strerror or error}", Trouble.UNREADABLE)
+        if size == after.st_size and same_times(before, after):
+            return StableRead(value, after, quiet)
+    else:
+        return Problem(path, f"it was changed while it was read, {TRIES} times in a row", Trouble.CHANGING)
+    return Problem(path, "it was removed, or became something else, while dsv was at work", Trouble.CHANGING)
+
+
+def hash_content(descriptor: int, size: int) -> tuple[FileId, int]:
+    """The file id of a whole file, and its size in bytes."""
+    if size <= _PIECE:
+        data = os.read(descriptor, size + 1)  # the one byte more tells that this was all
+        if len(data) == size:
+            return FileId.hash(data), size
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    hasher, total = blake3(), 0
+    while piece := os.read(descriptor, _PIECE):
+        hasher.update(piece)
+        total += len(piece)
+    return FileId(hasher.digest()), total

@@ -1,0 +1,370 @@
+"""Walking a workspace: each folder is listed, compared with the saved state, and validated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from dsv.format.tree import Entry, Kind
+from dsv.fs.attributes import earliest_stamp
+from dsv.fs.descent import Descent, split
+from dsv.fs.errors import about
+from dsv.fs.files import what_it_is
+from dsv.values.ids import CommitId
+from dsv.values.paths import (
+    MAX_COMPONENT,
+    MAX_PATH,
+    PathSet,
+    check_target,
+    fold_clashes,
+    link_escapes,
+    sort_key,
+)
+from dsv.workspace.scan import ignore
+from dsv.workspace.scan.file_reader import Problem, Trouble
+from dsv.workspace.scan.folder import (
+    BASE_KINDS,
+    DIRECTORY,
+    KEPT,
+    OWN_SAME,
+    READ,
+    TRUSTED,
+    UNSUPPORTED,
+    Folder,
+    Relation,
+    with_relation,
+)
+from dsv.workspace.scan.ignore import Rules
+from dsv.workspace.scan.listing import Compared, Listing, compare, is_unchanged, is_utf8, list_folder
+from dsv.workspace.scan.result import WorkspaceScan
+from dsv.workspace.scan.state import NameIndex, State
+
+LEAVES = "it is a symlink that leads out of the dataset"
+
+
+class EntryValidator:
+    """Looks at folders one by one, and collects what it finds.
+
+    problems, clashes: as in `WorkspaceScan`. lost: paths that the base has and that are not files or symlinks now.
+    withheld: paths that can't be read. links_moved: whether a symlink was added, changed or removed.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.problems: list[Problem] = []
+        self.clashes: list[tuple[bytes, bytes]] = []
+        self.lost: set[bytes] = set()
+        self.withheld: list[bytes] = []
+        self.links_moved = False
+
+    def validate(self, compared: Compared, listing: Listing, descriptor: int) -> None:
+        """Refuses what can't be in a tree, reads symlinks, and notes what the base has and the folder lacks."""
+        folder = compared.folder
+        names = folder.name_list()
+        for name, kind in compared.lost:
+            self.lost.add(folder.path_of(name))
+            self.links_moved |= kind == Kind.SYMLINK
+        for at in folder.positions(UNSUPPORTED):
+            self.problem(folder.path_of(names[at]), what_it_is(listing.mode(at)))
+        self._names(compared, listing, names)
+        for at in list(folder.positions(Kind.SYMLINK)):
+            if not folder.marks[at] & TRUSTED:
+                self._read_link(folder, at, names[at], descriptor)
+        if not listing.all_readable():
+            self._access(folder, names, descriptor)
+        if folder.own == OWN_SAME and not folder.is_empty:
+            self.lost.add(folder.path)
+            folder.own = 0
+
+    def _names(self, compared: Compared, listing: Listing, names: list[bytes]) -> None:
+        folder = compared.folder
+        fresh = list(compared.fresh)
+        if not fresh:
+            return
+        room = min(MAX_COMPONENT, MAX_PATH - len(folder.path) - 1)
+        plain = listing.blob.isascii() or is_utf8(listing.blob)
+        if not plain or max(map(len, names)) > room:
+            for at in fresh:
+                reason = _name_fault(names[at], room)
+                if reason is not None and folder.kinds[at] in (*KEPT, DIRECTORY):
+                    self.refuse(folder, at, names[at], reason)
+        if plain and (not listing.blob.isascii() or len(set(listing.blob.lower().split(b"\0"))) < len(names)):
+            kept = [
+                name for name, kind in zip(names, folder.kinds, strict=True) if kind in (*KEPT, DIRECTORY)
+            ]
+            self.clashes += [
+                (folder.path_of(one), folder.path_of(other)) for one, other in fold_clashes(kept)
+            ]
+
+    def _access(self, folder: Folder, names: list[bytes], descriptor: int) -> None:
+        """Finds files that would have to be read and that the user may not read."""
+        for at in list(folder.unclean()):
+            if folder.kinds[at] != Kind.SYMLINK and not folder.marks[at] & TRUSTED:
+                effective = os.access in os.supports_effective_ids
+                if not os.access(names[at], os.R_OK, dir_fd=descriptor, effective_ids=effective):
+                    path = folder.path_of(names[at])
+                    self.refuse(
+                        folder, at, names[at], "it may not be read: Permission denied", Trouble.UNREADABLE
+                    )
+                    self.withheld.append(path)
+
+    def _read_link(self, folder: Folder, at: int, name: bytes, descriptor: int) -> None:
+        self.links_moved = True
+        try:
+            target = os.readlink(name, dir_fd=descriptor)
+        except OSError:  # it is gone, or became something else: the next scan will tell
+            self.refuse(folder, at, name, "it changed while dsv looked at it", Trouble.CHANGING)
+            return
+        before, relation = folder.targets.get(at), folder.relation(at)
+        folder.targets[at] = target
+        try:
+            check_target(target)
+        except ValueError as error:
+            reason = (
+                LEAVES if target[:1] == b"/" else f"it is a symlink whose target no tree can hold: {error}"
+            )
+            self.refuse(folder, at, name, reason)
+            return
+        base_kind = BASE_KINDS[folder.marks[at]]
+        if relation is Relation.SAME and (base_kind is not Kind.SYMLINK or before != target):
+            relation = Relation.DIFFERS
+        known = TRUSTED if self._state.vouches(folder.row(at)) else READ
+        folder.marks[at] = with_relation(known, relation, base_kind)
+
+    def refuse(
+        self, folder: Folder, at: int, name: bytes, reason: str, trouble: Trouble = Trouble.UNSUPPORTED
+    ) -> None:
+        """Leaves a name out of the tree."""
+        path = folder.path_of(name)
+        self.problem(path, reason, trouble)
+        if folder.kinds[at] in KEPT and folder.relation(at) is not Relation.ABSENT:
+            self.lost.add(path)
+        folder.kinds[at] = UNSUPPORTED
+        folder.marks[at] = 0
+
+    def problem(self, path: bytes, reason: str, trouble: Trouble = Trouble.UNSUPPORTED) -> None:
+        self.problems.append(Problem(path, reason, trouble))
+
+
+def _name_fault(name: bytes, room: int) -> str | None:
+    if not is_utf8(name):
+        return "its name is not UTF-8"
+    if len(name) > MAX_COMPONENT:
+        return f"its name is longer than {MAX_COMPONENT} bytes"
+    if len(name) > room:
+        return f"its path is longer than {MAX_PATH} bytes"
+    return None
+
+
+BaseEntries = Callable[[], Iterable[Entry]]
+"""Gives the entries of the base's tree, in tree order."""
+
+
+def scan_workspace(
+    root: Path,
+    state: State,
+    base: CommitId | None,
+    base_entries: BaseEntries,
+    only: Iterable[bytes] = (),
+    *,
+    rehash: bool = False,
+) -> WorkspaceScan:
+    """Lists the workspace at `root` (or only these paths of it) and compares it with the base.
+
+    Reads no files but symlinks and `.dsvignore`. `base_entries` is called only if the state does not mirror the base;
+    then everything is listed. rehash: forgets what was read of the files before. Raises `UsageError` for an invalid
+    `.dsvignore`, and an error of `fs.errors` if one can't be read or the root can't be listed.
+    """
+    with about(root):
+        dot = root / ".dsv"
+        try:
+            state.trust_before = earliest_stamp(dot)
+        except OSError:
+            state.trust_before = 0  # without the right to write here nothing new is trusted
+        device = dot.stat().st_dev if dot.exists() else root.stat().st_dev
+        scan = WorkspaceScan(root, state, base, PathSet.of(only), device)
+        with Descent(root) as descent:
+            _Scanner(scan, descent, rehash=rehash or not scan.keeps_ids).run()
+    if not scan.exact:
+        scan.sync_with_tree(base_entries())
+    return scan
+
+
+class _Scanner:
+    def __init__(self, scan: WorkspaceScan, descent: Descent, *, rehash: bool) -> None:
+        self._rehash = rehash
+        self._scan = scan
+        self._state = scan.state
+        self._descent = descent
+        self._unvisited = set(self._state.paths())
+        self._rules: dict[bytes, Rules] = {}  # of folders that lead to a scope
+        self._validator = EntryValidator(self._state)
+
+    def run(self) -> None:
+        scan = self._scan
+        scope = scan.scope if scan.exact else PathSet()
+        if scope.whole:
+            self._walk(b"", Rules())
+        for path in scope.paths:
+            self._walk_to(path)
+        self._lose_unvisited(scope)
+        names = NameIndex(self._state)
+        gone = self._state.gone | self._validator.lost
+        chosen = self._state.chosen
+        gone = {path for path in gone if not self._is_back(path, names)}
+        self._state.gone = {path for path in gone if path in chosen}
+        scan.let_go = sorted(gone - self._state.gone, key=sort_key)
+        self._check_links()
+        scan.clashes = self._validator.clashes
+        scan.withheld = PathSet.of(self._validator.withheld) if self._validator.withheld else None
+        scan.unsettled.sort(key=sort_key)
+        found = {
+            problem.path: problem
+            for problem in reversed(self._validator.problems)
+            if problem.path in scan.scope
+        }
+        scan.problems = [found[path] for path in sorted(found, key=sort_key)]
+        scan.find_missing()
+
+    def _walk(self, start: bytes, rules: Rules) -> None:
+        """Visits a folder and all below it, in tree order."""
+        stack = [(start, rules)]
+        while stack:
+            path, rules = stack.pop()
+            visited = self._visit(path, rules)
+            if visited is not None:
+                folder, rules = visited
+                below = list(folder.positions(DIRECTORY))
+                if below:
+                    names = folder.name_list()
+                    stack += [(folder.path_of(names[at]), rules) for at in reversed(below)]
+
+    def _walk_to(self, path: bytes) -> None:
+        """Visits the folders that lead to the path, then all below it."""
+        here, rules = b"", Rules()
+        for part in path.split(b"/"):
+            known = self._rules.get(here)
+            if known is None:
+                visited = self._visit(here, rules)
+                if visited is None:
+                    return
+                self._rules[here] = known = visited[1]
+            rules = known
+            folder = self._state.folder(here)
+            at = None if folder is None else folder.find(part)
+            if folder is None or at is None or folder.kinds[at] != DIRECTORY:
+                return
+            here = folder.path_of(part)
+        self._walk(here, rules)
+
+    def _visit(self, path: bytes, above: Rules) -> tuple[Folder, Rules] | None:
+        """Compares one folder with what is remembered of it; None if it can't be listed or is gone."""
+        try:
+            descriptor = self._descent.at(path)
+            listing = list_folder(descriptor)
+        except (FileNotFoundError, NotADirectoryError):
+            if not path:
+                raise
+            return None
+        except OSError as error:
+            if not path:
+                raise
+            self._validator.problem(
+                path, f"it can't be listed: {error.strerror or error}", Trouble.UNREADABLE
+            )
+            self._validator.withheld.append(path)
+            return None
+        rules = self._enter(path, above, listing, descriptor)
+        self._unvisited.discard(path)
+        for name in listing.leftovers:
+            self._scan.leftovers.append(_join(path, os.fsencode(name)))
+        old = self._remembered(path)
+        if old is not None and is_unchanged(old, listing, rules):
+            return old, rules
+        compared = compare(path, old, listing, rules)
+        self._validator.validate(compared, listing, descriptor)
+        self._state.put(compared.folder)
+        if not compared.folder.is_clean:
+            self._scan.unsettled.append(path)
+        return compared.folder, rules
+
+    def _remembered(self, path: bytes) -> Folder | None:
+        """The folder as it was, without what is known of files that are to be read again."""
+        old = self._state.folder(path)
+        if old is None or not self._rehash:
+            return old
+        scope = self._scan.scope
+        if path in scope:
+            old.distrust()
+        elif not path or scope.touches(path):
+            old.distrust(lambda name: _join(path, name) in scope)
+        return old
+
+    def _enter(self, path: bytes, above: Rules, listing: Listing, descriptor: int) -> Rules:
+        if ignore.NAME not in listing.names:
+            return above
+        where = _join(path, ignore.NAME.encode())
+        with about(where):
+            # Ignoring a part of its rules would commit what the user wanted left out.
+            return above.enter(path, ignore.read(descriptor, where))
+
+    def _lose_unvisited(self, scope: PathSet) -> None:
+        """Drops what is remembered below folders that are gone, or that are left out now."""
+        withheld = PathSet.of(self._validator.withheld) if self._validator.withheld else None
+        for path in self._unvisited:
+            if path not in scope or (withheld is not None and path in withheld):
+                continue
+            folder = self._state.folder(path)
+            assert folder is not None
+            names = folder.name_list()
+            for at, kind in enumerate(folder.kinds):
+                if kind in KEPT and folder.relation(at) is not Relation.ABSENT:
+                    self._validator.lost.add(folder.path_of(names[at]))
+                    self._validator.links_moved |= kind == Kind.SYMLINK
+            if folder.own == OWN_SAME:
+                self._validator.lost.add(path)
+            self._state.drop(path)
+
+    def _is_back(self, path: bytes, names: NameIndex) -> bool:
+        """Whether a path that was gone is on disk again. If so, it must be compared with the base."""
+        above, name = split(path)
+        at = names.find(above, name)
+        if at is None:
+            return False
+        folder = self._state.edit(above)
+        if folder.kinds[at] not in KEPT:
+            return False
+        if folder.relation(at) is Relation.ABSENT:
+            folder.marks[at] = with_relation(folder.marks[at], Relation.UNKNOWN)
+        return True
+
+    def _check_links(self) -> None:
+        """Refuses symlinks that lead out of the tree, also by way of other symlinks in it."""
+        if not self._validator.links_moved and self._scan.exact:
+            return
+        links = dict(self._links())
+        while escaping := link_escapes(links):
+            for path in escaping:
+                del links[path]
+                above, name = split(path)
+                folder = self._state.edit(above)
+                at = folder.find(name)
+                assert at is not None
+                self._validator.lost.clear()
+                self._validator.refuse(folder, at, name, LEAVES)
+                self._state.gone |= self._validator.lost
+                self._scan.unsettled.append(above)
+        self._scan.unsettled = list(dict.fromkeys(self._scan.unsettled))
+
+    def _links(self) -> Iterator[tuple[bytes, bytes]]:
+        for path in self._state.paths():
+            folder = self._state.folder(path)
+            if folder is not None and folder.kinds.find(Kind.SYMLINK) >= 0:
+                names = folder.name_list()
+                for at in folder.positions(Kind.SYMLINK):
+                    yield folder.path_of(names[at]), folder.targets[at]
+
+
+def _join(folder: bytes, name: bytes) -> bytes:
+    return folder + b"/" + name if folder else name

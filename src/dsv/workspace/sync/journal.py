@@ -1,0 +1,196 @@
+"""What a killed sync leaves for the next one, so that nothing is uploaded twice and the outcome is known.
+
+An append-only file of records, each with a checksum. Reading ends at a torn record, which is cut off. If the journal is
+lost, content is uploaded again; no data is lost.
+
+What is synced to disk: a pack's record, before `pack_uploaded` returns (one fdatasync for each 32 MiB sent),
+with all recipes before it; and the intended move of a branch, before `publishing` returns. Recipes alone are not.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from dsv.format.codec import Codec
+from dsv.format.locator import Location, ObjectKind
+from dsv.fs.errors import about
+from dsv.values.ids import CommitId, Id, PackId, RecipeId, StoreId
+
+_MAGIC = b"dsv journal 1\n"
+_START = len(_MAGIC) + StoreId.size
+_HEAD = struct.Struct("<BIQ")  # type, length of the payload in bytes, check
+_PACK = struct.Struct("<16sQ")
+_ROW = struct.Struct("<B32sIIIBI")  # kind, id, offset, stored, length, codec, tail
+_PACK_TYPE, _RECIPE_TYPE, _PUBLISHING_TYPE = 1, 2, 3
+_PUBLISHING = msgspec.msgpack.Decoder(tuple[str, str, int, bytes])
+
+Row = tuple[ObjectKind, Id, Location]
+
+
+class Publishing(msgspec.Struct, frozen=True):
+    """A move of a branch that was about to be made: to `commit`, as the entry number `seq`."""
+
+    dataset: str
+    branch: str
+    seq: int
+    commit: CommitId
+
+
+class Left(msgspec.Struct):
+    """What an earlier sync left. packs: size in bytes and rows of packs that were stored whole."""
+
+    packs: dict[PackId, tuple[int, list[Row]]] = msgspec.field(default_factory=dict)
+    recipes: dict[RecipeId, bytes] = msgspec.field(default_factory=dict)
+    publishing: Publishing | None = None
+
+
+class Journal:
+    """The journal of one workspace. `pack_uploaded` and `recipe` may be called from any thread."""
+
+    def __init__(self, path: Path, store_id: StoreId, descriptor: int, left: Left) -> None:
+        self._path = path
+        self._store_id = store_id
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._end = _START
+        self.left = left
+        """What was in it when it was opened."""
+
+    @classmethod
+    def open(cls, path: Path, store_id: StoreId) -> Journal:
+        """Reads what is left, and appends to it. Drops what was written for another store.
+
+        The caller holds the workspace's lock. Raises `Denied`, `NoRoom`, `Unreachable`.
+        """
+        with about(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            data = _read_all(descriptor)
+            left, end = Left(), 0
+            if data[:_START] == _MAGIC + store_id:
+                left, end = _replay(data)
+            journal = cls(path, store_id, descriptor, left)
+            os.ftruncate(descriptor, end)
+            os.lseek(descriptor, end, os.SEEK_SET)
+            if not end:
+                _write(descriptor, _MAGIC + store_id)
+            journal._end = end or _START
+            return journal
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def pack_uploaded(self, pack_id: PackId, size: int, rows: list[Row]) -> None:
+        """Notes that the store has this pack. Survives a power cut."""
+        packed = [
+            _ROW.pack(kind, object_id, where.offset, where.stored, where.length, where.codec, where.tail)
+            for kind, object_id, where in rows
+        ]
+        self._append(_PACK_TYPE, b"".join([_PACK.pack(pack_id, size), *packed]), durable=True)
+
+    def recipe(self, recipe_id: RecipeId, encoded: bytes) -> None:
+        """Notes a recipe that was computed."""
+        self._append(_RECIPE_TYPE, recipe_id + encoded, durable=False)
+
+    def publishing(self, dataset: str, branch: str, seq: int, commit: CommitId) -> None:
+        """To be called just before the branch is moved. Survives a power cut."""
+        record = msgspec.msgpack.encode((dataset, branch, seq, bytes(commit)))
+        self._append(_PUBLISHING_TYPE, record, durable=True)
+
+    def clear(self) -> None:
+        """Forgets everything: by now it is in an index of the store, or in a commit."""
+        with self._lock, about(self._path):
+            os.ftruncate(self._descriptor, _START)
+            os.lseek(self._descriptor, _START, os.SEEK_SET)
+            self._end = _START
+        self.left = Left()
+
+    def close(self) -> None:
+        """Closes the file, and keeps what was noted."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _append(self, kind: int, payload: bytes, *, durable: bool) -> None:
+        record = _HEAD.pack(kind, len(payload), xxhash.xxh3_64_intdigest(payload, seed=kind)) + payload
+        with self._lock, about(self._path):
+            try:
+                _write(self._descriptor, record)
+            except OSError:  # no later record may follow half a record
+                os.ftruncate(self._descriptor, self._end)
+                os.lseek(self._descriptor, self._end, os.SEEK_SET)
+                raise
+            self._end += len(record)
+            if durable:
+                os.fdatasync(self._descriptor)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _read_all(descriptor: int) -> bytes:
+    pieces: list[bytes] = []
+    while piece := os.read(descriptor, 1 << 24):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _replay(data: bytes) -> tuple[Left, int]:
+    """What the records say, and where the last whole one ends."""
+    left = Left()
+    end = _START
+    for kind, payload, behind in _records(data):
+        try:
+            if kind == _PACK_TYPE:
+                pack_id, size, rows = _decode_pack(payload)
+                left.packs[pack_id] = size, rows
+            elif kind == _RECIPE_TYPE:
+                left.recipes[RecipeId.of(payload[: RecipeId.size])] = payload[RecipeId.size :]
+            elif kind == _PUBLISHING_TYPE:
+                values = _PUBLISHING.decode(payload)
+                left.publishing = Publishing(*values[:3], CommitId.of(values[3]))
+            else:
+                break
+        except (
+            ValueError,
+            struct.error,
+            msgspec.DecodeError,
+        ):  # not what this version writes
+            break
+        end = behind
+    return left, end
+
+
+def _records(data: bytes) -> Iterator[tuple[int, bytes, int]]:
+    at = _START
+    while at + _HEAD.size <= len(data):
+        kind, length, check = _HEAD.unpack_from(data, at)
+        at += _HEAD.size
+        payload = data[at : at + length]
+        at += length
+        if len(payload) < length or xxhash.xxh3_64_intdigest(payload, seed=kind) != check:
+            return
+        yield kind, payload, at
+
+
+def _decode_pack(payload: bytes) -> tuple[PackId, int, list[Row]]:
+    raw, size = _PACK.unpack_from(payload)
+    pack_id = PackId.of(raw)
+    rows: list[Row] = []
+    for kind, object_id, offset, stored, length, codec, tail in _ROW.iter_unpack(payload[_PACK.size :]):
+        where = Location(pack_id, offset, stored, length, Codec(codec), tail)
+        rows.append((ObjectKind(kind), Id.of(object_id), where))
+    return pack_id, size, rows

@@ -1,0 +1,397 @@
+"""Small files, read, hashed and compressed by further processes ahead of the one that stores them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import compress
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Self
+
+import msgspec
+from blake3 import blake3
+
+from dsv.format.codec import Codec, Compressor
+from dsv.format.columns import cut
+from dsv.format.pack import Packed
+from dsv.format.recipe import SINGLE_CHUNK_MAX
+from dsv.format.tree import Kind
+from dsv.fs.descent import Descent, split
+from dsv.values.ids import ChunkId
+from dsv.workspace.scan.file_reader import OPEN_FLAGS, is_quiet, same_times
+from dsv.workspace.scan.folder import ROW, row_of
+from dsv.workspace.scan.result import Gone, Pending
+
+FILES = 256
+"""A batch has at most so many."""
+SLOT = 4 << 20
+"""Bytes of a batch's memory. Each file gets one byte more than its size, so that a file that has grown is noticed."""
+ANSWER = 32 << 10
+"""Bytes behind a slot, for a `Batch`: 82 for each file, and some for the encoding."""
+PATHS = 64 << 10
+"""Bytes of a batch's paths, which is enough for most: sending an order should not block."""
+LARGEST = SINGLE_CHUNK_MAX
+"""Bytes of the largest file that is read in a batch: its content is one chunk."""
+UNREAD = 255
+"""In `Batch.codecs`: this file was not read. Whoever asked reads it alone, and finds out why."""
+_NO_ROW, _NO_ID = bytes(ROW.size), bytes(32)
+
+
+class Order(msgspec.Struct, array_like=True, frozen=True):
+    """Which files to read. paths: joined by NUL, in tree order. sizes: of each, in bytes, none of them 0."""
+
+    slot: int
+    paths: bytes
+    sizes: list[int]
+
+
+class Batch(msgspec.Struct, array_like=True, frozen=True):
+    """What was read, in columns. The files are in the sequence of the order.
+
+    rows: `folder.ROW` of each file, the same before and after the reading. devices: their `st_dev`.
+    quiet: a byte each, the answer of `file_reader.is_quiet`.
+    ids: 32 bytes each. codecs: a byte each. stored: how many bytes of each are in the slot.
+    """
+
+    slot: int
+    rows: bytes
+    devices: bytes
+    quiet: bytes
+    ids: bytes
+    codecs: bytes
+    stored: bytes
+
+
+_LENGTH = struct.Struct("<I")
+_batches = msgspec.msgpack.Decoder(Batch)
+
+
+class Slot:
+    """One of the slots in memory that both processes map."""
+
+    SIZE = SLOT + ANSWER
+
+    def __init__(self, memory: memoryview, number: int) -> None:
+        place = memory[number * self.SIZE : (number + 1) * self.SIZE]
+        self.contents, self._answer = place[:SLOT], place[SLOT:]
+
+    def write(self, batch: Batch) -> bytes:
+        """Leaves the answer in the slot, and gives what the pipe is to carry."""
+        encoded = msgspec.msgpack.encode(batch)
+        self._answer[: len(encoded)] = encoded
+        return _LENGTH.pack(len(encoded))
+
+    def read(self, length: bytes) -> Batch:
+        """What `write` left, by what it gave."""
+        return _batches.decode(self._answer[: _LENGTH.unpack(length)[0]])
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """What one batch holds, in columns. rows, devices, quiet: see `WorkspaceScan.record`.
+
+    read: whether each file was read; if not, its other columns mean nothing.
+    """
+
+    read: list[bool]
+    rows: list[bytes]
+    devices: array[int]
+    quiet: bytes
+    ids: list[ChunkId]
+    packed: Packed
+    """The files that were read, as they are stored. Valid until the slot is used again."""
+
+    @classmethod
+    def of(cls, batch: Batch, sizes: list[int], memory: memoryview) -> Contents:
+        """sizes: as they were ordered. memory: the slot."""
+        read = [codec != UNREAD for codec in batch.codecs]
+        ids = list(map(ChunkId, cut(batch.ids, 32)))
+        stored = array("I", batch.stored)
+        packed = Packed(
+            list(compress(ids, read)),
+            bytes(compress(batch.codecs, read)),
+            list(compress(sizes, read)),
+            list(compress(stored, read)),
+            memory[: sum(stored)],
+        )
+        return cls(read, cut(batch.rows, ROW.size), array("Q", batch.devices), batch.quiet, ids, packed)
+
+
+def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: memoryview) -> Batch:
+    """Reads each file once, and leaves what is to be stored in `memory`, that of a slot.
+
+    A file that is not there, not readable, or not stable while it is read is left `UNREAD`.
+    """
+    rows, ids, codecs, quiet = list[bytes](), list[bytes](), bytearray(), bytearray()
+    devices, stored = array("Q"), array("I")
+    end = 0
+    for path, size in zip(order.paths.split(b"\0"), order.sizes, strict=True):
+        place = memory[end : end + size + 1]
+        found = _read(descent, path, size, place)
+        quiet.append(found is not None and found[1])
+        if found is None:
+            rows.append(_NO_ROW)
+            devices.append(0)
+            ids.append(_NO_ID)
+            codecs.append(UNREAD)
+            stored.append(0)
+            continue
+        info, data = found[0], place[:size]
+        codec, packed = compressor.pack_next(data)
+        rows.append(row_of(info))
+        devices.append(info.st_dev)
+        ids.append(blake3(data).digest())
+        codecs.append(codec)
+        stored.append(len(packed))
+        if codec is not Codec.RAW:
+            memory[end : end + len(packed)] = packed
+        end += len(packed)
+    return Batch(
+        order.slot,
+        b"".join(rows),
+        devices.tobytes(),
+        bytes(quiet),
+        b"".join(ids),
+        bytes(codecs),
+        stored.tobytes(),
+    )
+
+
+def _read(descent: Descent, path: bytes, size: int, place: memoryview) -> tuple[os.stat_result, bool] | None:
+    """Fills `place` with a file of this size; its stat and whether it is quiet, or None."""
+    above, name = split(path)
+    try:
+        descriptor = os.open(name, OPEN_FLAGS, dir_fd=descent.at(above))
+        try:
+            before = os.fstat(descriptor)
+            if not stat.S_ISREG(before.st_mode) or before.st_size != size:
+                return None
+            quiet = is_quiet(descriptor, before)
+            count = os.readv(descriptor, (place,))
+            after = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
+    return (after, quiet) if count == size and same_times(before, after) else None
+
+
+_SLOTS = 4  # of each process: one that is read, one that is stored, and some for when the pace varies
+_OWN_SLOTS = 2
+_RUNS = 64  # cut in advance at most: some have nothing to read
+# Starting a process takes as long as reading some thousand small files. It pays from this number of paths on.
+_WORTH = 4096
+_MOST = 4
+
+
+def suitable(files: int, processors: int) -> int:
+    """How many helper processes suit this amount of work and this machine."""
+    return min(processors - 1, _MOST) if files >= _WORTH else 0
+
+
+class Readers:
+    """The helper processes, and the order in which their work comes back. A context manager, which ends them.
+
+    While it waits for the next contents it reads later ones itself, so that no processor idles. Without a process it
+    reads nothing ahead. What a process that died should have read is missing: whoever stores the files reads it.
+    """
+
+    def __init__(self, root: Path, count: int) -> None:
+        """`count` processes, or as many as can be had."""
+        self._readers: list[_Reader] = []
+        self._runs: deque[Run] = deque()
+        self._own: list[memoryview] = []
+        self._compressor = Compressor()
+        self._descent = Descent(root)
+        with suppress(OSError):  # no process, or no memory: slower, and else the same
+            for _ in range(count):
+                self._readers.append(_Reader(root))
+        if self._readers:
+            self._own = [memoryview(bytearray(SLOT)) for _ in range(_OWN_SLOTS)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._descent.close()
+        for reader in self._readers:
+            reader.end()
+
+    def over(self, work: Iterator[Pending | Gone]) -> Iterator[Run]:
+        """All of the work, in the given order, with the contents of small files. To be called once."""
+        upcoming = _cut(work)
+        while self._send(upcoming):
+            run = self._runs.popleft()
+            if run.reader is not None:
+                self._read_meanwhile(run.reader, upcoming)
+                run.batch = run.reader.answer(run)
+            yield run
+            self._release(run)
+
+    def _send(self, upcoming: Iterator[Run]) -> bool:
+        """Gives the processes as much as they have room for. False if no run is left."""
+        for reader in self._readers:
+            while reader.free and len(self._runs) < _RUNS and (run := next(upcoming, None)) is not None:
+                self._runs.append(run)
+                if run.sizes:
+                    reader.ask(run)
+        if not self._runs and (run := next(upcoming, None)) is not None:  # there is no process (any more)
+            self._runs.append(run)
+        return bool(self._runs)
+
+    def _read_meanwhile(self, reader: _Reader, upcoming: Iterator[Run]) -> None:
+        """Reads what no process was given yet, until the next contents have come."""
+        while self._own and len(self._runs) < _RUNS and not reader.has_answered:
+            run = next(upcoming, None)
+            if run is None:
+                return
+            self._runs.append(run)
+            if run.sizes:
+                run.memory = self._own.pop()
+                run.batch = read_batch(self._descent, self._compressor, run.order(0), run.memory)
+
+    def _release(self, run: Run) -> None:
+        if run.reader is not None:
+            run.reader.release(run)
+        elif run.memory is not None:
+            self._own.append(run.memory)
+
+
+class Run(msgspec.Struct):
+    """Consecutive items of the work. at: the number of each item's content, or -1 if it is not a small file.
+
+    paths, sizes: of the small files. The other fields say who reads them, and into which memory.
+    """
+
+    items: list[Pending | Gone] = msgspec.field(default_factory=list)
+    at: list[int] = msgspec.field(default_factory=list)
+    paths: list[bytes] = msgspec.field(default_factory=list)
+    sizes: list[int] = msgspec.field(default_factory=list)
+    room: int = SLOT
+    names: int = PATHS
+    reader: _Reader | None = None
+    slot: int = 0
+    memory: memoryview | None = None
+    batch: Batch | None = None
+
+    @property
+    def contents(self) -> Contents | None:
+        """Of the small files, valid until the next run is asked for; None if they were not read."""
+        if self.batch is None or self.memory is None:
+            return None
+        return Contents.of(self.batch, self.sizes, self.memory)
+
+    def add(self, item: Pending | Gone) -> bool:
+        """False if it is full."""
+        if isinstance(item, Gone) or item.known is not None or not _is_small(item):
+            if len(self.items) - len(self.paths) == FILES:
+                return False
+            self.items.append(item)
+            self.at.append(-1)
+            return True
+        count = len(self.paths)
+        self.room -= item.size + 1
+        self.names -= len(item.path) + 1
+        if count and (self.room < 0 or self.names < 0 or count == FILES):
+            return False
+        self.items.append(item)
+        self.at.append(count)
+        self.paths.append(item.path)
+        self.sizes.append(item.size)
+        return True
+
+    def order(self, slot: int) -> Order:
+        return Order(slot, b"\0".join(self.paths), self.sizes)
+
+
+class _Reader:
+    """One process. free: slots that are not in use; none once the process has died."""
+
+    def __init__(self, root: Path) -> None:
+        """Raises `OSError` if no process, or no memory to share, can be had."""
+        ours, theirs = Pipe()
+        with theirs, _shared_memory(_SLOTS * Slot.SIZE) as shared:
+            memory = memoryview(mmap.mmap(shared, 0))
+            program = [sys.executable, "-P", "-m", "dsv.workspace.sync.prefetch_process"]
+            given = (theirs.fileno(), shared)
+            # In a process group of its own it does not get a Ctrl-C that is meant for its parent.
+            self._process = subprocess.Popen(
+                [*program, os.fspath(root.absolute()), *map(str, given)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=given, process_group=0,
+            )  # fmt: skip
+        self._slots = [Slot(memory, number) for number in range(_SLOTS)]
+        self._pipe: Connection = ours
+        self.free = list(range(_SLOTS))
+
+    def ask(self, run: Run) -> None:
+        """Has the small files of the run read into a free slot."""
+        run.reader, run.slot = self, self.free.pop()
+        run.memory = self._slots[run.slot].contents
+        try:
+            self._pipe.send_bytes(msgspec.msgpack.encode(run.order(run.slot)))
+        except OSError:
+            self.free.clear()
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether `answer` need not wait."""
+        return self._pipe.poll(0)
+
+    def answer(self, run: Run) -> Batch | None:
+        """What was read for the run, the oldest that was asked for; None if the process has died."""
+        try:
+            return self._slots[run.slot].read(self._pipe.recv_bytes())
+        except (EOFError, OSError):
+            self.free.clear()
+            return None
+
+    def release(self, run: Run) -> None:
+        """Frees the slot of a run."""
+        if run.batch is not None:
+            self.free.append(run.slot)
+
+    def end(self) -> None:
+        """Ends the process at once."""
+        self._pipe.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _is_small(item: Pending) -> bool:
+    return item.kind <= Kind.EXECUTABLE and 0 < item.size <= LARGEST
+
+
+def _cut(work: Iterator[Pending | Gone]) -> Iterator[Run]:
+    run = Run()
+    for item in work:
+        if not run.add(item):
+            yield run
+            run = Run()
+            run.add(item)
+    if run.items:
+        yield run
+
+
+@contextmanager
+def _shared_memory(size: int) -> Iterator[int]:
+    """The descriptor of a file without a name, full of zeros, to be mapped."""
+    if sys.platform == "linux":
+        descriptor = os.memfd_create("dsv")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    try:
+        os.ftruncate(descriptor, size)
+        yield descriptor
+    finally:
+        os.close(descriptor)

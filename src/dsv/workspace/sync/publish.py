@@ -1,0 +1,235 @@
+"""Publishing a workspace's changes on a branch.
+
+Nothing here writes a file of the workspace outside `.dsv`. Killed anywhere, the next sync goes on from the state and
+the journal; if the branch had just been moved, the journal knows.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dsv.errors import Conflict, NoRoom, Unsupported
+from dsv.format.records import RefEntry
+from dsv.repo.merge_indexes import tidy
+from dsv.repo.name_checks import check_new_branch, check_whole, naming
+from dsv.repo.refs.branches import Head, LostRace
+from dsv.repo.session import Session
+from dsv.repo.tree.write import WrittenTree
+from dsv.transfer.commit import Committed, Draft, new_commit, publish_commit
+from dsv.transfer.upload import Uploader
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import BranchName
+from dsv.values.paths import link_escapes, show
+from dsv.values.units import format_bytes
+from dsv.workspace.baseline import Baseline
+from dsv.workspace.open import OpenWorkspace, follows
+from dsv.workspace.scan.file_reader import Problem, refusal
+from dsv.workspace.scan.result import WorkspaceScan
+from dsv.workspace.sparse import links_with
+from dsv.workspace.sync.journal import Journal
+from dsv.workspace.sync.save import FileSaver
+from dsv.workspace.workspace import Workspace
+
+ACTION = "sync"
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What became of the changes. committed: None if they were none after all, and nothing was published.
+
+    added, changed, removed: numbers of paths. problems: files that could not be read, and were left out.
+    """
+
+    committed: Committed | None
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+    problems: tuple[Problem, ...] = ()
+
+
+class Publisher:
+    """The steps by which a sync publishes, in the order of the methods. The caller holds the workspace's lock.
+
+    new_branch: the branch is made by this sync, and must not be there yet. Else it must be there.
+    """
+
+    def __init__(
+        self, opened: OpenWorkspace, journal: Journal, branch: BranchName, *, new_branch: bool
+    ) -> None:
+        self._opened = opened
+        self._repository = opened.repository
+        self._journal = journal
+        self._branch = branch
+        self._new_branch = new_branch
+        self._head: Head | None = None
+        self._base: CommitId | None = None
+
+    def finish_killed(self) -> None:
+        """If a killed sync had just moved the branch, its commit becomes the base."""
+        intent = self._journal.left.publishing
+        if intent is None or intent.dataset != self._workspace.dataset:
+            return
+        branch = BranchName.parse(intent.branch)
+        published = self._repository.refs.entry(self._workspace.dataset, branch, intent.seq)
+        if published is not None and published.commit == intent.commit:
+            self._workspace.set_base(intent.commit)
+            self._opened = self._opened.following(branch)
+            if branch == self._branch:  # the killed sync made it, and this one goes on
+                self._new_branch = False
+            self._journal.clear()
+
+    def find_base(self) -> CommitId | None:
+        """The base, which the store has."""
+        self._base = self._opened.proven_base()
+        return self._base
+
+    def find_head(self) -> bool:
+        """Asks the store for the branch. Whether the next commit there may have the base as its parent.
+
+        Raises `Conflict` or `NotFound` if the branch is there and should not be, or the other way round.
+        """
+        refs, dataset, branch = self._repository.refs, self._workspace.dataset, self._branch
+        self._head = refs.newest(dataset, branch)
+        self._repository.check_remembered()
+        if not self._begins_branch and self._new_branch:
+            raise Conflict(
+                f"dataset {dataset} already has a branch {branch}",
+                subject=branch,
+                hint=f"dsv sync --branch {branch} publishes on it",
+            )
+        if self._begins_branch and self._new_branch:
+            check_new_branch(self._repository, dataset, branch)
+        elif self._begins_branch:
+            if branch == self._workspace.branch:
+                refs.head(dataset, branch)  # raises what is missing
+            raise self._opened.no_branch(branch)
+        refs.check_mover(self._head, self._opened.writer.author)
+        if self._head is None or self._begins_branch:
+            return True
+        return follows(self._repository.objects, self._head, self._base)
+
+    def moved(self, *, changed: bool) -> Conflict:
+        """Why nothing is published if `find_head` has said no. changed: there is something to publish."""
+        return self._opened.not_at_base(self._head, self._base, changed=changed)
+
+    def publish(self, baseline: Baseline, message: str, *, jobs: int | None, skip_unsupported: bool) -> Saved:
+        """Uploads what changed, and publishes it, if it differs from the base after all.
+
+        Without a message, the commit's message counts the changes.
+        Raises `Conflict` if the branch moves meanwhile, and `Unsupported` for files that can't be stored.
+        """
+        scan, tree, journal = baseline.scan, baseline.tree, self._journal
+        with (
+            Session.open(self._repository, self._opened.writer) as session,
+            Uploader(session, journal) as uploader,
+        ):
+            if (
+                self._base is not None and self._begins_branch
+            ):  # no branch of this name keeps the base from gc
+                check_whole(session, self._base)
+            files = self._expect(scan)
+            uploader.resume(journal.left.packs, journal.left.recipes)
+            saver = FileSaver(scan, uploader, self._opened.progress)
+            written = saver.save(tree, files, jobs)
+            if saver.problems and not skip_unsupported:
+                raise refusal([*scan.problems, *saver.problems], str(scan.root))
+            if tree is not None and written.root == tree.commit.root:
+                return Saved(None, problems=tuple(saver.problems))
+            if tree is not None and written.links_moved and not baseline.held.whole:
+                self._check_links(link_escapes(links_with(tree, scan, baseline.held)))
+            uploader.finish()
+            committed = self._commit(session, scan, written, message or _default_message(saver))
+        tidy(self._repository, self._opened.writer)
+        return Saved(committed, saver.added, saver.changed, saver.removed, tuple(saver.problems))
+
+    def _check_links(self, escaping: list[bytes]) -> None:
+        """A symlink may lead out of the dataset by way of another one that is not here."""
+        if escaping:
+            raise Unsupported(
+                f"the symlink {show(escaping[0])} would lead out of dataset {self._workspace.dataset}, by way of what "
+                "is not in this workspace; nothing was published",
+                subject=show(escaping[0]),
+                hint="leave the symlink out, or change it",
+            )
+
+    def name_base(self) -> None:
+        """For a sync with nothing to commit: a branch that was named may still have to be made at the base."""
+        base, head = self._base, self._head
+        if base is None:
+            return
+        if head is None or head.commit != base:  # new, or at what the store has lost
+            with naming(self._repository, self._opened.writer, base, head):
+                entry = RefEntry(
+                    commit=base,
+                    deleted=False,
+                    nonce=Nonce.random(),
+                    time_ms=self._repository.clock(),
+                    author=self._opened.writer.author,
+                    action=ACTION,
+                )
+                moved = self._repository.refs.move(self._workspace.dataset, self._branch, head, entry)
+            if isinstance(moved, LostRace):
+                raise self._opened.not_at_base(moved.winner, base)
+        self._follow(base)
+
+    @property
+    def opened(self) -> OpenWorkspace:
+        """The workspace, which may follow another branch since `finish_killed`."""
+        return self._opened
+
+    @property
+    def _workspace(self) -> Workspace:
+        return self._opened.workspace
+
+    @property
+    def _begins_branch(self) -> bool:
+        """Whether the branch is not there: it never was, or it was deleted."""
+        return self._head is None or self._head.entry.deleted
+
+    def _expect(self, scan: WorkspaceScan) -> int:
+        """Says how much there is to do, and gives the number of paths.
+
+        Raises `NoRoom` if a directory store can't take what is new.
+        """
+        files, needed = scan.totals()
+        self._opened.progress.start(files, needed)
+        store = self._repository.store
+        free = store.free_bytes()
+        if free is not None and needed > free:
+            raise NoRoom(
+                f"{store.url} has {format_bytes(free)} free, and {format_bytes(needed)} may have to be written",
+                subject=store.url,
+                hint="free some room there, or sync some paths only: dsv sync PATH",
+            )
+        return files
+
+    def _commit(self, session: Session, scan: WorkspaceScan, written: WrittenTree, message: str) -> Committed:
+        dataset, base = self._workspace.dataset, self._base
+        parents = () if base is None else (base,)
+        draft = Draft(dataset, self._branch, self._head, parents, message, ACTION)
+        commit = new_commit(self._repository, self._opened.writer, draft, written)
+        number = 0 if self._head is None else self._head.number + 1
+
+        def before_ref() -> None:
+            self._opened.lock.check()
+            self._journal.publishing(str(dataset), str(self._branch), number, commit.id)
+
+        done = publish_commit(session, self._opened.writer, draft, commit, written.locator, before_ref)
+        if isinstance(done, LostRace):
+            raise self._opened.not_at_base(done.winner, base)
+        scan.published(done.id)
+        scan.state.save()
+        self._workspace.set_base(done.id)
+        self._follow(done.id)
+        self._journal.clear()
+        return done
+
+    def _follow(self, commit: CommitId) -> None:
+        """The workspace follows the branch, which is at this commit."""
+        self._opened = self._opened.following(self._branch)
+        self._workspace.set_seen(self._branch, commit)
+
+
+def _default_message(saver: FileSaver) -> str:
+    """Such as `2 added, 1 removed`, for a commit that nobody gave a message."""
+    counts = {"added": saver.added, "changed": saver.changed, "removed": saver.removed}
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "sync"

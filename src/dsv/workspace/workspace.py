@@ -1,0 +1,307 @@
+"""A folder that is bound to a dataset: `.dsv/` holds what it is bound to, its base, and local state."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import tomli_w
+from msgspec.structs import replace
+
+from dsv.errors import UPGRADE, Conflict, DsvError, IntegrityError, Unsupported, UsageError
+from dsv.fs.errors import about
+from dsv.fs.files import read_file, replace_file
+from dsv.fs.folders import sync_folder
+from dsv.fs.lock import Held, Lock
+from dsv.values.ids import CommitId, StoreId
+from dsv.values.names import BranchName, DatasetName
+from dsv.values.patterns import EVERYTHING, SparsePatterns
+from dsv.values.toml import MAX_BYTES, binding, read_toml
+
+DOT_FOLDER = ".dsv"
+_CONFIG = "config.toml"
+_BASE = "base"
+_SEEN = "seen"
+_JOURNAL = "journal"
+_BEGUN = "begun"
+_ASKED = "asked"
+_OF_A_BINDING = (_BASE, _SEEN, _JOURNAL, _BEGUN, _ASKED)
+BRIEF = "dsv status"
+"""The action of a command that takes the lock only to save the state."""
+SPARSE = "sparse"
+"""In `needs` of a binding: what a dsv has to know to work there. All that came before this refuse such a binding."""
+_COMMENT = b"# Only a dsv that knows sparse workspaces can work here: others would take what is not here for removed.\n"
+_BRIEF_TRIES, _BRIEF_WAIT = 50, 0.1  # seconds
+
+
+class Workspace(msgspec.Struct, frozen=True):
+    """`root` is absolute and has no symlinks. `store` is what the user called the store when binding the folder;
+    `store_id` identifies the store wherever it moves. `names`: the place of its names, if it was given when
+    binding the folder. `chosen`: which paths of the dataset it has.
+    """
+
+    root: Path
+    store: str
+    store_id: StoreId
+    dataset: DatasetName
+    branch: BranchName
+    names: str | None = None
+    chosen: SparsePatterns = EVERYTHING
+
+    @classmethod
+    def find(cls, start: Path) -> Workspace | None:
+        """The workspace that `start` is or lies in. Raises `IntegrityError` for a binding that can't be read."""
+        try:
+            here = start.resolve()
+        except (OSError, RuntimeError):  # a loop of links, or a folder that is gone
+            return None
+        for folder in (here, *here.parents):
+            config = folder / DOT_FOLDER / _CONFIG
+            if config.is_file():
+                return _read(folder, config)
+        return None
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        *,
+        store: str,
+        store_id: StoreId,
+        dataset: DatasetName,
+        branch: BranchName,
+        names: str | None = None,
+        chosen: SparsePatterns = EVERYTHING,
+    ) -> Workspace:
+        """Binds a folder, and makes it if necessary. Raises `Conflict` if it is a workspace already."""
+        with about(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            root = folder.resolve()
+            dot = root / DOT_FOLDER
+            dot.mkdir(exist_ok=True)
+            if (dot / _CONFIG).exists():
+                raise Conflict(f"{root} is a workspace already", subject=str(root), hint="dsv status")
+            for name in _OF_A_BINDING:  # left by an earlier binding, and wrong for this one
+                (dot / name).unlink(missing_ok=True)
+        workspace = cls(root, store, store_id, dataset, branch, names, chosen)
+        workspace._write()
+        return workspace
+
+    @property
+    def dot(self) -> Path:
+        """The folder of dsv's own files."""
+        return self.root / DOT_FOLDER
+
+    @property
+    def state_folder(self) -> Path:
+        return self.dot / "state"
+
+    @property
+    def begun_path(self) -> Path:
+        return self.dot / _BEGUN
+
+    @property
+    def asked_path(self) -> Path:
+        return self.dot / _ASKED
+
+    @property
+    def journal_path(self) -> Path:
+        return self.dot / _JOURNAL
+
+    def lock(self, action: str) -> Lock:
+        """Keeps other commands out until it is released. Raises `Conflict`, which names the command at work here."""
+        for attempt in range(_BRIEF_TRIES):
+            taken = self.try_lock(action)
+            if isinstance(taken, Lock):
+                return taken
+            brief = taken.owner is not None and taken.owner.action == BRIEF
+            if not brief or attempt == _BRIEF_TRIES - 1:
+                raise taken.refusal(self.root)
+            time.sleep(_BRIEF_WAIT)
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def locked(self, action: str) -> Iterator[tuple[Workspace, Lock]]:
+        """The lock, and the workspace as it is bound by now: the last command may just have changed that."""
+        with self.lock(action) as lock:
+            yield _read(self.root, self.dot / _CONFIG), lock
+
+    def try_lock(self, action: str) -> Lock | Held:
+        """The lock, or who holds it. Other commands wait a little for one that was taken with the action `BRIEF`."""
+        return Lock.take(self.dot / "lock", action)
+
+    def base(self) -> CommitId | None:
+        """The commit last synced, cloned, pulled or restored; None before the first. Raises `IntegrityError`."""
+        try:
+            text = read_file(self.dot / _BASE).decode("ascii").strip()
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError:
+            text = "?"
+        except OSError as error:
+            with about(self.dot / _BASE):
+                raise error
+        try:
+            return CommitId.parse(text)
+        except DsvError:
+            raise IntegrityError(
+                f"{self.dot / _BASE} holds no commit id",
+                subject=str(self.dot / _BASE),
+                hint="write the id that dsv log shows into it, or clone the dataset anew",
+            ) from None
+
+    def set_base(self, commit: CommitId | None) -> None:
+        """Durable when it returns."""
+        if commit is not None:
+            self._replace(_BASE, f"{commit}\n".encode())
+            return
+        with about(self.dot / _BASE):
+            (self.dot / _BASE).unlink(missing_ok=True)
+            sync_folder(self.dot)
+
+    def seen(self) -> CommitId | None:
+        """Where the workspace's branch was when the store was last asked from here; None if that is not known."""
+        try:
+            branch, commit = read_file(self.dot / _SEEN).decode("ascii").split()
+            return CommitId.parse(commit) if branch == str(self.branch) else None
+        except (OSError, ValueError, DsvError):  # used only in messages and as a guard of `dsv rollback`
+            return None
+
+    def seen_time(self) -> float | None:
+        """When `seen` was noted, in seconds since 1970; None if it was not."""
+        try:
+            return (self.dot / _SEEN).stat().st_mtime
+        except OSError:
+            return None
+
+    def set_seen(self, branch: BranchName, commit: CommitId) -> None:
+        """Notes where the branch is in the store."""
+        if branch != self.branch or self.seen() != commit:
+            self._replace(_SEEN, f"{branch} {commit}\n".encode())
+
+    def follow(self, branch: BranchName) -> Workspace:
+        """The same workspace, which follows this branch from now on."""
+        changed = replace(self, branch=branch)
+        changed._write()
+        return changed
+
+    def choose(self, chosen: SparsePatterns) -> Workspace:
+        """The same workspace, which has these paths of the dataset from now on. Durable when it returns."""
+        changed = replace(self, chosen=chosen)
+        changed._write()
+        return changed
+
+    def unbind(self) -> None:
+        """Makes it a plain folder again; the files in it stay."""
+        with about(self.dot):
+            (self.dot / _CONFIG).unlink(missing_ok=True)  # first: without it the folder is no workspace
+            shutil.rmtree(self.dot, ignore_errors=True)
+
+    def inside(self, path: Path) -> bytes | None:
+        """The path as trees have it, empty for the root; None if it lies outside or below `.dsv`.
+
+        Symlinks in the path's folders are resolved, the last part is not: it may be a symlink of the dataset.
+        """
+        whole = Path(os.path.normpath(Path.cwd() / path))
+        if whole.name:
+            whole = whole.parent.resolve() / whole.name
+        if not whole.is_relative_to(self.root):
+            if whole.resolve() != self.root:
+                return None
+            whole = self.root
+        relative = os.fsencode(whole.relative_to(self.root))
+        parts = [] if relative == b"." else relative.split(b"/")
+        return None if DOT_FOLDER.encode() in parts else b"/".join(parts)
+
+    def _write(self) -> None:
+        values: dict[str, object] = {
+            "store": self.store,
+            "store_id": str(self.store_id),
+            "dataset": str(self.dataset),
+            "branch": str(self.branch),
+        }
+        if self.names is not None:
+            values["names"] = self.names
+        if self.chosen.lines is None:
+            self._replace(_CONFIG, tomli_w.dumps(values).encode())
+            return
+        values["only"] = list(self.chosen.lines)
+        # Nothing that older versions look for is at the top, so that they refuse it.
+        data = _COMMENT + tomli_w.dumps({"needs": [SPARSE], "workspace": values}).encode()
+        if len(data) > MAX_BYTES:
+            raise UsageError(
+                f"these are {len(self.chosen.lines):,} patterns, more than a workspace can have",
+                hint="name folders, or patterns that match many paths",
+            )
+        self._replace(_CONFIG, data)
+
+    def _replace(self, name: str, data: bytes) -> None:
+        with about(self.dot / name):
+            replace_file(self.dot / name, data)
+
+
+def is_vacant(folder: Path) -> bool:
+    """Whether the folder is empty, or has only what is left of a command that was killed before it bound the folder."""
+    with about(folder):
+        if not folder.is_dir() or any(path.name != DOT_FOLDER for path in folder.iterdir()):
+            return False
+        return not (folder / DOT_FOLDER / _CONFIG).exists()
+
+
+def _read(root: Path, config: Path) -> Workspace:
+    try:
+        with about(config):
+            document = read_toml(read_file(config))
+        if "needs" in document:
+            _check_needs(root, document["needs"])
+            document = binding(document)
+        values = {key: value for key, value in document.items() if isinstance(value, str)}
+        return Workspace(
+            root=root,
+            store=values["store"],
+            store_id=StoreId.parse(values["store_id"]),
+            dataset=DatasetName.parse(values["dataset"]),
+            branch=BranchName.parse(values["branch"]),
+            names=values.get("names"),
+            chosen=_chosen(document),
+        )
+    except (ValueError, KeyError) as error:
+        raise _unreadable(config) from error
+    except DsvError as error:
+        if error.exit_code == 2:
+            raise _unreadable(config) from error
+        raise
+
+
+def _check_needs(root: Path, needs: object) -> None:
+    unknown = (
+        sorted(str(each) for each in needs if each != SPARSE) if isinstance(needs, list) else [str(needs)]
+    )
+    if unknown:
+        raise Unsupported(
+            f"{root} is a workspace that needs a newer dsv: {', '.join(unknown)}",
+            subject=str(root),
+            hint=UPGRADE,
+        )
+
+
+def _chosen(document: Mapping[str, object]) -> SparsePatterns:
+    only = document.get("only")
+    if only is None:
+        return EVERYTHING
+    if not isinstance(only, list) or not all(isinstance(line, str) for line in only):
+        raise ValueError
+    return SparsePatterns(tuple(only))
+
+
+def _unreadable(config: Path) -> IntegrityError:
+    return IntegrityError(
+        f"{config} is not a workspace's binding: it needs store, store_id, dataset and branch",
+        subject=str(config),
+        hint="mend it by hand, or remove it and bind the folder again with dsv init or dsv clone",
+    )

@@ -1,0 +1,100 @@
+"""What a host of the NFS tests does: `python -m tests.workspace.nfs_host ROLE FOLDER …`, its findings as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from dsv.fs import lock as lock_module
+from dsv.fs.lock import Lock
+from dsv.workspace.scan.state import State
+from tests.workspace.worlds import World
+
+# A minute in the small.
+lock_module.HEARTBEAT_EVERY, lock_module.STALE_AFTER = 0.5, 6.0
+
+
+def race(folder: Path, rounds: str) -> dict[str, object]:
+    """Takes the lock again and again, and says how often somebody else was inside as well."""
+    held, crowds = 0, 0
+    busy = folder / "busy"
+    deadline = time.monotonic() + 90
+    while held < int(rounds) and time.monotonic() < deadline:
+        taken = Lock.take(folder / "lock", "race")
+        if not isinstance(taken, Lock):
+            time.sleep(0.02)
+            continue
+        try:
+            os.close(os.open(busy, os.O_CREAT | os.O_EXCL))
+            time.sleep(0.02)
+            taken.check()
+            busy.unlink()
+        except FileExistsError:
+            crowds += 1
+        taken.release()
+        held += 1
+    return {"held": held, "crowds": crowds}
+
+
+def hold(folder: Path, name: str, release: str) -> dict[str, object]:
+    """Until somebody makes the mark `release`."""
+    taken = Lock.take(folder / "lock", "hold")
+    assert isinstance(taken, Lock)
+    (Path("/mnt/out") / name).write_text("held")
+    while not (Path("/mnt/out") / release).exists():
+        time.sleep(0.05)
+    taken.check()
+    taken.release()
+    return {}
+
+
+def wait(folder: Path, name: str) -> dict[str, object]:
+    """Tries until it gets the lock, and makes the mark when it has tried for longer than a dead holder keeps it."""
+    began = time.monotonic()
+    while not isinstance(taken := Lock.take(folder / "lock", "wait"), Lock):
+        if time.monotonic() - began > lock_module.STALE_AFTER + 2:
+            (Path("/mnt/out") / name).touch()
+        time.sleep(0.2)
+    taken.release()
+    return {}
+
+
+def settle(folder: Path) -> dict[str, object]:
+    """Fills a workspace and syncs it until nothing in it is too young to be trusted."""
+    world = World(folder / "w")
+    for number in range(300):
+        path = world.root / f"d{number % 7}" / str(number)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(str(number).encode())
+    rounds = 0
+    while not world.scan().unchanged and rounds < 10:
+        time.sleep(0.1)
+        world.sync()
+        rounds += 1
+    return {"reads": world.reads, "unchanged": world.scan().unchanged}
+
+
+def look(folder: Path) -> dict[str, object]:
+    """Sees the other host's workspace with its state."""
+    from dsv.values.ids import CommitId
+    from dsv.workspace.scan.scanner import scan_workspace
+
+    root = folder / "w"
+    state = State.load(root / ".dsv/state")
+    assert state.exact is not None
+    began = time.monotonic()
+    asked: list[bool] = []
+    scan = scan_workspace(root, state, CommitId(state.exact), lambda: asked.append(True) or [])
+    return {
+        "pending": len(list(scan.pending())),
+        "exact": not asked,
+        "seconds": time.monotonic() - began,
+    }
+
+
+if __name__ == "__main__":
+    role = {"race": race, "hold": hold, "wait": wait, "settle": settle, "look": look}[sys.argv[1]]
+    print(json.dumps(role(Path(sys.argv[2]), *sys.argv[3:])))

@@ -44,14 +44,14 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp/dsv-bench"), help="for data and tools")
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "docs" / "performance", help="for figures and plots"
+        "--output", type=Path, default=ROOT, help="for benchmarks/ (figures, tables) and docs/ (page, plots)"
     )
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of small files")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
-    options.figures = options.output / "figures.json"
+    options.figures = options.output / "benchmarks/figures.json"
     return options
 
 

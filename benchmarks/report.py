@@ -1,4 +1,4 @@
-"""Tables and plots from the figures, written into docs/performance.md between its two marks."""
+"""Tables and plots from the figures, for RESULTS.md and, between two marks, for docs/internals/performance.md."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from benchmarks.notebook import Notebook, Row
 from benchmarks.plots import draw
 
 FROM, TO = "<!-- figures: made by python -m benchmarks -->", "<!-- end of figures -->"
+HEAD = """\
+# Results
+
+Made by `python -m benchmarks`. [Performance](../docs/internals/performance.md) says what the figures mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +161,34 @@ def _goals_of_size() -> Iterator[Goal]:
 GOALS = [*_goals_of_transfers(), *_goals_of_changes(), *_goals_of_size()]
 
 
+# The rows of the short table, and the programs that are its columns.
+SHORT = (
+    "small files to S3",
+    "small files from S3",
+    "large files to S3",
+    "large files from S3",
+    "small files to a folder",
+    "small files from a folder",
+    "large files to a folder",
+    "large files from a folder",
+    "small files to S3 over 20 ms",
+    "small files from S3 over 20 ms",
+    "large files to S3 over 20 ms",
+    "large files from S3 over 20 ms",
+)
+COLUMNS = ("dsv", "cp -r", "s5cmd", "restic", "dvc")
+
+
 def write(book: Notebook, output: Path) -> None:
-    """Draw the plots into `output` and put the tables between the marks of `<output>.md`."""
-    plots = draw(book, output)
-    page = output.with_suffix(".md")
+    """Write every figure into benchmarks/RESULTS.md; the short table and the plots into the page about performance."""
+    results = [HEAD, _about(book), _goals(Figures(book)), _rows(book.rows)]
+    (output / "benchmarks/RESULTS.md").write_text("\n\n".join(results) + "\n")
+    page = output / "docs/internals/performance.md"
+    plots = draw(book, page.with_suffix(""))
     text = page.read_text() if page.exists() else f"# Performance\n\n{FROM}\n{TO}\n"
     before, rest = text.split(FROM)
-    body = [FROM, _about(book), _goals(Figures(book)), _rows(book.rows)]
-    body += [f"![{title}]({output.name}/{path.name})" for title, path in plots]
+    body = [FROM, _about(book), _short(Figures(book))]
+    body += [f"![{title}]({page.stem}/{path.name})" for title, path in plots]
     page.write_text(before + "\n\n".join(body) + "\n\n" + TO + rest.split(TO)[1])
     print(f"written: {page}")
 
@@ -190,6 +214,20 @@ def _goals(figures: Figures) -> str:
             continue
         mark = "reached" if goal.reached(value) else "**not reached**"
         lines.append(f"| {goal.what} | {goal.target} | {value:.3g}{goal.unit} | {mark} |")
+    return "\n".join(lines)
+
+
+def _short(figures: Figures) -> str:
+    """The medians of some works in seconds, with the programs beside each other."""
+    lines = ["| seconds | " + " | ".join(COLUMNS) + " |", "|---|" + "--:|" * len(COLUMNS)]
+    for work in SHORT:
+        cells = []
+        for program in COLUMNS:
+            try:
+                cells.append(f"{figures.seconds(work, program):.2f}")
+            except KeyError:
+                cells.append("")
+        lines.append(f"| {work} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PROTOCOL = ROOT / "docs/cache-protocol.md"
+PROTOCOL = ROOT / "docs/internals/cache-protocol.md"
 
 
 def rules() -> list[str]:
@@ -19,7 +19,7 @@ def rules() -> list[str]:
 
 def citations() -> Iterator[tuple[Path, str]]:
     """Each rule that code, tests or other pages cite beside the page's name."""
-    files = [*ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("docs/*.md")]
+    files = [*ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("docs/**/*.md")]
     for file in files:
         if file == Path(__file__):
             continue
@@ -43,7 +43,8 @@ def test_every_rule_that_is_cited_exists() -> None:
 
 def test_pages_about_the_protocol_cite_only_its_rules() -> None:
     text = "".join(
-        (ROOT / "docs" / f"{page}.md").read_text() for page in ("cache-protocol", "nfs", "architecture")
+        (ROOT / "docs" / f"{page}.md").read_text()
+        for page in ("internals/cache-protocol", "internals/architecture", "operations/nfs")
     )
     cited = set(re.findall(r"(?<![\w-])([A-Z]\d+)\b", text))
     assert cited <= set(rules())
@@ -59,7 +60,7 @@ def test_every_message_of_the_troubleshooting_page_is_in_the_code() -> None:
 def test_json_in_the_pages_is_json() -> None:
     found = [
         block
-        for page in (ROOT / "docs").glob("*.md")
+        for page in (ROOT / "docs").rglob("*.md")
         for block in re.findall(r"^```json\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     ]
     assert found
@@ -68,8 +69,10 @@ def test_json_in_the_pages_is_json() -> None:
 
 
 def messages() -> list[str]:
-    """What stands in the first column of the tables of docs/troubleshooting.md."""
-    return re.findall(r"^\| `([^`]+)`", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    """What stands in the first column of the tables of docs/operations/troubleshooting.md."""
+    return re.findall(
+        r"^\| `([^`]+)`", (ROOT / "docs/operations/troubleshooting.md").read_text(), re.MULTILINE
+    )
 
 
 def texts() -> Iterator[str]:
@@ -98,7 +101,9 @@ def _fits(message: str, text: str) -> bool:
 
 
 def test_paths_that_the_pages_for_developers_name_exist() -> None:
-    text = "".join((ROOT / page).read_text() for page in ("CONTRIBUTING.md", "docs/architecture.md"))
+    text = "".join(
+        (ROOT / f"docs/internals/{page}.md").read_text() for page in ("contributing", "architecture")
+    )
     named = set(re.findall(r"`((?:src|tests|docs|store|engines|cli)/[\w./-]+)`", text))
     assert len(named) > 10
     assert [

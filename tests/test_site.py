@@ -62,13 +62,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_loads_only_files_of_the_site(site: Path) -> None:
-    pages = list(site.glob("*.html"))
-    assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in pages}
+    pages = list(site.rglob("*.html"))
+    assert {page.relative_to(DOCS).with_suffix("") for page in DOCS.rglob("*.md")} <= {
+        page.relative_to(site).with_suffix("") for page in pages
+    }
     for page in pages:
         assets = [asset.partition("?")[0].partition("#")[0] for asset in assets_of(page.read_text())]
         assert assets
         absent = [a for a in assets if not (a.startswith("data:") or _file_of(site, page, a).is_file())]
         assert absent == [], page.name
+
+
+def test_the_commands_are_a_page_of_the_site_alone(site: Path) -> None:
+    assert not (DOCS / "cli.md").exists()
+    assert 'id="dsv-sync"' in (site / "cli.html").read_text()
 
 
 def test_stylesheets_load_nothing_from_elsewhere(site: Path) -> None:
@@ -84,14 +91,15 @@ def test_an_external_script_would_be_noticed() -> None:
 
 
 def test_no_list_is_swallowed_by_the_paragraph_before_it(site: Path) -> None:
-    for page in site.glob("*.html"):
+    for page in site.rglob("*.html"):
         for paragraph in re.findall(r"<p>(.*?)</p>", page.read_text(), re.DOTALL):
             assert not re.search(r"\n(- |\d+\. |\|)", paragraph), f"{page.name}: {paragraph[:200]}"
 
 
 def test_the_index_links_every_page() -> None:
-    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "index.md").read_text()))
-    assert linked == {page.name for page in DOCS.glob("*.md")} - {"index.md"}
+    linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", (DOCS / "index.md").read_text()))
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert linked == pages - {"index.md", "format.md"} | {"cli.md"}
 
 
 def _file_of(site: Path, page: Path, asset: str) -> Path:

@@ -1,6 +1,6 @@
 """dsv: git-like dataset versions on any bucket or folder, cached once next to the GPUs.
 
-`connect` gives a program what the command line has; see docs/python.md.
+`connect` gives a program what the command line has; see docs/guide/python.md.
 """
 
 from __future__ import annotations

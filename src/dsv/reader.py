@@ -7,8 +7,8 @@ DIR has the names of a store that keeps them elsewhere; a whole commit id, of 64
 a tag, or at least 8 hex digits of a commit id, with ~N for the N-th first parent; without it, the head of `main`. OUT
 must not exist yet. It takes Python 3.11 and the packages blake3, zstandard, and msgpack or msgspec. Every byte is
 checked against its id before it is written, every path before it is used, and OUT appears when all of it is there. The
-format is described in docs/format.md of dsv's repository; this file is a second description, kept apart on purpose from
-the code that writes stores.
+format is described in docs/internals/format.md of dsv's repository; this file is a second description, kept apart
+on purpose from the code that writes stores.
 
 The exit code is 0, or 1 with one sentence that says why not, or 2 if the arguments are not these.
 """

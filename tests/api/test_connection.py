@@ -20,7 +20,7 @@ from dsv.api.tags import tag
 from dsv.errors import Unreachable
 from dsv.values.names import DatasetName, TagName, Target
 
-PAGE = Path(__file__).parents[2] / "docs/python.md"
+PAGE = Path(__file__).parents[2] / "docs/guide/python.md"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What docs/automation.md and docs/rollout.md tell people to paste, tried."""
+"""What docs/operations/automation.md and docs/operations/rollout.md tell people to paste, tried."""
 
 from __future__ import annotations
 
@@ -23,8 +23,13 @@ DSV = [str(Path(sys.executable).with_name("dsv"))]
 
 def blocks(name: str) -> list[str]:
     """The indented blocks of a page, without their indentation."""
-    found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", (DOCS / name).read_text(), re.MULTILINE)
+    found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", _page(name).read_text(), re.MULTILINE)
     return [re.sub(r"^ {4}", "", block, flags=re.MULTILINE).strip("\n") for block in found]
+
+
+def _page(name: str) -> Path:
+    (page,) = DOCS.rglob(name)
+    return page
 
 
 def block_with(name: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""The fill protocol, F1 to F10 and W1 to W7 of docs/cache-protocol.md, over every interleaving of its steps.
+"""The fill protocol, F1 to F10 and W1 to W7 of docs/internals/cache-protocol.md, over every interleaving of its steps.
 
 A plain model of the file server and of processes that fill one commit of one part. Each is a little program whose
 steps are the requests that it sends, in the order of the code, and one search runs through all orders of these steps.

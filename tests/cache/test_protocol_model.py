@@ -1,4 +1,4 @@
-"""The lease protocol, L1 to L9, L13 and E1 to E4 of docs/cache-protocol.md, over every interleaving of its steps.
+"""The lease protocol, L1 to L9, L13 and E1 to E4 of docs/internals/cache-protocol.md, over every interleaving.
 
 A plain model of the file server and of takers, evictors and a sweeper. Each is a little program whose
 steps are the requests that it sends, in the order of the code, and one search runs through all orders of

@@ -72,7 +72,7 @@ def test_without_the_compiled_part_nothing_is_cut_slowly(monkeypatch: pytest.Mon
 
 
 def test_the_plain_python_twin_cuts_alike() -> None:
-    """The compiled code against the library's own readable one, which docs/format-writing.md describes."""
+    """The compiled code against the library's own readable one, which docs/internals/format-writing.md describes."""
     from pyfastcdc.py import FastCDC
 
     plain = FastCDC(1 << 20, min_size=256 << 10, max_size=4 << 20, normalized_chunking=1, seed=0)

@@ -111,7 +111,7 @@ A, B = ChunkId(b"\x01" * 32), ChunkId(b"\x01" * 31 + b"\x02")
 
 
 def by_hand(rows: list[bytes], packs: bytes = PACKS[1], fanout: dict[int, int] | None = None) -> bytes:
-    """An index file's bytes as docs/format.md has them."""
+    """An index file's bytes as docs/internals/format.md has them."""
     counts = [sum(one[0] <= first for one in rows) for first in range(256)]
     for first, count in (fanout or {}).items():
         counts[first] = count

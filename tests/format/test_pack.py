@@ -161,7 +161,7 @@ def by_hand(
     content: bytes = b"onetwo!",
     cipher: bytes = bytes(4),
 ) -> bytes:
-    """A pack's bytes as docs/format.md has them: the columns are offsets, then stored, then lengths."""
+    """A pack's bytes as docs/internals/format.md has them: the columns are offsets, then stored, then lengths."""
     table = kinds + codecs + ids + struct.pack(f"<{len(numbers)}I", *numbers)
     data = b"dsvpack1" + content + table + struct.pack("<QI", table_at, rows) + cipher
     return data + blake3(data).digest() + b"dsvpack1"

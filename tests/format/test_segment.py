@@ -78,7 +78,7 @@ def built(
     count: int = 2,
     length: int | None = None,
 ) -> bytes:
-    """A segment's bytes, put together by hand as docs/format.md has them."""
+    """A segment's bytes, put together by hand as docs/internals/format.md has them."""
     head = struct.pack("<II", count, len(paths) if length is None else length)
     columns = paths, kinds, struct.pack(f"<{len(sizes)}Q", *sizes), file_ids, recipe_ids, targets
     return b"dsv segment 1\n" + head + b"".join(columns)

@@ -222,7 +222,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_the_written_rule_cuts_like_the_code() -> None:
-    """docs/format-writing.md, "Cutting a file", as plain Python."""
+    """docs/internals/format-writing.md, "Cutting a file", as plain Python."""
     from pyfastcdc.py.constants import GEAR
 
     def cut(data: bytes, start: int) -> int:
@@ -238,7 +238,10 @@ def test_the_written_rule_cuts_like_the_code() -> None:
         return size
 
     packed = b"".join(number.to_bytes(8, "little") for number in GEAR)
-    assert blake3(packed).hexdigest() in (Path(__file__).parents[2] / "docs/format-writing.md").read_text()
+    assert (
+        blake3(packed).hexdigest()
+        in (Path(__file__).parents[2] / "docs/internals/format-writing.md").read_text()
+    )
     data = blake3(b"dsv golden").digest(length=5 << 20)
     lengths, start = [], 0
     while start < len(data):

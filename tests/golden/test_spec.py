@@ -26,7 +26,7 @@ from dsv.values import names, paths
 from dsv.values.ids import CommitId, FileId, Nonce, SegmentId, StoreId
 from tests.golden.test_golden import GOLDEN, MOVED, NAMED, NODES
 
-PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("format.md", "format-writing.md")]
+PAGES = [Path(__file__).parents[2] / "docs/internals" / name for name in ("format.md", "format-writing.md")]
 DOC = "\n".join(page.read_text() for page in PAGES)
 Row = tuple[str, str]
 

@@ -1,4 +1,4 @@
-"""Which symlinks leave a tree: the code, the independent reader, and a third description agree with docs/format.md."""
+"""Symlinks that leave a tree: the code, the reader, and a third description agree with docs/internals/format.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dsv import reader
 from dsv.values.paths import link_escapes
 
-DOC = (Path(__file__).parents[2] / "docs/format.md").read_text()
+DOC = (Path(__file__).parents[2] / "docs/internals/format.md").read_text()
 Links = dict[bytes, bytes]
 
 

@@ -34,7 +34,7 @@ def link(path: bytes, target: bytes) -> Entry:
 
 
 def segment_bytes(entries: Sequence[Entry]) -> bytes:
-    """As docs/format.md has it, with nothing checked."""
+    """As docs/internals/format.md has it, with nothing checked."""
     column = b"".join(entry.path + b"\0" for entry in entries)
     files = [entry for entry in entries if entry.is_file]
     out = b"dsv segment 1\n" + struct.pack("<II", len(entries), len(column)) + column

@@ -46,7 +46,7 @@ def timed(member: Member, *argv: str) -> Answer:
 
 
 def is_enough(took: dict[str, list[float]], shares: list[list[int]]) -> bool:
-    """Far from what it should be (see docs/performance.md), and of the best turns, as a busy machine slows some."""
+    """Compare the best turns, as a busy machine slows some (see docs/internals/performance.md)."""
     shared = any(min(turn) > 0 for turn in shares)
     return shared and min(took["one host"]) < 2 * min(took["cp -r"])
 

@@ -1,4 +1,4 @@
-"""docs/branches.md, typed as it stands, by one person after the first part of the quickstart."""
+"""docs/guide/branches.md, typed as it stands, by one person after the first part of the quickstart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.cli.runner import write_files
 from tests.real.test_quickstart import PETS, Person, blocks
 
-PAGE = (Path(__file__).parents[2] / "docs/branches.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/guide/branches.md").read_text()
 
 
 def test_branches_conflicts_and_undo(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The Containerfile and the CronJob of docs/automation.md, built and run as a node would run them."""
+"""The Containerfile and the CronJob of docs/operations/automation.md, built and run as a node would run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/quickstart.md, typed as it stands: by one person, with an S3 server, and by two people who share folders."""
+"""docs/guide/quickstart.md, typed as it stands: by one person, with an S3 server, and by two people with a folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.cli.runner import plain_environment, write_files
 from tests.labs.s3_server import S3Server
 
-PAGE = (Path(__file__).parents[2] / "docs/quickstart.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/guide/quickstart.md").read_text()
 PETS = {"cat/1.png": b"one", "cat/2.png": b"two", "dog/1.png": b"three"}
 
 

@@ -1,4 +1,4 @@
-"""A store that is copied while others write to it: docs/format-writing.md, "Copying a store"."""
+"""A store that is copied while others write to it: docs/internals/format-writing.md, "Copying a store"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dsv.values.ids import CommitId
 from dsv.values.names import MAIN
 from tests.repo.worlds import DATASET, commit, create, read
 
-DOC = (Path(__file__).parents[2] / "docs/format-writing.md").read_text()
+DOC = (Path(__file__).parents[2] / "docs/internals/format-writing.md").read_text()
 
 
 def written_order() -> list[str]:

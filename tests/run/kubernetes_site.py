@@ -1,7 +1,7 @@
-"""A site as docs/clusters.md sets one up on Kubernetes, with the manifests that it shows.
+"""A site as docs/operations/clusters.md sets one up on Kubernetes, with the manifests that it shows.
 
 A namespace of the strictest Pod Security standard, a claim that all pods can write to, the image of dsv, and a user who
-has the rights of docs/kubernetes/rights.yaml and no others.
+has the rights of docs/operations/kubernetes/rights.yaml and no others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.labs.machine import environment
 from tests.waiting import PATIENCE, until
 
 DSV = str(Path(sys.executable).with_name("dsv"))
-DOCUMENTS = Path(__file__).parents[2] / "docs" / "kubernetes"
+DOCUMENTS = Path(__file__).parents[2] / "docs/operations/kubernetes"
 OF_A_SITE = {
     "export": "nfs: {server: files.example.org, path: /export/training}",
     "options": "mountOptions: [nfsvers=4.2, hard]",

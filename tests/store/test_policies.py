@@ -1,4 +1,4 @@
-"""The policies of docs/stores.md on a real Ceph: what each role may do, and how dsv says what it may not."""
+"""The policies of docs/operations/stores.md on a real Ceph: what each role may do, and how dsv says what it may not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cli.runner import Dsv, plain_environment
 from tests.labs import ceph_rgw
 from tests.labs.s3_server import S3Server
 
-DOC = (Path(__file__).parents[2] / "docs/stores.md").read_text()
+DOC = (Path(__file__).parents[2] / "docs/operations/stores.md").read_text()
 ROLES = ("ann", "rob", "ben", "kim")  # a reader, somebody who runs jobs, a writer, an administrator
 
 

@@ -237,7 +237,7 @@ def _proved_data(data: Store, findings: tuple[str, ...]) -> Finding:
         "write data",
         State.FAIL,
         f"{data.url} does not keep what dsv relies on: {'; '.join(findings)}",
-        "docs/stores.md has the settings that a server needs",
+        "docs/operations/stores.md has the settings of each server",
     )
 
 

@@ -112,7 +112,7 @@ def create_repository(context: Context, store: Store, *, single_writer: bool) ->
             raise Unsupported(
                 f"{store.url} can't keep data: {'; '.join(findings)}",
                 subject=store.url,
-                hint="dsv init --store with another bucket; docs/stores.md has the settings that a server needs",
+                hint="dsv init --store with another bucket; docs/operations/stores.md has the settings of each server",
             )
     return Repository.create(
         store,

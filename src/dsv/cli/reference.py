@@ -1,4 +1,4 @@
-"""docs/cli.md, generated from the commands themselves: `python -m dsv.cli.reference > docs/cli.md`."""
+"""The reference of all commands as one page, which the documentation's site shows: `python -m dsv.cli.reference`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from dsv.cli.failure import EXIT_CODES
 HEAD = """\
 # Command line reference
 
-Made by `python -m dsv.cli.reference > docs/cli.md` from the commands themselves; a test keeps it
-current.
+This page is made from the commands themselves. `dsv COMMAND --help` says the same in a terminal.
 
 Data goes to stdout and everything else to stderr. Without `--json`, stdout stays empty when a
 command fails; results come with the exit codes 0 and 1, and with 7 from `dsv evict`. Nothing ever
@@ -76,7 +75,7 @@ and `seconds_left`, null where unknown.
 
 ## Shell completion
 
-`dsv completion bash|zsh|fish` prints what the shell has to read; [install.md](install.md#completion)
+`dsv completion bash|zsh|fish` prints what the shell has to read; [Install](guide/install.md#completion)
 has the line for each.
 """
 

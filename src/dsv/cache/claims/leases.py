@@ -1,4 +1,4 @@
-"""Taking, renewing and ending leases: rules L1 to L9 and L13 of docs/cache-protocol.md, which says why they hold.
+"""Taking, renewing and ending leases: rules L1 to L9 and L13 of docs/internals/cache-protocol.md, which proves them.
 
 A lease is a file `lease-<owner>.<number>.<renewed>` with two names, the last and the one before. To renew it, the older
 one is renamed to the next. A name is never used twice, so that clearing away an expired lease can't remove a renewed
@@ -253,7 +253,7 @@ class Lease:
 
 
 def end_leases_of(root: CacheRoot, place: Place, gone: Owner, silent_at: float) -> None:
-    """Ends the `stage` leases of a process whose part of a fill was taken over: rule L13 of docs/cache-protocol.md.
+    """End the `stage` leases of a process whose part was taken over: rule L13 of docs/internals/cache-protocol.md.
 
     silent_at: the server's time at which the process was found to be gone, and the fill not done. What was renewed
     less than `SILENCE` before that stays. Raises `OSError`.

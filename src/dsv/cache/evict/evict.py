@@ -1,6 +1,6 @@
 """Evicting: announce an intent, check the claims, move the commit out of sight by one rename, delete it.
 
-docs/cache-protocol.md has the rules, E1 to E7 and C1 to C4, and says why they hold.
+docs/internals/cache-protocol.md has the rules, E1 to E7 and C1 to C4, and says why they hold.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An inventory reads three files for each commit, which on a file server are six requests, and most commits have not
 changed since the inventory before. `.dsv/inventory` keeps what was read then: a copy that anybody may delete at any
-time. Rule E8 of docs/cache-protocol.md says when it is believed.
+time. Rule E8 of docs/internals/cache-protocol.md says when it is believed.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ All of it is names in one folder, made by symlink(2), which is atomic, exclusive
 Only the newest generation of a part counts. A claimer of a further generation looks for `done` after its own claim,
 and a publisher makes a change in the folder before it lists it: so either the publisher sees the new claim, or the
 claimer sees that there was nothing left to take over. Even then it removes the drafts of those before it: one of them
-may be about to rename a file into the tree. These are rules F5, W4 and W5 of docs/cache-protocol.md.
+may be about to rename a file into the tree. These are rules F5, W4 and W5 of docs/internals/cache-protocol.md.
 """
 
 from __future__ import annotations
@@ -256,8 +256,8 @@ _BAR_SECONDS = 10.0
 def bar_drafts(folder: Path, part: int, below: int) -> None:
     """Removes the private folders of this part's generations under `below`, and sees to it that they can't come back.
 
-    Rule W3 of docs/cache-protocol.md: nothing that these do later can replace a file of the tree. Raises `OSError`;
-    ENOTEMPTY if one of them keeps adding to its folder.
+    Rule W3 of docs/internals/cache-protocol.md: nothing that these do later can replace a file of the tree. Raises
+    `OSError`; ENOTEMPTY if one of them keeps adding to its folder.
     """
     for generation in range(1, below):
         _bar(folder / draft_name(part, generation))

@@ -23,7 +23,7 @@ _MAX_BYTES = 8 << 20
 _HEX = set("0123456789abcdef")
 _MOVE = re.compile("[0-9a-f]{16}")
 _TOMBSTONE = re.compile(rb"dsv ref [0-9]+\n[\x90-\x9f]\xc0\xc3")
-"""How the move that deletes a branch begins: no commit, and true (docs/format.md)."""
+"""How the move that deletes a branch begins: no commit, and true (docs/internals/format.md)."""
 _SECONDS = 0.3
 """How long a key press waits for folders in all: a file server that is away would stop the shell. The variable
 DSV_COMPLETION_SECONDS names another time."""

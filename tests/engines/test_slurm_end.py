@@ -189,7 +189,7 @@ def test_a_job_whose_data_could_not_be_had_never_began(tmp_path: Path) -> None:
     assert done is not None and not done.launched
     assert (done.exit_code, done.reason, done.cause) == (
         125,
-        "error: the cache has no room",
+        "the cache has no room",
         EndCause.NOT_STARTED,
     )
 
@@ -257,7 +257,7 @@ def test_the_reason_why_no_command_began_is_that_of_the_node_that_failed_first(t
         "end": "125 3\n",
     }
     done = ended(queued("FAILED", "NonZeroExitCode"), left(tmp_path, **files))
-    assert done is not None and done.reason == "error: the cache has no room"
+    assert done is not None and done.reason == "the cache has no room"
 
 
 @pytest.mark.parametrize(

@@ -236,9 +236,9 @@ def _last_line(log: str) -> str | None:
 
 
 def _last_words(log: str) -> str | None:
-    """Why the data could not be made sure of, mostly."""
+    """Return the last line that the job wrote, mostly why its data could not be staged."""
     lines = [line.strip() for line in last_attempt(log).splitlines()]
     said = [
         line for line in lines if line and not line.startswith(("srun:", "slurmstepd", "attempt ", "hint:"))
     ]
-    return said[-1] if said else None
+    return said[-1].removeprefix("error: ") if said else None

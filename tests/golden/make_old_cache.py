@@ -53,8 +53,7 @@ def in_a_process(act: Callable[[], object]) -> None:
 
 def killed_while_filling() -> None:
     """Ends when two parts are done and a third is claimed."""
-    from dsv.cache.fill import parts as plan
-    from dsv.cache.filling import parts
+    from dsv.cache.filling import parts, plan  # of that commit
 
     plan.PART_ENTRIES = 8
     finish = parts.Board.finish

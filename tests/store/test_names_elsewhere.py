@@ -62,7 +62,7 @@ def test_people_race_to_make_a_store(world: World) -> None:
         if result.code == 0:
             synced(person, {"a.txt": name.encode()})
         else:
-            assert "dataset xrays exists already" in result.err and "dsv clone xrays" in result.err
+            assert "dataset xrays already exists" in result.err and "dsv clone xrays" in result.err
             assert person("sync").code == 3  # its folder is no workspace
     for person in people:
         assert [person.ok("cat", f"{name}:a.txt").out for name in sorted({*names})] == sorted({*names})

@@ -9,7 +9,7 @@ import re
 from typing import TypeVar
 
 from dsv.errors import UsageError
-from dsv.values.ids import CommitId, ErasedId, Id, IndexId, PackId, SessionId
+from dsv.values.ids import CommitId, ErasedId, Id, IndexId, PackId, SessionId, StoreId
 from dsv.values.names import BranchName, DatasetName, TagName
 
 README_KEY = "README.txt"
@@ -123,6 +123,11 @@ def format_key(seq: int) -> str:
 def parse_format_key(key: str) -> int | None:
     text = key.removeprefix(FORMAT_PREFIX)
     return int(text, 16) if key.startswith(FORMAT_PREFIX) and _SEQ.fullmatch(text) else None
+
+
+def maker_key(store: StoreId) -> str:
+    """The key that whoever makes a store in two places leaves at the place of the data until both are made."""
+    return f"{FORMAT_PREFIX}maker-{store.hex()}"
 
 
 # --- refs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import count, islice
 from typing import NoReturn
@@ -10,7 +11,7 @@ from typing import NoReturn
 import msgspec
 from msgspec.structs import replace
 
-from dsv.errors import UPGRADE, Conflict, DsvError, IntegrityError, NotFound, Unreachable, Unsupported
+from dsv.errors import UPGRADE, Conflict, Denied, DsvError, IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.format import keys
 from dsv.format.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
 from dsv.repo.errors import put_back, read_record
@@ -392,7 +393,9 @@ def make_layout(store: Store, first: FormatEntry) -> None:
     """Makes the store, or adopts what another made at the same moment.
 
     Of a store in two places the names come first: their winner decides the store's id. Interrupted after that, the
-    same call makes the other half. Raises `Conflict` if the place has the names of another store.
+    same call makes the other half. Each maker first leaves the id that it has drawn at the place of the data: the
+    winner's id is there unless the winner makes a store of other data. Raises `Conflict` if the place has, or gets, the
+    names of another store.
     """
     split = split_of(store)
     if split is None:
@@ -402,10 +405,13 @@ def make_layout(store: Store, first: FormatEntry) -> None:
         store.put_if_absent(keys.README_KEY, readme_text().encode())  # the winner may have died before it
         return
     _check_unused(split)
+    maker = keys.maker_key(first.store_id)
+    split.data.put_if_absent(maker, b"")
     names = replace(first, features=with_features(first, DATA_ELSEWHERE))
     split.names.put_if_absent(keys.format_key(0), names.encode())
     made = read_format(split.names)
-    if not Format(tuple(made)).has(DATA_ELSEWHERE):
+    if not Format(tuple(made)).has(DATA_ELSEWHERE) or not _is_maker(split.data, made[0].store_id):
+        _delete_if_allowed(split.data, maker)
         raise _of_another(split)
     split.names.put_if_absent(keys.README_KEY, readme_text().encode())
     further = (NAMES_ELSEWHERE,) if split.data.conditional else (NAMES_ELSEWHERE, UNCONDITIONAL_WRITES)
@@ -414,6 +420,26 @@ def make_layout(store: Store, first: FormatEntry) -> None:
     )
     split.data.put_if_absent(keys.format_key(0), data.encode())
     split.data.put_if_absent(keys.README_KEY, readme_text().encode())
+    for made_by in {first.store_id, made[0].store_id}:
+        _delete_if_allowed(split.data, keys.maker_key(made_by))
+
+
+def _is_maker(data: Store, store_id: StoreId) -> bool:
+    """Return whether the id that won the place of the names was drawn for this place of the data.
+
+    A maker deletes its key only after it has written entry 0, so one of the two is there.
+    """
+    try:
+        data.get(keys.maker_key(store_id), 1)
+    except NotFound:
+        entry = read_entry(data, 0)
+        return entry is not None and entry.store_id == store_id
+    return True
+
+
+def _delete_if_allowed(store: Store, key: str) -> None:
+    with suppress(Denied):
+        store.delete(key)
 
 
 def _check_unused(split: SplitStore) -> None:

@@ -88,7 +88,7 @@ def root() -> Root:
     app.callback()(_before_the_command)
     made = get_command(app)
     assert isinstance(made, Root)
-    take_as_typed(made.params)
+    take_as_typed(made.params, _before_the_command)
     return made
 
 

@@ -171,7 +171,7 @@ def command(
         app.command(name, cls=Command, add_help_option=False)(body)
         made = get_command(app)
         assert isinstance(made, Command)
-        take_as_typed(made.params)
+        take_as_typed(made.params, body)
         made.examples, made.result, made.takes_words = tuple(examples), dict(result or {}), words
         made.unused = frozenset(unused)
         return made

@@ -56,5 +56,5 @@ def global_options() -> tuple[Any, ...]:
     app = typer.Typer(add_completion=False)
     app.command(add_help_option=False)(_declare)
     params = get_command(app).params
-    take_as_typed(params)
+    take_as_typed(params, _declare)
     return tuple(params)

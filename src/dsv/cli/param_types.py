@@ -4,41 +4,48 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+import typer
 from typer.core import TyperArgument, TyperOption
 
 from dsv.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class _AsTyped:
-    """What typer asks for the value of a parameter. parse: the parameter's own parser."""
+def take_as_typed(params: Iterable[Any], function: Callable[..., Any]) -> None:
+    """Give words to their parser, and plain text, flags and lists of text to the command as they were typed.
 
-    parse: Callable[[str], Any] | None
+    Typer passes every word through pydantic, which takes longer to import than most commands take. `process_value` is
+    what click documents as the step from the words to the value: where typer no longer calls it, commands work and
+    start slowly, and tests/cli/test_process.py says so.
+    """
+    declared = get_type_hints(function, include_extras=True)
+    for param in params:
+        kind, *extras = get_args(declared[param.name])
+        parse = next((found for extra in extras if (found := getattr(extra, "parser", None))), None)
+        if parse is not None or kind in (str, str | None, bool, list[str], list[str] | None):
+            param.process_value = partial(_process_value, param, parse, param.process_value)
 
-    def coerce(self, value: Any, param: TyperArgument | TyperOption, ctx: object) -> Any:
-        several = param.multiple or param.nargs == -1
-        if value is None:
-            return () if several else None
-        if self.parse is None:
-            return value
+
+def _process_value(
+    param: TyperOption | TyperArgument,
+    parse: Callable[[str], Any] | None,
+    process: Callable[[Any, Any], Any],
+    ctx: typer.Context,
+    value: Any,
+) -> Any:
+    if param.required and param.value_is_missing(value):
+        return process(ctx, value)  # which raises typer's own error
+    several = param.multiple or param.nargs == -1
+    if value is None:
+        value = () if several else None
+    elif parse is not None:
         try:
-            return [self.parse(word) for word in value] if several else self.parse(value)
+            value = [parse(word) for word in value] if several else parse(value)
         except UsageError as error:
             raise (with_option(error, param) if isinstance(param, TyperOption) else error) from None
-
-
-def take_as_typed(params: Iterable[Any]) -> None:
-    """Spares words that need no conversion typer's own: importing pydantic takes longer than a command may."""
-    for param in params:
-        if isinstance(param, TyperOption | TyperArgument):
-            parse, kind = param.type_descriptor.parameter_info.parser, param.type_descriptor.annotation
-            if parse is not None or kind in (str, bool, list[str]):
-                # An attribute of the parameter, which stands before the method of its class.
-                vars(param)["get_runtime_param"] = partial(_AsTyped, parse)
+    return value if param.callback is None else param.callback(ctx, param, value)
 
 
 def with_option(error: UsageError, option: TyperOption) -> UsageError:

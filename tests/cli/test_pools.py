@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from dsv.api import choose_pool
+from dsv.api import pools
 from dsv.run.engine_list import ENGINES
 from dsv.run.engines import nvml
 from dsv.run.engines.base import NO_OPTIONS, NoEngine
@@ -185,7 +185,7 @@ def test_a_run_that_waited_long_enough_moves_on(pets: Dsv, monkeypatch: pytest.M
         if len(slept) == 2:
             (pets.home / "busy-b").unlink()
 
-    monkeypatch.setattr(choose_pool, "sleep", sleep)
+    monkeypatch.setattr(pools, "sleep", sleep)
     done = pets.ok("run", "pets@v1", "--on", "a,b", "--wait", "1s", "--", "true")
     assert "waiting for a, 1.0 s at most: quota" in done.err and "waiting for b: full" in done.err
     run = last_run(pets)

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsv.run.engines.attach import Foreground, supervise
+from dsv.run.engines.attach import Foreground, Signals, supervise
 from dsv.run.engines.base import Ended, Engine, Facts, Job, Mount, NoEngine, Plan
 from dsv.run.engines.log import LogKeeper
 from dsv.run.engines.output import Output
-from dsv.run.engines.signals import Signals
 from dsv.run.record import JobRef
 from dsv.values.secrets import Masker
 from tests.waiting import PATIENCE, until

@@ -10,7 +10,7 @@ import pytest
 
 from dsv.run.engines import attach
 from dsv.run.engines.containers import container as container_run
-from dsv.run.engines.containers.docker import Docker
+from dsv.run.engines.containers.engine import Docker
 from tests.engines.fake_docker import FakeDocker
 from tests.engines.harness import Bench, Running
 from tests.waiting import until

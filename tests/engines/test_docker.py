@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsv.run.engines.base import NoEngine
-from dsv.run.engines.containers.docker import Docker
+from dsv.run.engines.containers.engine import Docker
 from tests.engines.container_conformance import ContainerConformance
 from tests.engines.harness import Bench
 from tests.labs.docker_engine import ContainerEngine

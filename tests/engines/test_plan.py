@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from dsv.errors import LaunchError, UsageError
 from dsv.run.engines.base import Facts, Job, Mount
-from dsv.run.engines.containers.docker import Docker
-from dsv.run.engines.containers.engine import ContainerEngine, mount_option
-from dsv.run.engines.containers.podman import Podman
+from dsv.run.engines.containers.engine import ContainerEngine, Docker, Podman, mount_option
 from dsv.run.engines.machine import GpuModel, Machine, read_model, visible
 from dsv.run.resources import ALL_GPUS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.run.engines.containers.podman import Podman
+from dsv.run.engines.containers.engine import Podman
 from dsv.run.resources import ALL_GPUS
 from tests.engines.container_conformance import ContainerConformance
 from tests.engines.harness import Bench

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import LaunchError, UsageError
-from dsv.run.engines.attach import Foreground, supervise
+from dsv.run.engines.attach import Foreground, Signals, supervise
 from dsv.run.engines.output import Output
 from dsv.run.engines.process import Process
-from dsv.run.engines.signals import Signals
 from dsv.run.resources import ALL_GPUS
 from tests.engines.conformance import EngineConformance
 from tests.engines.harness import Bench

@@ -13,8 +13,7 @@ import pytest
 from dsv.errors import UsageError
 from dsv.run.engines.base import Facts, Job, Mount
 from dsv.run.engines.machine import Machine
-from dsv.run.engines.slurm.capacity import read_capacity
-from dsv.run.engines.slurm.engine import Slurm, batch_of
+from dsv.run.engines.slurm.engine import Slurm, batch_of, read_capacity
 from dsv.run.engines.slurm.options import SlurmOptions, contained
 from dsv.run.engines.slurm.program import Answer, SlurmProgram, read_queue
 from dsv.run.engines.slurm.script import MEETING, Batch, passing, render, sbatch_options, warning_of

@@ -18,7 +18,7 @@ from dsv.run.engines.base import Ended, Facts, Job
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.engines.slurm.engine import Slurm
-from dsv.run.engines.slurm.exit_files import read_left
+from dsv.run.engines.slurm.job_status import read_exit_files
 from dsv.run.engines.slurm.run import Follower
 from dsv.run.engines.slurm.script import Batch, render
 from dsv.run.record import JobRef
@@ -178,13 +178,13 @@ def batch(tmp_path: Path, *command: str, **more: object) -> Batch:
 
 def test_a_node_that_never_began_fails_the_job(tmp_path: Path) -> None:
     code, _ = run_script(tmp_path, batch(tmp_path, "true", nodes=3), nodes="0 2")
-    assert code == 137 and read_left(tmp_path / "job").end == 137
-    assert [part.exit_code for part in read_left(tmp_path / "job").parts] == [0, 0]
+    assert code == 137 and read_exit_files(tmp_path / "job").end == 137
+    assert [part.exit_code for part in read_exit_files(tmp_path / "job").parts] == [0, 0]
 
 
 def test_a_success_is_one_of_every_node(tmp_path: Path) -> None:
     code, _ = run_script(tmp_path, batch(tmp_path, "true", nodes=2), nodes="0 1")
-    assert code == 0 and read_left(tmp_path / "job").succeeded
+    assert code == 0 and read_exit_files(tmp_path / "job").succeeded
 
 
 def test_no_command_begins_before_all_nodes_hold_their_data(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_no_command_begins_before_all_nodes_hold_their_data(tmp_path: Path) -> N
     slow = f'{held}; [ "$SLURM_NODEID" = 1 ] || {{ ls "$FOLDER" >"$CALLS.before"; touch "$CALLS.held"; }}; {after}'
     code, _ = run_script(tmp_path, it, nodes="0 1", own={"slow": slow}, FOLDER=str(it.folder))
     assert code == 0 and "node.1" not in (tmp_path / "calls.before").read_text()
-    assert read_left(it.folder).succeeded
+    assert read_exit_files(it.folder).succeeded
 
 
 def test_a_node_that_waits_for_others_ends_at_once(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_node_that_can_not_hold_its_data_lets_no_command_begin(tmp_path: Path,
     fails += 'until [ "$1" = -- ]; do shift; done; shift; exec "$@"'
     it = batch(tmp_path, "touch", str(tmp_path / "began"), nodes=2, hold=("fails", "--"), retries=retries)
     code, calls = run_script(tmp_path, it, nodes="0 1", own={"fails": fails})
-    found = read_left(it.folder)
+    found = read_exit_files(it.folder)
     assert (code, found.end, found.begun) == (125, 125, False) and "requeue" not in calls
     assert not (tmp_path / "began").exists() and "no room" in found.said
 
@@ -241,7 +241,7 @@ def test_a_command_gets_its_own_time_and_no_more(tmp_path: Path, script: str, co
         found, calls = run_script(scene, it, nodes=nodes)
         if len(list(scene.glob("ready.*"))) == count:
             break
-    left = read_left(it.folder)
+    left = read_exit_files(it.folder)
     assert (found, left.end, left.late) == (code, code, True) and "requeue" not in calls
     assert [str(part.end) for part in left.parts] == ["time-limit"] * count
 
@@ -256,7 +256,7 @@ def test_a_command_is_warned_before_its_time_is_over(tmp_path: Path) -> None:
         code, _ = run_script(scene, it)
         if (scene / "ready").exists():
             break
-    assert code == 4 and not read_left(it.folder).late
+    assert code == 4 and not read_exit_files(it.folder).late
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_only_what_a_command_says_is_tried_again(
 ) -> None:
     found, calls = run_script(tmp_path, batch(tmp_path, *command, hold=hold, retries=1))
     assert (found, "requeue 7" in calls) == (code, again)
-    assert read_left(tmp_path / "job").end == code
+    assert read_exit_files(tmp_path / "job").end == code
 
 
 def test_a_variable_that_did_not_come_along_is_missed(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_a_store_that_hangs_does_not_hold_the_job(tmp_path: Path) -> None:
     it = batch(tmp_path, "sh", "-c", "exit 3", close=("slow",), close_seconds=1)
     own = {"slow": "exec tail -f /dev/null", "sleep": ""}
     code, _ = run_script(tmp_path, it, own=own)
-    assert code == 3 and read_left(it.folder).end == 3
+    assert code == 3 and read_exit_files(it.folder).end == 3
     assert (it.folder / "complete.log").exists()
 
 

@@ -8,10 +8,9 @@ import threading
 import pytest
 
 from dsv.run.engines import attach as module
-from dsv.run.engines.attach import supervise
+from dsv.run.engines.attach import Signals, supervise
 from dsv.run.engines.base import Ended
 from dsv.run.engines.output import Output
-from dsv.run.engines.signals import Signals
 
 
 class Unreachable:

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from dsv.errors import NotFound
+from dsv.run.active_runs import RunRecords
 from dsv.run.dirs import RunPlace
+from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import Plan
-from dsv.run.engines.signals import Signals
 from dsv.run.node_order import NO_ACCESS, StoreAccess
 from dsv.run.record import RunId, RunOutput, RunRecord
 from dsv.run.record_store import RunStore, Spool
-from dsv.run.records import RunRecords
-from dsv.run.rerun import Again, again
-from dsv.run.spec import JobSpec
+from dsv.run.spec import Again, JobSpec, again
 from dsv.run.staged import Staged
 from dsv.run.supervisor import RunResult, dry_run, run
 from dsv.store.base import Store

@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from dsv.errors import LaunchError, NoRoom, Terminated
-from dsv.run.active_runs import Marks, under_way
+from dsv.run.active_runs import Marks, RunRecords, under_way
 from dsv.run.listing import list_runs, show_run
 from dsv.run.record import RunId, RunRecord, RunState
-from dsv.run.records import RunRecords
 from dsv.run.staged import Staged
 from dsv.run.supervisor import run
 from dsv.values.names import Target

@@ -17,7 +17,7 @@ MAIN = """
 import sys
 import time
 from pathlib import Path
-from dsv.run.engines.signals import Signals
+from dsv.run.engines.attach import Signals
 from tests.run.shop import Folders, Shop
 class Slow(Folders):
     def stage(self, target, run):

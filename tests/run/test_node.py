@@ -12,7 +12,7 @@ import pytest
 
 from dsv.errors import IntegrityError, NoRoom, Unsupported, UsageError
 from dsv.run.completing import assemble, is_over, join_logs
-from dsv.run.engines.signals import Signals
+from dsv.run.engines.attach import Signals
 from dsv.run.node import NodeResult, NodeSeat, run_node
 from dsv.run.node_order import NodeOrder, OrderedData
 from dsv.run.record import (

@@ -10,12 +10,12 @@ from typing import cast
 
 import pytest
 
+from dsv.run import pools
 from dsv.run.engines import attach as foreground
 from dsv.run.engines.attach import Foreground
 from dsv.run.engines.base import Ended, Engine, JobStatus, NoPlaceYet, Plan
 from dsv.run.engines.output import Output
-from dsv.run.pools import queue_wait
-from dsv.run.pools.queue_wait import GaveUp, Patience
+from dsv.run.pools import GaveUp, Patience
 from dsv.run.record import EndCause, JobRef, RunState
 from tests.waiting import PATIENCE, until
 
@@ -62,7 +62,7 @@ def test_a_job_that_was_taken_back_goes_on_even_if_the_answer_to_that_got_lost()
 def test_a_job_is_seen_to_be_taken_back_when_the_engine_answers_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue_wait, "_AGAIN", 0.0)
+    monkeypatch.setattr(pools, "_AGAIN", 0.0)
     queue = Queue(iter([WAITS, None, GONE]), None)
     waiting = Patience(0.0, "no GPU is free")
     waiting.begin(cast("Engine", queue), REF)
@@ -117,7 +117,7 @@ class Full(Queue):
 def submitted(engine: Full, patience: Patience) -> Foreground:
     plan = cast("Plan", None)
     return Foreground(
-        cast("Engine", engine), plan, Output(None, None), lambda: None, lambda ref: None, queue_wait.refused
+        cast("Engine", engine), plan, Output(None, None), lambda: None, lambda ref: None, pools.refused
     )
 
 

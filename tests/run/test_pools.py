@@ -10,17 +10,20 @@ from hypothesis import strategies as st
 
 from dsv.errors import LaunchError, Unreachable
 from dsv.run.engines.base import JobStatus
-from dsv.run.pools.choice import (
+from dsv.run.pools import (
     Choice,
+    GaveUp,
     NoPool,
     PoolFacts,
     Prefer,
     ask_all,
     choose_pool,
+    is_taken_back,
+    poll,
+    take_turns,
     why_never,
     why_not_now,
 )
-from dsv.run.pools.queue_wait import GaveUp, is_taken_back, poll, take_turns
 from dsv.run.record import RunState
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, PassedOver, Resources
 

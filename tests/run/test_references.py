@@ -11,7 +11,7 @@ import pytest
 
 from dsv.errors import LaunchError
 from dsv.fs.process import Process as Known
-from dsv.run.active_runs import Mark, Marks
+from dsv.run.active_runs import Mark, Marks, RunRecords
 from dsv.run.completing import record_cut_off
 from dsv.run.dirs import run_folder
 from dsv.run.engine_list import Engines, find_job
@@ -22,7 +22,6 @@ from dsv.run.engines.process import Process
 from dsv.run.engines.reaper_process import processes_of
 from dsv.run.record import START, JobRef, RunId, RunOutput, RunRecord, RunState
 from dsv.run.record_store import Spool
-from dsv.run.records import RunRecords
 from dsv.run.supervisor import RunResult, run
 from tests.run.shop import SCANS, STORE, Folders, Shop
 

@@ -11,8 +11,8 @@ from signal import SIGTERM
 import pytest
 
 from dsv.errors import LaunchError, UsageError
+from dsv.run.engines.attach import Signals
 from dsv.run.engines.machine import GpuModel, Machine
-from dsv.run.engines.signals import Signals
 from dsv.run.record import EndCause, RunRecord, RunState
 from tests.run.shop import Shop
 from tests.waiting import until

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import Conflict, DsvError, LaunchError, NotFound, Unreachable, UsageError
-from dsv.run.engines.signals import Signals
+from dsv.run.engines.attach import Signals
 from dsv.run.listing import ended_here, list_runs, run_log, show_run
 from dsv.run.record import LOG, RECORD, START, RunState
 from dsv.store.base import Put

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dsv.run.active_runs import under_way
-from dsv.run.control import ask_to_stop, wait_for_end
+from dsv.run.listing import ask_to_stop, wait_for_end
 from tests.cli.runner import Dsv, plain_environment, write_files
 from tests.labs.docker_engine import ContainerEngine
 from tests.waiting import PATIENCE, until

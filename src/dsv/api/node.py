@@ -1,26 +1,244 @@
-"""One node's part of a run: staged through the node's cache, run, and sent to the store."""
+"""The nodes of a run: running one node's part, and completing the record where the job ran."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Final
+
+from msgspec import structs
 
 from dsv.api.cache_stage import Stager
 from dsv.api.context import Context
-from dsv.api.output_kept import output_kept
 from dsv.api.run import LateRunStore
+from dsv.api.run_trees import KeptOutput
 from dsv.cache.root import CacheRoot
-from dsv.errors import DsvError, NoRoom, as_launch_error
+from dsv.errors import DsvError, NoRoom, NotFound, as_launch_error
+from dsv.periodic import Periodic
 from dsv.repo.repository import Repository
-from dsv.run.completing import complete_from_parts
-from dsv.run.dirs import RunPlace
+from dsv.run.completing import (
+    KnownSecrets,
+    complete_from_parts,
+    completed,
+    finish,
+    forget_job,
+    kept_log,
+    put_together,
+    with_metrics,
+    with_what_it_left,
+)
+from dsv.run.dirs import RunPlace, read_metrics
+from dsv.run.engine_list import Engines, FoundJob
+from dsv.run.engines.attach import Signals
+from dsv.run.engines.base import Ended, JobStatus
+from dsv.run.engines.kubernetes.options import NAME as KUBERNETES
+from dsv.run.engines.kubernetes.scripts import is_over, read_left, read_log
 from dsv.run.engines.reaper import GRACE
-from dsv.run.engines.signals import Signals
+from dsv.run.engines.slurm.job_status import left_here, read_exit_files
+from dsv.run.engines.slurm.program import NAME as SLURM
 from dsv.run.node import NodeResult, NodeSeat, run_node
 from dsv.run.node_order import NodeOrder
-from dsv.run.record import RunId, encode_part, node_log_name, part_name
-from dsv.run.record_store import RunStore, Spool
+from dsv.run.record import (
+    RECORD,
+    EndCause,
+    RunId,
+    RunOutput,
+    RunPart,
+    RunRecord,
+    RunState,
+    encode_part,
+    joint_usage,
+    node_log_name,
+    part_name,
+    start_name,
+    start_number,
+)
+from dsv.run.record_store import RunStore, Spool, StoredRun
 from dsv.values.ids import StoreId
+
+ARGV: Final = "argv"
+"""The file with the command as it was typed, each word ended by a NUL byte."""
+_MAX_ARGV: Final = 8 << 20
+
+
+@contextmanager
+def output_kept(
+    context: Context, order: NodeOrder, folder: Path
+) -> Iterator[Callable[[Repository], RunOutput | None]]:
+    """What commits the output, if the run asks for that. gc keeps it until the record names it, which is to be written
+    within this."""
+    if order.author is not None:
+        writer = structs.replace(context.writer, author=order.author)
+        context = replace(context, writer=writer)
+    kept = KeptOutput(context, offline=False)
+
+    def keep(repository: Repository) -> RunOutput | None:
+        if not order.keep_output:
+            return None
+        return kept.keep(lambda: repository, order.dataset, folder, RunId.parse(order.run))
+
+    try:
+        yield keep
+    finally:
+        kept.close()
+
+
+def read_argv(folder: Path) -> tuple[str, ...] | None:
+    """None if it can't be read: then only the record tells the command."""
+    try:
+        with (folder / ARGV).open("rb") as file:
+            data = file.read(_MAX_ARGV + 1)
+    except OSError:
+        return None
+    if len(data) > _MAX_ARGV or not data.endswith(b"\0"):
+        return None
+    return tuple(os.fsdecode(each) for each in data[:-1].split(b"\0"))
+
+
+def complete_pod(
+    context: Context,
+    repository: Repository,
+    engines: Engines,
+    order: NodeOrder,
+    start: RunRecord,
+    folder: Path,
+    seat: NodeSeat,
+) -> bool:
+    """Sends this node's part and its log, and completes the record if no other node and no other attempt is to come.
+
+    If only the cluster can tell how the run ended, that is left to whoever asks it; but not the output, which may be
+    gone with the pod. Nor the part of a job that a queue may let begin again: the pods of its next attempt are told
+    that they are the first, and the cluster keeps nothing of those before them.
+    """
+    runs = RunStore(repository.store)
+    left = read_left(folder, node=seat.rank, attempt=seat.attempt, host=engines.environ.get("DSV_HOST"))
+    log = read_log(folder) if order.log else None
+    if left is None or (order.log and log is None):
+        return False
+    queued = bool(engines.environ.get("DSV_QUEUED"))
+    part = left.put_back() if queued and left.was_stopped else left.part
+    if queued:
+        part = _numbered(part, runs.node_parts(runs.listing(order.dataset, start.run)[0]))
+    secrets = KnownSecrets.on_node(start, engines.environ, read_argv(folder))
+    out, lost = Path(order.out or "."), 0
+    if left.is_clear or part.end is EndCause.EVICTED:
+        kept = None if log is None else kept_log(start, lambda: log, secrets)
+        if kept is not None:
+            runs.add(order.dataset, start.run, node_log_name(part.node, part.attempt), kept.data)
+            lost = kept.total - len(kept.data)
+        name = part_name(part.node, part.attempt)
+        runs.add(order.dataset, start.run, name, encode_part(part, left.usage))
+    stored = runs.listing(order.dataset, start.run)[0]
+    if RECORD in stored.parts:
+        return False
+    told = runs.node_parts_and_usage(stored)
+    parts = [each for each, _ in told]
+    over = is_over(parts, start.nodes, start.retries) if left.is_clear else None
+    of_last = [each for each in told if each[0].attempt == part.attempt]
+    with output_kept(context, order, out) as keep:
+
+        def whole(record: RunRecord) -> RunRecord:
+            record = with_metrics(record, lambda: read_metrics(out, None), secrets)
+            if record.log is not None:
+                record = replace(record, log=replace(record.log, bytes=record.log.bytes + lost))
+            usage = joint_usage(took for _, took in of_last if took is not None)
+            return replace(record, usage=usage, output=keep(repository))
+
+        if over:
+            put_together(runs, stored, start, parts, whole)
+        elif over is None and (len(of_last) == start.nodes or not left.is_clear):
+            _send_output(runs, stored, start, keep(repository))
+    return bool(over)
+
+
+def _numbered(part: RunPart, told: Iterable[RunPart]) -> RunPart:
+    """With the next number that this node has not had: the cluster counts anew if a queue took its place away."""
+    here = (part.host, part.started_ms)
+    others = {
+        each.attempt for each in told if each.node == part.node and (each.host, each.started_ms) != here
+    }
+    return replace(part, attempt=next(each for each in count(part.attempt) if each not in others))
+
+
+def _send_output(runs: RunStore, stored: StoredRun, start: RunRecord, output: RunOutput | None) -> None:
+    """For whoever completes the record."""
+    if output is not None:
+        number = max((start_number(part) or 0 for part in stored.parts), default=0) + 1
+        runs.add(start.dataset, start.run, start_name(number), replace(start, output=output).encode())
+
+
+_ALIVE: Final = 5.0
+_ALONE: Final = NodeSeat()
+
+
+def complete_left(
+    context: Context, engines: Engines, order: NodeOrder, folder: Path, seat: NodeSeat = _ALONE
+) -> bool:
+    """Completes the record of a run from what its job left in this folder. False if that is left to others: the run has
+    its record, its start is not in the store yet, not all nodes have ended, or its end can't be told here.
+
+    seat: whose folder it is, if each node has its own.
+
+    Several may do so at once, on whichever machine: one of them wins.
+    """
+    run = RunId.parse(order.run)
+    with context.repository() as repository:
+        runs = RunStore(repository.store)
+        found = runs.listing(order.dataset, run)
+        if not found or RECORD in found[0].parts:
+            return False
+        try:
+            start = runs.read(found[0])
+        except NotFound:  # whoever submitted it has not written its start yet
+            return False
+        if start.engine == KUBERNETES:
+            return complete_pod(context, repository, engines, order, start, folder, seat)
+        done = left_here(read_exit_files(folder)) if start.engine == SLURM else None
+        if done is None or (start.then and not done.launched):
+            return False
+        return _complete(context, repository, engines, order, start, done, folder)
+
+
+def _complete(
+    context: Context,
+    repository: Repository,
+    engines: Engines,
+    order: NodeOrder,
+    start: RunRecord,
+    done: Ended,
+    folder: Path,
+) -> bool:
+    engine = engines.make(start.engine, start.pool)
+    if engine is None or start.job is None:
+        return False
+    secrets = KnownSecrets.on_node(start, engines.environ, read_argv(folder))
+    job = FoundJob(engine, start.job, JobStatus(RunState.ENDED, done.exit_code, done))
+    whole, log = with_what_it_left(completed(start, done), job, secrets, logged=order.log)
+    with _seen_alive(folder), output_kept(context, order, Path(order.out or ".")) as keep:
+        whole = finish(RunStore(repository.store), replace(whole, output=keep(repository)), log)
+    forget_job(whole, engines)
+    return True
+
+
+@contextmanager
+def _seen_alive(folder: Path) -> Iterator[None]:
+    """Whoever looks at the job meanwhile, on another machine, is told that its record is being completed."""
+
+    def tell() -> float:
+        with suppress(OSError):
+            os.utime(folder / ARGV)
+        return _ALIVE
+
+    telling = Periodic("dsv-complete", tell)
+    telling.start()
+    try:
+        yield
+    finally:
+        telling.stop()
 
 
 def node(

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from dsv.api.cache_stage import NoLease, Stager
-from dsv.api.choose_pool import Placed, Placing
 from dsv.api.context import Context
+from dsv.api.pools import Placed, Placing
 from dsv.api.run_trees import KeptOutput, commit_code
 from dsv.api.store_access import store_access
 from dsv.cache.claims.leases import Lease
@@ -20,17 +20,16 @@ from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, Denied, DsvError, LaunchError, Unreachable, as_launch_error
 from dsv.repo.session import Session
 from dsv.run import supervisor
-from dsv.run.active_runs import Marks
+from dsv.run.active_runs import Marks, RunRecords
 from dsv.run.dirs import RunPlace, code_folder, code_state
+from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import Plan
 from dsv.run.engines.reaper import GRACE
-from dsv.run.engines.signals import Signals
 from dsv.run.listing import show_run, waiting_run
 from dsv.run.node_order import StoreAccess
-from dsv.run.pools.queue_wait import GaveUp
+from dsv.run.pools import GaveUp
 from dsv.run.record import RunId, RunOutput, RunRecord, start_number
 from dsv.run.record_store import RunStore, Spool
-from dsv.run.records import RunRecords
 from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec
 from dsv.run.staged import Staged

@@ -15,8 +15,8 @@ from dsv.run.active_runs import Marks
 from dsv.run.completing import Settler, record_cut_off
 from dsv.run.dirs import ANSWERS, LIVE_LOG, SPOOLS, run_folder
 from dsv.run.engine_list import Engines
+from dsv.run.engines.log import PART_SIZE, READ_SIZE, read_live
 from dsv.run.listing import RunView, list_runs, run_log, show_run
-from dsv.run.live_log import PART_SIZE, READ_SIZE, read_live
 from dsv.run.parameters import SweepId, names_sweep
 from dsv.run.record import RunId, RunRecord
 from dsv.run.record_store import RunStore, Spool, SweepNotes

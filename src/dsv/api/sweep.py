@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsv.api.choose_pool import Placing
 from dsv.api.context import Context
+from dsv.api.pools import Placing
 from dsv.api.run import dry_run, prepared
 from dsv.api.runs import Runs
 from dsv.errors import Conflict, Denied, NotFound

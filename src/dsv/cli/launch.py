@@ -17,7 +17,7 @@ from dsv.cli.output import document, to_json
 from dsv.cli.views.runs import cause_text
 from dsv.errors import DsvError, LaunchError, UsageError, as_launch_error
 from dsv.run.dirs import RunPlace
-from dsv.run.engines.signals import Signals, spared
+from dsv.run.engines.attach import Signals, spared
 from dsv.run.supervisor import RunResult
 from dsv.values.units import format_duration
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from signal import SIGHUP
 
-from dsv.api.choose_pool import Placing
 from dsv.api.context import Context
+from dsv.api.pools import Placing
 from dsv.api.run import dry_run
 from dsv.api.runs import Runs, open_runs
 from dsv.api.sweep import open_sweep, outcome, take_turn
@@ -21,7 +21,7 @@ from dsv.cli.views.runs import write_table
 from dsv.cli.views.sweep import SweepLines
 from dsv.errors import UsageError
 from dsv.run.dirs import RunPlace
-from dsv.run.engines.signals import spared
+from dsv.run.engines.attach import spared
 from dsv.run.parameters import names_sweep, parse_axes
 from dsv.run.sweep.driver import Driven
 from dsv.run.sweep.plan import SweepPlan, continued_sweep, new_sweep

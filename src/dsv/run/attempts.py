@@ -9,6 +9,7 @@ from time import monotonic
 from typing import cast
 
 from dsv.repo.repository import now_ms
+from dsv.run.active_runs import RunRecords
 from dsv.run.completing import completed, no_log, salvaged
 from dsv.run.dirs import (
     Metrics,
@@ -20,14 +21,13 @@ from dsv.run.dirs import (
     remove_scratch,
     write_params,
 )
-from dsv.run.engines.attach import Foreground, supervise
+from dsv.run.engines.attach import Foreground, Signals, supervise
 from dsv.run.engines.base import Ended, Engine
-from dsv.run.engines.gpu import GpuWatch, names_of
+from dsv.run.engines.local_resources import GpuWatch, names_of
 from dsv.run.engines.log import KeptLog, LogKeeper
 from dsv.run.engines.output import Output
-from dsv.run.engines.signals import Signals
 from dsv.run.plan import Launch
-from dsv.run.pools.queue_wait import GaveUp, Patience
+from dsv.run.pools import GaveUp, Patience
 from dsv.run.record import (
     EndCause,
     GpuUse,
@@ -40,7 +40,6 @@ from dsv.run.record import (
     exit_signal,
     may_try_again,
 )
-from dsv.run.records import RunRecords
 from dsv.run.staged import Lease
 from dsv.values.json import Json
 

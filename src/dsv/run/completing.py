@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import Signals as SignalName
-from typing import Final, TypeVar, cast
+from typing import Final, Self, TypeVar, cast
 
 from dsv.errors import DsvError, NoRoom, Unreachable
 from dsv.fs.files import replace_file
@@ -17,7 +18,7 @@ from dsv.run.dirs import Metrics, job_folder, parse_metrics, read_metrics, remov
 from dsv.run.engine_list import Engines, FoundJob, find_job
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus, NoEngine
 from dsv.run.engines.log import KeptLog, LogKeeper
-from dsv.run.node_order import NodeOrder
+from dsv.run.node_order import PASSED, NodeOrder
 from dsv.run.record import (
     LOG,
     RECORD,
@@ -33,11 +34,10 @@ from dsv.run.record import (
     may_try_again,
     on_one_clock,
 )
-from dsv.run.record_store import RunStore, Spool, StoredRun
-from dsv.run.records import KnownSecrets, encode_within_bounds
+from dsv.run.record_store import RunStore, Spool, StoredRun, encode_within_bounds
 from dsv.values.json import Json
 from dsv.values.names import DatasetName
-from dsv.values.secrets import Masker
+from dsv.values.secrets import HIDDEN, Masker
 from dsv.values.units import rfc3339
 
 _T = TypeVar("_T")
@@ -477,3 +477,47 @@ def _begun(dataset: DatasetName, run: RunId, spool: Spool, runs: RunStore) -> Ru
     for stored in runs.listing(dataset, run):
         return runs.read(stored)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSecrets:
+    """The secrets of a run, as far as the machine that completes its record knows them.
+
+    unknown: names of what may hold other secrets.
+    """
+
+    masker: Masker = field(repr=False)
+    unknown: tuple[str, ...]
+
+    @classmethod
+    def elsewhere(cls, record: RunRecord, environ: Mapping[str, str]) -> Self:
+        """On a machine that has only the record and its own environment."""
+        given = {name: environ[name] for name in record.env if name in environ}
+        return cls._of(record, given, environ, record.command, record.params)
+
+    @classmethod
+    def on_node(cls, record: RunRecord, environ: Mapping[str, str], command: Sequence[str] | None) -> Self:
+        """On a node of the run, which has the values that the job was given. command: as it was typed."""
+        given = {name: environ[PASSED + name] for name in record.env if PASSED + name in environ}
+        params: Mapping[str, Json] = record.params
+        with suppress(KeyError, ValueError):
+            params = json.loads(environ[f"{PASSED}DSV_PARAMS"])
+        return cls._of(record, given, environ, record.command if command is None else command, params)
+
+    @classmethod
+    def _of(
+        cls,
+        record: RunRecord,
+        given: Mapping[str, str],
+        environ: Mapping[str, str],
+        command: Sequence[str],
+        params: Mapping[str, Json],
+    ) -> Self:
+        masker = Masker.of(given, environ, command, params)
+        unknown = [name for name in record.env if name not in given]
+        told = [record.engine_args]
+        told += [record.command] if tuple(command) == record.command else []
+        shown = [*told, record.params] if params == record.params else told
+        if HIDDEN in json.dumps(shown):
+            unknown.append("the command or the parameters")
+        return cls(masker, tuple(unknown))

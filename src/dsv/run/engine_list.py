@@ -50,8 +50,8 @@ class _Registry(MutableMapping[str, type[Engine]]):
 
 ENGINES: Final[MutableMapping[str, type[Engine]]] = _Registry(
     {
-        "docker": "dsv.run.engines.containers.docker:Docker",
-        "podman": "dsv.run.engines.containers.podman:Podman",
+        "docker": "dsv.run.engines.containers.engine:Docker",
+        "podman": "dsv.run.engines.containers.engine:Podman",
         PROCESS: "dsv.run.engines.process:Process",
         "slurm": "dsv.run.engines.slurm.engine:Slurm",
         "kubernetes": "dsv.run.engines.kubernetes.engine:Kubernetes",

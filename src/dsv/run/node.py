@@ -16,13 +16,12 @@ from dsv.repo.repository import now_ms
 from dsv.run.attempts import part_of
 from dsv.run.completing import salvaged
 from dsv.run.dirs import RunPlace, make_folder, remove_scratch, write_params
-from dsv.run.engines.attach import Foreground, supervise
+from dsv.run.engines.attach import Foreground, Signals, spared, supervise
 from dsv.run.engines.base import CANNOT_LAUNCH, Job, NoEngine
 from dsv.run.engines.log import LogKeeper
 from dsv.run.engines.output import Output
 from dsv.run.engines.process import Process
 from dsv.run.engines.reaper import GRACE
-from dsv.run.engines.signals import Signals, spared
 from dsv.run.node_order import NodeOrder, meeting_port, node_environment
 from dsv.run.record import EndCause, RunId, RunPart
 from dsv.run.staged import DataStaging, Lease, Staged

@@ -12,8 +12,7 @@ from dsv import __version__
 from dsv.errors import UsageError
 from dsv.run.dirs import RunPlace, code_folder, code_state, data_mounts, job_folder, output_folder
 from dsv.run.engine_list import Chosen
-from dsv.run.engines.base import Job, Mount, Plan
-from dsv.run.engines.kubernetes.options import OUT
+from dsv.run.engines.base import OUT, Job, Mount, Plan
 from dsv.run.node_order import NO_ACCESS, NodeOrder, OrderedData, StoreAccess
 from dsv.run.parameters import SweepSeat
 from dsv.run.record import CodeState, LogInfo, RunData, RunId, RunRecord, RunState

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -442,3 +442,11 @@ def _parse(path: Path) -> SpooledPart | None:
         return SpooledPart(path, DatasetName.from_component(path.parent.name), RunId.parse(stem), part)
     except UsageError:
         return None
+
+
+def encode_within_bounds(record: RunRecord) -> bytes:
+    """The record, without its metrics if they would make it longer than a record may be."""
+    data = record.encode()
+    if len(data) <= MAX_RECORD:
+        return data
+    return replace(record, metrics=None, metrics_error="too large for the record").encode()

@@ -12,22 +12,21 @@ from typing import Final, TypeAlias
 
 from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, as_launch_error
 from dsv.repo.repository import now_ms
+from dsv.run.active_runs import RunRecords
 from dsv.run.attempts import Supervision, execute, masked
 from dsv.run.completing import completed
 from dsv.run.dirs import LIVE_LOG, RunPlace, first_time, leave_terminal, make_folder
 from dsv.run.engine_list import choose
+from dsv.run.engines.attach import Signals, spared
 from dsv.run.engines.base import CANNOT_LAUNCH, NO_OPTIONS, Ended, Engine, Plan
-from dsv.run.engines.local_capacity import check_given, with_free_gpus
-from dsv.run.engines.log import LogKeeper
+from dsv.run.engines.local_resources import check_given, with_free_gpus
+from dsv.run.engines.log import LiveLog, LogKeeper
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import GRACE
-from dsv.run.engines.signals import Signals, spared
-from dsv.run.live_log import LiveLog
 from dsv.run.node_order import NO_ACCESS
 from dsv.run.plan import Launch
-from dsv.run.pools.queue_wait import GaveUp, Patience, take_turns
+from dsv.run.pools import GaveUp, Patience, take_turns
 from dsv.run.record import EndCause, RunId, RunOutput, RunRecord, RunState
-from dsv.run.records import RunRecords
 from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec, check_spec
 from dsv.run.staged import Lease, Staged, Staging

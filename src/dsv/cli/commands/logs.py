@@ -15,11 +15,10 @@ from dsv.cli.commands.stop import is_in_cluster
 from dsv.cli.declare import command
 from dsv.errors import NotFound, UsageError
 from dsv.run.active_runs import UnderWay
-from dsv.run.control import find_under_way, is_here
 from dsv.run.dirs import SPOOLS
 from dsv.run.engine_list import find_job
-from dsv.run.listing import RunView, ended_here
-from dsv.run.live_log import read_live
+from dsv.run.engines.log import read_live
+from dsv.run.listing import RunView, ended_here, find_under_way, is_here
 from dsv.run.record import RunRecord
 
 Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.complete_record import complete_left
+from dsv.api.node import complete_left
 from dsv.api.node import node as run_here
 from dsv.api.pools import engines_of
 from dsv.api.workspaces import workspace_above
@@ -17,7 +17,7 @@ from dsv.cli.declare import COMMAND, command, whole
 from dsv.cli.launch import launching
 from dsv.errors import LaunchError, UsageError
 from dsv.run.dirs import RunPlace
-from dsv.run.engines.signals import Signals
+from dsv.run.engines.attach import Signals
 from dsv.run.node import NodeSeat
 from dsv.run.node_order import MAX_ORDER, NodeOrder
 

@@ -20,12 +20,11 @@ from dsv.cli.declare import command
 from dsv.cli.failure import of_error
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported
 from dsv.run.active_runs import UnderWay
-from dsv.run.control import ask_to_stop, find_under_way, is_here, wait_for_end
 from dsv.run.dirs import SPOOLS
 from dsv.run.engine_list import find_job
 from dsv.run.engines.base import CANNOT_LAUNCH, NoEngine
 from dsv.run.engines.reaper import GRACE
-from dsv.run.listing import ended_here
+from dsv.run.listing import ask_to_stop, ended_here, find_under_way, is_here, wait_for_end
 from dsv.run.parameters import SweepId, names_sweep
 from dsv.run.record import RunRecord, RunState
 from dsv.run.sweep.progress import Driver, SweepView, being_started, driver

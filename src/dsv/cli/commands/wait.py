@@ -17,10 +17,9 @@ from dsv.cli.commands.runs import warn_of_cut_off
 from dsv.cli.declare import command
 from dsv.errors import NotFound, Unreachable
 from dsv.fs.process import host_name
-from dsv.run.control import find_under_way, is_here, wait_for_end
 from dsv.run.dirs import SPOOLS
 from dsv.run.engines.base import CANNOT_LAUNCH
-from dsv.run.listing import ended_here, run_known_here
+from dsv.run.listing import ended_here, find_under_way, is_here, run_known_here, wait_for_end
 from dsv.run.parameters import names_sweep
 from dsv.run.record import RunRecord
 from dsv.run.sweep.progress import SweepView, being_started, driver

@@ -7,18 +7,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dsv.api.choose_pool import Placing
 from dsv.api.context import Context
-from dsv.api.pools import pools_to_try
+from dsv.api.pools import Placing, pools_to_try
 from dsv.api.run import recorded_run
 from dsv.cli.call import Call
 from dsv.errors import UsageError
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.base import Plan
-from dsv.run.pools.choice import Prefer
-from dsv.run.rerun import again
+from dsv.run.pools import Prefer
 from dsv.run.resources import DEFAULT_WAIT, HERE
-from dsv.run.spec import OPTIONS, JobSpec, asked, parse_env, parse_options
+from dsv.run.spec import OPTIONS, JobSpec, again, asked, parse_env, parse_options
 from dsv.run.sweep.plan import as_member
 from dsv.values.json import Json
 from dsv.values.names import Target

@@ -14,6 +14,7 @@ registered in run/engine_list.py, and joins the conformance suite.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -23,7 +24,7 @@ from threading import Event
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Protocol
 
-from dsv.errors import DsvError, LaunchError
+from dsv.errors import DsvError, LaunchError, UsageError
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.node_order import NO_ACCESS, StoreAccess
@@ -34,6 +35,8 @@ from dsv.values.json import Json
 CANNOT_LAUNCH: Final = 125
 CANNOT_INVOKE: Final = 126
 NOT_FOUND: Final = 127
+OUT: Final = "/dsv/out"
+"""The output folder of a job whose engine shares no folders with this machine, and whose pool names none."""
 NO_OPTIONS: Final[Mapping[str, Json]] = MappingProxyType({})
 
 
@@ -369,3 +372,31 @@ class Engine(Protocol):
     def find_image(self, reference: str) -> ImageIdentity | None:
         """The image of this name or id, if this machine has it."""
         ...
+
+
+def stage_facts(text: str) -> dict[str, Any]:
+    """Fields of a `RunPart`, from the result that `dsv cache` and `dsv with` write as JSON.
+
+    None of them if it is no such result: it may be half written.
+    """
+    try:
+        items = json.loads(text)["items"]
+        return {
+            "cache_hit": all(bool(each["hit"]) for each in items),
+            "stage_bytes": sum(int(each["fetched_bytes"]) for each in items),
+        }
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def check_image(image: str | None) -> str:
+    """The image, if it can't be taken for anything else. Raises `UsageError`."""
+    if image is None:
+        raise UsageError("this engine needs an image", hint="dsv run --image IMAGE …")
+    if not image or image.startswith("-") or not image.isprintable() or any(c.isspace() for c in image):
+        raise UsageError(
+            f"{image!r} is no name of an image",
+            subject=image,
+            hint="dsv run --image NAME …; options for the engine itself go by --engine-arg",
+        )
+    return image

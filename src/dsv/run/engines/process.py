@@ -35,12 +35,12 @@ from dsv.run.engines.base import (
     NoEngine,
     Plan,
 )
-from dsv.run.engines.gpu import pick
-from dsv.run.engines.local_capacity import (
+from dsv.run.engines.local_resources import (
     ONE_MACHINE,
     capacity_here,
     check_machine,
     choose_cpus,
+    pick,
     refuse_options,
 )
 from dsv.run.engines.machine import Machine

@@ -14,11 +14,10 @@ from time import monotonic
 from typing import Protocol
 
 from dsv.errors import DsvError, NotFound, Unreachable, Unsupported
-from dsv.run.control import ask_to_stop, find_under_way
+from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import CANNOT_LAUNCH
 from dsv.run.engines.reaper import GRACE
-from dsv.run.engines.signals import Signals
-from dsv.run.listing import RunView
+from dsv.run.listing import RunView, ask_to_stop, find_under_way
 from dsv.run.parameters import due
 from dsv.run.record import RunId
 from dsv.run.record_store import NO_NEWS, SweepNews

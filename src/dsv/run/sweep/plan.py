@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dsv.errors import UsageError
 from dsv.repo.repository import now_ms
-from dsv.run.control import find_under_way
 from dsv.run.dirs import RunPlace
+from dsv.run.listing import find_under_way
 from dsv.run.parameters import SweepId, SweepSeat, count_of, due
 from dsv.run.plan import masker_of
 from dsv.run.record import CodeState, RunId

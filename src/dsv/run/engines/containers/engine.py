@@ -1,12 +1,4 @@
-"""What docker and podman have in common: one command line, but for a few options.
-
-Values of the job's environment are never in argv, which every user of the machine can read. They are in the
-environment of the docker or podman program, and argv only names them (`--env NAME`). A name that would change
-what that program itself does (PATH, HOME, DOCKER_HOST …) goes by a private file instead.
-
-A plan shows `docker run …`, which a person can type. dsv does the same in two steps, `docker create` with the same
-options and `docker start`, so that the container's id is known before its command begins.
-"""
+"""Docker and podman: one command line, but for a few options."""
 
 from __future__ import annotations
 
@@ -16,14 +8,26 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from shutil import which
 from threading import Event
 from typing import Any, ClassVar
 
 from dsv.errors import LaunchError, Unreachable, UsageError
-from dsv.run.engines.base import NO_OPTIONS, Facts, Handle, Job, JobStatus, Mount, NoEngine, Plan, PrivateFile
-from dsv.run.engines.containers.container import ContainerRun
-from dsv.run.engines.containers.create import create, is_id
+from dsv.run.engines.base import (
+    NO_OPTIONS,
+    Facts,
+    Handle,
+    ImageIdentity,
+    Job,
+    JobStatus,
+    Mount,
+    NoEngine,
+    Plan,
+    PrivateFile,
+    check_image,
+)
+from dsv.run.engines.containers.container import ContainerRun, create, is_id
 from dsv.run.engines.containers.program import (
     CALL_SECONDS,
     ContainerProgram,
@@ -31,11 +35,19 @@ from dsv.run.engines.containers.program import (
     load_json,
     status_of,
 )
-from dsv.run.engines.local_capacity import ONE_MACHINE, capacity_here, check_machine, refuse_options
+from dsv.run.engines.local_resources import (
+    ONE_MACHINE,
+    capacity_here,
+    check_machine,
+    names_of,
+    pick,
+    refuse_options,
+)
+from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import Guard
 from dsv.run.record import JobRef, RunState
-from dsv.run.resources import Capacity, Resources
+from dsv.run.resources import ALL_GPUS, Capacity, Resources
 from dsv.values.json import Json
 
 PROBE_SECONDS = 5.0
@@ -243,19 +255,6 @@ class ContainerEngine(ContainerProgram):
         return named, files
 
 
-def check_image(image: str | None) -> str:
-    """The image, if it can't be taken for anything else. Raises `UsageError`."""
-    if image is None:
-        raise UsageError("this engine needs an image", hint="dsv run --image IMAGE …")
-    if not image or image.startswith("-") or not image.isprintable() or any(c.isspace() for c in image):
-        raise UsageError(
-            f"{image!r} is no name of an image",
-            subject=image,
-            hint="dsv run --image NAME …; options for the engine itself go by --engine-arg",
-        )
-    return image
-
-
 def mount_option(mount: Mount) -> str:
     """The value of `--mount`: one line of CSV, so a path may hold commas, colons and quotes."""
     fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
@@ -268,3 +267,113 @@ def mount_option(mount: Mount) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(fields)
     return text.getvalue()
+
+
+class Docker(ContainerEngine):
+    name: ClassVar[str] = "docker"
+    gpu_hint: ClassVar[str] = (
+        "install the NVIDIA Container Toolkit, then: nvidia-ctk runtime configure --runtime=docker"
+    )
+
+    def read_facts(self, info: dict[str, Any]) -> Facts | NoEngine:
+        if "ServerVersion" not in info:  # podman-docker answers in podman's words
+            return NoEngine("the docker program is podman's")
+        if info.get("ServerErrors"):
+            return NoEngine(f"docker does not answer: {info['ServerErrors'][0]}")
+        if info.get("OSType") not in (None, "", "linux"):
+            return NoEngine(f"docker runs {info['OSType']} containers")
+        options = [str(option).split(",")[0] for option in info.get("SecurityOptions") or ()]
+        return Facts(
+            machine=Machine.read(self.environ),
+            where=str(info.get("ID") or info.get("Name") or ""),
+            version=str(info["ServerVersion"]) or None,
+            rootless="name=rootless" in options,
+            remapped="name=userns" in options,
+            init=("--init",) if info.get("InitBinary") else (),
+        )
+
+    def user_options(self, job: Job, facts: Facts) -> list[str]:
+        """A rootful daemon would write as root; in a rootless one the container's root is the caller."""
+        if facts.rootless:
+            return ["--user", "0:0"]
+        machine = facts.machine
+        options = ["--userns=host"] if facts.remapped else []
+        options += ["--user", f"{machine.uid}:{machine.gid}"]
+        for group in machine.groups:  # a shared cache may be readable by one of these alone
+            options += ["--group-add", str(group)]
+        return options
+
+    def gpu_options(self, wanted: int, gpu_type: str | None, facts: Facts) -> list[str]:
+        names = pick(wanted, facts.machine, gpu_type)
+        if names is None:
+            return ["--gpus", "all" if wanted == ALL_GPUS else str(wanted)]
+        return ["--gpus", f'"device={",".join(names)}"']  # the value is CSV: the quotes are docker's
+
+    def read_image(self, image: dict[str, Any]) -> ImageIdentity:
+        digests = image.get("RepoDigests") or [None]
+        return ImageIdentity(str(image.get("Id", "")), digests[0])
+
+
+_CATATONIT = (
+    "/usr/libexec/podman/catatonit",
+    "/usr/lib/podman/catatonit",
+    "/usr/local/libexec/podman/catatonit",
+)
+_OTHER_INITS = ("catatonit", "docker-init", "tini-static")
+"""Static programs: they run in any image."""
+
+
+class Podman(ContainerEngine):
+    name: ClassVar[str] = "podman"
+    start_options: ClassVar[tuple[str, ...]] = ("--attach", "--sig-proxy=false")
+    gpu_hint: ClassVar[str] = (
+        "install the NVIDIA Container Toolkit, then: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+    )
+
+    def read_facts(self, info: dict[str, Any]) -> Facts | NoEngine:
+        host = info.get("host")
+        if not isinstance(host, dict):
+            return NoEngine("podman does not answer as podman does")
+        machine = Machine.read(self.environ)
+        rootless = bool((host.get("security") or {}).get("rootless"))
+        runtime = str((host.get("ociRuntime") or {}).get("name", ""))
+        return Facts(
+            machine=machine,
+            where=f"{host.get('hostname', '')}:{(info.get('store') or {}).get('graphRoot', '')}",
+            version=str((info.get("version") or {}).get("Version", "")) or None,
+            rootless=rootless,
+            init=self._init_options(),
+            keep_groups=rootless and runtime == "crun" and bool(machine.groups),
+        )
+
+    def user_options(self, job: Job, facts: Facts) -> list[str]:
+        machine = facts.machine
+        options = ["--userns=keep-id"] if facts.rootless else []
+        options += ["--user", f"{machine.uid}:{machine.gid}"]
+        if facts.keep_groups:  # numbers mean nothing in a user namespace, and crun can leave them as they are
+            options += ["--group-add", "keep-groups"]
+        elif not facts.rootless:
+            for group in machine.groups:
+                options += ["--group-add", str(group)]
+        return options
+
+    def gpu_options(self, wanted: int, gpu_type: str | None, facts: Facts) -> list[str]:
+        """By the names of the Container Device Interface; GPUs are numbered from 0 there."""
+        names = names_of(wanted, facts.machine, gpu_type) or ("all",)
+        return [word for name in names for word in ("--device", f"nvidia.com/gpu={name}")]
+
+    def read_image(self, image: dict[str, Any]) -> ImageIdentity:
+        """Images made here have a digest of this machine's making; `localhost/` says so."""
+        digests = [str(digest) for digest in image.get("RepoDigests") or ()]
+        known = [digest for digest in digests if not digest.startswith("localhost/")]
+        number = str(image.get("Id", ""))
+        return ImageIdentity(number if ":" in number else f"sha256:{number}", known[0] if known else None)
+
+    def _init_options(self) -> tuple[str, ...]:
+        if any(Path(path).exists() for path in _CATATONIT):
+            return ("--init",)
+        for name in _OTHER_INITS:
+            program = which(name, path=self.environ.get("PATH"))
+            if program is not None:
+                return ("--init", "--init-path", program)
+        return ()

@@ -29,8 +29,8 @@ from dsv.run.engines.base import (
     NoPlaceYet,
     Plan,
     PrivateFile,
+    check_image,
 )
-from dsv.run.engines.containers.engine import check_image
 from dsv.run.engines.kubernetes.api import (
     PROBE_SECONDS,
     KubernetesApi,

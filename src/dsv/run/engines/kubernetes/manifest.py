@@ -15,7 +15,7 @@ from pathlib import PurePath, PurePosixPath
 from typing import Any, Final
 
 from dsv.errors import UsageError
-from dsv.run.engines.base import Facts, Job
+from dsv.run.engines.base import OUT, Facts, Job
 from dsv.run.engines.kubernetes.options import (
     COMMIT_KEY,
     FAILED_KEY,
@@ -31,7 +31,6 @@ from dsv.run.engines.kubernetes.options import (
     MAIN,
     MANAGED,
     NOT_AGAIN,
-    OUT,
     OWN,
     QUEUE_LABEL,
     RUN_KEY,

@@ -12,7 +12,7 @@ from datetime import datetime
 from time import time
 from typing import Any, Final
 
-from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus
+from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus, stage_facts
 from dsv.run.engines.kubernetes.options import (
     FAILED_KEY,
     GANG_PORT,
@@ -33,7 +33,6 @@ from dsv.run.engines.kubernetes.scripts import (
     what_helps,
     with_the_others,
 )
-from dsv.run.engines.stage_facts import stage_facts
 from dsv.run.record import (
     TIMED_OUT,
     EndCause,

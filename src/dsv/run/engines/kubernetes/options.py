@@ -173,8 +173,6 @@ MAIN, STAGING, HOLDING = "main", "stage", "hold"
 GANG_PORT: Final = "DSV_GANG_PORT"
 """The variable that tells the nodes of a job where they agree to begin and end together."""
 GRACE_SECONDS: Final = 30
-OUT: Final = "/dsv/out"
-"""The output folder of a run whose pool has none, in the pod."""
 OWN: Final = "/dsv/own"
 """The empty folder that the containers of a pod share."""
 KEPT_SECONDS: Final = 7 * 86_400

@@ -14,6 +14,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final
 
 from dsv.errors import DsvError
+from dsv.run.engines.attach import ENDING
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended
 from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.capacity import refusal, waiting
@@ -23,7 +24,6 @@ from dsv.run.engines.kubernetes.options import HOLDING, LABEL, MAIN
 from dsv.run.engines.kubernetes.scripts import METRICS
 from dsv.run.engines.log import through_a_pipe
 from dsv.run.engines.output import Output
-from dsv.run.engines.signals import ENDING
 from dsv.run.record import EndCause
 
 if TYPE_CHECKING:

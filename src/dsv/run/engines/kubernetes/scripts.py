@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from dsv.fs.files import open_plain
+from dsv.run.engines.base import stage_facts
 from dsv.run.engines.kubernetes.options import NOT_AGAIN, OWN
 from dsv.run.engines.log import LogKeeper
-from dsv.run.engines.stage_facts import stage_facts
 from dsv.run.record import EndCause, RunPart, Usage, deciding_part, exit_signal, may_try_again
 
 TOLD: Final = "/dsv/told"

@@ -1,12 +1,9 @@
-"""Slurm: a job is a batch script that Slurm holds until it has room, and begins again if a node is lost.
-
-Nothing of dsv stays with the job where it was submitted: any machine that reaches the cluster and sees the folder of
-the job can look on, and end it. See script.py for what runs there, and end.py for how its end is told.
-"""
+"""Slurm: a job is a batch script that Slurm holds until it has room, and begins again if a node fails."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -31,17 +28,95 @@ from dsv.run.engines.base import (
 )
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
-from dsv.run.engines.slurm.capacity import read_capacity
-from dsv.run.engines.slurm.exit_files import SCRIPT, Left, quiet_for, read_left
-from dsv.run.engines.slurm.job_status import left_here, status, status_of
+from dsv.run.engines.slurm.job_status import (
+    SCRIPT,
+    Left,
+    left_here,
+    quiet_for,
+    read_exit_files,
+    status,
+    status_of,
+)
 from dsv.run.engines.slurm.options import SlurmOptions, contained
 from dsv.run.engines.slurm.program import NAME, Answer, Queued, SlurmProgram, job_folder, job_id
 from dsv.run.engines.slurm.run import SlurmRun, read_logs, send, tell_stopped
 from dsv.run.engines.slurm.script import CLOSE_SECONDS, MEETING, Batch, passing, render
 from dsv.run.node_order import OUTPUT_SECONDS, NodeOrder, meeting_port
 from dsv.run.record import JobRef, RunState
-from dsv.run.resources import ALL_GPUS, Capacity, Resources
+from dsv.run.resources import ALL_GPUS, Capacity, GpuCount, NodeRoom, Resources
 from dsv.values.json import Json
+
+_UNFIT: Final = {
+    "DOWN",
+    "DRAIN",
+    "DRAINING",
+    "DRAINED",
+    "FAIL",
+    "FAILING",
+    "NOT_RESPONDING",
+    "FUTURE",
+    "MAINT",
+    "UNKNOWN",
+}
+_GPU: Final = re.compile(r"gpu(?::([^:(),]+))?:([0-9]+)")
+
+
+def read_capacity(nodes: str, pending: str, options: SlurmOptions) -> Capacity:
+    """From `scontrol --oneliner --details show node` and from one line for each job that waits."""
+    found = []
+    partitions: set[str] = set()
+    for line in nodes.splitlines():
+        fields = dict(re.findall(r"(\w+)=(\S*)", line))
+        partitions |= set(fields.get("Partitions", "").split(","))
+        if "NodeName" in fields and _fits(fields, options):
+            found.append(_room(fields))
+    never = None
+    if options.partition and partitions.isdisjoint(options.partition.split(",")):
+        never = f"no machine of this Slurm is in the partition {options.partition}"
+    return Capacity(nodes=tuple(found), waiting=len(pending.split()), never=never)
+
+
+def _fits(fields: dict[str, str], options: SlurmOptions) -> bool:
+    state = fields.get("State", "UNKNOWN")
+    partitions = fields.get("Partitions", "").split(",")
+    features = set(re.split(r"[,&|]", fields.get("ActiveFeatures", "")))
+    wanted = (
+        set(re.findall(r"\w+", options.constraint))
+        if options.constraint and "|" not in options.constraint
+        else set()
+    )
+    if state.endswith("*") or _UNFIT & set(re.split(r"[+*]", state)):
+        return False
+    named = options.partition.split(",") if options.partition else partitions
+    return bool(set(named) & set(partitions)) and wanted <= features
+
+
+def _room(fields: dict[str, str]) -> NodeRoom:
+    total, used = _gpus(fields.get("Gres", "")), _gpus(fields.get("GresUsed", ""))
+    cpus, memory = _number(fields, "CPUTot"), _number(fields, "RealMemory")
+    return NodeRoom(
+        name=fields["NodeName"],
+        gpus=tuple(GpuCount(kind, max(count - used.get(kind, 0), 0), count) for kind, count in total.items()),
+        free_cpus=cpus - _number(fields, "CPUAlloc"),
+        total_cpus=cpus,
+        free_memory=(memory - _number(fields, "AllocMem")) << 20,
+        total_memory=memory << 20,
+    )
+
+
+def _gpus(text: str) -> dict[str, int]:
+    """By kind, of `gpu:a100:8(S:0-1),gpu:t4:2` or `gpu:a100:3(IDX:0-2)`."""
+    counts: dict[str, int] = {}
+    for kind, count in _GPU.findall(text):
+        name = kind if kind and kind != "(null)" else "GPU"
+        counts[name] = counts.get(name, 0) + int(count)
+    return counts
+
+
+def _number(fields: dict[str, str], name: str) -> int:
+    text = fields.get(name, "")
+    return int(text) if text.isdecimal() else 0
+
 
 _PAUSE: Final = 0.1
 _DYING: Final = 60.0
@@ -145,7 +220,7 @@ class Slurm:
         number = job_id(ref)
         if ref.engine != self.name or not number or self._elsewhere(ref):
             return None
-        left = read_left(job_folder(ref))
+        left = read_exit_files(job_folder(ref))
         job, answer = self._program.find(number)
         if job is not None and job.state == "PENDING" and left.begun:  # since it was asked for
             job, answer = self._program.find(number, fresh=0)
@@ -164,7 +239,7 @@ class Slurm:
         number, folder = job_id(ref), job_folder(ref)
         if self._program.call("scontrol", "hold", number).problem is None:
             job, answer = self._program.find(number, fresh=0)
-            waits = job is not None and job.state == "PENDING" and not read_left(folder).begun
+            waits = job is not None and job.state == "PENDING" and not read_exit_files(folder).begun
             if waits and job is not None and job.run == ref.run:
                 self._program.call("scancel", number)
             elif answer.problem is not None or (job is not None and job.lives):
@@ -213,7 +288,9 @@ class Slurm:
         if answer.problem is not None:
             raise _unreachable(answer)
         found = [each for each in jobs.values() if each.run is not None and run in (None, each.run)]
-        return tuple(each for each in found if each.lives and status(each, read_left(each.folder)).lives)
+        return tuple(
+            each for each in found if each.lives and status(each, read_exit_files(each.folder)).lives
+        )
 
     def _cluster(self) -> str:
         answer = self._program.cluster()
@@ -243,7 +320,7 @@ class Slurm:
         number = job_id(ref)
         if ref.engine != NAME or not number:
             return None
-        done = left_here(self._of_this_start(number, read_left(job_folder(ref))))
+        done = left_here(self._of_this_start(number, read_exit_files(job_folder(ref))))
         return None if done is None else replace(status_of(done), quiet_for=quiet_for(ref))
 
     def _of_this_start(self, number: str, left: Left) -> Left:

@@ -16,12 +16,19 @@ from typing import Final
 
 from dsv.fs.files import open_plain
 from dsv.fs.process import host_name, user_name
+from dsv.run.engines.attach import ENDING
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended
 from dsv.run.engines.log import through_a_pipe
 from dsv.run.engines.output import Output
-from dsv.run.engines.signals import ENDING
-from dsv.run.engines.slurm.exit_files import ATTENDED, STOPPED, nodes_of, read_left
-from dsv.run.engines.slurm.job_status import ended, is_late, left_here
+from dsv.run.engines.slurm.job_status import (
+    ATTENDED,
+    STOPPED,
+    ended,
+    is_late,
+    left_here,
+    nodes_of,
+    read_exit_files,
+)
 from dsv.run.engines.slurm.program import SlurmProgram, job_folder, job_id
 from dsv.run.record import EndCause, JobRef
 
@@ -77,7 +84,7 @@ class SlurmRun:
         with self._lock:
             self._kills += 1
             tell_stopped(self._folder, "SIGKILL")
-            if self._kills == 1 and read_left(self._folder).begun:
+            if self._kills == 1 and read_exit_files(self._folder).begun:
                 send(self._program, self._id, self._folder, signal.SIGKILL)
             else:
                 self._program.call("scancel", self._id)
@@ -109,7 +116,7 @@ class SlurmRun:
         pause, interval, asked, late = _PAUSE[0], _ASK[0], 0.0, 0.0
         while True:
             moved = step()
-            left = read_left(self._folder)
+            left = read_exit_files(self._folder)
             if left.end is not None:
                 _attend(self._folder)
             if left.end is not None or monotonic() - asked >= interval or self._wake.is_set():
@@ -224,7 +231,7 @@ def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> AbstractConte
             while not stop.is_set() and not over:
                 job, answer = program.find(job_id(ref), fresh=_ASK[1] / 3)
                 over = not follow or (
-                    answer.problem is None and ended(job, read_left(job_folder(ref))) is not None
+                    answer.problem is None and ended(job, read_exit_files(job_folder(ref))) is not None
                 )
                 for each in streams:
                     each.step(last=over)
@@ -245,7 +252,7 @@ def send(program: SlurmProgram, number: str, folder: Path, which: int) -> bool:
 
     False if it has to be sent again once the commands have begun.
     """
-    if read_left(folder).begun:
+    if read_exit_files(folder).begun:
         name = signal.Signals(which).name.removeprefix("SIG")
         return program.call("scancel", f"--signal={name}", number).problem is None
     if which not in (*ENDING, signal.SIGKILL):

@@ -55,10 +55,9 @@ PROGRAMS = {
     PACKAGE / "store/races.py",
     PACKAGE / "fs/sync_process.py",
     PACKAGE / "cache/fill/helper_process.py",
-    PACKAGE / "cache/hold/exec_with_lease.py",
-    PACKAGE / "cache/hold/lease_holder.py",
+    PACKAGE / "cache/hold.py",
     PACKAGE / "run/engines/kubernetes/gang.py",
-    PACKAGE / "run/engines/exec_shim.py",
+    PACKAGE / "run/engines/reaper.py",
     PACKAGE / "workspace/sync/prefetch_process.py",
 }
 NOT_FOR_VALUES = {

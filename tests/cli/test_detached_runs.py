@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.run.engines.reaper_process import processes_of
+from dsv.run.engines.reaper import processes_of
 from tests.cli.detached import await_file, await_log, detach, here, kill_with_guardian, mark, shown
 from tests.cli.runner import Dsv, assert_documented
 from tests.waiting import PATIENCE, until

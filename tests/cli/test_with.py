@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from dsv.cache.hold import exec_with_lease
-from dsv.cache.hold.protocol import PROGRAM as KEEPER
-from dsv.cache.hold.protocol import Order
+from dsv.cache import hold
+from dsv.cache.hold import Order
 from tests.cli.runner import PROGRAM, Dsv
 
 # Says that it has begun, then writes down each signal; ends with code 9 on SIGTERM.
@@ -62,7 +61,7 @@ def keepers(parent: int) -> list[int]:
     found = []
     for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
         words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        if KEEPER.encode() in words:
+        if {hold.PROGRAM.encode(), b"lease"} <= set(words):
             found.append(int(child))
     return found
 
@@ -229,7 +228,7 @@ def test_a_command_whose_data_is_lost_is_ended(tmp_path: Path) -> None:
     order = Order(str(tmp_path), (), os.getpid(), 0, "python")
     line = [str(os.getpid()), str(commands[1]), str(answers[0]), order.encode()]
     process = subprocess.Popen(
-        [sys.executable, "-m", exec_with_lease.__name__, *line, sys.executable, "-c", LISTENER, str(heard)],
+        [sys.executable, "-m", hold.PROGRAM, "exec", *line, sys.executable, "-c", LISTENER, str(heard)],
         pass_fds=(commands[1], answers[0]),
         stderr=subprocess.PIPE,
         text=True,

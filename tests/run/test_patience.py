@@ -117,7 +117,7 @@ class Full(Queue):
 def submitted(engine: Full, patience: Patience) -> Foreground:
     plan = cast("Plan", None)
     return Foreground(
-        cast("Engine", engine), plan, Output(None, None), lambda: None, lambda ref: None, pools.refused
+        cast("Engine", engine), plan, Output(None, None), lambda: None, lambda ref: None, patience.refused
     )
 
 

@@ -19,7 +19,7 @@ from dsv.run.engines.attach import Foreground
 from dsv.run.engines.base import Handle, JobStatus, Plan
 from dsv.run.engines.output import Output
 from dsv.run.engines.process import Process
-from dsv.run.engines.reaper_process import processes_of
+from dsv.run.engines.reaper import processes_of
 from dsv.run.record import START, JobRef, RunId, RunOutput, RunRecord, RunState
 from dsv.run.record_store import Spool
 from dsv.run.supervisor import RunResult, run

@@ -115,7 +115,7 @@ def test_a_run_that_nobody_looks_at_completes_its_own_record(site: Site) -> None
     assert site.last()["output"] == record["output"], "what this machine still had of it changes nothing"
 
 
-@pytest.mark.parametrize("program", ["dsv.cache.hold.exec_with_lease", "srun --ntasks", "slurm_script"])
+@pytest.mark.parametrize("program", ["dsv.cache.hold exec", "srun --ntasks", "slurm_script"])
 def test_a_job_whose_own_programs_are_killed_was_lost_sight_of(site: Site, program: str) -> None:
     """It says so, with a reason, and the times of the command."""
     terminal = site.start(*run_of())

@@ -12,7 +12,7 @@ from pathlib import Path
 from dsv.api.cache_stage import CacheItem, NoLease, Stager
 from dsv.api.context import Context
 from dsv.cache.disk import explain
-from dsv.cache.hold.protocol import Keeper, Order
+from dsv.cache.hold import LeaseHolder, Order
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.fs.process import Watched
@@ -20,16 +20,16 @@ from dsv.run.staged import Staged
 from dsv.values.names import Target, data_variable
 
 _ANSWERS_WITHIN = 600.0
-"""Seconds for a keeper to take its leases: a file server that is away is waited for, but not for ever."""
+"""Seconds for a holder to take its leases: a file server that is away is waited for, but not for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldData:
-    """Staged targets that a keeper holds now. keeper: None if all of them are pinned for good in a cache that may
+    """Staged targets that a holder holds now. holder: None if all of them are pinned for good in a cache that may
     not be written to, and so need none."""
 
     staged: tuple[Staged, ...]
-    keeper: Keeper | None
+    holder: LeaseHolder | None
     order: Order
 
 
@@ -55,9 +55,9 @@ def hold_while(
         raise Unsupported("data can be held while a process lives on Linux only", hint="dsv cache --hold 3d")
     root = CacheRoot(folder)
     with ExitStack() as claims:
-        keeper = _start_keeper()  # first, as it takes a while to come up
+        holder = _start_holder()  # first, as it takes a while to come up
         unused = claims.enter_context(ExitStack())
-        unused.callback(keeper.close)
+        unused.callback(holder.close)
         stager = claims.enter_context(Stager(context, root, offline=offline, jobs=jobs))
         found = []
         places = []
@@ -79,12 +79,12 @@ def hold_while(
         staged = tuple(found)
         if not order.places:
             return HeldData(staged, None, order)
-        keeper.hold(order)
-        said = keeper.answer(_ANSWERS_WITHIN)
+        holder.hold(order)
+        said = holder.answer(_ANSWERS_WITHIN)
         if said is None or not said.startswith("held "):
             raise _refusal(root, said)
         unused.pop_all()
-        return HeldData(staged, keeper, order.after(said))
+        return HeldData(staged, holder, order.after(said))
 
 
 def cache_while(
@@ -107,8 +107,8 @@ def cache_while(
     held = hold_while(
         context, folder, targets, watched, program=watched.program(), offline=offline, jobs=jobs
     )
-    if held.keeper is not None:
-        held.keeper.close()
+    if held.holder is not None:
+        held.holder.close()
     return [CacheItem.of(one) for one in held.staged]
 
 
@@ -122,9 +122,9 @@ def environment_of(staged: Staged, further: Mapping[str, Staged]) -> dict[str, s
     return variables | {data_variable(name): str(one.path) for name, one in further.items()}
 
 
-def _start_keeper() -> Keeper:
+def _start_holder() -> LeaseHolder:
     try:
-        return Keeper.start()
+        return LeaseHolder.start()
     except OSError as error:
         raise explain(error, sys.executable, "start") from error
 

@@ -12,6 +12,7 @@ import typer
 
 from dsv.api.cache_stage import CacheItem
 from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
+from dsv.cache.hold import PROGRAM
 from dsv.cli.call import Call
 from dsv.cli.commands.cache import item_of
 from dsv.cli.declare import COMMAND, command, whole
@@ -20,8 +21,6 @@ from dsv.cli.options.targets import Offline
 from dsv.cli.output import document, to_json
 from dsv.errors import UsageError
 from dsv.values.names import Target, parse_data
-
-_ATTENDANT = "dsv.cache.hold.exec_with_lease"
 
 
 @command(
@@ -87,7 +86,7 @@ def with_(
         _write(call, json_file, [CacheItem.of(each) for each in held.staged])
     variables = environment_of(held.staged[0], dict(zip(further, held.staged[1:], strict=True)))
     with launching():
-        _become_attendant(held, call.words, {**call.around.environ, **variables})
+        _exec(held, call.words, {**call.around.environ, **variables})
     raise AssertionError("unreachable")
 
 
@@ -99,15 +98,17 @@ def _write(call: Call, name: str, items: Sequence[CacheItem]) -> None:
         call.warn(f"{name} can't be written: {error.strerror}")
 
 
-def _become_attendant(held: HeldData, words: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Goes on as the program that waits for the command; see there why it is one of its own."""
+def _exec(held: HeldData, words: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """Become the program that waits for the command; `dsv.cache.hold` says why it is one of its own."""
     ends = ("0", "0", "0")
-    keeper = held.keeper
-    if keeper is not None:
-        for descriptor in (keeper.commands, keeper.answers):
+    holder = held.holder
+    if holder is not None:
+        for descriptor in (holder.commands, holder.answers):
             os.set_inheritable(descriptor, True)
-        ends = (str(keeper.pid), str(keeper.commands), str(keeper.answers))
+        ends = (str(holder.pid), str(holder.commands), str(holder.answers))
     sys.stderr.flush()
     os.execve(
-        sys.executable, [sys.executable, "-P", "-m", _ATTENDANT, *ends, held.order.encode(), *words], environ
+        sys.executable,
+        [sys.executable, "-P", "-m", PROGRAM, "exec", *ends, held.order.encode(), *words],
+        environ,
     )

@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from dsv.errors import LaunchError, UsageError
 from dsv.fs.process import Fate, Watched
 from dsv.fs.process import Process as Known
 from dsv.periodic import Periodic
-from dsv.run.engines import exec_shim
 from dsv.run.engines.base import (
     CANNOT_INVOKE,
     CANNOT_LAUNCH,
@@ -45,8 +43,7 @@ from dsv.run.engines.local_resources import (
 )
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
-from dsv.run.engines.reaper import Guard
-from dsv.run.engines.reaper_process import end_groups, marked, processes_of
+from dsv.run.engines.reaper import COMMAND, Guard, end_groups, marked, processes_of
 from dsv.run.record import EndCause, JobRef, RunState, Usage
 from dsv.run.resources import ALL_GPUS, Capacity, Resources
 from dsv.values.json import Json
@@ -212,7 +209,7 @@ class Process:
         (order, to_order), (from_problem, problem) = os.pipe(), os.pipe()
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", exec_shim.__file__, str(order), str(problem)],
+                [*COMMAND, "exec", str(order), str(problem)],
                 env=dict(self.environ),
                 cwd=plan.cwd,
                 stdin=subprocess.DEVNULL,
@@ -411,7 +408,7 @@ def _known(ref: JobRef) -> Known:
 
 def _is_launcher(pid: int) -> bool:
     try:
-        return os.fsencode(exec_shim.__file__) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return os.fsencode(COMMAND[-1]) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
 

@@ -1,24 +1,46 @@
-"""The guard of a job: starts and dismisses the guardian, a small process that ends the job if this one is killed."""
+"""End a job if dsv is killed, and start a plain process only once its reference is written down.
+
+This file is a module of dsv, and also a program that dsv starts beside a job. As a program it imports nothing of dsv,
+so that it starts at once. It does one of two things:
+
+    reaper.py reap           waits on its standard input, and ends the job when that is closed
+    reaper.py exec IN OUT    waits for a command on the descriptor IN, and becomes it
+
+`reap`: dsv keeps the other end of the standard input open for as long as the job lives, and kills the reaper after
+that. If the input ends before, dsv is gone: SIGKILL, for instance the kernel's when memory runs out, leaves no other
+trace. The input is JSON, one value a line: first the order, then the process group to end from then on, or null.
+
+    {"run": ID, "grace": SECONDS, "container": null or the engine's program, "files": [paths to remove]}
+    1234
+
+`exec`: reads a line with the length of the rest, then the number of arguments, the arguments, and `NAME=VALUE` for
+each variable, separated by NUL bytes. If that ends early dsv is gone, and nothing is run. If the command can't be run,
+the number of the error is written to OUT.
+"""
 
 from __future__ import annotations
 
-import json
-import subprocess
+import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import time
 from contextlib import suppress
-from pathlib import Path
-from threading import Lock
-from typing import Final
 
-from dsv.run.engines import reaper_process
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Mapping, Sequence
+# json, subprocess and threading are imported where they are used: `exec` needs none of them, and they take long.
 
-GRACE: Final = 20.0
+GRACE = 20.0
 """Seconds that a job gets to end by itself: less than the 30 that Slurm and Kubernetes give dsv."""
+_PAUSE = 0.1
+_LOOKS = (0.0, 1.0, 3.0)  # for a container that the engine was just making
+_PATIENCE = 300.0  # with an engine that doesn't answer
 
 
 class Guard:
-    """Made before the job is started. If no process can be started for it, the job goes on without one."""
+    """Starts and stops the reaper of one job. Made before the job; if no process can be started, the job has none."""
 
     def __init__(
         self,
@@ -26,19 +48,31 @@ class Guard:
         environ: Mapping[str, str],
         *,
         container: str | None = None,
-        files: Sequence[Path] = (),
+        files: Sequence[os.PathLike[str]] = (),
         grace: float = GRACE,
     ) -> None:
-        """run: its id, with which `DSV_RUN` or a label marks the job. container: the program of its engine; files:
-        what must not stay."""
+        """Start the reaper.
+
+        run: the id with which `DSV_RUN` or a label marks the job
+        container: the program of the job's engine, if it runs in a container
+        files: removed if dsv is killed
+        """
+        import subprocess
+        from threading import Lock
+
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
-        order = {"run": run, "grace": grace, "container": container, "files": [str(path) for path in files]}
+        order = {
+            "run": run,
+            "grace": grace,
+            "container": container,
+            "files": [os.fspath(path) for path in files],
+        }
         with suppress(OSError):
-            # -I, -S: nothing of the caller's is imported. A session of its own: what ends dsv or the job by its
-            # group, the terminal for instance, doesn't end this.
+            # -I, -S: nothing of the caller's is imported. In a session of its own, as a signal to the group of dsv
+            # or of the job, from the terminal for instance, must not end it.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", reaper_process.__file__],
+                [*COMMAND, "reap"],
                 env=dict(environ),
                 cwd="/",
                 stdin=subprocess.PIPE,
@@ -46,14 +80,14 @@ class Guard:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-            self._tell(json.dumps(order))
+            self._send(order)
 
     def watch(self, group: int | None) -> None:
-        """The job, or the program that now works for it, leads this process group. A former one is forgotten."""
-        self._tell(json.dumps(group))
+        """Set the process group of the job, or of the program that works for it now, instead of the former one."""
+        self._send(group)
 
     def dismiss(self) -> None:
-        """The job is over."""
+        """Stop the reaper: the job is over."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
@@ -64,7 +98,7 @@ class Guard:
                 process.stdin.close()
 
     def abandon(self) -> None:
-        """Nobody waits for the job any more: ends it as if this process were gone, without waiting for that."""
+        """Have the reaper end the job as if this process were gone, without waiting for that."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
@@ -72,9 +106,133 @@ class Guard:
             with suppress(OSError):
                 process.stdin.close()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, value: object) -> None:
+        import json
+
         if self._process is not None:
             assert self._process.stdin is not None
             with suppress(OSError):
-                self._process.stdin.write(line.encode() + b"\n")
+                self._process.stdin.write(json.dumps(value).encode() + b"\n")
                 self._process.stdin.flush()
+
+
+COMMAND = (sys.executable, "-I", "-S", __file__)
+"""The program, without its arguments."""
+
+
+def become_command(order: int, problem: int) -> None:
+    """Read a command from one descriptor and become it; write the number of an error to the other."""
+    os.set_inheritable(problem, False)
+    with os.fdopen(order, "rb") as file:
+        length = file.readline()
+        data = file.read()
+    if not length.endswith(b"\n") or len(data) != int(length):
+        return
+    count, *words = data.split(b"\0")
+    argv, env = words[: int(count)], dict(each.split(b"=", 1) for each in words[int(count) :])
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the command would inherit that
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        os.write(problem, b"%d" % (error.errno or 0))
+
+
+def reap() -> None:
+    """Wait until the standard input is closed, then end the job."""
+    import json
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # dsv decides what they mean for the job
+    lines = os.fdopen(0, "rb")
+    order = json.loads(lines.readline() or "null")
+    if order is None:
+        return
+    sent = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    groups = {group for group in sent[-1:] if group is not None}
+    for path in order["files"]:
+        with suppress(OSError):
+            os.unlink(path)  # noqa: PTH108
+    if order["container"] is None:
+        # Without a group dsv was killed while it started the job, whose first process leads a group of its own.
+        end_groups(groups or set(processes_of(order["run"])), order["grace"])
+    else:
+        end_groups(groups, 0)  # the program that fetches the image or delivers the output
+        _end_containers(order["container"], order["run"], order["grace"])
+
+
+def processes_of(run: str) -> list[int]:
+    """Return the processes of this user that have `DSV_RUN` of this run in their environment."""
+    return [pid for pid, other in marked() if other == run]
+
+
+def marked() -> list[tuple[int, str]]:
+    """Return the processes of this user that have `DSV_RUN` in their environment, each with the run's id."""
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208 (pathlib takes longer to import than all else here)
+        if name.isdecimal() and int(name) != os.getpid():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:  # noqa: PTH123
+                    values = file.read().split(b"\0")
+            except OSError:
+                continue
+            runs = [
+                value[8:].decode("utf-8", "surrogateescape") for value in values if value[:8] == b"DSV_RUN="
+            ]
+            found += [(int(name), run) for run in runs]
+    return found
+
+
+def end_groups(groups: set[int], grace: float) -> None:
+    """End these process groups by SIGTERM, and by SIGKILL after `grace` seconds. Ignore those that are gone."""
+    groups = {group for group in groups if grace == 0 or _signal(group, signal.SIGTERM)}
+    deadline = time.monotonic() + grace
+    while groups and time.monotonic() < deadline:
+        time.sleep(_PAUSE)
+        groups = {group for group in groups if _signal(group, 0)}
+    for group in groups:
+        _signal(group, signal.SIGKILL)
+
+
+def _signal(group: int, number: int) -> bool:
+    try:
+        os.killpg(group, number)
+    except OSError:
+        return False
+    return True
+
+
+def _end_containers(program: str, run: str, grace: float) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    for pause in _LOOKS:
+        time.sleep(pause)
+        while (found := _containers(program, run)) is None and time.monotonic() < deadline:
+            time.sleep(_LOOKS[-1])
+        for container in found or ():
+            _call(program, "stop", "--time", str(int(grace)), container)
+            _call(program, "rm", "--force", "--volumes", container)
+        if found:
+            return
+
+
+def _containers(program: str, run: str) -> list[str] | None:
+    """Return the containers of a run; None if the engine does not answer."""
+    answer = _call(program, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label=dsv.run={run}")
+    return None if answer is None else answer.split()
+
+
+def _call(*argv: str) -> str | None:
+    import subprocess
+
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "reap":
+        reap()
+    else:
+        become_command(int(sys.argv[2]), int(sys.argv[3]))

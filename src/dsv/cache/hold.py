@@ -1,0 +1,385 @@
+"""Hold places of a cache for as long as another process lives, as `dsv with` and `dsv cache --while` do.
+
+This module is also a program, with two commands:
+
+    python -m dsv.cache.hold lease
+        takes the leases and renews them until the watched process has ended
+    python -m dsv.cache.hold exec PID COMMANDS ANSWERS ORDER CMD...
+        starts CMD and waits for it; `dsv with` becomes this by `execve`. PID is the process that holds the leases,
+        COMMANDS and ANSWERS are the ends of its pipes (0 0 0 for none), ORDER is what it was asked to hold
+
+`lease` is a process in a session of its own. So it renews the leases while the watched process is stopped, and it
+survives the terminal and the process that started it. The two talk in lines:
+
+    to it:      its order in JSON; then `watch PID`, to watch another process instead; `done`, to end
+    from it:    `held ID...`; or `gone PLACE`, if a commit was evicted first, or `failed ERRNO PATH`; later
+                `lost REASON`
+
+`exec` gives the command this process's terminal, descriptors and process group, as though it had been started without
+dsv. So a signal of the terminal (Ctrl-C) reaches the command by itself, and only a signal to this process alone is
+passed on. `sigtimedwait` tells the two apart, but not in a process with other threads. The process lives as long as
+the command, so what only `lease` needs is imported there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+if TYPE_CHECKING:
+    from dsv.cache.claims.leases import Lease
+    from dsv.fs.process import Watched
+
+PROGRAM = "dsv.cache.hold"
+PASSED_ON = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+CANNOT_LAUNCH, CANNOT_INVOKE, NO_SUCH_COMMAND = 125, 126, 127
+GRACE = 20.0
+"""Seconds that a command whose data is lost gets to end."""
+_RELEASED_WITHIN = 10.0  # seconds; while a file server is away, a release would wait for ever
+_LEASE_TICK = 0.5  # seconds
+_EXEC_TICK = 1.0
+_TRIES = 5  # starts of a new process in a row
+
+
+class Order(msgspec.Struct, frozen=True):
+    """The places to hold, and the process to watch."""
+
+    root: str
+    """The folder of the cache."""
+    places: tuple[tuple[str, str], ...]
+    """Each a dataset's component and a name."""
+    pid: int
+    """The process to watch."""
+    start: int
+    """The tick of its kernel at which it began; 0 if that is unknown."""
+    program: str
+    """The program that it runs, for people to read."""
+    replaces: tuple[str, ...] = ()
+    """Ids of leases whose process was killed, so that nobody renews them."""
+    run: str | None = None
+    """The run that the process is part of, if any."""
+    job: str | None = None
+    """The batch job that it is part of, if any."""
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> Self:
+        fields = json.loads(text)
+        fields["places"] = tuple((dataset, name) for dataset, name in fields["places"])
+        fields["replaces"] = tuple(fields["replaces"])
+        return cls(**fields)
+
+    def after(self, held: str) -> Self:
+        """Return the order for a new process if the one that answered this line is killed."""
+        return replace(self, replaces=(*self.replaces, *held.split()[1:]))
+
+    def watching(self, pid: int) -> Self:
+        """Return the same for a child of this process. It is not reaped yet, so no other process has its pid."""
+        return replace(self, pid=pid, start=0)
+
+
+class LeaseHolder(msgspec.Struct):
+    """A process that runs the command `lease`, a child of this one, and the ends of its pipes."""
+
+    pid: int
+    commands: int
+    answers: int
+    _unread: bytes = b""
+
+    @classmethod
+    def start(cls) -> Self:
+        """Start one. It waits for its order, and ends if its pipes are closed before that. Raises `OSError`."""
+        process = subprocess.Popen(
+            # -P: what lies in the folder where the command was given is data, whatever its name.
+            [sys.executable, "-P", "-m", PROGRAM, "lease"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        holder = cls(process.pid, os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno()))
+        process.stdin.close()
+        process.stdout.close()
+        process.returncode = 0  # no warning of Popen about a process that it did not wait for
+        return holder
+
+    def hold(self, order: Order) -> None:
+        """Send the order. The answer is still to be read."""
+        self.send(order.encode())
+
+    def send(self, line: str) -> None:
+        """Send a line. If the process is gone, `answer` says so."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.commands, line.encode() + b"\n")
+
+    def answer(self, seconds: float) -> str | None:
+        """Return its next line, "" if it has ended, None if no line comes within `seconds`."""
+        while b"\n" not in self._unread:
+            if not select.select([self.answers], [], [], seconds)[0]:
+                return None
+            data = os.read(self.answers, 4096)
+            if not data:
+                return ""
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode(errors="replace")
+
+    def close(self) -> None:
+        """Close the pipes. The process continues."""
+        os.close(self.commands)
+        os.close(self.answers)
+
+
+class Hold:
+    """The process that holds the leases, started again if it was killed."""
+
+    def __init__(self, holder: LeaseHolder | None, order: Order) -> None:
+        self._holder = holder
+        self._order = order
+        self._tries = _TRIES
+
+    def watch(self, pid: int) -> None:
+        if self._holder is not None:
+            self._order = self._order.watching(pid)
+            self._holder.send(f"watch {pid}")
+
+    def problem(self) -> str | None:
+        """Return why the data is not held any more, or None."""
+        while self._holder is not None:
+            answer = self._holder.answer(0.0)
+            if answer is None:
+                return None
+            if answer.startswith("lost "):
+                return answer.removeprefix("lost ")
+            if answer.startswith(("gone ", "failed ")):
+                return f"{answer.partition(' ')[2]} could not be protected again"
+            if answer.startswith("held "):
+                self._tries = _TRIES
+                self._order = self._order.after(answer)
+            elif not answer and not self._start_again():
+                return "the process that renewed its lease was killed, and a new one does not start"
+        return None
+
+    def _start_again(self) -> bool:
+        assert self._holder is not None
+        self._holder.close()
+        self._holder = None
+        if self._tries == 0:
+            return False
+        self._tries -= 1
+        try:
+            self._holder = LeaseHolder.start()
+        except OSError:
+            return False
+        self._holder.hold(self._order)
+        return True
+
+    def release(self) -> None:
+        """End the leases. Return when that is done, or after a while if a file server does not answer."""
+        if self._holder is None:
+            return
+        self._holder.send("done")
+        deadline = time.monotonic() + _RELEASED_WITHIN
+        while (left := deadline - time.monotonic()) > 0 and self._holder.answer(left) not in ("", None):
+            pass
+
+
+def exec_command(argv: Sequence[str]) -> int:
+    """Start the command, wait for it, and return its exit code."""
+    pid, commands, answers = map(int, argv[:3])
+    for descriptor in (commands, answers) if pid else ():
+        os.set_inheritable(descriptor, False)
+    hold = Hold(LeaseHolder(pid, commands, answers) if pid else None, Order.decode(argv[3]))
+    command = list(argv[4:])
+    passed = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [*passed, signal.SIGCHLD])
+    try:
+        # Python ignores these two; the command must not inherit that.
+        usual = [signal.SIGPIPE, signal.SIGXFSZ]
+        child = os.posix_spawnp(command[0], command, os.environ, setsigmask=before, setsigdef=usual)
+    except OSError as error:
+        hold.release()
+        return _not_started(command[0], error)
+    hold.watch(child)
+    status, lost = _wait(child, hold, [*passed, signal.SIGCHLD])
+    hold.release()
+    if lost:
+        return CANNOT_LAUNCH
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else _die_of(-code)
+
+
+def _wait(child: int, hold: Hold, awaited: Sequence[int]) -> tuple[int, bool]:
+    """Return the command's wait status, and whether it was ended because its data is no longer held."""
+    lost = False
+    deadline: float | None = None
+    while (status := _reap(child)) is None:
+        found = signal.sigtimedwait(awaited, _EXEC_TICK)
+        # A positive code is the kernel's: the terminal sent the signal to the whole group, so the command has it too.
+        if found is not None and found.si_signo != signal.SIGCHLD and found.si_code <= 0:
+            os.kill(child, found.si_signo)
+        if not lost and (problem := hold.problem()) is not None:
+            lost = True
+            deadline = time.monotonic() + GRACE
+            _complain(f"the data is no longer held, so the command was stopped: {problem}")
+            os.kill(child, signal.SIGTERM)
+        if deadline is not None and time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+    return status, lost
+
+
+def _reap(child: int) -> int | None:
+    """Return the command's wait status, None while it lives. Process 1 of a container reaps other children too."""
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return None
+        if pid == child:
+            return status
+
+
+def _not_started(command: str, error: OSError) -> int:
+    is_there = os.path.lexists(command) if "/" in command else shutil.which(command, os.F_OK)
+    if error.errno in (errno.ENOENT, errno.ENOTDIR) and not is_there:
+        _complain(f"{command}: command not found")
+        return NO_SUCH_COMMAND
+    _complain(f"{command} can't be run: {error.strerror}")
+    cannot = (errno.E2BIG, errno.ENOMEM, errno.EAGAIN)
+    return CANNOT_LAUNCH if error.errno in cannot else CANNOT_INVOKE
+
+
+def _die_of(number: int) -> int:
+    """End by the same signal, so that an interrupted script stops. As process 1, which survives it, return the code."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    return 128 + number
+
+
+def _complain(message: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"error: {message}\n")
+        sys.stderr.flush()
+
+
+def hold_leases() -> int:
+    """Read an order from stdin and hold its places until the watched process has ended."""
+    # A signal that ends the watched process may go to every process of its host or of its job. This process must
+    # outlive the watched one, so it ignores these.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir("/")  # so that any file system can be unmounted meanwhile
+    commands = _Commands()
+    line = commands.next(None)
+    if not line:
+        return 1
+    order = Order.decode(line)
+    held: list[Lease] = []
+    try:
+        return _hold_while_alive(order, held, commands)
+    except OSError as error:
+        _say(f"failed {error.errno or 0} {error.filename or order.root}")
+        return 1
+    finally:
+        for lease in held:
+            lease.release()
+
+
+def _hold_while_alive(order: Order, held: list[Lease], commands: _Commands) -> int:
+    from dsv.cache.claims.leases import Lease
+    from dsv.cache.claims.user_leases import end_lease, find_leases
+    from dsv.cache.layout import Place
+    from dsv.cache.root import CacheRoot
+    from dsv.fs.process import Watched
+
+    watched = Watched(order.pid, order.start)
+    root = CacheRoot(Path(order.root))
+    places = [Place(dataset, name) for dataset, name in order.places]
+    for place in places:
+        lease = Lease.take(
+            root, place, "run", run=order.run, job=order.job, process=order.pid, program=order.program
+        )
+        held.append(lease)
+        if not lease.confirm():
+            _say(f"gone {place}")
+            return 1
+        lease.hold()
+    for id_ in order.replaces:
+        for old in find_leases(root, places, id_):
+            end_lease(root, old)
+    _say(" ".join(["held", *(lease.record.owner.id for lease in held)]))
+    while not watched.has_ended():
+        lost = next((lease for lease in held if lease.lost.is_set()), None)
+        if lost is not None:
+            _say(f"lost {lost.reason}")
+            return 1
+        line = commands.next(watched)
+        if line == "done":
+            break
+        if line is not None and line.startswith("watch "):
+            watched.close()
+            watched = Watched(int(line.removeprefix("watch ")))
+    return 0
+
+
+class _Commands:
+    """Lines on stdin. If it is closed, the parent may be dead while the watched process lives."""
+
+    def __init__(self) -> None:
+        self._unread = b""
+        self._open = True
+
+    def next(self, watched: Watched | None) -> str | None:
+        """Return the next line; None after a while without one, or when the watched process has ended."""
+        while b"\n" not in self._unread:
+            inputs = [0] if self._open else []
+            if watched is None and not inputs:
+                return None
+            also = [] if watched is None or watched.descriptor is None else [watched.descriptor]
+            ready = select.select(inputs + also, [], [], None if watched is None else _LEASE_TICK)[0]
+            if 0 not in ready:
+                return None
+            data = os.read(0, 4096)
+            self._open = bool(data)
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode()
+
+
+def _say(line: str) -> None:
+    try:
+        sys.stdout.write(line.replace("\n", " ") + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="ascii")  # noqa: SIM115, PTH123 (nobody reads it any more)
+
+
+if __name__ == "__main__":
+    sys.exit(hold_leases() if sys.argv[1] == "lease" else exec_command(sys.argv[2:]))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsv.api.workspaces import workspace_above
 from dsv.errors import NotFound
 from dsv.run.active_runs import RunRecords
 from dsv.run.dirs import RunPlace
@@ -143,7 +144,9 @@ class Shop:
 
     @property
     def place(self) -> RunPlace:
-        return RunPlace(self.environ, self.home / "state", self.home / "here", "gpu-7", "ada")
+        return RunPlace(
+            self.environ, self.home / "state", self.home / "here", "gpu-7", "ada", None, workspace_above
+        )
 
     @property
     def spool(self) -> Spool:

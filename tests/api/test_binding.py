@@ -12,9 +12,9 @@ from dsv.api.init import init
 from dsv.errors import Conflict, NoRoom
 from dsv.values.names import DatasetName, Target
 from dsv.workspace.workspace import Workspace
-from tests.api.people import SCANS, Person
 from tests.inputs.small_disk import small_disk
 from tests.killing import run_killed
+from tests.kit.people import SCANS, Person
 
 
 @pytest.fixture

@@ -37,9 +37,9 @@ from dsv.store.memory import MemoryStore
 from dsv.store.wrappers import Counting, Wrapper
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, Rev, TagName, Target
-from tests.api.people import Person, every_store_is
 from tests.exhaustive import examples
-from tests.repo.worlds import DATASET, commit, condemn, create, packs
+from tests.kit.people import Person, every_store_is
+from tests.kit.repositories import DATASET, commit, condemn, create, packs
 
 
 class World:

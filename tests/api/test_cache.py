@@ -16,7 +16,7 @@ from dsv.run.record import RunId
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, TagName, Target
 from dsv.values.progress import NoProgress
-from tests.api.people import SCANS, Person, read_folder
+from tests.kit.people import SCANS, Person, read_folder
 
 FILES = {
     "a/1.txt": b"one",

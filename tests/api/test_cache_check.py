@@ -17,7 +17,7 @@ from dsv.cache.fill.links import State
 from dsv.cache.layout import FILE_TIME
 from dsv.errors import Conflict, NoRoom, NotFound, Unreachable
 from dsv.values.names import Target
-from tests.api.people import Person, read_folder
+from tests.kit.people import Person, read_folder
 
 FILES = {
     "a/1.txt": b"one", "a/2.txt": b"two", "a/empty": b"", "b/run.sh": b"#!/bin/sh\n", "b/link@": b"../a/1.txt",

@@ -14,8 +14,8 @@ from dsv.store.faulty import Crash, Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
 from dsv.store.retry import Retrying
 from dsv.values.names import Target
-from tests.api.people import Files, Person, every_store_is, read_folder
 from tests.exhaustive import some
+from tests.kit.people import Files, Person, every_store_is, read_folder
 
 RNG = random.Random(11)
 FIRST: Files = {

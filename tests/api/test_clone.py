@@ -11,9 +11,9 @@ from dsv.errors import Conflict, NotFound
 from dsv.store.faulty import Crash, Fault, Faulty, Kind
 from dsv.store.memory import MemoryStore
 from dsv.values.names import DatasetName, Target
-from tests.api.people import Files, Person, every_store_is, read_folder
-from tests.cli.runner import write_files
 from tests.exhaustive import some
+from tests.kit.dsv import write_files
+from tests.kit.people import Files, Person, every_store_is, read_folder
 
 FILES: Files = {
     "a/one.txt": b"1\n",

@@ -26,7 +26,7 @@ from dsv.cache.lending import lenders, lent_files
 from dsv.cache.lending.shelf import Shelf
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.values.names import BranchName, Target
-from tests.api.people import Files, Person, read_folder
+from tests.kit.people import Files, Person, read_folder
 
 BIG = os.urandom(3 << 20)
 FILES: Files = {

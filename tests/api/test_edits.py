@@ -17,7 +17,7 @@ from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore
 from dsv.transfer.commit import commit_changes as really_commit
 from dsv.values.names import DatasetName, TagName, Target
-from tests.api.people import SCANS, Files, Person, every_store_is
+from tests.kit.people import SCANS, Files, Person, every_store_is
 
 TARGET = Target(SCANS)
 

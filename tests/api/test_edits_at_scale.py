@@ -20,9 +20,9 @@ from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.values.ids import EMPTY_FILE
 from dsv.values.names import MAIN, DatasetName, Target
 from dsv.values.paths import sort_key
-from tests.api.people import SCANS, Person, every_store_is, read_commit
 from tests.killing import run_killed
-from tests.repo.worlds import WRITER
+from tests.kit.people import SCANS, Person, every_store_is, read_commit
+from tests.kit.repositories import WRITER
 
 FILES = 60_000
 TARGET = Target(SCANS)

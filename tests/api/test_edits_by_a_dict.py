@@ -11,10 +11,10 @@ from dsv.errors import Conflict, NotFound, UsageError
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.store.memory import MemoryStore
-from tests.api.people import Person, every_store_is
 from tests.api.test_edits import Edited, change, files
 from tests.exhaustive import examples
-from tests.repo.worlds import commit, create
+from tests.kit.people import Person, every_store_is
+from tests.kit.repositories import commit, create
 
 Model = dict[str, bytes]
 names = st.lists(st.sampled_from(["a", "b", "c", "a-", "ä"]), min_size=1, max_size=3).map("/".join)

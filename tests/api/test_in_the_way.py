@@ -12,7 +12,7 @@ from dsv.api.restore import restore
 from dsv.api.status import status
 from dsv.errors import Conflict
 from dsv.values.names import Target
-from tests.api.people import Files, Person
+from tests.kit.people import Files, Person
 from tests.privileges import modes_count
 
 

@@ -21,9 +21,9 @@ from dsv.api.status import status
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, Target
 from dsv.workspace.workspace import Workspace
-from tests.api.people import Files, Person
 from tests.exhaustive import some
 from tests.killing import run_killed
+from tests.kit.people import Files, Person
 
 FIRST: Files = {
     "x": b"first", "tool": b"1", "link@": b"x", "hollow": None, "gone/y": b"y", "turns": b"a file", "folds/in": b"i",

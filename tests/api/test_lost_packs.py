@@ -19,7 +19,7 @@ from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.format.locator import ObjectKind
 from dsv.format.pack import verify
 from dsv.values.names import DatasetName, Target
-from tests.api.people import Files, Person
+from tests.kit.people import Files, Person
 
 FILES: Files = {f"d/{n}": b"%d" % n * 40 for n in range(30)} | {"large": random.Random(3).randbytes(5 << 20)}
 

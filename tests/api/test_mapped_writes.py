@@ -22,7 +22,7 @@ from dsv.fs import mapped
 from dsv.fs.mapped import Notice, has_writers, notice
 from dsv.values.names import Target
 from dsv.workspace.scan import file_reader
-from tests.api.people import Person
+from tests.kit.people import Person
 
 SIZE = 2 << 20
 NAMES = ["small", "large"]

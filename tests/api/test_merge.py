@@ -18,8 +18,8 @@ from dsv.store.wrappers import Counting
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName
 from dsv.values.paths import PathSet
-from tests.api.branching import Dataset, dataset
-from tests.repo.worlds import condemn
+from tests.kit.people import Dataset, dataset
+from tests.kit.repositories import condemn
 
 TEXT = b"".join(b"line %d\n" % number for number in range(20))
 

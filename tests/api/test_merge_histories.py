@@ -15,7 +15,7 @@ from dsv.api.merge import MergeRequest, merge
 from dsv.merge.paths import MergeConflict
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName
-from tests.api.branching import Dataset, dataset
+from tests.kit.people import Dataset, dataset
 
 NAMES = ["a", "b", "d/a", "d/b", "e/f/a"]
 BRANCHES = ["main", "one", "two"]

@@ -28,9 +28,9 @@ from dsv.store.memory import MemoryStore
 from dsv.store.wrappers import Wrapper
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, Target
-from tests.api.people import Person, every_store_is
 from tests.api.test_branches import World, path
-from tests.repo.worlds import DATASET, WRITER, commit
+from tests.kit.people import Person, every_store_is
+from tests.kit.repositories import DATASET, WRITER, commit
 
 MAIN_PATH = path("main")
 FORWARD = Limits()

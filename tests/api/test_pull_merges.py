@@ -15,9 +15,9 @@ from dsv.errors import Conflict
 from dsv.merge.paths import Choice, ConflictKind, MergeConflict
 from dsv.values.names import Target
 from dsv.values.paths import PathSet
-from tests.api.people import SCANS, Files, Person
 from tests.exhaustive import some
 from tests.killing import run_killed
+from tests.kit.people import SCANS, Files, Person
 
 TEXT = b"".join(b"line %d\n" % number for number in range(20))
 MINE, THEIRS = TEXT.replace(b"line 2\n", b"mine\n"), TEXT.replace(b"line 17\n", b"theirs\n")

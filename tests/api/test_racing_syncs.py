@@ -9,14 +9,14 @@ from pathlib import Path
 from dsv.api.clone import clone
 from dsv.api.pull import pull
 from dsv.values.names import BranchName, Target
-from tests.api.people import Person
+from tests.kit.people import Person
 
 RACERS = 4
 SYNC = """
 import sys
 from pathlib import Path
 from dsv.errors import DsvError
-from tests.api.people import Person
+from tests.kit.people import Person
 person = Person(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
 print("ready", flush=True)
 sys.stdin.readline()

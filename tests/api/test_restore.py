@@ -13,7 +13,7 @@ from dsv.api.restore import Restored, restore
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.values.names import Target
 from dsv.workspace.workspace import Workspace
-from tests.api.people import Files, Person
+from tests.kit.people import Files, Person
 
 BIG = random.Random(7).randbytes(3 << 20)
 FILES: Files = {

@@ -18,9 +18,9 @@ from dsv.repo.refs.branches import Refs
 from dsv.repo.repository import Repository
 from dsv.values.ids import CommitId
 from dsv.values.names import Target
-from tests.api.people import SCANS, Files, Person
 from tests.exhaustive import is_full, some
 from tests.killing import run_killed
+from tests.kit.people import SCANS, Files, Person
 
 FIRST: Files = {"a": b"1", "d/b": b"1", "d/c": b"1"}
 SECOND: Files = {"a": b"2", "d/b": b"1", "new": b"2"}

@@ -20,7 +20,7 @@ from dsv.errors import Conflict, NotFound, Unsupported
 from dsv.values.names import BranchName, Target
 from dsv.values.paths import show
 from dsv.workspace.workspace import Workspace
-from tests.api.people import Files, Person, read_folder
+from tests.kit.people import Files, Person, read_folder
 
 FILES: Files = {
     ".dsvignore": b"*.tmp\n", "notes.txt": b"n", "train/a.png": b"a", "train/b.png": b"b", "train/deep/c.png": b"c",

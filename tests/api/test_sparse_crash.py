@@ -18,10 +18,10 @@ from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore
 from dsv.store.wrappers import Counting
 from dsv.values.names import Target
-from tests.api.people import Files, Person, every_store_is
 from tests.api.test_edits_at_scale import large, segments
 from tests.exhaustive import numbers
 from tests.killing import run_killed
+from tests.kit.people import Files, Person, every_store_is
 
 FILES: Files = {
     "train/a": b"a", "train/deep/b": b"b", "val/c": b"c", "val/deep/d": b"d", "val/link@": b"c", "val/hollow": None,

@@ -19,8 +19,8 @@ from dsv.errors import Conflict, NotFound
 from dsv.store.memory import MemoryStore
 from dsv.values.names import MAIN, BranchName, Target
 from dsv.values.patterns import SparsePatterns
-from tests.api.people import Files, Person, every_store_is
 from tests.exhaustive import examples
+from tests.kit.people import Files, Person, every_store_is
 
 SIDE = BranchName.parse("side")
 PATHS = ["a/1", "a/2", "a/x/1", "b/1", "b/x/1", "b/x/2", "c", "d"]

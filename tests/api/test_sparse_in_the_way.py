@@ -17,7 +17,7 @@ from dsv.api.status import status
 from dsv.errors import Conflict, NotFound
 from dsv.store.memory import MemoryStore
 from dsv.values.names import Target
-from tests.api.people import Files, Person, every_store_is
+from tests.kit.people import Files, Person, every_store_is
 
 PATHS = ["a", "a/b", "a/b/c", "a/b/d", "a/e", "f", "f/g"]
 EDITS = st.lists(st.tuples(st.sampled_from(PATHS), st.sampled_from([b"1\n", b"2\n", None, b""])), max_size=3)

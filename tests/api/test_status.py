@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsv.api.status import Status, status
-from tests.api.people import Files, Person
+from tests.kit.people import Files, Person
 
 FILES: Files = {"train/a": b"a", "train/b": b"b", "test/c": b"c", "tool.sh": b"#!", "link@": b"tool.sh"}
 

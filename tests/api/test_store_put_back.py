@@ -22,7 +22,7 @@ from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, TagName, Target
 from dsv.values.progress import NoProgress
-from tests.api.people import SCANS, Files, Person
+from tests.kit.people import SCANS, Files, Person
 
 FIRST: Files = {f"old/{n}": b"%d" % n * 50 for n in range(30)}
 SECOND: Files = {f"new/{n}": b"%d!" % n * 50 for n in range(50)} | {"old/3": b"changed"}

@@ -17,10 +17,10 @@ from dsv.api.tags import tag
 from dsv.errors import Conflict, NotFound
 from dsv.values.names import BranchName, TagName, Target
 from dsv.workspace.workspace import Workspace
-from tests.api.people import Files, Person
 from tests.api.test_killed_moves import FIRST, SECOND, THIRD, WRITTEN, found, with_mine
 from tests.exhaustive import some
 from tests.killing import run_killed
+from tests.kit.people import Files, Person
 
 MINE = {"mine/changed": "changed", "mine/removed": "removed", "mine/new": "added"}
 

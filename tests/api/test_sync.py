@@ -19,7 +19,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.values.names import BranchName, Target
 from dsv.values.progress import NoProgress
-from tests.api.people import SCANS, Person
+from tests.kit.people import SCANS, Person
 
 NOBODY = 65534
 FILES = {

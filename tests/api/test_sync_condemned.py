@@ -12,8 +12,8 @@ from dsv.format.locator import ObjectKind
 from dsv.format.pack import verify
 from dsv.repo.repository import Repository
 from dsv.values.names import BranchName
-from tests.api.people import Person
-from tests.repo.worlds import condemn, packs
+from tests.kit.people import Person
+from tests.kit.repositories import condemn, packs
 
 
 def test_a_new_branch_names_no_content_that_goes(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from dsv.store.probe import prove, prove_data
 from dsv.store.retry import Retrying
 from dsv.store.split import SplitStore
 from dsv.values.names import MAIN
-from tests.api.people import SCANS, Files, Person, every_store_is, read_commit
 from tests.exhaustive import some
+from tests.kit.people import SCANS, Files, Person, every_store_is, read_commit
 
 RNG = random.Random(7)
 BEFORE: Files = {"a/one": b"1", "a/two.sh": b"2", "old": RNG.randbytes(2 << 20)}
@@ -202,7 +202,7 @@ def store_size(store: Store) -> int:
 KILLED_SYNC = """
 import os, signal, stat, sys
 from pathlib import Path
-from tests.api.people import Person
+from tests.kit.people import Person
 
 packs, left = map(int, sys.argv[3:])
 link, write, process = os.link, os.write, os.getpid()
@@ -282,7 +282,7 @@ def test_another_process_of_the_same_name_does_not_hold_the_lock(tmp_path: Path)
         [
             sys.executable,
             "-c",
-            "import sys, time; from pathlib import Path; from tests.api.people import Person\n"
+            "import sys, time; from pathlib import Path; from tests.kit.people import Person\n"
             "lock = Person(Path(sys.argv[1]), '').context().workspace().lock('dsv sync')\n"
             "print('held', flush=True); time.sleep(60)",
             str(person.home),

@@ -16,7 +16,7 @@ from dsv.cache.names import show_tag
 from dsv.cache.root import CacheRoot
 from dsv.values.ids import CommitId
 from dsv.values.names import TagName, Target
-from tests.api.people import Files, Person, read_folder
+from tests.kit.people import Files, Person, read_folder
 
 FILES: Files = {"a.png": b"a", "train/b.png": b"bb"}
 

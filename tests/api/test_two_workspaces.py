@@ -18,8 +18,8 @@ from dsv.errors import Conflict
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId
 from dsv.values.names import Target
-from tests.api.people import Person, every_store_is, read_folder
 from tests.exhaustive import examples
+from tests.kit.people import Person, every_store_is, read_folder
 
 NAMES = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "x.sh", "d/x.sh"])
 SMALL = st.binary(max_size=4)

@@ -12,7 +12,7 @@ import pytest
 from dsv.api import environment
 from dsv.cli import catalogue
 from dsv.cli.declare import Command
-from tests.cli.runner import Dsv, plain_environment, write_files
+from tests.kit.dsv import Dsv, plain_environment, write_files
 
 FILES = {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2", "test/1.png": b"3"}
 

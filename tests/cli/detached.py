@@ -15,7 +15,7 @@ import pytest
 from dsv.fs.process import Watched
 from dsv.run.active_runs import under_way
 from dsv.run.listing import ask_to_stop, is_here, wait_for_end
-from tests.cli.runner import Dsv
+from tests.kit.dsv import Dsv
 from tests.waiting import until
 
 

@@ -11,7 +11,7 @@ from typer.core import TyperArgument, TyperOption
 from dsv.cli.app import load
 from dsv.cli.catalogue import COMMANDS
 from dsv.cli.global_options import global_options
-from tests.cli.runner import Dsv, write_files
+from tests.kit.dsv import Dsv, write_files
 
 FLAGS = {flag for option in global_options() for flag in option.opts if flag.startswith("-")}
 EVERYWHERE = {"--json", "-C", "--progress", "-q", "--quiet", "--debug", "-h", "--help"}

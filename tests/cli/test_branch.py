@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsv.values.names import BranchName
-from tests.cli.runner import Dsv, Result, assert_documented, write_files
+from tests.kit.dsv import Dsv, Result, assert_documented, write_files
 from tests.privileges import modes_count
 
 

@@ -16,7 +16,7 @@ import pytest
 from dsv.cache.claims.owners import Owner
 from dsv.cli.app import load
 from tests.cli.conftest import FILES
-from tests.cli.runner import PROGRAM, Dsv, Result, assert_documented, name_of, write_files
+from tests.kit.dsv import PROGRAM, Dsv, Result, assert_documented, name_of, write_files
 from tests.strace import needs_strace
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from tests.cli.runner import Dsv
+from tests.kit.dsv import Dsv
 from tests.privileges import modes_count
 
 

@@ -13,7 +13,7 @@ from dsv.cache.claims.claims import LeaseName
 from dsv.cache.claims.leases import Lease
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
-from tests.cli.runner import Dsv, assert_documented, name_of
+from tests.kit.dsv import Dsv, assert_documented, name_of
 
 
 def test_a_hold_keeps_it_until_it_is_released(pets: Dsv) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dsv.api import run_trees
-from tests.cli.runner import Dsv, write_files
+from tests.kit.dsv import Dsv, write_files
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from dsv.cli.catalogue import COMMANDS
 from dsv.cli.completion import known, line
 from dsv.cli.completion.answer import complete, split
 from dsv.cli.described import described
-from tests.cli.runner import PROGRAM, Dsv, write_files
+from tests.kit.dsv import PROGRAM, Dsv, write_files
 from tests.waiting import PATIENCE
 
 

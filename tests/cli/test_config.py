@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.cli.runner import Dsv
+from tests.kit.dsv import Dsv
 
 
 def test_every_setting_has_its_origin(dsv: Dsv) -> None:

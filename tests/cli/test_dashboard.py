@@ -11,7 +11,7 @@ from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from tests.cache import filler
 from tests.cache.fake_source import File, World
-from tests.cli.runner import Dsv, assert_documented
+from tests.kit.dsv import Dsv, assert_documented
 from tests.waiting import until
 
 FILES = [File(f"d/{number:03d}", 50_000, str(number)) for number in range(100)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, write_files
 
 FILES = {
     "a.txt": b"alpha\n",

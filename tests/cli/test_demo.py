@@ -11,7 +11,7 @@ import pytest
 
 from dsv.cli.demo_tour import choose_engine, local_image
 from dsv.errors import LaunchError
-from tests.cli.runner import Dsv, assert_documented
+from tests.kit.dsv import Dsv, assert_documented
 from tests.waiting import PATIENCE, until
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dsv.run.engine_list import ENGINES
 from tests.cli.detached import await_log, here, kill_with_guardian, mark, shown
-from tests.cli.runner import Dsv
+from tests.kit.dsv import Dsv
 from tests.labs.docker_engine import ContainerEngine
 from tests.waiting import PATIENCE, until
 

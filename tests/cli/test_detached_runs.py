@@ -13,7 +13,7 @@ import pytest
 
 from dsv.run.engines.reaper import processes_of
 from tests.cli.detached import await_file, await_log, detach, here, kill_with_guardian, mark, shown
-from tests.cli.runner import Dsv, assert_documented
+from tests.kit.dsv import Dsv, assert_documented
 from tests.waiting import PATIENCE, until
 
 __all__ = ["here"]

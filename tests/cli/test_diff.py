@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, write_files
 
 LABELS = b"file,label\na,cat\nb,dog\nc,cat\n"
 NEW_LABELS = b"file,label,score\na,cat,1\nb,cat,2\nd,dog,3\n"

@@ -12,7 +12,7 @@ import pytest
 
 from dsv.store.base import Bytes, Put
 from dsv.store.directory import DirectoryStore
-from tests.cli.runner import Dsv, assert_documented
+from tests.kit.dsv import Dsv, assert_documented
 from tests.privileges import modes_count
 
 

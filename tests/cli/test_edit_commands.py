@@ -10,7 +10,7 @@ import pytest
 
 from dsv.cli.app import run
 from dsv.cli.process_env import Surroundings
-from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.privileges import modes_count
 
 

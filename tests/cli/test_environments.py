@@ -14,7 +14,7 @@ import pytest
 
 from dsv.cli.failure import of_error
 from dsv.errors import LaunchError, Unreachable
-from tests.cli.runner import PROGRAM, Dsv, Result
+from tests.kit.dsv import PROGRAM, Dsv, Result
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 NAME = "tr\u00e4in.txt"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsv.exchange import export as export_module
-from tests.cli.runner import Dsv, assert_documented
+from tests.kit.dsv import Dsv, assert_documented
 
 BIG = os.urandom(5 << 20)
 

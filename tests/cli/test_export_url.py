@@ -15,7 +15,7 @@ import pytest
 from dsv.errors import Unreachable
 from dsv.exchange.export_url import UrlExport
 from dsv.exchange.journal import Journal
-from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.labs.s3_server import S3Server
 from tests.waiting import until
 

@@ -14,7 +14,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import Command, command
 from dsv.cli.failure import EXIT_CODES, of_error
 from dsv.errors import Conflict, DsvError, Unreachable
-from tests.cli.runner import Dsv
+from tests.kit.dsv import Dsv
 
 Add = Callable[[Command], None]
 

@@ -9,7 +9,7 @@ import pytest
 from dsv.cli.app import load, root
 from dsv.cli.catalogue import COMMANDS, root_help
 from dsv.cli.foreign_commands import NOT_YET, OTHER_NAMES, hint_for
-from tests.cli.runner import Dsv, write_files
+from tests.kit.dsv import Dsv, write_files
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from dsv.run.record_store import RunStore
 from dsv.store.directory import DirectoryStore
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
-from tests.cli.runner import Dsv
+from tests.kit.dsv import Dsv
 from tests.labs import dsv_image
 from tests.labs.docker_engine import ContainerEngine
 

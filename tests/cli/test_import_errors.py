@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.cli.runner import Dsv, Result
+from tests.kit.dsv import Dsv, Result
 
 pytest.importorskip("fsspec")
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from dsv.exchange.import_ import FolderSource, RemoteFile
-from tests.cli.runner import Dsv, write_files
 from tests.cli.test_import_errors import check_told
+from tests.kit.dsv import Dsv, write_files
 from tests.labs.s3_server import S3Server
 from tests.waiting import until
 

@@ -15,7 +15,7 @@ pytest.importorskip("fsspec")
 from dsv.api import import_url as import_module
 from dsv.exchange import tar as tar_module
 from dsv.exchange.tar import _Unpacking
-from tests.cli.runner import Dsv, write_files
+from tests.kit.dsv import Dsv, write_files
 
 Member = tuple[str, bytes | str]
 """A name, and the content of a file or the target of a symlink."""

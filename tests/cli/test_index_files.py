@@ -11,7 +11,7 @@ import pytest
 
 from dsv.format import keys
 from dsv.format.index_merge import IndexMerge
-from tests.cli.runner import Dsv, plain_environment, write_files
+from tests.kit.dsv import Dsv, plain_environment, write_files
 
 
 def person(root: Path, name: str) -> Dsv:

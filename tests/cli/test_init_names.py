@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import Dsv, plain_environment, write_files
+from tests.kit.dsv import Dsv, plain_environment, write_files
 
 
 class Places:

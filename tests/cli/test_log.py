@@ -15,8 +15,8 @@ from dsv.repo.tree.write import write_tree
 from dsv.store.directory import DirectoryStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
-from tests.cli.runner import Dsv, Result, assert_documented, write_files
-from tests.repo import worlds
+from tests.kit import repositories
+from tests.kit.dsv import Dsv, Result, assert_documented, write_files
 
 DAY = 86_400_000
 MONDAY = 1_790_000_000_000  # 2026-09-21
@@ -27,18 +27,20 @@ class History:
     """Dataset `scans` with a merge. commits: by the letter that is each one's message."""
 
     def __init__(self, folder: Path) -> None:
-        self.repository: Repository = worlds.create(DirectoryStore(folder, create=True))
+        self.repository: Repository = repositories.create(DirectoryStore(folder, create=True))
         self.commits: dict[str, CommitId] = {}
 
     def add(
         self, letter: str, parents: str, files: Files, removed: tuple[str, ...] = (), author: str = "Ann"
     ) -> None:
         above = tuple(self.commits[each] for each in parents)
-        head = self.repository.refs.head(worlds.DATASET, worlds.MAIN)
-        with Session.open(self.repository, worlds.WRITER) as session, Uploader(session) as uploader:
+        head = self.repository.refs.head(repositories.DATASET, repositories.MAIN)
+        with Session.open(self.repository, repositories.WRITER) as session, Uploader(session) as uploader:
             base = TreeReader(self.repository.objects, above[0]) if above else None
             names = sorted({*files, *removed})
-            changes = [worlds.change(uploader, name, files.get(name), name in removed) for name in names]
+            changes = [
+                repositories.change(uploader, name, files.get(name), name in removed) for name in names
+            ]
             tree = write_tree(uploader, base, changes)
             uploader.finish()
             time_ms = MONDAY + len(self.commits) * DAY
@@ -46,9 +48,9 @@ class History:
                 root=tree.root, level=tree.level, parents=above, author=author, time_ms=time_ms,
                 message=f"{letter}\n\nmore of {letter}", files=tree.files, bytes=tree.bytes, entries=tree.entries,
             )  # fmt: skip
-            named = self.repository.named(made, worlds.DATASET, worlds.MAIN)
+            named = self.repository.named(made, repositories.DATASET, repositories.MAIN)
             self.commits[letter] = session.put_commit(named, tree.locator)
-            worlds.publish(session, head, self.commits[letter])
+            repositories.publish(session, head, self.commits[letter])
 
 
 BIG = random.Random(4).randbytes(4 << 20)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import Dsv, write_files
+from tests.kit.dsv import Dsv, write_files
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typer.core import TyperArgument, TyperOption
 
 from dsv.cli.app import load
 from dsv.cli.catalogue import COMMANDS
-from tests.cli.runner import Dsv
 from tests.cli.test_arguments import NEEDED, make_pets
+from tests.kit.dsv import Dsv
 
 BAD = "?!"
 """No number, time, size, name or pair."""

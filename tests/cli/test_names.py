@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cli.runner import Dsv, Result, write_files
+from tests.kit.dsv import Dsv, Result, write_files
 from tests.labs.s3_server import S3Server
 from tests.store.servers_on_moto import LaxServer
 

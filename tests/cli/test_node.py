@@ -13,7 +13,7 @@ from dsv.run.record_store import RunStore
 from dsv.store.directory import DirectoryStore
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
-from tests.cli.runner import Dsv, write_files
+from tests.kit.dsv import Dsv, write_files
 
 RUN = RunId.parse("20261120-132145-1f2e3d4c")
 

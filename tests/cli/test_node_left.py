@@ -18,9 +18,9 @@ from dsv.run.record_store import RunStore
 from dsv.store.directory import DirectoryStore
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
-from tests.cli.runner import PROGRAM, Dsv, write_files
 from tests.exhaustive import some
 from tests.killing import run_killed
+from tests.kit.dsv import PROGRAM, Dsv, write_files
 
 RUN = RunId.parse("20261120-132145-1f2e3d4c")
 PETS = DatasetName.parse("pets")

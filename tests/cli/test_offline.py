@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import Dsv, Result, write_files
+from tests.kit.dsv import Dsv, Result, write_files
 
 BIG = bytes(range(256)) * (5 << 12)  # 5 MiB: a file of several chunks
 FILES = {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2", "big.bin": BIG}

@@ -12,7 +12,7 @@ import typer
 from dsv.cli.call import Call
 from dsv.cli.declare import Command, command
 from dsv.cli.foreign_commands import OTHER_NAMES
-from tests.cli.runner import Dsv
+from tests.kit.dsv import Dsv
 
 Add = Callable[[Command], None]
 

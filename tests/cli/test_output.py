@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dsv.cli import output
 from dsv.cli.output import Output, ReaderGone, local_time, printable, rfc3339, to_json, write_items
-from tests.cli.runner import full_pipe
+from tests.kit.dsv import full_pipe
 
 
 class Pipe(io.RawIOBase):

@@ -17,7 +17,7 @@ from dsv.run.engines.base import NO_OPTIONS, NoEngine
 from dsv.run.engines.process import Process
 from dsv.run.resources import Capacity, NodeRoom, Resources
 from dsv.values.json import Json
-from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, write_files
 
 
 class Busy(Process):

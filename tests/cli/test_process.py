@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dsv import __version__
-from tests.cli.runner import PROGRAM, Dsv, full_pipe, write_files
+from tests.kit.dsv import PROGRAM, Dsv, full_pipe, write_files
 from tests.waiting import PATIENCE
 
 SLOW = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, write_files
 
 
 def test_every_move_of_a_branch(pets: Dsv) -> None:

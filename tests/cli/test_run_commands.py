@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dsv.run.engines.reaper import processes_of
-from tests.cli.runner import Dsv, assert_documented, write_files
 from tests.engines.fake_docker import FakeDocker
+from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.waiting import PATIENCE, until
 
 

@@ -17,9 +17,9 @@ from dsv.errors import NoRoom, NotFound
 from dsv.run.record import RunRecord
 from dsv.values.progress import NoProgress
 from tests.cli.detached import await_file, detach, here, shown
-from tests.cli.runner import Dsv, load, write_files
 from tests.exhaustive import some
 from tests.killing import run_killed
+from tests.kit.dsv import Dsv, load, write_files
 
 __all__ = ["here"]
 

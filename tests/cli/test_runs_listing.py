@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import Dsv, Result, write_files
+from tests.kit.dsv import Dsv, Result, write_files
 
 
 @pytest.fixture

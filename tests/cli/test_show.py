@@ -7,7 +7,7 @@ import random
 import pytest
 
 from dsv.cli.app import load
-from tests.cli.runner import Dsv, write_files
+from tests.kit.dsv import Dsv, write_files
 
 MB = 1 << 20
 

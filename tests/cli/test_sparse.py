@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, write_files
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, write_files
 
 
 @pytest.fixture

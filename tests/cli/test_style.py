@@ -13,7 +13,7 @@ from dsv.cli.declare import Command, command
 from dsv.cli.failure import Failure
 from dsv.cli.process_env import Surroundings
 from dsv.cli.style import PLAIN, Ink
-from tests.cli.runner import Dsv, write_files
+from tests.kit.dsv import Dsv, write_files
 
 CODES = re.compile(r"\x1b\[[\d;]*m")
 

@@ -12,7 +12,7 @@ import pytest
 
 from dsv.run.active_runs import under_way
 from tests.cli.detached import await_file, here
-from tests.cli.runner import Dsv, assert_documented, load, write_files
+from tests.kit.dsv import Dsv, assert_documented, load, write_files
 from tests.waiting import PATIENCE, until
 
 __all__ = ["here"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.privileges import modes_count
 
 

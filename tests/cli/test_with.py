@@ -18,7 +18,7 @@ import pytest
 
 from dsv.cache import hold
 from dsv.cache.hold import Order
-from tests.cli.runner import PROGRAM, Dsv
+from tests.kit.dsv import PROGRAM, Dsv
 
 # Says that it has begun, then writes down each signal; ends with code 9 on SIGTERM.
 LISTENER = """

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.kit.dsv import Dsv, assert_documented, write_files
 
 FILES = {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2"}
 

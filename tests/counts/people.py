@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tests.cli.runner import Dsv, plain_environment
+from tests.kit.dsv import Dsv, plain_environment
 
 FOLDER = 100
 """Files in a folder: as small files come in folders, each of them has a hundredth of one."""

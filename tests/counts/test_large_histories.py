@@ -18,8 +18,8 @@ from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore
 from dsv.store.wrappers import Counting, Counts
 from dsv.values.names import BranchName, Target
-from tests.api.people import SCANS, Person, every_store_is
 from tests.api.test_edits_at_scale import FILES, large, segments
+from tests.kit.people import SCANS, Person, every_store_is
 
 LEFT, RIGHT, AHEAD = (Target.parse(f"scans@{name}") for name in ("left", "right", "ahead"))
 

@@ -13,8 +13,8 @@ from dsv.repo.refs.branches import Moved
 from dsv.store.wrappers import Counting, Counts
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, DatasetName
+from tests.kit.repositories import WRITER, commit, create
 from tests.repo.test_merge_indexes import Clocked, add, reopened
-from tests.repo.worlds import WRITER, commit, create
 
 
 def sync(store: Counting, number: int, folder: Path | None) -> Counts:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import Dsv
 from tests.counts.observed import ObservedServer, Seen
 from tests.counts.people import path_of, person, write
+from tests.kit.dsv import Dsv
 from tests.waiting import PATIENCE
 
 FILES, SIZE = 2000, 8192

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import Dsv
 from tests.counts.observed import ObservedServer, Seen
 from tests.counts.people import person, write
+from tests.kit.dsv import Dsv
 from tests.waiting import PATIENCE
 
 FILES, SIZE, PART_FILES = 1000, 32_768, 50

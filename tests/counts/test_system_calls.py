@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.cache.places import make_root, place, publish
-from tests.cli.runner import PROGRAM, Dsv
 from tests.counts.people import path_of, person, write
+from tests.kit.dsv import PROGRAM, Dsv
 from tests.strace import needs_strace
 from tests.waiting import PATIENCE
 

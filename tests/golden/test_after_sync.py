@@ -11,8 +11,8 @@ import pytest
 from dsv import reader
 from dsv.format import keys, pack
 from dsv.format.index import Index, IndexBuilder
-from tests.api.people import Files, Person, read_folder
 from tests.golden.building import name_of
+from tests.kit.people import Files, Person, read_folder
 
 noise = random.Random(7)
 FILES: Files = {

@@ -11,7 +11,7 @@ from dsv.format.records import FormatEntry
 from dsv.repo.format_log import make_layout
 from dsv.store.directory import DirectoryStore
 from dsv.values.ids import Nonce, StoreId
-from tests.cli.runner import Dsv, plain_environment, write_files
+from tests.kit.dsv import Dsv, plain_environment, write_files
 
 READ_ONLY = (
     Path(__file__).parent / "store"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsv.store.directory import DirectoryStore
-from tests.api.people import Files, read_folder
-from tests.cli.runner import Dsv, Result, plain_environment
+from tests.kit.dsv import Dsv, Result, plain_environment
+from tests.kit.people import Files, read_folder
 
 _numbers = itertools.count()
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import Dsv
 from tests.inputs.scene import FILES, Scene, write
 from tests.inputs.troubled import Server, troubled_server
+from tests.kit.dsv import Dsv
 
 READING: tuple[Sequence[str], ...] = (
     ["datasets"],

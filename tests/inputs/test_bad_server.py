@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 
 from dsv.store.options import StoreOptions
-from tests.cli.runner import Dsv, Result
 from tests.exhaustive import is_full
 from tests.inputs.scene import CACHE, CLONE, FILES, RUN, Scene, Use, nothing_partial, refused, write
 from tests.inputs.troubled import Server, Trouble, hasty, troubled_server
+from tests.kit.dsv import Dsv, Result
 
 UNREACHABLE = {Trouble.ERROR_500, Trouble.ERROR_503, Trouble.HANG_UP, Trouble.LOST_ANSWER, Trouble.TRUNCATED}
 CODES: dict[Trouble, set[int]] = {

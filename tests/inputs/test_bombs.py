@@ -27,10 +27,10 @@ from dsv.store.memory import MemoryStore
 from dsv.store.wrappers import Counting
 from dsv.values.ids import ChunkId, NodeId, SegmentId
 from dsv.values.names import MAIN
-from tests.cli.runner import Dsv, Result
 from tests.golden.building import name_of
 from tests.inputs.hostile import SET, Below, Maker, file, node_bytes, segment_bytes
 from tests.inputs.scene import Scene, refused
+from tests.kit.dsv import Dsv, Result
 
 MEMORY = 1 << 30
 """Bytes of address space: dsv takes half of it by itself, and what is tried here took four times as much."""

@@ -17,9 +17,9 @@ from dsv.format.recipe import Recipe
 from dsv.format.tree import Entry, Kind
 from dsv.reader import StoreError
 from dsv.values.ids import ChunkId, CommitId, FileId, RecipeId
-from tests.cli.runner import Dsv, Result
 from tests.inputs.hostile import Maker, file, named
 from tests.inputs.scene import CACHE, CLONE, Scene, nothing_partial, refused
+from tests.kit.dsv import Dsv, Result
 
 MB = 1 << 20
 ONE, TWO = bytes(MB), b"1" * MB

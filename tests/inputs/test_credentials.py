@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.api.people import Files, read_folder
-from tests.cli.runner import Dsv
 from tests.inputs.scene import CACHE, CLONE, RUN, Scene, nothing_partial, refused, write
 from tests.inputs.troubled import Server, Trouble, troubled_server
+from tests.kit.dsv import Dsv
+from tests.kit.people import Files, read_folder
 
 NOISE = random.Random(4)
 LARGE: Files = {f"{number}.bin": NOISE.randbytes(1 << 20) for number in range(24)}

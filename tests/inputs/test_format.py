@@ -13,9 +13,9 @@ from dsv.format.records import Feature, FeatureRule, FormatEntry
 from dsv.reader import StoreError
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, DatasetName
-from tests.cli.runner import Dsv
 from tests.inputs.hostile import named
 from tests.inputs.scene import CACHE, CLONE, FILES, RUN, WHOLE, Scene, nothing_partial, refused
+from tests.kit.dsv import Dsv
 
 Keys = Mapping[str, bytes]
 READS = (["ls", "set"], ["cat", "set:a.bin"], ["log", "set"], ["datasets"], ["resolve", "set"])

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.people import Files, read_folder
-from tests.cli.runner import Dsv
 from tests.inputs.scene import CACHE, CLONE, FILES, RUN, Scene, nothing_partial, refused, write
 from tests.inputs.small_disk import PAGE, SmallDisk, small_disk
+from tests.kit.dsv import Dsv
+from tests.kit.people import Files, read_folder
 
 NOISE = random.Random(3)
 NEW: Files = {f"new/{number}": NOISE.randbytes(64 * PAGE) for number in range(8)}

@@ -13,8 +13,8 @@ from dsv.format.records import RefEntry
 from dsv.reader import StoreError
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
-from tests.cli.runner import Dsv
 from tests.inputs.scene import CACHE, CLONE, RUN, Scene, nothing_partial, refused, write
+from tests.kit.dsv import Dsv
 
 SET = DatasetName.parse("set")
 

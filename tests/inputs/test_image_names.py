@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import Dsv
 from tests.inputs.scene import Scene, nothing_partial, refused
+from tests.kit.dsv import Dsv
 
 FALSE = [
     "--privileged",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.people import read_folder
 from tests.inputs.scene import FILES, Scene, ben, refused, visible, write
+from tests.kit.people import read_folder
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import PROGRAM, Dsv, Result
 from tests.inputs.scene import CACHE, Scene, nothing_partial, refused, write
+from tests.kit.dsv import PROGRAM, Dsv, Result
 from tests.strace import needs_strace
 from tests.waiting import PATIENCE
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from dsv.api import environment
-from tests.api.people import read_folder
-from tests.cli.runner import Dsv, Result
 from tests.inputs.scene import FILES, Scene, ben, refused, visible, write
+from tests.kit.dsv import Dsv, Result
+from tests.kit.people import read_folder
 
 ANN, BEN = 4001, 4002
 TEAM = 4000

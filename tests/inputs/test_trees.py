@@ -19,9 +19,9 @@ from dsv.repo.tree.read import TreeReader, find_paths
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import ChunkId, CommitId, NodeId, SegmentId
 from dsv.values.names import MAIN, DatasetName
-from tests.cli.runner import Dsv
 from tests.inputs.hostile import SMALL, Below, Maker, file, link, named, node_bytes, segment_bytes, tree
 from tests.inputs.scene import CACHE, CLONE, RUN, WHOLE, Scene, Use, nothing_partial, refused
+from tests.kit.dsv import Dsv
 
 Segments = Sequence[Sequence[Entry]]
 GOOD: Segments = [[file(b"a"), file(b"b/c"), link(b"d", b"b/c")], [file(b"e/f")]]

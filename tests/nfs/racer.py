@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.cli.runner import Dsv, Result
+from tests.kit.dsv import Dsv, Result
 
 PATIENCE = 600.0
 LOST, UNKNOWN = 4, 6

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.runner import Dsv, plain_environment
+from tests.kit.dsv import Dsv, plain_environment
 from tests.labs import nfs_hosts
 from tests.labs.machine import MissingError
 from tests.labs.s3_server import S3Server

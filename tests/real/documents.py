@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cli.runner import Dsv
+from tests.kit.dsv import Dsv
 
 
 def document(dsv: Dsv, *arguments: str, timeout: float = 900) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.runner import write_files
+from tests.kit.dsv import write_files
 from tests.real.test_quickstart import PETS, Person, blocks
 
 PAGE = (Path(__file__).parents[2] / "docs/guide/branches.md").read_text()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import plain_environment, write_files
+from tests.kit.dsv import plain_environment, write_files
 from tests.labs.s3_server import S3Server
 
 PAGE = (Path(__file__).parents[2] / "docs/guide/quickstart.md").read_text()

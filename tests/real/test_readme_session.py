@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import plain_environment
+from tests.kit.dsv import plain_environment
 from tests.real.session import README, RELABELLING, block, commands, comparable, typed
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.runner import Dsv, plain_environment
+from tests.kit.dsv import Dsv, plain_environment
 from tests.labs.docker_engine import ContainerEngine
 from tests.labs.s3_server import S3Server
 from tests.real.documents import document

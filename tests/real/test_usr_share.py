@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import Dsv, plain_environment
+from tests.kit.dsv import Dsv, plain_environment
 from tests.labs.s3_server import S3Server
 from tests.real.documents import document
 from tests.real.trees import Seen, entries, leaves, look

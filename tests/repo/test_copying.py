@@ -14,7 +14,7 @@ from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN
-from tests.repo.worlds import DATASET, commit, create, read
+from tests.kit.repositories import DATASET, commit, create, read
 
 DOC = (Path(__file__).parents[2] / "docs/internals/format-writing.md").read_text()
 

@@ -20,8 +20,8 @@ from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import Nonce, StoreId
 from dsv.values.names import MAIN, DatasetName
-from tests.cli.runner import Dsv, plain_environment
-from tests.repo.worlds import DATASET, commit, create, packs
+from tests.kit.dsv import Dsv, plain_environment
+from tests.kit.repositories import DATASET, commit, create, packs
 
 OTHER = DatasetName.parse("scans-2")
 

@@ -12,8 +12,8 @@ from dsv.format.commit import Commit
 from dsv.repo.history import ahead_behind, is_ancestor, merge_bases, walk
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, NodeId
-from tests.repo.worlds import commit as make_commit
-from tests.repo.worlds import create
+from tests.kit.repositories import commit as make_commit
+from tests.kit.repositories import create
 
 
 class Graph:

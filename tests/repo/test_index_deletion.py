@@ -28,6 +28,7 @@ from dsv.repo.session import Session
 from dsv.store.wrappers import Counting
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId, Id, IndexId, PackId
+from tests.kit.repositories import WRITER, create
 from tests.repo.test_merge_indexes import (
     Clocked,
     add,
@@ -37,7 +38,6 @@ from tests.repo.test_merge_indexes import (
     reopened,
     store_record,
 )
-from tests.repo.worlds import WRITER, create
 
 PACK = PackId.random()
 

@@ -27,7 +27,7 @@ from dsv.store.faulty import Crash, Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
 from dsv.store.wrappers import Counting, Wrapper
 from dsv.values.ids import ChunkId, CommitId, Id, IndexId, PackId
-from tests.repo.worlds import WRITER, commit, condemn, create, packs, read
+from tests.kit.repositories import WRITER, commit, condemn, create, packs, read
 
 
 class Clocked(MemoryStore):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dsv.format import keys
 from dsv.values.names import MAIN, DatasetName
-from tests.cli.runner import Dsv, plain_environment, write_files
+from tests.kit.dsv import Dsv, plain_environment, write_files
 from tests.waiting import PATIENCE, until
 
 STANDS_STILL = """

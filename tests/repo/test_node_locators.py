@@ -27,8 +27,8 @@ from dsv.store.wrappers import Counting
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId, IndexId, Nonce, PackId, StoreId
 from dsv.values.paths import PathSet
-from tests.repo import worlds
-from tests.repo.worlds import DATASET, MAIN, WRITER, commit, create, packs, publish, read
+from tests.kit import repositories
+from tests.kit.repositories import DATASET, MAIN, WRITER, commit, create, packs, publish, read
 
 FILES = 600
 
@@ -56,7 +56,7 @@ def older(store: Store) -> Repository:
 
 
 def opened(store: Store) -> Repository:
-    return Repository.open(store, None, clock=lambda: next(worlds.TIME))
+    return Repository.open(store, None, clock=lambda: next(repositories.TIME))
 
 
 def without_index(store: Store) -> Repository:
@@ -201,15 +201,15 @@ def test_two_writers_of_one_segment_name_different_packs_and_both_are_right() ->
     ):
         trees = []
         for uploader in (left, right):  # neither has an index file of the other
-            changes = [worlds.change(uploader, path, data) for path, data in everything().items()]
-            trees.append(worlds.write_tree(uploader, None, changes))
+            changes = [repositories.change(uploader, path, data) for path, data in everything().items()]
+            trees.append(repositories.write_tree(uploader, None, changes))
         left.finish()
         right.finish()
         assert trees[0].root == trees[1].root and trees[0].locator != trees[1].locator
         made = []
         for session, tree in zip((first, second), trees, strict=True):
-            record = worlds.Commit(
-                root=tree.root, level=tree.level, parents=(), author="", time_ms=next(worlds.TIME), message="",
+            record = repositories.Commit(
+                root=tree.root, level=tree.level, parents=(), author="", time_ms=next(repositories.TIME), message="",
                 files=tree.files, bytes=tree.bytes, entries=tree.entries,
             )  # fmt: skip
             made.append(session.put_commit(one.named(record, DATASET, MAIN), tree.locator))

@@ -21,7 +21,7 @@ from dsv.store.memory import MemoryStore
 from dsv.store.wrappers import Counting
 from dsv.values.ids import CommitId
 from dsv.values.paths import PathSet
-from tests.repo.worlds import DATASET, MAIN, commit, create
+from tests.kit.repositories import DATASET, MAIN, commit, create
 
 FILES = 6_000
 

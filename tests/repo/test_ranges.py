@@ -126,7 +126,7 @@ from pathlib import Path
 
 from dsv.api.diff import diff
 from dsv.values.names import Target
-from tests.api.people import Person
+from tests.kit.people import Person
 
 faulthandler.dump_traceback_later(60, exit=True)
 gc.disable()

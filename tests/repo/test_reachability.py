@@ -9,7 +9,7 @@ from dsv.format.locator import ObjectKind
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import Reached, TreeReader, reach_content, reach_tree
 from dsv.store.memory import MemoryStore
-from tests.repo.worlds import commit, create
+from tests.kit.repositories import commit, create
 
 BIG = random.Random(5).randbytes(12 << 20)
 

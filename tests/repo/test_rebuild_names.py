@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.cli.runner import Dsv, plain_environment, write_files
+from tests.kit.dsv import Dsv, plain_environment, write_files
 
 
 def test_names_that_have_moved_are_made_anew_only_if_they_are_lost(tmp_path: Path) -> None:

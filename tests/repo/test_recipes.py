@@ -10,7 +10,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import FileId, Id
-from tests.repo.worlds import commit, create
+from tests.kit.repositories import commit, create
 
 MB = 1 << 20
 

@@ -18,7 +18,7 @@ from dsv.store.memory import MemoryStore
 from dsv.store.wrappers import Counting, Wrapper
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
-from tests.repo.worlds import DATASET, commit, create
+from tests.kit.repositories import DATASET, commit, create
 
 
 @pytest.fixture

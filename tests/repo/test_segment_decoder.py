@@ -16,7 +16,7 @@ from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import FileId, SegmentId
-from tests.repo.worlds import commit, create
+from tests.kit.repositories import commit, create
 
 ENTRIES = [
     Entry(b"a/%04d" % number, Kind.FILE, 5, FileId(bytes([number % 251]) * 32)) for number in range(700)

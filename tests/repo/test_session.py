@@ -22,7 +22,7 @@ from dsv.store.memory import MemoryStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId, CommitId, IndexId, Nonce, PackId
 from dsv.values.names import MAIN
-from tests.repo.worlds import DATASET, WRITER, change, commit, condemn, create, packs, publish, read
+from tests.kit.repositories import DATASET, WRITER, change, commit, condemn, create, packs, publish, read
 from tests.waiting import until
 
 

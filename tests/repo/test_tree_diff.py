@@ -14,7 +14,7 @@ from dsv.repo.tree.read import TreeReader
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, SegmentId
 from dsv.values.paths import PathSet
-from tests.repo.worlds import commit, create
+from tests.kit.repositories import commit, create
 
 NAMES = [f"d{n // 500:03}/f{n:06}" for n in range(20_000)]
 

@@ -10,7 +10,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.store.memory import MemoryStore
 from dsv.values.paths import sort_key
-from tests.repo.worlds import commit, create, read
+from tests.kit.repositories import commit, create, read
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from dsv.run.active_runs import under_way
 from dsv.run.listing import ask_to_stop, wait_for_end
-from tests.cli.runner import Dsv, plain_environment, write_files
+from tests.kit.dsv import Dsv, plain_environment, write_files
 from tests.labs.docker_engine import ContainerEngine
 from tests.waiting import PATIENCE, until
 

@@ -20,7 +20,7 @@ from dsv.run.record_store import Beginner, SweepNotes
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_store
 from dsv.values.names import DatasetName
-from tests.cli.runner import Dsv, plain_environment, write_files
+from tests.kit.dsv import Dsv, plain_environment, write_files
 from tests.labs.s3_server import S3Server
 from tests.waiting import PATIENCE
 

@@ -17,7 +17,7 @@ from dsv.store.retry import Retrying
 from dsv.store.split import SplitStore
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN
-from tests.api.people import SCANS, Files, Person, every_store_is, read_commit
+from tests.kit.people import SCANS, Files, Person, every_store_is, read_commit
 
 WithFaults = Callable[[SplitStore, int], tuple[SplitStore, Faulty]]
 

@@ -15,7 +15,7 @@ from dsv.format.commit import Commit
 from dsv.repo.recover_refs import find_heads
 from dsv.values.ids import CommitId, NodeId
 from dsv.values.names import BranchName, DatasetName
-from tests.cli.runner import Dsv, Result, write_files
+from tests.kit.dsv import Dsv, Result, write_files
 from tests.store.split_world import FILES, World, synced
 
 

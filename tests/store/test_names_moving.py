@@ -12,7 +12,7 @@ import pytest
 
 import dsv
 from dsv.values.names import MAIN, DatasetName
-from tests.cli.runner import write_files
+from tests.kit.dsv import write_files
 from tests.store.split_world import FILES, World, synced
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dsv.format.keys import RUNS_PREFIX, needs_winner
-from tests.cli.runner import Dsv, plain_environment
+from tests.kit.dsv import Dsv, plain_environment
 from tests.labs import ceph_rgw
 from tests.labs.s3_server import S3Server
 

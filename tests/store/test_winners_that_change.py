@@ -14,7 +14,7 @@ from dsv.format import keys
 from dsv.format.records import FormatEntry, RefEntry, TagValue
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, DatasetName
-from tests.cli.runner import Dsv, Result, write_files
+from tests.kit.dsv import Dsv, Result, write_files
 from tests.store.split_world import FILES, World, synced
 
 XRAYS = DatasetName("xrays")

@@ -25,7 +25,7 @@ from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId, FileId, Nonce, PackId
 from dsv.values.names import MAIN, BranchName, DatasetName
 from dsv.values.paths import sort_key
-from tests.repo.worlds import DATASET, WRITER, change, commit, condemn, create, packs, read
+from tests.kit.repositories import DATASET, WRITER, change, commit, condemn, create, packs, read
 
 Edit = Mapping[str, bytes | None]
 """Path -> content, or None for a path that goes; a key that ends in '@' is a symlink."""

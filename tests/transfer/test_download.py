@@ -19,7 +19,7 @@ from dsv.store.wrappers import Counting
 from dsv.transfer.download import Donor, Fetcher, Wanted, donor_chunks
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import FileId, RecipeId
-from tests.repo.worlds import WRITER, commit, create, read, store_content
+from tests.kit.repositories import WRITER, commit, create, read, store_content
 
 
 def random_files(count: int, size: int) -> dict[str, bytes | None]:

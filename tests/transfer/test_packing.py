@@ -20,7 +20,7 @@ from dsv.store.memory import MemoryStore
 from dsv.transfer import packing
 from dsv.transfer.packing import Memory, SealedPack, Sender
 from dsv.values.ids import ChunkId, PackId
-from tests.repo.worlds import WRITER, create
+from tests.kit.repositories import WRITER, create
 
 
 class Refusing(MemoryStore):

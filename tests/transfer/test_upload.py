@@ -19,7 +19,7 @@ from dsv.transfer import packing
 from dsv.transfer import upload as upload_module
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId
-from tests.repo.worlds import WRITER, condemn, create, packs, store_content
+from tests.kit.repositories import WRITER, condemn, create, packs, store_content
 
 CONTENTS = st.integers(0, 40).map(lambda number: bytes([number]) * (40 * number) + b"end")
 STEPS = st.lists(st.lists(CONTENTS, min_size=1, max_size=12), min_size=1, max_size=8)

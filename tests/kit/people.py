@@ -1,9 +1,12 @@
-"""Somebody at a machine: a context with its own folders, on a store that tests can look into."""
+"""People who use dsv from Python: `Person` at a machine with folders of their own, `Dataset` without a workspace.
+
+`tests.kit.dsv` has those who type commands.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,19 +17,20 @@ from dsv.api.context import Context
 from dsv.api.init import init
 from dsv.api.settings import Settings, Source
 from dsv.api.sync import Synced, SyncRequest, sync
-from dsv.format.tree import Kind
 from dsv.repo.repository import Repository
 from dsv.repo.session import Writer
 from dsv.repo.tree.read import TreeReader
 from dsv.store.base import Store
+from dsv.store.memory import MemoryStore
 from dsv.store.options import StoreOptions
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.commit import Committed, Draft, commit_changes
+from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
-from dsv.values.names import DatasetName
+from dsv.values.names import BranchName, DatasetName, Target
+from dsv.values.paths import sort_key
+from tests.kit.repositories import Files, change, create, read
 
 SCANS = DatasetName.parse("scans")
-Files = dict[str, bytes | None]
-"""Path -> content; None is an empty folder; a key that ends in '@' is a symlink, one in '.sh' is executable."""
 
 
 @dataclass(frozen=True)
@@ -111,21 +115,7 @@ def read_folder(root: Path) -> Files:
 
 
 def read_commit(store: Store, commit: CommitId) -> Files:
-    repository = Repository.open(store, None)
-    found: Files = {}
-    wanted = []
-    for entry, where in TreeReader(repository.objects, commit).below(b""):
-        name = entry.path.decode()
-        if entry.kind is Kind.EMPTY_DIRECTORY:
-            found[name] = None
-        elif entry.kind is Kind.SYMLINK:
-            found[name + "@"] = entry.target
-        else:
-            assert (entry.kind is Kind.EXECUTABLE) == name.endswith(".sh")
-            wanted.append(Wanted(entry, where))
-    for file, pieces in Fetcher(repository.objects).files(wanted):
-        found[file.entry.path.decode()] = b"".join(pieces)
-    return found
+    return read(Repository.open(store, None), commit)
 
 
 @contextmanager
@@ -150,3 +140,59 @@ def every_store_is(store: Store) -> Iterator[None]:
         yield
     finally:
         context_module.open_store = before
+
+
+Edit = Mapping[str, bytes | None]
+"""Name as in `Files` -> content; None for a path that goes."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset in a store in memory, which every context opens."""
+
+    store: Store
+    context: Context
+    name: DatasetName = SCANS
+
+    def repository(self) -> Repository:
+        return Repository.open(self.store, None)
+
+    def commit(self, edit: Edit, branch: str = "main", *parents: CommitId, message: str = "edit") -> CommitId:
+        """Edits the branch; with parents, a branch that is made begins there, or a merge commit has them."""
+        repository = self.repository()
+        name = BranchName.parse(branch)
+        after = repository.refs.newest(self.name, name)
+        if not parents and after is not None and after.commit is not None:
+            parents = (after.commit,)
+        names = sorted(edit, key=lambda one: sort_key(one.removesuffix("@").encode()))
+
+        def changes(uploader: Uploader) -> Iterable[object]:
+            return [change(uploader, one, edit[one], edit[one] is None) for one in names]
+
+        base = TreeReader(repository.objects, parents[0]) if parents else None
+        draft = Draft(self.name, name, after, parents, message, "put")
+        done = commit_changes(repository, self.context.writer, draft, base, changes)  # type: ignore[arg-type]
+        assert isinstance(done, Committed), done
+        return done.id
+
+    def head(self, branch: str = "main") -> CommitId:
+        head = self.repository().refs.head(self.name, BranchName.parse(branch))
+        assert head.commit is not None
+        return head.commit
+
+    def files(self, branch: str = "main") -> Files:
+        return read_commit(self.store, self.head(branch))
+
+    def target(self, rev: str) -> Target:
+        return Target.parse(f"{self.name}@{rev}")
+
+
+@contextmanager
+def dataset(folder: Path, store: Store | None = None, name: DatasetName = SCANS) -> Iterator[Dataset]:
+    """A new store with an empty dataset; contexts made meanwhile use the store."""
+    store = store or MemoryStore()
+    create(store)
+    person = Person(folder, "/nowhere")
+    folder.mkdir(parents=True, exist_ok=True)
+    with every_store_is(store):
+        yield Dataset(store, person.context(folder), name)

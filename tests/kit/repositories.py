@@ -27,8 +27,8 @@ WRITER = Writer(author="Ann Lee <ann@example.org>", host="lab", tool="dsv test")
 DATASET = DatasetName.parse("scans")
 TIME = itertools.count(1_700_000_000_000)
 
-Files = Mapping[str, bytes | None]
-"""Path -> content; None is an empty directory; a key that ends in '@' is a symlink with its target as content."""
+Files = dict[str, bytes | None]
+"""Path -> content; None is an empty folder; a key that ends in '@' is a symlink, one in '.sh' is executable."""
 
 
 def create(store: Store, *, single_writer: bool = False) -> Repository:
@@ -65,7 +65,9 @@ def change(uploader: Uploader, name: str, content: bytes | None, removed: bool =
     return TreeChange(path, Entry(path, kind, stored.size, stored.file_id, stored.recipe_id), stored.location)
 
 
-def commit(repository: Repository, files: Files, removed: tuple[str, ...] = ()) -> CommitId:
+def commit(
+    repository: Repository, files: Mapping[str, bytes | None], removed: tuple[str, ...] = ()
+) -> CommitId:
     """Commits an edit of the head of `main`: `files` are added or replaced, `removed` go."""
     head = repository.refs.head(DATASET, MAIN)
     with Session.open(repository, WRITER) as session, Uploader(session) as uploader:
@@ -89,9 +91,9 @@ def publish(session: Session, head: Head, commit_id: CommitId) -> None:
     assert isinstance(session.publish(DATASET, MAIN, head, entry), Moved)
 
 
-def read(repository: Repository, commit_id: CommitId) -> dict[str, bytes | None]:
-    """The whole commit, in the form of `Files`."""
-    found: dict[str, bytes | None] = {}
+def read(repository: Repository, commit_id: CommitId) -> Files:
+    """Read a whole commit."""
+    found: Files = {}
     wanted = []
     for entry, where in TreeReader(repository.objects, commit_id).below(b""):
         name = entry.path.decode()

@@ -43,6 +43,14 @@ class Dsv:
     cwd: Path
     environ: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, home: Path, work: Path | None = None, **environ: str) -> Dsv:
+        """Somebody with these variables, whose home and folder to work in (`work` in the home) are made."""
+        work = work or home / "work"
+        for folder in (home, work):
+            folder.mkdir(parents=True, exist_ok=True)
+        return cls(home, work, {**plain_environment(home), **environ})
+
     def __call__(self, *arguments: str, terminal: bool = False, width: int | None = None) -> Result:
         stdout, stderr = io.BytesIO(), io.StringIO()
         around = Surroundings(self.environ, stdout, stderr, terminal, terminal, width)

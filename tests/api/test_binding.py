@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from threading import Barrier, Lock
 
 import pytest
 
 from dsv.api.clone import clone
 from dsv.api.init import init
-from dsv.errors import Conflict, NoRoom
+from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound
+from dsv.format import keys
+from dsv.store.base import Bytes, Put
+from dsv.store.memory import MemoryStore
 from dsv.values.names import DatasetName, Target
 from dsv.workspace.workspace import Workspace
 from tests.inputs.small_disk import small_disk
@@ -74,3 +80,54 @@ def test_what_an_earlier_binding_left_says_nothing_about_a_new_one(ann: Person, 
     assert done.dataset == other and done.parent is None
     with pytest.raises(Conflict, match="workspace"):
         clone(ann.context(tmp_path), Target.parse(SCANS), ann.workspace)
+
+
+def inits_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ignores: Callable[[str], bool]
+) -> tuple[list[str], MemoryStore]:
+    """Ann and Bob make one new dataset while the server overwrites the keys for which it ignores the condition.
+
+    Returns how each of the two inits ended, and the store.
+    """
+    url = f"memory://{tmp_path.name}"
+    Person(tmp_path / "eve", url, "eve").init()
+    honest, both_put, one_by_one = MemoryStore.put_if_absent, Barrier(2), Lock()
+    scans = keys.branches_prefix(DatasetName.parse("slides"))
+
+    def put(store: MemoryStore, key: str, data: Bytes) -> Put:
+        with one_by_one:
+            if ignores(key):
+                with suppress(NotFound):
+                    store.delete(key)
+            done = honest(store, key, data)
+        if key.startswith(scans):
+            both_put.wait()  # neither has read back yet
+        return done
+
+    def make(name: str) -> str:
+        person = Person(tmp_path / name, url, name)
+        try:
+            person.init(DatasetName.parse("slides"))
+        except IntegrityError as error:
+            return error.message
+        return "made"
+
+    monkeypatch.setattr(MemoryStore, "put_if_absent", put)
+    with ThreadPoolExecutor(2) as pool:
+        return sorted(pool.map(make, ["ann", "bob"])), MemoryStore.named(tmp_path.name)
+
+
+def test_no_dataset_is_made_once_the_server_lets_everybody_win(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ends, store = inits_at_once(monkeypatch, tmp_path, lambda _: True)
+    assert all("no longer lets one writer win" in end and "nothing was written" in end for end in ends), ends
+    assert not list(store.list(keys.branches_prefix(DatasetName.parse("slides"))))
+
+
+def test_of_two_inits_at_once_one_is_refused_by_a_server_that_overwrites_refs_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ends, _ = inits_at_once(monkeypatch, tmp_path, lambda key: key.startswith(keys.REFS_PREFIX))
+    assert "made" in ends
+    assert [end for end in ends if end != "made" and "was overwritten by one of" in end], ends

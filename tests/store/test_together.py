@@ -3,12 +3,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 
 import pytest
 
-from dsv.store.base import _answers, both, together
+from dsv.store.base import both, together
 from tests.waiting import PATIENCE
 
 
@@ -51,15 +50,6 @@ def test_after_a_failure_nothing_further_is_begun() -> None:
     with pytest.raises(ValueError, match="three"):
         together(calls)
     assert len(begun) < len(calls)
-
-
-def test_what_is_raised_is_the_failure_even_behind_one_that_was_cancelled_for_it() -> None:
-    """Whose thread had taken it from the queue just then, and was not as far as to begin it."""
-    cancelled, failed = Future[int](), Future[int]()
-    cancelled.cancel()
-    failed.set_exception(ValueError("three"))
-    with pytest.raises(ValueError, match="three"):
-        _answers([cancelled, failed])
 
 
 def test_nothing_and_one_thing_take_no_thread() -> None:

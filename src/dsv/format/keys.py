@@ -6,6 +6,7 @@ Parsers give None for what is no such key: a listing may show what somebody else
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TypeVar
 
 from dsv.errors import UsageError
@@ -303,6 +304,7 @@ def _parse_id(kind: type[I], text: str) -> I | None:
         return None
 
 
+@lru_cache(maxsize=256)  # the rows of a listing repeat a few names
 def _parse_name(kind: type[N], text: str) -> N | None:
     try:
         return kind.from_component(text)

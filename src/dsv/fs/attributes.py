@@ -109,14 +109,15 @@ def _stamps(folder: Path) -> tuple[int, int]:
         probe.unlink(missing_ok=True)
 
 
+GONE: Final = (errno.ENOENT, errno.ESTALE)
+"""The errors of a file or folder that is not there: ESTALE if another host of NFS removed an open folder."""
+
+
 @contextmanager
 def unless_gone() -> Iterator[None]:
-    """Ends the body in silence if a file or folder is not there, or not any more.
-
-    Of an open folder that was removed the kernel says ENOENT, and ESTALE if another host of NFS removed it.
-    """
+    """End the body silently if a file or folder is not there, or not any more."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ESTALE):
+        if error.errno not in GONE:
             raise

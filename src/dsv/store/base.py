@@ -6,7 +6,7 @@ import re
 import string
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -231,18 +231,30 @@ def together(calls: Sequence[Callable[[], _T]]) -> list[_T]:
     """As `both`, with any number of calls; after a failure no further one is begun."""
     if len(calls) < 2:
         return [call() for call in calls]
-    with _Threads(min(len(calls), _CONNECTIONS), busy=len(calls) >= _CONNECTIONS) as pool:
-        futures: list[Future[_T]] = [pool.submit(call) for call in calls]
-        wait(futures, return_when=FIRST_EXCEPTION)
-        for future in futures:
-            future.cancel()
-        wait(futures)
-    return _answers(futures)
+    answers: dict[int, _T] = {}
+    failures: dict[int, BaseException] = {}
+    numbers = iter(range(len(calls)))
+    stopped = threading.Event()
 
+    def work() -> None:
+        for number in numbers:
+            if stopped.is_set():
+                return
+            try:
+                answers[number] = calls[number]()
+            except BaseException as error:  # noqa: BLE001 (it is raised by the caller's thread)
+                failures[number] = error
+                stopped.set()
 
-def _answers(futures: Sequence[Future[_T]]) -> list[_T]:
-    """One that was cancelled may stand before the failure for which it was: its thread had it, but had not begun."""
-    return [future.result() for future in sorted(futures, key=Future.cancelled)]
+    threads = min(len(calls), _CONNECTIONS)
+    with _Threads(threads, busy=len(calls) >= _CONNECTIONS) as pool:
+        try:
+            wait([pool.submit(work) for _ in range(threads)])
+        finally:
+            stopped.set()  # a signal does not wait for the other calls
+    if failures:
+        raise failures[min(failures)]
+    return [answers[number] for number in range(len(calls))]
 
 
 class _Threads(ThreadPoolExecutor):

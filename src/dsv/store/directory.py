@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, Unsupported
-from dsv.fs.attributes import ask_again, refresh, unless_gone
+from dsv.fs.attributes import GONE, ask_again, refresh, unless_gone
 from dsv.fs.folders import Rights, make_durable, make_folder, sync_folder
 from dsv.store.base import (
     LARGEST,
@@ -289,11 +289,18 @@ class DirectoryStore:
 
     @contextmanager
     def _folder(self, folders: _Folders, *, fresh: bool = False, make: bool = False) -> Iterator[int]:
-        """A descriptor of the folder; `fresh` asks an NFS server again at every step, `make` makes them."""
-        root = self._root
-        current = root if folders else os.open(".", _FOLDER_FLAGS, dir_fd=root)
+        """Open the folder as `_open_folder` does, and close it at the end."""
+        descriptor = self._open_folder(folders, fresh=fresh, make=make)
         try:
-            for name in folders:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _open_folder(self, folders: _Folders, *, fresh: bool, make: bool = False) -> int:
+        """Return a descriptor of the folder; `fresh` asks an NFS server again at every step, `make` makes them."""
+        root = current = self._root
+        try:
+            for name in folders or (".",):
                 if fresh:
                     ask_again(current)
                 try:
@@ -308,19 +315,21 @@ class DirectoryStore:
                 current = below
             if fresh:
                 ask_again(current)
-            yield current
-        finally:
+        except BaseException:
             if current != root:
                 os.close(current)
+            raise
+        return current
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[int]:
         """A descriptor of the object's file. A name that seems absent is asked for again: see fs.attributes."""
         folders, name = _split(check_key(key))
-        descriptor = None
-        with unless_gone():
+        try:
             descriptor = self._open_file(folders, name, fresh=False)
-        if descriptor is None:
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
             try:
                 descriptor = self._open_file(folders, name, fresh=True)
             except FileNotFoundError:
@@ -337,8 +346,11 @@ class DirectoryStore:
             os.close(descriptor)
 
     def _open_file(self, folders: _Folders, name: str, *, fresh: bool) -> int:
-        with self._folder(folders, fresh=fresh) as folder:
+        folder = self._open_folder(folders, fresh=fresh)
+        try:
             return os.open(name, _READ_FLAGS, dir_fd=folder)
+        finally:
+            os.close(folder)
 
     def _has(self, folders: _Folders, name: str) -> bool:
         """Whether the name is known to be taken, so that no large file is written for nothing."""

@@ -94,7 +94,7 @@ def root() -> Root:
 
 def _show_version(ctx: typer.Context, value: bool) -> None:
     session = ctx.find_object(Session)
-    if session is not None and value:
+    if session is not None and value and not ctx.resilient_parsing:
         session.out.line(f"dsv {__version__}")
         raise typer.Exit
 

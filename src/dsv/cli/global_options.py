@@ -20,7 +20,7 @@ def _remember(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Non
 
 def _show_help(ctx: typer.Context, value: bool) -> None:
     session = ctx.find_object(Session)
-    if session is not None and value:
+    if session is not None and value and not ctx.resilient_parsing:
         session.out.line(ctx.get_help())
         raise typer.Exit
 

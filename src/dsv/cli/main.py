@@ -17,9 +17,10 @@ def main() -> int:
     _speak_utf8()
     arguments = sys.argv[1:]
     if "_DSV_COMPLETE" in os.environ:
-        from dsv.cli.completion.answer import main as answer
+        from dsv.cli.completion import answer
 
-        return _print(answer(os.environ, arguments))
+        code = _print(answer(os.environ, arguments))
+        os._exit(code)  # without waiting for a folder that does not answer
     if arguments in (["--version"], ["-V"], ["version"]):
         return _print(f"dsv {__version__}\n")
     if not arguments:

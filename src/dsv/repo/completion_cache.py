@@ -24,7 +24,7 @@ _MESSAGE = 100
 _MAX_BYTES = 8 << 20
 
 
-class _Known(msgspec.Struct, frozen=True):
+class Known(msgspec.Struct, frozen=True):
     branches: list[str] = []
     tags: list[str] = []
     commits: list[tuple[str, str]] = []
@@ -34,7 +34,7 @@ class _Known(msgspec.Struct, frozen=True):
 
 class _File(msgspec.Struct, frozen=True):
     version: int
-    datasets: dict[str, _Known]
+    datasets: dict[str, Known]
 
 
 _FILE = msgspec.json.Decoder(_File)
@@ -83,21 +83,21 @@ class Heard:
             folder = path.parent.lstat()
             if not stat.S_ISDIR(folder.st_mode):  # a symlink leads to what may be no folder of dsv
                 return
-            before = _read(path)
+            before = read(path)
             after = self._added_to(before)
             if after != before:
                 mode = folder.st_mode & 0o666  # whatever the umask: the folder of a cache is shared
                 replace_file(path, msgspec.json.encode(_File(1, after)), mode=mode, sync=False)
 
-    def _added_to(self, before: dict[str, _Known]) -> dict[str, _Known]:
+    def _added_to(self, before: dict[str, Known]) -> dict[str, Known]:
         names = {*before, *self._names, *self._met, *self._commits, *(self._datasets or ())}
-        after: dict[str, _Known] = {}
+        after: dict[str, Known] = {}
         for name in sorted(names if self._datasets is None else self._datasets):
-            known = before.get(name, _Known())
+            known = before.get(name, Known())
             commits = {**self._commits.get(name, {}), **dict(known.commits)}
             branches, deleted_branches = self._after(name, "branches", known.branches, known.deleted_branches)
             tags, deleted_tags = self._after(name, "tags", known.tags, known.deleted_tags)
-            after[name] = _Known(
+            after[name] = Known(
                 branches, tags, list(commits.items())[:_COMMITS], deleted_branches, deleted_tags
             )
         return after
@@ -117,7 +117,7 @@ class Heard:
         return sorted(there), sorted(gone)
 
 
-def _read(path: Path) -> dict[str, _Known]:
+def read(path: Path) -> dict[str, Known]:
     try:
         data = read_small(path, _MAX_BYTES)
         return {} if data is None else _FILE.decode(data).datasets

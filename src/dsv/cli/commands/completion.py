@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dsv.cli.call import Call
-from dsv.cli.completion.scripts import SCRIPTS
+from dsv.cli.completion import SCRIPTS
 from dsv.cli.declare import command
 from dsv.errors import UsageError
 

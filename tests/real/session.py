@@ -1,4 +1,4 @@
-"""The sessions of the README and of docs/guide/relabelling.md, typed and printed anew.
+"""The sessions of the README and of docs/guide/editing.md, typed and printed anew.
 
 `python -m tests.real.session` rewrites them where they stand.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-RELABELLING = ROOT / "docs/guide/relabelling.md"
+RELABELLING = ROOT / "docs/guide/editing.md"
 SHOWN_FOLDER, SHOWN_HOME, SHOWN_PERSON = "/tmp/session", "/home/ann", "ann@laptop"
 
 _BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)

@@ -19,7 +19,7 @@ def test_branches_conflicts_and_undo(tmp_path: Path) -> None:
     ann.types(switch)
     assert not (ann.home / "pets/labels.csv").exists()
     told = ann.types(names)
-    assert "* main" in told and "pets@second-try is at" in told
+    assert "* main" in told and "restored pets@second-try at" in told
     ann.types(take)
     assert (ann.home / "pets/labels.csv").read_text() == "cat/2.png dog\n"
     ann.types(ben)

@@ -12,7 +12,7 @@ import pytest
 from dsv.api import environment
 from dsv.cli import catalogue
 from dsv.cli.declare import Command
-from tests.kit.dsv import Dsv, plain_environment, write_files
+from tests.kit.dsv import Dsv, write_files
 
 FILES = {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2", "test/1.png": b"3"}
 
@@ -21,22 +21,16 @@ FILES = {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2", "test/1.
 def dsv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dsv:
     """In an empty folder, with an empty home, on a machine without /etc/dsv/config.toml."""
     monkeypatch.setattr(environment, "SYSTEM_CONFIG", tmp_path / "etc/config.toml")
-    home, cwd = tmp_path / "home", tmp_path / "work"
-    home.mkdir()
-    cwd.mkdir()
-    return Dsv(home, cwd, plain_environment(home))
+    return Dsv.of(tmp_path / "home", tmp_path / "work")
 
 
 @pytest.fixture(scope="module")
 def dsv_of_the_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dsv]:
     """As `dsv`, and the same for all tests of a file: they leave it as they found it."""
     top = tmp_path_factory.mktemp("file")
-    home, cwd = top / "home", top / "work"
-    home.mkdir()
-    cwd.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environment, "SYSTEM_CONFIG", top / "etc/config.toml")
-        yield Dsv(home, cwd, plain_environment(home))
+        yield Dsv.of(top / "home", top / "work")
 
 
 @pytest.fixture

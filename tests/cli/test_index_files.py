@@ -11,14 +11,11 @@ import pytest
 
 from dsv.format import keys
 from dsv.format.index_merge import IndexMerge
-from tests.kit.dsv import Dsv, plain_environment, write_files
+from tests.kit.dsv import Dsv, write_files
 
 
 def person(root: Path, name: str) -> Dsv:
-    home, work = root / name / "home", root / name / "work"
-    for folder in (home, work):
-        folder.mkdir(parents=True)
-    return Dsv(home, work, {**plain_environment(home), "DSV_STORE": str(root / "store")})
+    return Dsv.of(root / name / "home", root / name / "work", DSV_STORE=str(root / "store"))
 
 
 def sync(dsv: Dsv, numbers: range) -> None:

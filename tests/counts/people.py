@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tests.kit.dsv import Dsv, plain_environment
+from tests.kit.dsv import Dsv
 
 FOLDER = 100
 """Files in a folder: as small files come in folders, each of them has a hundredth of one."""
@@ -14,10 +14,8 @@ FOLDER = 100
 
 def person(home: Path, store: str, environ: Mapping[str, str] | None = None) -> Dsv:
     """At a machine of their own: no cache, no local copies of anything."""
-    folder = home / "data"
-    folder.mkdir(parents=True)
     own = {"DSV_STORE": store, "DSV_CACHE": str(home / "cache")}
-    return Dsv(home, folder, {**plain_environment(home), **own, **(environ or {})})
+    return Dsv.of(home, home / "data", **own | dict(environ or {}))
 
 
 def path_of(number: int) -> str:

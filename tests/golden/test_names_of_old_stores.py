@@ -11,7 +11,7 @@ from dsv.format.records import FormatEntry
 from dsv.repo.format_log import make_layout
 from dsv.store.directory import DirectoryStore
 from dsv.values.ids import Nonce, StoreId
-from tests.kit.dsv import Dsv, plain_environment, write_files
+from tests.kit.dsv import Dsv, write_files
 
 READ_ONLY = (
     Path(__file__).parent / "store"
@@ -20,9 +20,8 @@ READ_ONLY = (
 
 @pytest.fixture
 def ann(tmp_path: Path) -> Dsv:
-    for name in ("home", "work", "data"):
-        (tmp_path / name).mkdir()
-    made = Dsv(tmp_path / "home", tmp_path / "work", plain_environment(tmp_path / "home"))
+    (tmp_path / "data").mkdir()
+    made = Dsv.of(tmp_path / "home", tmp_path / "work")
     made.ok("config", "stores.old.url", str(tmp_path / "data"))
     made.ok("config", "store", "old")
     return made

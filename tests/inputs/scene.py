@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsv.store.directory import DirectoryStore
-from tests.kit.dsv import Dsv, Result, plain_environment
+from tests.kit.dsv import Dsv, Result
 from tests.kit.people import Files, read_folder
 
 _numbers = itertools.count()
@@ -37,10 +37,8 @@ class Scene:
 
     def newcomer(self, **environ: str) -> Dsv:
         home = self.folder / f"home-{next(_numbers)}"
-        here = home / "here"
-        here.mkdir(parents=True)
-        around = {**plain_environment(home), "DSV_STORE": str(self.store), "DSV_CACHE": str(home / "cache")}
-        return Dsv(home, here, {**around, **environ})
+        around = {"DSV_STORE": str(self.store), "DSV_CACHE": str(home / "cache"), **environ}
+        return Dsv.of(home, home / "here", **around)
 
     def contents(self) -> dict[str, bytes]:
         """Everything in the store."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.dsv import Dsv, plain_environment
+from tests.kit.dsv import Dsv
 from tests.labs.docker_engine import ContainerEngine
 from tests.labs.s3_server import S3Server
 from tests.real.documents import document
@@ -27,11 +27,9 @@ def engine(request: pytest.FixtureRequest) -> ContainerEngine:
 
 @pytest.fixture
 def dsv(ceph_s3: S3Server, engine: ContainerEngine, tmp_path: Path) -> Iterator[Dsv]:
-    home, folder, bucket = tmp_path / "home", tmp_path / "digits", ceph_s3.bucket()
-    home.mkdir()
-    folder.mkdir()
+    bucket = ceph_s3.bucket()
     places = {"DSV_STORE": f"s3://{bucket}/lake", "DSV_CACHE": str(tmp_path / "cache")}
-    yield Dsv(home, folder, {**plain_environment(home), **ceph_s3.env, **engine.env, **places})
+    yield Dsv.of(tmp_path / "home", tmp_path / "digits", **ceph_s3.env, **engine.env, **places)
     ceph_s3.remove_bucket(bucket)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.dsv import Dsv, plain_environment
+from tests.kit.dsv import Dsv
 from tests.labs.s3_server import S3Server
 from tests.real.documents import document
 from tests.real.trees import Seen, entries, leaves, look
@@ -46,11 +46,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def dsv(ceph_s3: S3Server, tree: Path, tmp_path: Path) -> Iterator[Dsv]:
-    home = tmp_path / "home"
-    home.mkdir()
     bucket = ceph_s3.bucket()
     store = {"DSV_STORE": f"s3://{bucket}/lake", "DSV_CACHE": str(tmp_path / "cache")}
-    yield Dsv(home, tree, {**plain_environment(home), **ceph_s3.env, **store})
+    yield Dsv.of(tmp_path / "home", tree, **ceph_s3.env, **store)
     ceph_s3.remove_bucket(bucket)
 
 

@@ -20,7 +20,7 @@ from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import Nonce, StoreId
 from dsv.values.names import MAIN, DatasetName
-from tests.kit.dsv import Dsv, plain_environment
+from tests.kit.dsv import Dsv
 from tests.kit.repositories import DATASET, commit, create, packs
 
 OTHER = DatasetName.parse("scans-2")
@@ -132,13 +132,11 @@ def test_each_command_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     folder.mkdir()
     store = world(DirectoryStore(folder))
-    person = tmp_path / "person"
-    person.mkdir()
-    dsv = Dsv(person, person, {**plain_environment(person), "DSV_STORE": str(folder)})
+    dsv = Dsv.of(tmp_path / "person", DSV_STORE=str(folder))
     bury(store)
     for key in moves(store):
         store.delete(key)
-    (person / "file").write_bytes(b"x")
+    (dsv.cwd / "file").write_bytes(b"x")
     for arguments in (
         ["log", "scans"],
         ["clone", "scans"],
@@ -147,8 +145,8 @@ def test_each_command_says_so(tmp_path: Path) -> None:
     ):
         result = dsv(*arguments)
         assert result.code == 3 and "was erased" in result.err and "hint:" in result.err, (arguments, result)
-    (person / "new").mkdir()
-    result = dsv.at(person / "new")("init", "scans")
+    (dsv.cwd / "new").mkdir()
+    result = dsv.at(dsv.cwd / "new")("init", "scans")
     assert result.code == 4 and "its name is not used again" in result.err, result
     assert dsv("datasets").code == 0
     with pytest.raises(reader.StoreError, match=r"was erased from the store: a patient .* is in scans-2"):
@@ -176,7 +174,7 @@ def test_an_encrypted_store_is_refused(tmp_path: Path, changes: dict[str, object
         Repository.open(DirectoryStore(folder), None)
     with pytest.raises(reader.StoreError, match=r"encrypted|blake3-keyed"):
         reader.restore(folder, "scans", tmp_path / "out")
-    dsv = Dsv(tmp_path, tmp_path, {**plain_environment(tmp_path), "DSV_STORE": str(folder)})
+    dsv = Dsv.of(tmp_path, tmp_path, DSV_STORE=str(folder))
     for command in ("datasets", "log"):
         result = dsv(command, *(["scans"] if command == "log" else []))
         assert result.code == 9 and "'encrypted'" in result.err and "hint:" in result.err

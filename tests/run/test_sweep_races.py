@@ -20,7 +20,7 @@ from dsv.run.record_store import Beginner, SweepNotes
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_store
 from dsv.values.names import DatasetName
-from tests.kit.dsv import Dsv, plain_environment, write_files
+from tests.kit.dsv import Dsv, write_files
 from tests.labs.s3_server import S3Server
 from tests.waiting import PATIENCE
 
@@ -110,11 +110,9 @@ def test_of_two_processes_one_has_the_turn_and_one_each_run(racers: list[subproc
 
 def test_a_sweep_that_two_machines_continue_begins_each_run_once(place: Place, tmp_path: Path) -> None:
     homes = [tmp_path / name for name in ("one", "two")]
-    machines = []
-    for home in homes:
-        (home / "work").mkdir(parents=True)
-        settings = {"DSV_STORE": place.url, "DSV_CACHE": str(home / "cache"), **place.env}
-        machines.append(Dsv(home, home / "work", {**plain_environment(home), **settings}))
+    machines = [
+        Dsv.of(home, DSV_STORE=place.url, DSV_CACHE=str(home / "cache"), **place.env) for home in homes
+    ]
     first = machines[0]
     write_files(first.cwd, {"a": b"a"})
     for words in (("init", "pets"), ("sync",)):
@@ -139,9 +137,7 @@ def test_a_sweep_that_two_machines_continue_begins_each_run_once(place: Place, t
 @pytest.mark.parametrize("place", ["folder"], indirect=True)
 def test_a_run_that_another_machine_has_taken_is_left_to_it(place: Place, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    (home / "work").mkdir(parents=True)
-    settings = {"DSV_STORE": place.url, "DSV_CACHE": str(home / "cache"), **place.env}
-    dsv = Dsv(home, home / "work", {**plain_environment(home), **settings})
+    dsv = Dsv.of(home, DSV_STORE=place.url, DSV_CACHE=str(home / "cache"), **place.env)
     write_files(dsv.cwd, {"a": b"a"})
     for words in (("init", "pets"), ("sync",)):
         dsv.ok(*words)

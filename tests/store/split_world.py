@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kit.dsv import Dsv, plain_environment, write_files
+from tests.kit.dsv import Dsv, write_files
 from tests.labs.s3_server import S3Server
 from tests.store.proxy import Behaviour
 
@@ -32,12 +32,8 @@ class World:
 
     def person(self, name: str, *, configured: bool = True) -> Dsv:
         """With a home and a folder of their own."""
-        home, work = self.root / name / "home", self.root / name / "work"
-        for folder in (home, work):
-            folder.mkdir(parents=True)
-        dsv = Dsv(
-            home, work, {**plain_environment(home), **self.server.env, "DSV_CACHE": str(self.root / "cache")}
-        )
+        own = self.root / name
+        dsv = Dsv.of(own / "home", own / "work", DSV_CACHE=str(self.root / "cache"), **self.server.env)
         dsv.ok("config", "stores.grid.url", self.url)
         dsv.ok("config", "store", "grid")
         if configured:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dsv.format.keys import RUNS_PREFIX, needs_winner
-from tests.kit.dsv import Dsv, plain_environment
+from tests.kit.dsv import Dsv
 from tests.labs import ceph_rgw
 from tests.labs.s3_server import S3Server
 
@@ -90,15 +90,9 @@ class Team:
         return bucket
 
     def person(self, name: str, store: str, home: str = "") -> Dsv:
-        folder = self._home / (home or name) / "data"
-        folder.mkdir(parents=True)
-        environ = {
-            **plain_environment(folder.parent),
-            **self.users[name].env,
-            "DSV_STORE": store,
-            "DSV_CACHE": str(folder.parent / "cache"),
-        }
-        return Dsv(folder.parent, folder, environ)
+        own = self._home / (home or name)
+        environ = {"DSV_STORE": store, "DSV_CACHE": str(own / "cache"), **self.users[name].env}
+        return Dsv.of(own, own / "data", **environ)
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,29 @@ def test_a_listing_that_misses_its_own_claims_gives_no_part_to_a_process_twice(
     assert set(mine.owners()) == {1, 2, 3}
 
 
+def test_a_listing_that_lacks_a_further_claim_or_its_end_misleads_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (ClaimTable(tmp_path, 1, owner, REMOTE) for owner in ("first", "second"))
+    old = first.claim_free()
+    assert old is not None
+    second.refresh()
+    new = second.claim_abandoned(lambda owner: True)
+    assert new == Claim(0, 2)
+    first.finish(old)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda folder: ["0.1", "0.1.done"])
+        first.refresh()
+        assert first.all_done and not first.confirm_done()
+    third = ClaimTable(tmp_path, 1, "third", REMOTE)
+    third.refresh()
+    second.finish(new)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda folder: ["0.1"])
+        taken = third.claim_abandoned(lambda owner: True)
+    assert taken == Claim(0, 3, done=True)
+
+
 def test_only_the_newest_generation_counts(tmp_path: Path) -> None:
     first, second = claim_table(tmp_path, "first", parts=1), claim_table(tmp_path, "second", parts=1)
     old = first.claim_free()

@@ -5,9 +5,10 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,16 +16,20 @@ from tests.cache.places import Clock, make_root, place, publish
 from tests.inputs.small_disk import SmallDisk, small_disk
 from tests.waiting import until
 
-from dsv.cache.claims import leases
+from dsv.cache.claims import claims as claims_module
+from dsv.cache.claims import intents, leases, pins, user_leases
 from dsv.cache.claims.claims import LeaseName, read_claims
 from dsv.cache.claims.intents import Fired, Intent
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.pins import pin, unpin
 from dsv.cache.claims.user_leases import end_lease, own_holds
-from dsv.cache.evict.evict import evict
+from dsv.cache.evict.evict import evict, evict_from, take_stock
 from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, load_settings
+from dsv.fs import system
+from dsv.fs.files import list_names
+from dsv.fs.system import FileSystem
 
 ALL = EvictionRequest(everything=True)
 EVICTIONS = 8
@@ -381,8 +386,9 @@ def test_the_lease_of_a_silent_process_is_ended_by_whoever_takes_its_part_over(
     assert owners() == {lease.record.owner.id, run.record.owner.id, other.record.owner.id}, "renewed just now"
     leases.end_leases_of(root, place(), elsewhere, now + 2 * leases.SILENCE)
     assert len(owners()) == 3, "those of another process"
+    until(lambda: root.now() > lease._name.renewed + 0.01)  # names tell whole milliseconds
     other.renew()
-    leases.end_leases_of(root, place(), lease.record.owner, other._name.renewed + leases.SILENCE)
+    leases.end_leases_of(root, place(), lease.record.owner, other._name.renewed - 0.001 + leases.SILENCE)
     assert owners() == {run.record.owner.id, other.record.owner.id}
     publish(root, place(), {"a": b"1"})
     began = leases.boot_clock()
@@ -391,3 +397,83 @@ def test_the_lease_of_a_silent_process_is_ended_by_whoever_takes_its_part_over(
     assert lease.record.owner.id in owners()
     for one in (lease, run, other):
         one.release()
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A file server whose next listing of a folder lacks all names but those that begin so, as was seen of NFS."""
+    shown: list[str] = []
+
+    def forget(prefix: str) -> None:
+        shown.append(prefix)
+
+    def names(folder: Path, *, asked: bool = False) -> list[str]:
+        found = list_names(folder, asked=asked)
+        if folder.parent.parent.name != "claims" or not shown:
+            return found
+        prefix = shown.pop()
+        return [name for name in found if prefix and name.startswith(prefix)]
+
+    for module in (claims_module, leases, pins, user_leases):
+        monkeypatch.setattr(module, "list_names", names, raising=False)
+    monkeypatch.setattr(system, "kind_of", lambda path: FileSystem(remote=True, sync_each=True))
+    return forget
+
+
+@pytest.mark.parametrize("shown", ["", intents.PREFIX])
+def test_an_evictor_respects_a_lease_that_one_listing_lacks(
+    root: CacheRoot, forgetful: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, shown: str
+) -> None:
+    """All names are left out, or all but the evictor's own."""
+    publish(root, place(), {"a": b"1"}, age=1e6)
+    stock = take_stock(root, ALL)
+    lease = Lease.take(root, place(), "run")
+    assert lease.confirm()
+    declare = Intent.declare
+
+    def declared(*arguments: Any) -> Intent:
+        found = declare(*arguments)
+        forgetful(shown)
+        return found
+
+    monkeypatch.setattr(Intent, "declare", declared)
+    result = evict_from(root, CacheSettings(), ALL, stock)
+    assert not result.evicted and root.visible(place()).is_dir()
+    assert [one.reason for one in result.kept] == [lease.record.describe()]
+    lease.release()
+
+
+@pytest.mark.parametrize("shown", ["", "lease-"])
+@pytest.mark.parametrize("claim", ["lease", "pin"])
+def test_a_taker_ends_an_intent_that_one_listing_lacks(
+    root: CacheRoot, forgetful: Callable[[str], None], shown: str, claim: str
+) -> None:
+    publish(root, place(), {"a": b"1"})
+    intent = Intent.declare(root, place(), root.now())
+    forgetful(shown)
+    assert Lease.take(root, place(), "run").confirm() if claim == "lease" else pin(root, place())
+    assert intent.fire(root.visible(place())) is Fired.VOIDED
+
+
+def test_a_lease_is_not_lost_because_a_listing_lacks_the_commit_s_record(
+    root: CacheRoot, forgetful: Callable[[str], None]
+) -> None:
+    publish(root, place(), {"a": b"1"})
+    with Lease.take(root, place(), "run") as lease:
+        assert lease.confirm()
+        for shown in ("", "lease-"):
+            forgetful(shown)
+            forgetful(shown)
+            lease.renew()
+        assert not lease.lost.is_set()
+
+
+def test_a_hold_is_released_though_a_listing_lacks_it(
+    root: CacheRoot, forgetful: Callable[[str], None]
+) -> None:
+    publish(root, place(), {"a": b"1"})
+    Lease.take(root, place(), "hold")
+    (hold,) = own_holds(root, [place()])
+    forgetful("entry-")
+    end_lease(root, hold)
+    assert own_holds(root, [place()]) == []

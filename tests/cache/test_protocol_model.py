@@ -1,4 +1,4 @@
-"""The lease protocol, L1 to L9, L13 and E1 to E4 of docs/internals/cache-protocol.md, over every interleaving.
+"""The lease protocol, T6, L1 to L9, L13 and E1 to E4 of docs/internals/cache-protocol.md, over every interleaving.
 
 A plain model of the file server and of takers, evictors and a sweeper. Each is a little program whose
 steps are the requests that it sends, in the order of the code, and one search runs through all orders of
@@ -32,7 +32,9 @@ NONE: Names = frozenset()
 class Actor(NamedTuple):
     """step: what it does next. seen: what it keeps of a listing, or of its plan. mine: the incarnation
     that a taker confirmed. number: of its lease's name. relies: on its lease. expired: others need not
-    respect that name."""
+    respect that name. lapsed: the name before it had expired when it was renewed. listed: how the first of two
+    listings was, "whole" or "spoilt", until the second is made.
+    """
 
     step: str
     seen: Names = NONE
@@ -40,6 +42,8 @@ class Actor(NamedTuple):
     number: int = 0
     relies: bool = False
     expired: bool = False
+    listed: str = ""
+    lapsed: bool = False
 
 
 class World(NamedTuple):
@@ -65,6 +69,37 @@ class World(NamedTuple):
         return self._replace(claims=self.claims - names)
 
 
+def listings(
+    world: World, at: int, variant: Variant, own: str, decide: Callable[[World, Names], World]
+) -> Iterator[World]:
+    """T6: two listings are put together, of which the server may spoil one: all names are left out but the actor's own.
+
+    The step `list` is the first of them; a name that only it had counts if it is still there at the second.
+    """
+    me = world.actors[at]
+    if "listings lack names" not in variant:
+        yield decide(world, world.claims)
+        return
+    spoilt = world.claims & {own}
+    one = "one listing decides" in variant
+    if me.listed == "":
+        for found, listed in ((world.claims, "whole"), (spoilt, "spoilt")):
+            after = world.put(
+                at, me._replace(listed=listed, seen=me.seen | {f"listed {name}" for name in found})
+            )
+            yield decide(world, found) if one else after
+        return
+    first = frozenset(name.removeprefix("listed ") for name in me.seen if name.startswith("listed "))
+    kept = frozenset(one for one in me.seen if not one.startswith("listed "))
+    plain = world.put(at, me._replace(listed="", seen=kept))
+    if any(name.startswith("lease-") for name in first - world.claims):
+        yield plain
+        return
+    yield decide(plain, first | world.claims)
+    if me.listed == "whole":
+        yield decide(plain, first | spoilt)
+
+
 Variant = frozenset[str]
 """Parts of the protocol that are left out, to see that the check notices."""
 
@@ -84,11 +119,16 @@ def taker(world: World, at: int, variant: Variant) -> Iterator[World]:
     name = TAKERS[at] if "leases keep their name" in variant else f"{TAKERS[at]}.{me.number}"
     match me.step:
         case "write":
-            yield world.plus(f"lease-{name}").put(at, me._replace(step="list", expired=False))
+            lapsed = me.expired and "listings lack names" in variant
+            yield world.plus(f"lease-{name}").put(at, me._replace(step="list", expired=False, lapsed=lapsed))
         case "list":
-            intents = frozenset(one for one in world.claims if one.startswith("intent-"))
             ignored = "takers ignore intents" in variant
-            yield world.put(at, me._replace(step="void", seen=NONE if ignored else intents))
+
+            def void_next(now: World, found: Names) -> World:
+                intents = frozenset(one for one in found if one.startswith("intent-"))
+                return now.put(at, now.actors[at]._replace(step="void", seen=NONE if ignored else intents))
+
+            yield from listings(world, at, variant, f"lease-{name}", void_next)
         case "void":
             for number, evictor in enumerate(EVICTORS):
                 if f"intent-{evictor}" in me.seen:
@@ -139,15 +179,20 @@ def time_passes(world: World, at: int) -> Iterator[World]:
         yield world.put(at, me._replace(expired=True, relies=False))
 
 
-def expired(world: World) -> Names:
-    """Names of leases that need not be respected: expired ones, and those that their holder has renewed."""
+def expired(world: World, listed: Names | None = None) -> Names:
+    """Names of leases that need not be respected: expired ones, and those that their holder has renewed.
+
+    listed: what a listing shows, by default all names.
+    """
+    names = world.claims if listed is None else listed
     found = set()
-    for name in world.claims:
+    for name in names:
         if name.startswith("lease-"):
             holder, _, number = name.removeprefix("lease-").partition(".")
             me = world.actors[TAKERS.index(holder)]
-            newest = not number or f"lease-{holder}.{int(number) + 1}" not in world.claims
-            if not newest or me.expired or me.step == "over":
+            newer = f"lease-{holder}.{int(number or 0) + 1}"
+            late = me.lapsed if number and newer in world.claims else me.expired
+            if (number and newer in names) or late or me.step == "over":
                 found.add(name)
     return frozenset(found)
 
@@ -165,13 +210,19 @@ def evictor(world: World, at: int, variant: Variant) -> Iterator[World]:
         case "tell":
             yield world.plus(intent).put(at, me._replace(step="list"))
         case "list":
-            dead = expired(world)
-            claimed = any(one.startswith("lease-") and one not in dead for one in world.claims)
-            other = bool(me.seen) and not me.seen & entries
-            if "evictors do not look" in variant:
-                claimed = other = False
-            step = "withdraw" if claimed or other else "rename"
-            yield world.put(at, me._replace(step=step, seen=entries | dead))
+
+            def look(now: World, found: Names) -> World:
+                me, dead = now.actors[at], expired(now, found)
+                recorded = frozenset(one for one in found if one.startswith("entry-"))
+                recorded |= me.seen & now.claims  # what it knew is looked up by its name
+                claimed = any(one.startswith("lease-") and one not in dead for one in found)
+                other = bool(me.seen) and not me.seen & recorded
+                if "evictors do not look" in variant:
+                    claimed = other = False
+                step = "withdraw" if claimed or other else "rename"
+                return now.put(at, me._replace(step=step, seen=recorded | dead))
+
+            yield from listings(world, at, variant, intent, look)
         case "rename":
             if world.visible and world.trash[number] == 0:
                 after = world.folder(number, world.visible)._replace(visible=0)
@@ -277,6 +328,16 @@ def test_one_taker_and_two_evictors() -> None:
 def test_two_takers_and_one_evictor() -> None:
     states, wrong = explore(begin(evictors=("e1",)), frozenset(), both)
     assert wrong is None and states > 5_000, (states, wrong)
+
+
+def test_a_listing_that_lacks_names_hurts_nobody() -> None:
+    spoilt = frozenset({"listings lack names"})
+    states, wrong = explore(begin(takers=("t1",), evictors=("e1",)), spoilt, nobody_is_hurt)
+    assert wrong is None and states > 1_000, (states, wrong)
+    _, wrong = explore(
+        begin(takers=("t1",), evictors=("e1",)), spoilt | {"one listing decides"}, nobody_is_hurt
+    )
+    assert wrong is not None and "relies on" in wrong
 
 
 def filling() -> World:

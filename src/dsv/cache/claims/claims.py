@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import re
 import time
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -16,6 +19,7 @@ from dsv.cache.claims import intents
 from dsv.cache.claims.owners import Owner
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
+from dsv.fs import system
 from dsv.fs.files import list_names, read_small
 
 LEASE = "lease-"
@@ -129,20 +133,51 @@ class Claims(msgspec.Struct, frozen=True):
         return None
 
 
-def read_claims(root: CacheRoot, place: Place, *, asked: bool = False) -> Claims:
-    """Raises `OSError`. Over NFS this is up to date only for a process that has just changed this folder.
+def read_claims(
+    root: CacheRoot, place: Place, *, asked: bool = False, known: Collection[str] | None = None
+) -> Claims:
+    """Read all claims on a place. Raises `OSError`.
+
+    Over NFS this is up to date only for a process that has just changed this folder. Whoever acts on it passes
+    `known`, see `list_claims`; without it a file server may leave names out.
 
     asked: the caller has just asked the server for the folder, by `refresh`.
     """
     folder = root.claims(place)
     for attempt in range(_TRIES):
         start = time.monotonic()
-        names = list_names(folder, asked=asked and not attempt)
+        names = (
+            list_names(folder, asked=asked and not attempt)
+            if known is None
+            else list_claims(root, place, known)
+        )
         claims = _read(folder, names)
         if claims is not None and time.monotonic() - start < _LISTING_LIMIT:
             return claims
     # Names came and went faster than they could be read: somebody is very much there.
     return Claims(unknown=(Unknown("claims that keep changing", float("inf")),), names=tuple(names))
+
+
+def list_claims(root: CacheRoot, place: Place, known: Collection[str]) -> list[str]:
+    """List the claims folder of a place for a decision: rule T6 of docs/internals/cache-protocol.md.
+
+    While other hosts change a folder, a file server may leave out names that are there all the time. So a listing
+    counts only if it has all `known` names, except those that have been removed. On a file server two such listings are
+    put together, each after a change that this process made in the folder: the caller has just made the first one. So
+    a name in the answer may have gone by now. Raises `OSError`.
+    """
+    folder = root.claims(place)
+    wanted = 2 if system.kind_of(root.path).remote else 1
+    seen: set[str] = set()
+    for attempt in range(_TRIES):
+        if attempt:
+            root.time_in(folder)
+        names = list_names(folder)
+        seen.update(names)
+        wanted -= all(name in names or not os.path.lexists(folder / name) for name in known)
+        if not wanted:
+            return sorted(seen)
+    raise OSError(errno.EAGAIN, "the file server leaves out names", str(folder))
 
 
 def _read(folder: Path, names: list[str]) -> Claims | None:

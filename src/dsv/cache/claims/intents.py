@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import errno
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -124,6 +125,13 @@ def void(root: CacheRoot, place: Place, name: str) -> bool:
         return False
     (root.claims(place) / name).unlink(missing_ok=True)
     return True
+
+
+def void_all(root: CacheRoot, place: Place, names: Iterable[str]) -> None:
+    """End every intent among these names of claims. Raises `OSError`."""
+    for name in names:
+        if name.startswith(PREFIX):
+            void(root, place, name)
 
 
 def read_intent(root: CacheRoot, place: Place, name: str) -> IntentRecord | None:

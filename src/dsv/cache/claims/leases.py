@@ -21,7 +21,7 @@ from typing import Literal, Self
 import msgspec
 
 from dsv.cache.claims import intents
-from dsv.cache.claims.claims import LEASE, LeaseName, LeaseRecord, read_claims
+from dsv.cache.claims.claims import LEASE, LeaseName, LeaseRecord, list_claims, read_claims
 from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import own_folder
 from dsv.cache.layout import Place
@@ -220,20 +220,18 @@ class Lease:
                     (claims / name).unlink(missing_ok=True)
 
     def _void_intents(self) -> None:
-        for name in list_names(self.root.claims(self.place)):
-            if name.startswith(intents.PREFIX):
-                intents.void(self.root, self.place, name)
+        intents.void_all(self.root, self.place, list_claims(self.root, self.place, [str(self._name)]))
 
     def _unchanged(self) -> bool:
         """Whether the folder is the one that was confirmed; an inode's number may come back, a record's never."""
         if self._identity is None:
             return True
-        entries = self._recorded()
-        same = not self._entries or not self._entries.isdisjoint(entries)
+        claims = self.root.claims(self.place)
+        same = not self._entries or any(os.path.lexists(claims / name) for name in self._entries)
         return same and visible_identity(self.root, self.place) == self._identity
 
     def _recorded(self) -> frozenset[str]:
-        names = list_names(self.root.claims(self.place))
+        names = list_claims(self.root, self.place, [str(self._name)])
         return frozenset(name for name in names if name.startswith(ENTRY))
 
     def _lose(self) -> None:

@@ -8,11 +8,10 @@ import platform
 import msgspec
 
 from dsv.cache.claims import intents
-from dsv.cache.claims.claims import PIN, PinRecord, read_claims
+from dsv.cache.claims.claims import PIN, PinRecord, list_claims, read_claims
 from dsv.cache.claims.leases import visible_identity
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
-from dsv.fs.files import list_names
 from dsv.fs.process import user_name
 
 
@@ -32,9 +31,7 @@ def pin(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None =
     )
     path = root.claims(place) / f"{PIN}{record.id}"
     root.write_once(path, msgspec.json.encode(record))
-    for name in list_names(root.claims(place)):
-        if name.startswith(intents.PREFIX):
-            intents.void(root, place, name)
+    intents.void_all(root, place, list_claims(root, place, [path.name]))
     if visible_identity(root, place) is None:
         path.unlink(missing_ok=True)
         return None
@@ -48,7 +45,7 @@ def unpin(root: CacheRoot, place: Place, *, everyone: bool = False) -> tuple[lis
     """
     gone: list[str] = []
     kept: list[PinRecord] = []
-    for record in read_claims(root, place).pins:
+    for record in read_claims(root, place, known=()).pins:
         if everyone or record.user == user_name():
             (root.claims(place) / f"{PIN}{record.id}").unlink(missing_ok=True)
             gone.append(record.id)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from dsv.cache.claims.claims import LEASE, LeaseRecord, read_claims
+from dsv.cache.claims.claims import LEASE, LeaseRecord, list_claims, read_claims
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from dsv.fs.files import list_names
@@ -63,6 +63,6 @@ def find_leases(root: CacheRoot, places: Iterable[Place], start: str) -> list[Ho
 def end_lease(root: CacheRoot, hold: Hold) -> None:
     """Ends one lease and no other. That it has gone already is fine. Raises `OSError`."""
     folder = root.claims(hold.place)
-    for name in list_names(folder):
+    for name in list_claims(root, hold.place, ()):
         if name.startswith(f"{LEASE}{hold.id}."):
             (folder / name).unlink(missing_ok=True)

@@ -255,7 +255,8 @@ class _Executor:
         root, place = self._root, due.candidate.place
         intent = Intent.declare(root, place, root.now(root.claims(place)))
         try:
-            claims = read_claims(root, place)
+            known = (intent.file.name, *self._items[place].claims.names)
+            claims = read_claims(root, place, known=known)
             reason = self._objection(due.candidate, claims)
             tags = [] if reason else self._links.hide(place)
             fired = Fired.VOIDED if reason else intent.fire(root.visible(place))

@@ -60,6 +60,7 @@ class ClaimTable:
         self.count = parts
         self._newest: dict[int, int] = {}
         self._done: set[int] = set()
+        self._remote = kind.remote
         self._mark = "done" if kind.remote else f"done.{_boot_tag()}"
         self._finished: dict[int, int] = {}
         self._lost: set[int] = set()
@@ -82,6 +83,23 @@ class ClaimTable:
     @property
     def all_done(self) -> bool:
         return len(self._done) == self.count
+
+    def confirm_done(self) -> bool:
+        """Check that all parts are done and none was claimed once more, by a lookup of each name: rule W5.
+
+        To be called after a `refresh`, whose listing may lack names over NFS. Raises `OSError`.
+        """
+        if self.all_done and self._remote:
+            for part, generation in list(self._newest.items()):
+                if os.path.lexists(self._folder / f"{part}.{generation + 1}"):
+                    self._saw_claim(part, generation + 1)
+            self._count_done()
+        return self.all_done
+
+    def _look_for_done(self, part: int, newest: int) -> None:
+        for generation in range(1, newest + 1):
+            if os.path.lexists(self._folder / f"{part}.{generation}.{self._mark}"):
+                self._finished[part] = max(generation, self._finished.get(part, 0))
 
     def begin_at(self, part: int) -> None:
         """Where to look for free parts first, so that several start far apart."""
@@ -108,11 +126,14 @@ class ClaimTable:
                 self._finished[part] = max(int(generation), self._finished.get(part, 0))
             else:
                 lost.add(part)
+        self._count_done()
+        self._lost = lost - self._done
+        return now
+
+    def _count_done(self) -> None:
         self._done = {
             part for part, generation in self._finished.items() if generation >= self._newest.get(part, 0)
         }
-        self._lost = lost - self._done
-        return now
 
     def claim_free(self) -> Claim | None:
         """The next part that nobody has claimed; None if there is none left. Raises `OSError`."""
@@ -136,6 +157,7 @@ class ClaimTable:
                 continue
             claim = self._claim(part, generation + 1)
             self.refresh()
+            self._look_for_done(part, generation)
             if claim is not None and not self.overtaken(claim):
                 return replace(claim, done=part in self._finished)
         return None

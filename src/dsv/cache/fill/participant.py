@@ -17,16 +17,17 @@ from dsv.cache.fill.helper_process import Helpers, default_jobs
 from dsv.cache.fill.part_worker import FillEnded, PartWorker
 from dsv.cache.fill.request import FillContext
 from dsv.cache.fill.reservations import need_of, refusal
-from dsv.cache.fill.workers import Heartbeat, Reporter, Worker, read_workers
+from dsv.cache.fill.workers import Heartbeat, Reporter, Worker, read_worker, read_workers
 from dsv.cache.fill.write_back import Lost, WriteBack
 from dsv.errors import IntegrityError, NoRoom
-from dsv.fs.files import FULL, GONE, list_names
+from dsv.fs.files import FULL, GONE, read_small
 from dsv.values.paths import link_escapes, show
 
 _ROOM_EVERY = 15.0  # seconds between two looks at the limits while filling
 _RETRIES = 3  # after a full disk in the middle
 _LEAST_ROOM = 64 << 20
 _LEAST_FILES = 64
+_LINKS_LIMIT = 1 << 30  # bytes that name the symlinks of one part
 # Seconds between two looks at what the others do: the first wait, and the longest.
 _POLL_LOCAL = (0.005, 0.25)
 _POLL_REMOTE = (0.1, 2.0)
@@ -118,7 +119,7 @@ class FillParticipant:
                     self._table, lambda claims: self._do(worker, claims), remote=self._context.kind.remote
                 )
             now = self._with_room(self._table.refresh)
-            if self._table.all_done:
+            if self._table.confirm_done():
                 self._with_room(self._publish)
                 return
             if self._table.free:
@@ -135,7 +136,11 @@ class FillParticipant:
             wait = min(wait * 1.5, longest)
 
     def _claim_abandoned(self, workers: Mapping[str, Worker], now: float) -> Callable[[], Claim | None]:
-        return lambda: self._table.claim_abandoned(lambda owner: _gone(workers.get(owner), now))
+        def is_gone(owner: str) -> bool:
+            worker = workers.get(owner) or read_worker(self._directory.workers, owner)
+            return worker is None or worker.gone(now)
+
+        return lambda: self._table.claim_abandoned(is_gone)
 
     def _end_leases(self, workers: Iterable[Worker], now: float) -> None:
         """Those of processes that are gone without having said so."""
@@ -246,15 +251,16 @@ class FillParticipant:
             self._helpers.stop(now=now)
 
 
-def _gone(worker: Worker | None, now: float) -> bool:
-    return worker is None or worker.gone(now)
-
-
 def _check_links(directory: FillDirectory) -> None:
     links: dict[bytes, bytes] = {}
-    for name in list_names(directory.links):
-        fields = (directory.links / name).read_bytes().split(b"\0")
-        links.update(zip(fields[::2], fields[1::2], strict=True))
+    directory.root.look_up_anew(directory.folder)
+    if directory.links.is_dir():
+        directory.root.time_in(directory.links)
+        for part in range(len(directory.plan.parts)):  # each by its name: over NFS a listing may lack some
+            found = read_small(directory.links / str(part), _LINKS_LIMIT)
+            if found is not None:
+                fields = found.split(b"\0")
+                links.update(zip(fields[::2], fields[1::2], strict=True))
     escaping = link_escapes(links)
     if escaping:
         raise IntegrityError(

@@ -104,7 +104,7 @@ def test_paths_that_the_pages_for_developers_name_exist() -> None:
     text = "".join(
         (ROOT / f"docs/internals/{page}.md").read_text() for page in ("contributing", "architecture")
     )
-    named = set(re.findall(r"`((?:src|tests|docs|store|engines|cli)/[\w./-]+)`", text))
+    named = set(re.findall(r"`((?:src|tests|docs|store|run|cli)/[\w./-]+)`", text))
     assert len(named) > 10
     assert [
         path for path in sorted(named) if not any((top / path).exists() for top in (ROOT, ROOT / "src/dsv"))

@@ -1,1 +1,1 @@
-"""How the contents of files differ: lines of texts, and rows of tables."""
+"""Differences between the contents of files: lines of texts, and rows of tables."""

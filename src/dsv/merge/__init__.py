@@ -1,1 +1,1 @@
-"""Bringing the changes of two sides together: paths, lines of texts, and rows of tables."""
+"""Merging the changes of two sides: paths, lines of texts, and rows of tables."""

@@ -1,1 +1,1 @@
-"""Objects, refs, sessions and run records on one store. Owns the order of writes."""
+"""Objects, trees, refs and history of one store. Owns the order of writes."""

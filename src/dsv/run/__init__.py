@@ -1,0 +1,1 @@
+"""Runs: a command on a commit, from its options to its record."""

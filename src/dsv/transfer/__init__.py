@@ -1,1 +1,1 @@
-"""The upload and the download pipeline."""
+"""Uploading files as packs, downloading them with every byte verified, and making commits."""

@@ -1,0 +1,1 @@
+"""A workspace: a folder bound to a dataset, with the state of its files in `.dsv/`."""

@@ -1,1 +1,1 @@
-"""Claims: who wants a cached commit to stay, and who wants to remove it."""
+"""Claims on a cached commit: leases of those who use it, and intents of those who want to evict it."""

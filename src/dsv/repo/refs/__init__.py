@@ -1,0 +1,1 @@
+"""Branches and tags: reading, moving and resolving them, and the rules of protected branches."""

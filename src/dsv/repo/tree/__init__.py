@@ -1,0 +1,1 @@
+"""Reading, writing and comparing the trees of commits."""

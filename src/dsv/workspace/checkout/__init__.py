@@ -1,0 +1,1 @@
+"""Writing files of a commit into a workspace: the plan first, then the writing."""

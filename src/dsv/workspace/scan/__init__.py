@@ -1,0 +1,1 @@
+"""Scanning a workspace: the walk, the saved state, and the differences from the base."""

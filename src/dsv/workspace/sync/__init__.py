@@ -1,0 +1,1 @@
+"""Saving what changed in a workspace, and publishing it on a branch."""

@@ -1,0 +1,1 @@
+"""Jobs in containers of this machine, by docker or podman."""

@@ -1,0 +1,1 @@
+"""Jobs on Kubernetes: the manifest, the scripts in the pods, and the end of a job."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -203,113 +203,156 @@ class WrittenTree(msgspec.Struct, frozen=True):
     links_moved: bool = False
 
 
-def write_tree(sink: TreeSink, base: TreeReader | None, changes: Iterable[TreeChange]) -> WrittenTree:
-    """Applies `changes`, which are in tree order with one for each path, to the base tree (None: an empty one)."""
-    levels = Levels(sink)
-    upcoming = _Upcoming(sink, changes)
-    if base is not None and sink.keeps_nodes:
-        _apply(base, base.top(), base.commit.level - 1, levels, upcoming)
-    elif base is not None:
-        _apply(base, base.leaves(), 0, levels, upcoming)
-    for change in upcoming.take(None):
-        if change.entry is not None:
-            levels.add(change.entry, change.location)
-    top, level = levels.finish()
-    while base is not None and level > 1 and top.kept:
-        # Nothing is left but this node of the base: the root is the lowest node that has all of it.
-        below = base.below_nodes([Part(top.child, top.where)], level)
-        if len(below) > 1:
-            break
-        level -= 1
-        top = Made(below[0].child, sink.kept_location(ObjectKind.NODE, below[0]), kept=True)
-    return WrittenTree(
-        root=NodeId(top.child.id),
-        level=level,
-        entries=top.child.entries,
-        files=top.child.files,
-        bytes=top.child.bytes,
-        locator=Locator.of([top.where]) if sink.node_locators else levels.locator(),
-        links_moved=upcoming.links_moved,
-    )
+class TreeWriter:
+    """Writes a tree as an edit of a base tree (None: an empty one), one change after the other.
 
-
-def _apply(
-    base: TreeReader,
-    parts: Sequence[Part],
-    level: int,
-    levels: Levels,
-    upcoming: _Upcoming,
-    *,
-    at_end: bool = True,
-) -> None:
-    """Takes over these parts of the base in a row, with the changes that are due in them. level: of nodes; 0 for
-    segments. at_end: whether the tree ends with the last of them, so that everything behind it belongs to it.
+    Segments and nodes in which nothing changes are kept, and not read.
     """
-    for number, part in enumerate(parts):
-        if level > 1:
-            levels.write_full()
-        is_last = at_end and number == len(parts) - 1
-        limit = None if is_last else sort_key(part.child.last)
-        if levels.is_aligned(level) and not upcoming.within(limit):
-            levels.keep(part, level)
-        elif level:
-            _apply(base, base.below_nodes([part], level), level - 1, levels, upcoming, at_end=is_last)
-        else:
-            located = next(base.segments([Leaf(part.child, part.where, part.before)]))
-            rows = _rows_that_stay(levels.sink, located)
-            if rows is not None:
-                _merge_rows(levels, rows, upcoming, limit)
-                continue
-            for entry, location in _merge(located.entries(), upcoming, limit):
-                levels.add(entry, location)
 
-
-class _Upcoming:
-    """The changes not applied yet. links_moved: whether one so far gave or took a symlink."""
-
-    def __init__(self, sink: TreeSink, changes: Iterable[TreeChange]) -> None:
+    def __init__(self, sink: TreeSink, base: TreeReader | None) -> None:
         self._sink = sink
-        self._source = iter(changes)
-        self._next = next(self._source, None)
-        self.links_moved = False
+        self._base = base
+        self._levels = Levels(sink)
+        self._parts: list[_Part] = []
+        self._rows: _Rows | None = None
+        self._links_moved = False
+        if base is not None:
+            by_nodes = sink.keeps_nodes
+            self._push(base.top() if by_nodes else base.leaves(), base.commit.level - 1 if by_nodes else 0)
 
-    def within(self, limit: bytes | None) -> bool:
-        """Whether a change is due at or before the key `limit` (None: at all)."""
-        return self._next is not None and (limit is None or sort_key(self._next.path) <= limit)
+    def add(self, change: TreeChange) -> None:
+        """Applies a change. Changes come in tree order, one for each path."""
+        path, entry, location = change
+        if self._parts or self._rows is not None:
+            self._copy_to(path)
+        if entry is None:
+            return
+        if entry.kind == Kind.SYMLINK:
+            self._links_moved = True
+        elif entry.is_file and entry.size:
+            location = self._sink.new_location(entry, location)
+        self._levels.add(entry, location)
 
-    def take(self, limit: bytes | None) -> Iterator[TreeChange]:
-        while (change := self._next) is not None and (limit is None or sort_key(change.path) <= limit):
-            entry = change.entry
-            if entry is not None and entry.kind == Kind.SYMLINK:
-                self.links_moved = True
-            elif entry is not None and entry.is_file and entry.size:
-                location = self._sink.new_location(entry, change.location)
-                if location is not change.location:
-                    change = TreeChange(change.path, entry, location)
-            yield change
-            self._next = next(self._source, None)
+    def finish(self) -> WrittenTree:
+        """Writes what is left of the tree. To be called once, after the last change."""
+        self._copy_to(None)
+        base, sink = self._base, self._sink
+        top, level = self._levels.finish()
+        while base is not None and level > 1 and top.kept:
+            # Nothing is left but this node of the base: the root is the lowest node that has all of it.
+            below = base.below_nodes([Part(top.child, top.where)], level)
+            if len(below) > 1:
+                break
+            level -= 1
+            top = Made(below[0].child, sink.kept_location(ObjectKind.NODE, below[0]), kept=True)
+        return WrittenTree(
+            root=NodeId(top.child.id),
+            level=level,
+            entries=top.child.entries,
+            files=top.child.files,
+            bytes=top.child.bytes,
+            locator=Locator.of([top.where]) if sink.node_locators else self._levels.locator(),
+            links_moved=self._links_moved,
+        )
+
+    def _copy_to(self, path: bytes | None) -> None:
+        """Takes over what the base has before a path, and leaves out the path itself (None: takes over the rest)."""
+        key = None if path is None else sort_key(path)
+        while True:
+            if self._rows is not None:
+                if path is not None and self._rows.may_hold(key):
+                    self._links_moved |= self._rows.copy_to(path, self._levels)
+                    return
+                self._rows.copy_rest(self._levels)
+                self._rows = None
+            if not self._parts:
+                return
+            self._take_part(self._parts.pop(), key)
+
+    def _take_part(self, due: _Part, key: bytes | None) -> None:
+        """Keeps a segment or node of the base as it is, or opens it: for a change in it, or as boundaries moved."""
+        part, level, limit = due
+        if level > 1:
+            self._levels.write_full()
+        has_change = key is not None and (limit is None or key <= limit)
+        if not has_change and self._levels.is_aligned(level):
+            self._levels.keep(part, level)
+            return
+        assert self._base is not None
+        if level:
+            self._push(self._base.below_nodes([part], level), level - 1, limit)
+            return
+        located = next(self._base.segments([Leaf(part.child, part.where, part.before)]))
+        self._rows = _Rows(self._sink, located, limit)
+
+    def _push(self, parts: Sequence[Part], level: int, limit: bytes | None = None) -> None:
+        """Makes these parts in a row the next of the base. limit: the key of the last path that belongs to them."""
+        limits = [sort_key(part.child.last) for part in parts[:-1]]
+        due = zip(parts, [*limits, limit], strict=True) if parts else ()
+        self._parts += reversed([_Part(part, level, end) for part, end in due])
 
 
-def _merge(
-    entries: Iterator[tuple[Entry, Location | None]], upcoming: _Upcoming, limit: bytes | None
-) -> Iterator[tuple[Entry, Location | None]]:
-    for entry, location in entries:
-        replaced = False
-        for change in upcoming.take(sort_key(entry.path)):
-            if change.entry is not None:
-                yield change.entry, change.location
-            if change.path == entry.path:
-                replaced = True
-                upcoming.links_moved |= entry.kind == Kind.SYMLINK
-        if not replaced:
-            yield entry, location
-    for change in upcoming.take(limit):
-        if change.entry is not None:
-            yield change.entry, change.location
+class _Part(NamedTuple):
+    """A segment (level 0) or node of the base that is not taken over yet."""
+
+    part: Part
+    level: int
+    limit: bytes | None
+    """The key of the last path that belongs to it; None for the last part, which all that follows belongs to."""
+
+
+class _Rows:
+    """The rows of a segment of the base that was opened."""
+
+    def __init__(self, sink: TreeSink, located: LocatedSegment, limit: bytes | None) -> None:
+        self._limit = limit
+        self._segment = located.segment
+        self._columns = _rows_that_stay(sink, located)
+        # Without columns, a content has to be looked for, as its pack may go: one entry at a time.
+        self._entries = [] if self._columns is not None else list(located.entries())
+        self._at = 0
+
+    def may_hold(self, key: bytes | None) -> bool:
+        """Return whether a path with this key belongs to the segment."""
+        return key is not None and (self._limit is None or key <= self._limit)
+
+    def copy_to(self, path: bytes, levels: Levels) -> bool:
+        """Copies the rows before a path, and skips the path's own. Returns whether that one is a symlink."""
+        if self._columns is None:
+            return self._copy_entries(path, levels)
+        segment, rows = self._segment, self._columns
+        at = rows.position(path)
+        levels.copy(rows, at)
+        if at == len(segment) or segment.paths[at] != path:
+            return False
+        rows.skip(at + 1)
+        return segment.kinds[at] == Kind.SYMLINK
+
+    def copy_rest(self, levels: Levels) -> None:
+        """Copies all rows that are left."""
+        if self._columns is not None:
+            levels.copy(self._columns, len(self._segment))
+        for entry, location in self._entries[self._at :]:
+            levels.add(entry, location)
+
+    def _copy_entries(self, path: bytes, levels: Levels) -> bool:
+        key = sort_key(path)
+        while self._at < len(self._entries):
+            entry, location = self._entries[self._at]
+            if sort_key(entry.path) >= key:
+                break
+            levels.add(entry, location)
+            self._at += 1
+        else:
+            return False
+        if entry.path != path:
+            return False
+        self._at += 1
+        return entry.kind == Kind.SYMLINK
 
 
 def _rows_that_stay(sink: TreeSink, located: LocatedSegment) -> SegmentRows | None:
-    """The segment's rows, to be copied as they are; None if a content has to be looked for, as its pack may go."""
+    """Return the segment's rows, to be copied as they are; None if a pack of theirs may go."""
     locator = located.locator
     if locator is None or any(map(sink.avoids, locator.packs)):
         return None
@@ -319,15 +362,9 @@ def _rows_that_stay(sink: TreeSink, located: LocatedSegment) -> SegmentRows | No
         return None
 
 
-def _merge_rows(levels: Levels, rows: SegmentRows, upcoming: _Upcoming, limit: bytes | None) -> None:
-    """As `_merge`, without an entry being made of a row that stays."""
-    segment = rows.segment
-    for change in upcoming.take(limit):
-        at = rows.position(change.path)
-        levels.copy(rows, at)
-        if at < len(segment) and segment.paths[at] == change.path:
-            upcoming.links_moved |= segment.kinds[at] == Kind.SYMLINK
-            rows.skip(at + 1)
-        if change.entry is not None:
-            levels.add(change.entry, change.location)
-    levels.copy(rows, len(segment))
+def write_tree(sink: TreeSink, base: TreeReader | None, changes: Iterable[TreeChange]) -> WrittenTree:
+    """Writes the base tree (None: an empty one) with these changes, which are at hand, in tree order."""
+    writer = TreeWriter(sink, base)
+    for change in changes:
+        writer.add(change)
+    return writer.finish()

@@ -58,7 +58,7 @@ PROGRAMS = {
     PACKAGE / "cache/hold.py",
     PACKAGE / "run/engines/kubernetes/gang.py",
     PACKAGE / "run/engines/reaper.py",
-    PACKAGE / "workspace/sync/prefetch_process.py",
+    PACKAGE / "transfer/prefetch_process.py",
 }
 NOT_FOR_VALUES = {
     "pathlib",

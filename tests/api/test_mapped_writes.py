@@ -20,8 +20,8 @@ from dsv.api.status import status
 from dsv.errors import Conflict
 from dsv.fs import mapped
 from dsv.fs.mapped import Notice, has_writers, notice
+from dsv.transfer import file_reader
 from dsv.values.names import Target
-from dsv.workspace.scan import file_reader
 from tests.kit.people import Person
 
 SIZE = 2 << 20

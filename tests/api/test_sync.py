@@ -359,7 +359,7 @@ def test_a_full_store_is_found_out_before_reading(ann: Person, monkeypatch: pyte
 
 def test_init_is_refused_where_the_dataset_is(ann: Person, tmp_path: Path) -> None:
     bob = Person(tmp_path / "bob", ann.store, "bob")
-    with pytest.raises(Conflict, match="exists already") as caught:
+    with pytest.raises(Conflict, match="already exists") as caught:
         bob.init()
     assert caught.value.hint == "dsv clone scans"
     assert not (bob.workspace / ".dsv").exists()

@@ -22,11 +22,11 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import Change, What, diff_trees, find_entries
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.file_reader import Problem, read_stable, refusal
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Target
 from dsv.values.paths import Both, PathSet, show, sort_key
 from dsv.workspace.baseline import Baseline, Trees, find_baseline, load_state, save_news
-from dsv.workspace.scan.file_reader import Problem, read_stable, refusal
 from dsv.workspace.sparse import check_paths
 from dsv.workspace.status import ChangedPath, Differences, changed_paths, detect_changes, read_contents
 from dsv.workspace.workspace import Workspace

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.api.local_files import Source, Walk, named_file
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.format.tree import Entry, Kind
 from dsv.repo.tree.overlay import EditedTree, Placed
 from dsv.repo.tree.read import TreeReader
+from dsv.transfer.file_reader import Problem
+from dsv.transfer.save import ReadInto, Source
 from dsv.values.names import clean_path
 from dsv.values.paths import check_path, folders_above, show
 from dsv.values.patterns import PathPattern, is_pattern
-from dsv.workspace.scan.file_reader import Problem
+from dsv.workspace.scan.walk import Walk, named_file
 
 Path_ = str | bytes
 """A path in a dataset, parts joined by `/`. A slash at its end says that it is a folder."""
@@ -32,7 +34,7 @@ class Put:
     """
 
     path: Path_
-    content: Path | bytes | Callable[[memoryview], int]
+    content: Path | bytes | ReadInto
     replace: bool = True
     contents: bool = False
 
@@ -187,14 +189,9 @@ class _Planner:
                     subject=_text(path) or self._name,
                     hint="end the path with the name of a file, such as " + _text(_join(path, b"NAME")),
                 )
-            given = isinstance(edit.content, bytes)
-            size = len(edit.content) if isinstance(edit.content, bytes) else 0
-            source = Source(
-                Kind.FILE,
-                size,
-                data=edit.content if isinstance(edit.content, bytes) else None,
-                read=None if given else edit.content,  # type: ignore[arg-type]
-            )
+            source = Source(Kind.FILE, open=_opener(edit.content))
+            if isinstance(edit.content, bytes):
+                source.size = len(edit.content)
             self._place(path, source, edit.replace)
             return
         file = named_file(edit.content)
@@ -350,6 +347,23 @@ class _Planner:
         for found in groups.values():
             self.tree.keep(found)
         return sorted(groups.items())
+
+
+def _opener(content: bytes | ReadInto) -> Callable[[], ReadInto]:
+    """Returns what opens a content that was given: bytes as often as asked for, a stream once."""
+    if isinstance(content, bytes):
+        return lambda: io.BytesIO(content).readinto
+    streams = [content]
+
+    def open_stream() -> ReadInto:
+        if not streams:
+            raise Conflict(
+                "gc is removing from the store what came from a stream and was just stored there",
+                hint="run the same command again",
+            )
+        return streams.pop()
+
+    return open_stream
 
 
 def _topmost(pattern: PathPattern, path: bytes, verdicts: dict[bytes, bool], is_folder: bool) -> bytes | None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from dsv.api.context import Context
 from dsv.api.edit_plan import Edit, Move, MoveAll, Plan, Put, PutSources, Remove, RemoveAll, make_plan
-from dsv.api.local_files import OnStored, Source, store_sources
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.format.tree import Entry
 from dsv.repo.name_checks import check_new_dataset
@@ -21,11 +20,12 @@ from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange
 from dsv.store.wrappers import Counting
 from dsv.transfer.commit import Committed, Draft, Unchanged, commit_changes
+from dsv.transfer.file_reader import Problem, refusal
+from dsv.transfer.save import OnStored, Source, save_sources
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
 from dsv.values.paths import folders_above, show
-from dsv.workspace.scan.file_reader import Problem, refusal
 from dsv.workspace.sparse import MANY
 
 
@@ -225,17 +225,16 @@ class Editing:
 
     def _changes(self, uploader: Uploader, plan: Plan) -> Iterator[TreeChange]:
         sources = [what.source for _, what in plan.changes if what is not None and what.source is not None]
-        problems = store_sources(uploader, sources, self._context.progress, self._stored)
+        problems = save_sources(uploader, sources, self._context.progress, self._stored)
         self._refuse(problems)
         plan.problems += problems
         for path, what in plan.changes:
             if what is None:
                 yield TreeChange(path, None)
-            elif (entry := as_entry(path, what)) is not None:
-                location = what.location if what.source is None or what.source.stored is None else None
-                if what.source is not None and what.source.stored is not None:
-                    location = what.source.stored.location
-                yield TreeChange(path, entry, location)
+            elif what.entry is not None:
+                yield TreeChange(path, as_entry(path, what), what.location)
+            elif what.source is not None and (change := what.source.change(path)) is not None:
+                yield change
 
     def _tree(self, head: Head | None) -> TreeReader | None:
         commit = None if head is None or head.entry.deleted else head.commit
@@ -300,10 +299,7 @@ def as_entry(path: bytes, what: Placed[Source]) -> Entry | None:
     if what.entry is not None:
         return what.entry._replace(path=path)
     assert what.source is not None
-    stored = what.source.stored
-    if stored is None:
-        return None
-    return Entry(path, what.source.kind, stored.size, stored.file_id, stored.recipe_id)
+    return what.source.entry(path)
 
 
 def check_no_overlap(plan: Plan, theirs: Iterable[Change], winner: Head) -> None:

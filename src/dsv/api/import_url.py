@@ -9,15 +9,15 @@ from functools import partial
 from dsv.api.context import Context
 from dsv.api.edit_plan import PutSources
 from dsv.api.edits import Edited, Editing, EditRequest
-from dsv.api.local_files import Source
 from dsv.exchange.import_ import FolderSource, RemoteFile
 from dsv.exchange.journal import Journal
 from dsv.exchange.tar import TarSource, open_source
 from dsv.format.tree import Kind
 from dsv.store.options import StoreOptions
+from dsv.transfer.file_reader import Problem
+from dsv.transfer.save import Source
 from dsv.transfer.upload import Stored, Uploader
 from dsv.values.names import Target
-from dsv.workspace.scan.file_reader import Problem
 
 SAVE_BYTES = 256 << 20
 SAVE_SECONDS = 60.0
@@ -79,8 +79,9 @@ class _Importing:
                 unknown.append(file)
             self.known += stored is not None
             size = file.size or 0 if stored is None else stored.size
-            source = Source(Kind.FILE, size, stored=stored, order=file.order)
-            source.reopen = partial(remote.reader, file)
+            source = Source(
+                Kind.FILE, size, open=partial(remote.reader, file), stored=stored, order=file.order
+            )
             self._of[source] = file
             self.sources.append((file.path, source))
         self._unread = len(unknown)

@@ -26,10 +26,10 @@ from dsv.repo.local_store import LocalStore
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.refs.branches import Head, Refs
 from dsv.repo.repository import Repository
+from dsv.transfer.file_reader import hash_content
 from dsv.values.ids import Nonce, StoreId
 from dsv.values.names import BranchName, DatasetName, Rev, TagName, Target
 from dsv.values.paths import show
-from dsv.workspace.scan.file_reader import hash_content
 
 Say = Callable[[DatasetName, BranchName, KnownRef], None]
 

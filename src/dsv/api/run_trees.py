@@ -8,22 +8,23 @@ from pathlib import Path
 from typing import Final
 
 from dsv.api.context import Context
-from dsv.api.local_files import Source, Walk, store_sources
 from dsv.errors import DsvError, Interrupted, Terminated, Unsupported, UsageError
 from dsv.format.commit import Commit
-from dsv.format.tree import Entry, Kind
+from dsv.format.tree import Kind
 from dsv.fs.errors import as_error
 from dsv.repo.repository import Repository, now_ms
 from dsv.repo.session import Session
-from dsv.repo.tree.write import TreeChange, write_tree
+from dsv.repo.tree.write import write_tree
 from dsv.run.record import RunId, RunOutput
+from dsv.transfer.file_reader import Problem
+from dsv.transfer.save import Source, save_sources
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName
 from dsv.values.paths import MAX_PATH, link_escapes, show
 from dsv.values.units import format_bytes
-from dsv.workspace.scan.file_reader import Problem
 from dsv.workspace.scan.ignore import NAME
+from dsv.workspace.scan.walk import Walk
 
 Sources = Sequence[tuple[bytes, Source]]
 """What goes into a commit, in tree order, by its path there."""
@@ -48,12 +49,11 @@ def commit_sources(
     a record closes the session.
     """
     with Session.open(repository, context.writer) as session, Uploader(session) as uploader:
-        problems = store_sources(uploader, [source for _, source in found], context.progress)
+        problems = save_sources(uploader, [source for _, source in found], context.progress)
         if problems:
             unread(problems)
-        tree = write_tree(
-            uploader, None, (_change(path, source) for path, source in found if _is_had(source))
-        )
+        changes = (source.change(path) for path, source in found)
+        tree = write_tree(uploader, None, (change for change in changes if change is not None))
         uploader.finish()
         commit = Commit(
             root=tree.root, level=tree.level, parents=(), author=author, time_ms=time_ms, message=message,
@@ -63,21 +63,6 @@ def commit_sources(
         commit_id = session.put_commit(commit, tree.locator)
         session.declare(commit_id)
     return commit, commit_id, session
-
-
-def _is_had(source: Source) -> bool:
-    return source.kind in (Kind.EMPTY_DIRECTORY, Kind.SYMLINK) or source.stored is not None
-
-
-def _change(path: bytes, source: Source) -> TreeChange:
-    if source.kind is Kind.EMPTY_DIRECTORY:
-        return TreeChange(path, Entry(path, source.kind))
-    if source.target is not None:
-        return TreeChange(path, Entry(path, source.kind, target=source.target))
-    assert source.stored is not None  # the others were left out
-    stored = source.stored
-    entry = Entry(path, source.kind, stored.size, stored.file_id, stored.recipe_id)
-    return TreeChange(path, entry, stored.location)
 
 
 LARGEST: Final = 200_000_000

@@ -21,11 +21,11 @@ from dsv.repo.local_store import LocalStore
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.rules import refused_mover
+from dsv.transfer.file_reader import Problem
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName
 from dsv.values.units import format_count
 from dsv.workspace.baseline import Baseline, Trees, find_baseline, load_state, save_news
-from dsv.workspace.scan.file_reader import Problem
 from dsv.workspace.sparse import Collision, check_paths, check_removals, note_let_go, restorable
 from dsv.workspace.status import Differences, detect_changes, whole_folders
 from dsv.workspace.tracking import LastAnswer, last_answer

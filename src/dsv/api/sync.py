@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from dsv.api.context import Context
 from dsv.api.workspaces import open_to_publish
 from dsv.repo.tree.read import TreeReader
+from dsv.transfer.file_reader import Problem, refusal
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName
 from dsv.values.paths import show
 from dsv.values.progress import Progress
 from dsv.workspace.baseline import open_baseline
 from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.scan.file_reader import Problem, refusal
 from dsv.workspace.scan.result import WorkspaceScan
 from dsv.workspace.sparse import check_paths, check_removals, note_let_go
 from dsv.workspace.status import may_differ
 from dsv.workspace.sync.journal import Journal
 from dsv.workspace.sync.publish import Publisher, Saved
-from dsv.workspace.sync.save import Reuploaded, reupload
+from dsv.workspace.sync.reupload import Reuploaded, reupload
 
 
 @dataclass(frozen=True, slots=True)

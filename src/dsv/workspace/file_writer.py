@@ -13,7 +13,7 @@ from typing import Self
 from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
-from dsv.workspace.scan.folder import row_of
+from dsv.transfer.file_reader import row_of
 from dsv.workspace.scan.listing import TEMPORARY
 
 _FLAGS = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -11,10 +11,10 @@ from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
 from dsv.repo.tree.diff import What, difference, retyped
+from dsv.transfer.file_reader import Problem, hash_content, read_stable, row_of
 from dsv.values.paths import folders_above
 from dsv.values.progress import NoProgress, Progress
-from dsv.workspace.scan.file_reader import Problem, hash_content, read_stable
-from dsv.workspace.scan.folder import KEPT, OWN_SAME, Relation, row_of
+from dsv.workspace.scan.folder import KEPT, OWN_SAME, Relation
 from dsv.workspace.scan.result import Gone, Pending, WorkspaceScan
 
 BaseEntry = Callable[[bytes], Entry | None]

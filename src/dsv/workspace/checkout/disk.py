@@ -8,9 +8,9 @@ import stat
 from dsv.errors import Conflict
 from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent, split
+from dsv.transfer.file_reader import Problem
 from dsv.values.ids import FileId
 from dsv.values.paths import folders_above
-from dsv.workspace.scan.file_reader import Problem
 from dsv.workspace.scan.folder import DIRECTORY, IGNORED, KEPT, OWN_SAME, Folder, Relation
 from dsv.workspace.scan.result import WorkspaceScan, pending_at
 from dsv.workspace.scan.state import NameIndex

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import enum
-import os
 import struct
 from array import array
 from collections.abc import Callable, Iterator
@@ -16,10 +15,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from dsv.format.tree import Entry, Kind
+from dsv.transfer.file_reader import ROW
 from dsv.values.ids import FileId, RecipeId
 
-# A stat as it is remembered: inode, size, mtime and ctime in ns, mode.
-ROW = struct.Struct("<QQqqI")
 _SIZES = struct.Struct("<8xQ20x")  # the sizes alone, out of rows
 NO_ID = bytes(32)
 
@@ -232,19 +230,6 @@ class Folder(msgspec.Struct):
 _CLEAN_DIRECTORY = mark(Relation.SAME, Kind.EMPTY_DIRECTORY, trusted=True)
 _NOT_KEPT = bytes((IGNORED, UNSUPPORTED))
 OWN_SAME = _CLEAN_DIRECTORY
-
-
-def row_of(stat: os.stat_result) -> bytes:
-    """A stat as columns remember it."""
-    try:
-        return ROW.pack(stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_mode)
-    except struct.error:  # a time that does not fit in 64 bits of ns: its low bits tell changes as well
-        mtime, ctime = (_signed(value) for value in (stat.st_mtime_ns, stat.st_ctime_ns))
-        return ROW.pack(stat.st_ino & (1 << 64) - 1, stat.st_size, mtime, ctime, stat.st_mode)
-
-
-def _signed(value: int) -> int:
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def differing(left: bytes | bytearray, right: bytes | bytearray, width: int) -> list[int]:

@@ -8,10 +8,10 @@ import stat
 import xxhash
 
 from dsv.errors import UsageError
+from dsv.transfer.file_reader import OPEN_FLAGS
 from dsv.values.paths import show
 from dsv.values.patterns import Pattern, parse
 from dsv.values.units import format_bytes
-from dsv.workspace.scan.file_reader import OPEN_FLAGS
 
 NAME = ".dsvignore"
 _LIMIT = 16 << 20  # bytes of one

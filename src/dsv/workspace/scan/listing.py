@@ -12,20 +12,19 @@ from collections.abc import Iterable
 
 import msgspec
 
+from dsv.transfer.file_reader import ROW, row_of
 from dsv.workspace.scan.folder import (
     DIRECTORY,
     IGNORED,
     KEPT,
     READ,
     RELATIONS,
-    ROW,
     TRUSTED,
     UNSUPPORTED,
     Folder,
     Relation,
     differing,
     mark,
-    row_of,
 )
 from dsv.workspace.scan.ignore import Rules
 

@@ -14,9 +14,9 @@ import msgspec
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs.mapped import Notice, is_old, notice
+from dsv.transfer.file_reader import ROW, Problem
 from dsv.values.ids import CommitId, FileId, RecipeId
 from dsv.values.paths import PathSet, sort_key
-from dsv.workspace.scan.file_reader import Problem
 from dsv.workspace.scan.folder import (
     BASE_KINDS,
     KINDS,
@@ -24,7 +24,6 @@ from dsv.workspace.scan.folder import (
     OWN_SAME,
     READ,
     RELATIONS,
-    ROW,
     TRUSTED,
     Folder,
     Relation,
@@ -54,6 +53,10 @@ class Pending(msgspec.Struct):
     """What the base has there, if the relation is SAME or DIFFERS."""
 
     @property
+    def is_file(self) -> bool:
+        return self.kind <= Kind.EXECUTABLE
+
+    @property
     def surely_changed(self) -> bool:
         """Whether it is certain without reading that the base has something else there, or nothing."""
         if self.base is not None:
@@ -67,6 +70,9 @@ class Gone(msgspec.Struct, frozen=True):
     """A path that the base has and the disk does not."""
 
     path: bytes
+    size: int = 0
+    is_file: bool = False
+    known: None = None
 
 
 class WorkspaceScan:

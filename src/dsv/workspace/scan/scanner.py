@@ -11,6 +11,7 @@ from dsv.fs.attributes import earliest_stamp
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
 from dsv.fs.files import what_it_is
+from dsv.transfer.file_reader import Problem, Trouble
 from dsv.values.ids import CommitId
 from dsv.values.paths import (
     MAX_COMPONENT,
@@ -22,7 +23,6 @@ from dsv.values.paths import (
     sort_key,
 )
 from dsv.workspace.scan import ignore
-from dsv.workspace.scan.file_reader import Problem, Trouble
 from dsv.workspace.scan.folder import (
     BASE_KINDS,
     DIRECTORY,

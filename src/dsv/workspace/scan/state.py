@@ -18,6 +18,7 @@ from dsv.fs.descent import split
 from dsv.fs.errors import about
 from dsv.fs.files import read_file, replace_file
 from dsv.repo.tree.diff import difference
+from dsv.transfer.file_reader import ROW
 from dsv.values.ids import CommitId
 from dsv.values.paths import sort_key
 from dsv.values.patterns import EVERYTHING, SparsePatterns
@@ -28,7 +29,6 @@ from dsv.workspace.scan.folder import (
     NO_ID,
     OWN_SAME,
     READ,
-    ROW,
     TRUSTED,
     UNSUPPORTED,
     Folder,

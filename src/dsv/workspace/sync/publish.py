@@ -6,6 +6,8 @@ the journal; if the branch had just been moved, the journal knows.
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from dsv.errors import Conflict, NoRoom, Unsupported
@@ -14,8 +16,10 @@ from dsv.repo.merge_indexes import tidy
 from dsv.repo.name_checks import check_new_branch, check_whole, naming
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.session import Session
-from dsv.repo.tree.write import WrittenTree
+from dsv.repo.tree.write import TreeChange, TreeWriter, WrittenTree
 from dsv.transfer.commit import Committed, Draft, new_commit, publish_commit
+from dsv.transfer.file_reader import Problem, refusal
+from dsv.transfer.save import FileSaver
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import BranchName
@@ -23,27 +27,27 @@ from dsv.values.paths import link_escapes, show
 from dsv.values.units import format_bytes
 from dsv.workspace.baseline import Baseline
 from dsv.workspace.open import OpenWorkspace, follows
-from dsv.workspace.scan.file_reader import Problem, refusal
-from dsv.workspace.scan.result import WorkspaceScan
+from dsv.workspace.scan.folder import Relation
+from dsv.workspace.scan.result import Gone, Pending, WorkspaceScan
 from dsv.workspace.sparse import links_with
 from dsv.workspace.sync.journal import Journal
-from dsv.workspace.sync.save import FileSaver
 from dsv.workspace.workspace import Workspace
 
 ACTION = "sync"
+SAVE_EVERY = 60.0
+"""Seconds after which what was hashed is saved: a killed sync reads at most this much again."""
 
 
-class Saved(msgspec.Struct, frozen=True):
-    """What became of the changes. committed: None if they were none after all, and nothing was published.
+class Saved(msgspec.Struct):
+    """The outcome of publishing the changes of a workspace."""
 
-    added, changed, removed: numbers of paths. problems: files that could not be read, and were left out.
-    """
-
-    committed: Committed | None
+    committed: Committed | None = None
+    """None if nothing differed from the base after all, and nothing was published."""
     added: int = 0
     changed: int = 0
     removed: int = 0
-    problems: tuple[Problem, ...] = ()
+    problems: list[Problem] = msgspec.field(default_factory=list)
+    """Files that could not be read, and were left out."""
 
 
 class Publisher:
@@ -128,18 +132,22 @@ class Publisher:
                 check_whole(session, self._base)
             files = self._expect(scan)
             uploader.resume(journal.left.packs, journal.left.recipes)
-            saver = FileSaver(scan, uploader, self._opened.progress)
-            written = saver.save(tree, files, jobs)
-            if saver.problems and not skip_unsupported:
-                raise refusal([*scan.problems, *saver.problems], str(scan.root))
+            saved = Saved()
+            writer = TreeWriter(uploader, tree)
+            with FileSaver[Pending | Gone](uploader, scan.root, files, self._opened.progress, jobs) as saver:
+                _save_files(scan, saver, writer, saved)
+            written = writer.finish()
+            self._opened.progress.finish()
+            if saved.problems and not skip_unsupported:
+                raise refusal([*scan.problems, *saved.problems], str(scan.root))
             if tree is not None and written.root == tree.commit.root:
-                return Saved(None, problems=tuple(saver.problems))
+                return Saved(problems=saved.problems)
             if tree is not None and written.links_moved and not baseline.held.whole:
                 self._check_links(link_escapes(links_with(tree, scan, baseline.held)))
             uploader.finish()
-            committed = self._commit(session, scan, written, message or _default_message(saver))
+            saved.committed = self._commit(session, scan, written, message or _default_message(saved))
         tidy(self._repository, self._opened.writer)
-        return Saved(committed, saver.added, saver.changed, saver.removed, tuple(saver.problems))
+        return saved
 
     def _check_links(self, escaping: list[bytes]) -> None:
         """A symlink may lead out of the dataset by way of another one that is not here."""
@@ -229,7 +237,40 @@ class Publisher:
         self._workspace.set_seen(self._branch, commit)
 
 
-def _default_message(saver: FileSaver) -> str:
-    """Such as `2 added, 1 removed`, for a commit that nobody gave a message."""
-    counts = {"added": saver.added, "changed": saver.changed, "removed": saver.removed}
+def _save_files(
+    scan: WorkspaceScan, saver: FileSaver[Pending | Gone], writer: TreeWriter, counts: Saved
+) -> None:
+    """Stores the content of all that may differ from the base, and writes the tree that has it."""
+    state_saved = time.monotonic()
+    for item, saved in saver.save(scan.work()):
+        if isinstance(item, Gone):
+            counts.removed += 1
+            writer.add(TreeChange(item.path, None))
+            continue
+        if time.monotonic() - state_saved > SAVE_EVERY:
+            scan.state.save()
+            state_saved = time.monotonic()
+        if isinstance(saved, Problem):
+            counts.problems.append(saved)
+            scan.not_stored(item)
+            continue
+        entry, location = item.known, None
+        if saved is not None:
+            location = saved.stored.location
+            if saved.row:
+                _, file_id, recipe_id, _ = saved.stored
+                entry = scan.record(item, saved.row, saved.device, file_id, recipe_id, quiet=saved.quiet)
+                if entry == item.base:
+                    continue
+        assert entry is not None
+        if item.relation is Relation.ABSENT:
+            counts.added += 1
+        else:
+            counts.changed += 1
+        writer.add(TreeChange(item.path, entry, location))
+
+
+def _default_message(saved: Saved) -> str:
+    """Returns such as `2 added, 1 removed`, for a commit that nobody gave a message."""
+    counts = {"added": saved.added, "changed": saved.changed, "removed": saved.removed}
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "sync"

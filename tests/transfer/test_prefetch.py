@@ -18,12 +18,13 @@ from dsv.format.codec import Compressor, unpack
 from dsv.format.pack import CODECS
 from dsv.format.tree import Kind
 from dsv.fs.descent import Descent
-from dsv.workspace.scan.folder import Relation, row_of
+from dsv.transfer import prefetch as readers_module
+from dsv.transfer.file_reader import row_of
+from dsv.transfer.prefetch import SLOT, UNREAD, Contents, Order, Readers, read_batch, suitable
+from dsv.workspace.scan.folder import Relation
 from dsv.workspace.scan.result import Gone, Pending, WorkspaceScan
 from dsv.workspace.scan.scanner import scan_workspace
 from dsv.workspace.scan.state import State
-from dsv.workspace.sync import prefetch as readers_module
-from dsv.workspace.sync.prefetch import SLOT, UNREAD, Contents, Order, Readers, read_batch, suitable
 from tests.processes import running
 from tests.waiting import until
 
@@ -151,7 +152,7 @@ def test_no_process_outlives_its_sync(tmp_path: Path) -> None:
 
 def test_a_process_ends_when_who_started_it_is_killed(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from dsv.workspace.sync.prefetch import Readers\n"
+        "import sys, time; from pathlib import Path; from dsv.transfer.prefetch import Readers\n"
         "readers = Readers(Path(sys.argv[1]), 2)\n"
         "print(*[reader._process.pid for reader in readers._readers], flush=True); time.sleep(600)"
     )
@@ -242,6 +243,6 @@ def children() -> list[int]:
             command = (entry / "cmdline").read_bytes()
         except OSError:
             continue
-        if f"\nPPid:\t{os.getpid()}\n" in status and b"dsv.workspace.sync.prefetch_process" in command:
+        if f"\nPPid:\t{os.getpid()}\n" in status and b"dsv.transfer.prefetch_process" in command:
             found.append(int(entry.name))
     return found

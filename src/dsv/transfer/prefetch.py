@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from itertools import compress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Self
+from typing import Generic, Protocol, Self, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -25,12 +25,10 @@ from dsv.format.codec import Codec, Compressor
 from dsv.format.columns import cut
 from dsv.format.pack import Packed
 from dsv.format.recipe import SINGLE_CHUNK_MAX
-from dsv.format.tree import Kind
+from dsv.format.tree import Entry
 from dsv.fs.descent import Descent, split
+from dsv.transfer.file_reader import OPEN_FLAGS, ROW, is_quiet, row_of, same_times
 from dsv.values.ids import ChunkId
-from dsv.workspace.scan.file_reader import OPEN_FLAGS, is_quiet, same_times
-from dsv.workspace.scan.folder import ROW, row_of
-from dsv.workspace.scan.result import Gone, Pending
 
 FILES = 256
 """A batch has at most so many."""
@@ -45,6 +43,24 @@ LARGEST = SINGLE_CHUNK_MAX
 UNREAD = 255
 """In `Batch.codecs`: this file was not read. Whoever asked reads it alone, and finds out why."""
 _NO_ROW, _NO_ID = bytes(ROW.size), bytes(32)
+
+
+class Item(Protocol):
+    """A path of a folder: a file, or something without content."""
+
+    @property
+    def path(self) -> bytes: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def is_file(self) -> bool: ...
+    @property
+    def known(self) -> Entry | None:
+        """Its entry, if the file need not be read for it."""
+        ...
+
+
+T = TypeVar("T", bound=Item)
 
 
 class Order(msgspec.Struct, array_like=True, frozen=True):
@@ -198,7 +214,7 @@ def suitable(files: int, processors: int) -> int:
     return min(processors - 1, _MOST) if files >= _WORTH else 0
 
 
-class Readers:
+class Readers(Generic[T]):
     """The helper processes, and the order in which their work comes back. A context manager, which ends them.
 
     While it waits for the next contents it reads later ones itself, so that no processor idles. Without a process it
@@ -208,7 +224,7 @@ class Readers:
     def __init__(self, root: Path, count: int) -> None:
         """`count` processes, or as many as can be had."""
         self._readers: list[_Reader] = []
-        self._runs: deque[Run] = deque()
+        self._runs: deque[Run[T]] = deque()
         self._own: list[memoryview] = []
         self._compressor = Compressor()
         self._descent = Descent(root)
@@ -222,11 +238,15 @@ class Readers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the processes."""
         self._descent.close()
         for reader in self._readers:
             reader.end()
 
-    def over(self, work: Iterator[Pending | Gone]) -> Iterator[Run]:
+    def over(self, work: Iterator[T]) -> Iterator[Run[T]]:
         """All of the work, in the given order, with the contents of small files. To be called once."""
         upcoming = _cut(work)
         while self._send(upcoming):
@@ -237,7 +257,7 @@ class Readers:
             yield run
             self._release(run)
 
-    def _send(self, upcoming: Iterator[Run]) -> bool:
+    def _send(self, upcoming: Iterator[Run[T]]) -> bool:
         """Gives the processes as much as they have room for. False if no run is left."""
         for reader in self._readers:
             while reader.free and len(self._runs) < _RUNS and (run := next(upcoming, None)) is not None:
@@ -248,7 +268,7 @@ class Readers:
             self._runs.append(run)
         return bool(self._runs)
 
-    def _read_meanwhile(self, reader: _Reader, upcoming: Iterator[Run]) -> None:
+    def _read_meanwhile(self, reader: _Reader, upcoming: Iterator[Run[T]]) -> None:
         """Reads what no process was given yet, until the next contents have come."""
         while self._own and len(self._runs) < _RUNS and not reader.has_answered:
             run = next(upcoming, None)
@@ -259,20 +279,20 @@ class Readers:
                 run.memory = self._own.pop()
                 run.batch = read_batch(self._descent, self._compressor, run.order(0), run.memory)
 
-    def _release(self, run: Run) -> None:
+    def _release(self, run: Run[T]) -> None:
         if run.reader is not None:
             run.reader.release(run)
         elif run.memory is not None:
             self._own.append(run.memory)
 
 
-class Run(msgspec.Struct):
+class Run(msgspec.Struct, Generic[T]):
     """Consecutive items of the work. at: the number of each item's content, or -1 if it is not a small file.
 
     paths, sizes: of the small files. The other fields say who reads them, and into which memory.
     """
 
-    items: list[Pending | Gone] = msgspec.field(default_factory=list)
+    items: list[T] = msgspec.field(default_factory=list)
     at: list[int] = msgspec.field(default_factory=list)
     paths: list[bytes] = msgspec.field(default_factory=list)
     sizes: list[int] = msgspec.field(default_factory=list)
@@ -290,9 +310,9 @@ class Run(msgspec.Struct):
             return None
         return Contents.of(self.batch, self.sizes, self.memory)
 
-    def add(self, item: Pending | Gone) -> bool:
+    def add(self, item: T) -> bool:
         """False if it is full."""
-        if isinstance(item, Gone) or item.known is not None or not _is_small(item):
+        if not _is_small(item):
             if len(self.items) - len(self.paths) == FILES:
                 return False
             self.items.append(item)
@@ -321,7 +341,7 @@ class _Reader:
         ours, theirs = Pipe()
         with theirs, _shared_memory(_SLOTS * Slot.SIZE) as shared:
             memory = memoryview(mmap.mmap(shared, 0))
-            program = [sys.executable, "-P", "-m", "dsv.workspace.sync.prefetch_process"]
+            program = [sys.executable, "-P", "-m", "dsv.transfer.prefetch_process"]
             given = (theirs.fileno(), shared)
             # In a process group of its own it does not get a Ctrl-C that is meant for its parent.
             self._process = subprocess.Popen(
@@ -333,7 +353,7 @@ class _Reader:
         self._pipe: Connection = ours
         self.free = list(range(_SLOTS))
 
-    def ask(self, run: Run) -> None:
+    def ask(self, run: Run[T]) -> None:
         """Has the small files of the run read into a free slot."""
         run.reader, run.slot = self, self.free.pop()
         run.memory = self._slots[run.slot].contents
@@ -347,7 +367,7 @@ class _Reader:
         """Whether `answer` need not wait."""
         return self._pipe.poll(0)
 
-    def answer(self, run: Run) -> Batch | None:
+    def answer(self, run: Run[T]) -> Batch | None:
         """What was read for the run, the oldest that was asked for; None if the process has died."""
         try:
             return self._slots[run.slot].read(self._pipe.recv_bytes())
@@ -355,7 +375,7 @@ class _Reader:
             self.free.clear()
             return None
 
-    def release(self, run: Run) -> None:
+    def release(self, run: Run[T]) -> None:
         """Frees the slot of a run."""
         if run.batch is not None:
             self.free.append(run.slot)
@@ -367,12 +387,12 @@ class _Reader:
         self._process.wait()
 
 
-def _is_small(item: Pending) -> bool:
-    return item.kind <= Kind.EXECUTABLE and 0 < item.size <= LARGEST
+def _is_small(item: Item) -> bool:
+    return item.is_file and item.known is None and 0 < item.size <= LARGEST
 
 
-def _cut(work: Iterator[Pending | Gone]) -> Iterator[Run]:
-    run = Run()
+def _cut(work: Iterator[T]) -> Iterator[Run[T]]:
+    run = Run[T]()
     for item in work:
         if not run.add(item):
             yield run

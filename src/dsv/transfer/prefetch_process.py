@@ -1,4 +1,4 @@
-"""`python -m dsv.workspace.sync.prefetch_process ROOT PIPE MEMORY`: a reading process, started by `readers`.
+"""`python -m dsv.transfer.prefetch_process ROOT PIPE MEMORY`: a reading process, started by `Readers`.
 
 It answers orders until its pipe is closed; the death of its parent closes it too. It decides nothing: a file that it
 can't read, or that is changing, is left to the parent.
@@ -15,7 +15,7 @@ import msgspec
 
 from dsv.format.codec import Compressor
 from dsv.fs.descent import Descent
-from dsv.workspace.sync.prefetch import Order, Slot, read_batch
+from dsv.transfer.prefetch import Order, Slot, read_batch
 
 _orders = msgspec.msgpack.Decoder(Order)
 

@@ -7,6 +7,7 @@ import errno
 import operator
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
@@ -19,6 +20,8 @@ from dsv.fs.mapped import has_writers, is_old
 from dsv.values.ids import FileId
 from dsv.values.paths import show
 
+ROW = struct.Struct("<QQqqI")
+"""A stat as it is remembered: inode, size, mtime and ctime in ns, mode."""
 _SHOWN = 1000  # in a message; programs get all
 
 
@@ -132,3 +135,16 @@ def hash_content(descriptor: int, size: int) -> tuple[FileId, int]:
         hasher.update(piece)
         total += len(piece)
     return FileId(hasher.digest()), total
+
+
+def row_of(info: os.stat_result) -> bytes:
+    """Return a stat as `ROW`."""
+    try:
+        return ROW.pack(info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_mode)
+    except struct.error:  # a time that does not fit in 64 bits of ns: its low bits tell changes as well
+        mtime, ctime = (_signed(value) for value in (info.st_mtime_ns, info.st_ctime_ns))
+        return ROW.pack(info.st_ino & (1 << 64) - 1, info.st_size, mtime, ctime, info.st_mode)
+
+
+def _signed(value: int) -> int:
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -15,10 +15,10 @@ import pytest
 from dsv.format.codec import Compressor
 from dsv.format.tree import Kind
 from dsv.fs.descent import Descent
+from dsv.transfer import prefetch as readers_module
+from dsv.transfer.prefetch import FILES, SLOT, Order, Readers, Slot, read_batch
 from dsv.workspace.scan.folder import Relation
 from dsv.workspace.scan.result import Gone, Pending
-from dsv.workspace.sync import prefetch as readers_module
-from dsv.workspace.sync.prefetch import FILES, SLOT, Order, Readers, Slot, read_batch
 
 
 def small_pipe() -> tuple[Connection, Connection]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dsv.fs.descent import Descent
+from dsv.transfer.file_reader import TRIES, Problem, StableRead, Trouble, hash_content, read_stable
 from dsv.values.ids import FileId
-from dsv.workspace.scan.file_reader import TRIES, Problem, StableRead, Trouble, hash_content, read_stable
 
 
 @pytest.fixture

@@ -1,0 +1,246 @@
+"""From files to a tree: contents are read, hashed, cut into chunks and stored, in the order of their paths.
+
+Every commit of files goes through here: `dsv sync`, `dsv put`, `dsv import`, and the code and the output of a run. Each
+gives its paths in tree order, and adds what comes back to a `TreeWriter`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, NamedTuple, Self, TypeVar
+
+from dsv.format.recipe import SINGLE_CHUNK_MAX
+from dsv.format.tree import Entry, Kind
+from dsv.fs.descent import Descent
+from dsv.fs.errors import about
+from dsv.fs.process import processors
+from dsv.repo.tree.write import TreeChange
+from dsv.transfer.file_reader import ROW, Problem, read_stable, row_of
+from dsv.transfer.prefetch import Item, Readers, Run, suitable
+from dsv.transfer.upload import Stored, Uploader
+from dsv.values.ids import FileId
+from dsv.values.progress import Progress
+
+ReadInto = Callable[[memoryview], int]
+"""Fills a buffer and returns the number of bytes, 0 at the end."""
+T = TypeVar("T", bound=Item)
+
+# Progress is reported for several small files at a time: each report costs much beside the work for one of them.
+_REPORT_FILES, _REPORT_BYTES = 16, 1 << 20
+
+
+class Saved(NamedTuple):
+    """A file whose content is stored."""
+
+    stored: Stored
+    row: bytes = b""
+    """Its stat before and after it was read, by `row_of`; empty if it was not read."""
+    device: int = 0
+    """Its `st_dev`."""
+    quiet: bool = False
+    """The answer of `is_quiet`."""
+
+
+class FileSaver(Generic[T]):
+    """Stores the files of one folder, read by several processes if they are many. A context manager, which ends them.
+
+    files: how many there may be. jobs: processes that read small files; None for a number that suits.
+    """
+
+    def __init__(
+        self, uploader: Uploader, root: Path, files: int, progress: Progress, jobs: int | None = None
+    ) -> None:
+        self._uploader = uploader
+        self._progress = progress
+        self._descent = Descent(root)
+        processes = suitable(files, processors()) if jobs is None else jobs - 1
+        self._readers = Readers[T](root, processes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._readers.close()
+        self._descent.close()
+
+    def save(self, items: Iterable[T]) -> Iterator[tuple[T, Saved | Problem | None]]:
+        """Yields each item with its content stored; None for what has no content. To be called once."""
+        files = size = 0
+        for run in self._readers.over(iter(items)):
+            stored = self._store_all(run)
+            for item, at in zip(run.items, run.at, strict=True):
+                saved = (stored[at] if stored and at >= 0 else None) or self._save(item)
+                yield item, saved
+                if saved is not None or item.known is not None:
+                    files, size = files + 1, size + item.size
+                if files == _REPORT_FILES or size >= _REPORT_BYTES:
+                    self._progress.advance(files=files, bytes=size)
+                    files = size = 0
+            self._progress.advance(files=files, bytes=size)
+            files = size = 0
+
+    def _store_all(self, run: Run[T]) -> list[Saved | None]:
+        """Stores what was read ahead, all at once."""
+        contents = run.contents
+        if contents is None or not any(contents.read):
+            return []
+        places = iter(self._uploader.add_all(contents.packed))
+        columns = zip(
+            contents.read,
+            run.sizes,
+            contents.rows,
+            contents.devices,
+            contents.quiet,
+            contents.ids,
+            strict=True,
+        )
+        return [
+            Saved(Stored(size, FileId(one), None, next(places)), row, device, bool(quiet)) if read else None
+            for read, size, row, device, quiet, one in columns
+        ]
+
+    def _save(self, item: T) -> Saved | Problem | None:
+        """Stores one item, and reads it only if the store may lack its content."""
+        if not item.is_file:
+            return None
+        known = item.known
+        if known is not None and (stored := find_content(self._uploader, known)) is not None:
+            return Saved(stored)
+        return save_file(self._uploader, self._descent, item.path)
+
+
+def save_file(uploader: Uploader, descent: Descent, path: bytes) -> Saved | Problem:
+    """Reads one file and stores its content."""
+
+    def upload(descriptor: int, size: int) -> tuple[Stored, int]:
+        if size > SINGLE_CHUNK_MAX:
+            stored = uploader.add_stream(lambda buffer: os.readv(descriptor, [buffer]))
+            return stored, stored.size
+        # One byte more is asked for, so that exactly `size` bytes are the whole file without another call.
+        data = os.read(descriptor, size + 1)
+        while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
+            data += more
+        if len(data) > SINGLE_CHUNK_MAX:  # it grew just now; it is read again
+            return Stored(size, FileId.hash(data), None, None), len(data)
+        return uploader.add_bytes(data), len(data)
+
+    found = read_stable(descent, path, upload)
+    if isinstance(found, Problem):
+        return found
+    return Saved(found.value, row_of(found.stat), found.stat.st_dev, found.quiet)
+
+
+def find_content(uploader: Uploader, entry: Entry) -> Stored | None:
+    """Returns where the content of a file lies, if the store has all of it."""
+    assert entry.file_id is not None
+    return uploader.find(entry.size, entry.file_id, entry.recipe_id)
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """What a path of a tree is to have: a file whose content is yet to be stored, a symlink, or an empty folder."""
+
+    kind: Kind
+    """As it was found; reading a file tells more."""
+    size: int = 0
+    root: Path | None = None
+    """The folder on this machine that has the file."""
+    path: bytes = b""
+    """The path in that folder, which no symlink leads to."""
+    target: bytes | None = None
+    """The target of a symlink."""
+    open: Callable[[], ReadInto] | None = None
+    """Opens a content that is not a file of this machine, from its start."""
+    order: int = 0
+    """The position in an archive, which is read from its start to its end."""
+    stored: Stored | None = None
+    """The content, once it is stored; also by an attempt that lost a race, or by an earlier import."""
+
+    @property
+    def is_file(self) -> bool:
+        return self.kind in (Kind.FILE, Kind.EXECUTABLE)
+
+    @property
+    def known(self) -> Entry | None:
+        return None if self.stored is None else self.entry(self.path)
+
+    def entry(self, path: bytes) -> Entry | None:
+        """Returns the entry for a path of a tree; None for a file that could not be stored."""
+        if not self.is_file:
+            return Entry(path, self.kind, target=self.target)
+        if self.stored is None:
+            return None
+        return Entry(path, self.kind, self.stored.size, self.stored.file_id, self.stored.recipe_id)
+
+    def change(self, path: bytes) -> TreeChange | None:
+        """Returns the change that puts this at a path; None for a file that could not be stored."""
+        entry = self.entry(path)
+        if entry is None:
+            return None
+        return TreeChange(path, entry, None if self.stored is None else self.stored.location)
+
+
+OnStored = Callable[[Uploader, Source, Stored], None]
+"""Called for each content that was opened and stored, and is not yet durable."""
+
+
+def save_sources(
+    uploader: Uploader,
+    sources: Iterable[Source],
+    progress: Progress,
+    on_stored: OnStored = lambda *_: None,
+) -> list[Problem]:
+    """Stores the contents that are not stored yet, and returns the files that could not be read.
+
+    Those of one folder should follow each other in the order of their paths.
+    """
+    problems: list[Problem] = []
+    rest = [source for source in sources if source.is_file and not _is_stored(uploader, source)]
+    rest.sort(key=lambda source: source.order)
+    progress.start(len(rest), sum(source.size for source in rest))
+    start = 0
+    while start < len(rest):
+        root, end = rest[start].root, start + 1
+        while end < len(rest) and rest[end].root == root and root is not None:
+            end += 1
+        if root is None:
+            source = rest[start]
+            _save_opened(uploader, source, on_stored)
+            progress.advance(files=1, bytes=source.size)
+        else:
+            problems += _save_folder(uploader, root, rest[start:end], progress)
+        start = end
+    progress.finish()
+    return problems
+
+
+def _is_stored(uploader: Uploader, source: Source) -> bool:
+    """Returns whether the content was stored before, and the store still has all of it."""
+    if source.stored is None:
+        return False
+    stored = uploader.find(source.stored.size, source.stored.file_id, source.stored.recipe_id)
+    source.stored = stored or source.stored
+    return stored is not None
+
+
+def _save_opened(uploader: Uploader, source: Source, on_stored: OnStored) -> None:
+    assert source.open is not None
+    stored = uploader.add_unsized(source.open())
+    source.stored, source.size = stored, stored.size
+    on_stored(uploader, source, stored)
+
+
+def _save_folder(uploader: Uploader, root: Path, sources: list[Source], progress: Progress) -> list[Problem]:
+    problems: list[Problem] = []
+    with about(root), FileSaver[Source](uploader, root, len(sources), progress) as saver:
+        for source, saved in saver.save(sources):
+            if isinstance(saved, Problem):
+                problems.append(saved)
+            elif saved is not None:
+                source.stored, source.size = saved.stored, saved.stored.size
+                if saved.row:
+                    source.kind = Kind.EXECUTABLE if ROW.unpack(saved.row)[4] & 0o100 else Kind.FILE
+    return problems

@@ -11,7 +11,10 @@ import pytest
 from msgspec import structs
 
 from dsv.api.branches import branches, create_branch, delete_branch, rename_branch, reset_branch
+from dsv.api.cherry_pick import PickRequest, cherry_pick
+from dsv.api.edits import EditRequest, Remove, edit
 from dsv.api.log import reflog
+from dsv.api.merge import MergeRequest, merge
 from dsv.api.protection import protect_branch
 from dsv.api.rollback import rollback
 from dsv.api.sync import SyncRequest, sync
@@ -354,10 +357,42 @@ def test_sync_and_rollback_keep_to_the_rule(tmp_path: Path) -> None:
         bob.sync("too many")
     assert bob.context().workspace().base() is not None
     sync(replace(bob.context(), override="they were empty"), SyncRequest(message="they were empty"))
-    with pytest.raises(Conflict, match="not among those"):
-        rollback(ann.context(), Target.parse("@main~1"))
+    for dry_run in (True, False):
+        with pytest.raises(Conflict, match="not among those"):
+            rollback(ann.context(), Target.parse("@main~1"), dry_run=dry_run)
     rollback(bob.context(), Target.parse("@main~1"))
     with reflog(bob.context(), None, 2) as found:
         moves = list(found)
     assert [(move.action, move.forced) for move in moves] == [("rollback", False), ("sync", True)]
     assert moves[1].message == "they were empty"
+
+
+def test_a_dry_run_keeps_to_the_rule(tmp_path: Path) -> None:
+    ann = Person(tmp_path / "ann", str(tmp_path / "store"))
+    ann.init()
+    ann.write({"a": b"1", "b": b"2"})
+    few = ann.sync("few").commit
+    ann.write({f"f{number}": b"%d" % number for number in range(20)})
+    full = ann.sync("full").commit
+    assert few is not None and full is not None
+    create_branch(ann.context(), path("less"), Target.parse(f"scans@{full}"))
+    edit(
+        ann.context(),
+        Target.parse("scans@less"),
+        [Remove("f*")],
+        EditRequest("fewer", allow_removals=True),
+    )
+    protect_branch(ann.context(), path("main"), Limits(max_removals=10), "agreed")
+    many = "20 of 22 paths would be removed, more than 10 %"
+    remove = EditRequest(dry_run=True, allow_removals=True)
+    for work in (
+        lambda: rollback(ann.context(), Target.parse(f"@{few}"), dry_run=True),
+        lambda: merge(ann.context(), MergeRequest(Target.parse("scans@less"), dry_run=True)),
+        lambda: merge(
+            ann.context(), MergeRequest(Target.parse("scans@less"), fast_forward=False, dry_run=True)
+        ),
+        lambda: cherry_pick(ann.context(), PickRequest(Target.parse("scans@less"), dry_run=True)),
+        lambda: edit(ann.context(), Target.parse("scans@main"), [Remove("f*")], remove),
+    ):
+        with pytest.raises(Conflict, match=many):
+            work()

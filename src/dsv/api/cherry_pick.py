@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from dsv.api.context import Context
-from dsv.api.merge import ATTEMPTS, dataset_of, into_branch, too_busy
+from dsv.api.merge import ATTEMPTS, check_rule, dataset_of, into_branch, too_busy
 from dsv.api.pull import Pulled, bring_along
 from dsv.errors import DsvError, NotFound, UsageError
 from dsv.merge.apply import ContentMerger, MergeCounts, MergedTree
@@ -135,6 +135,7 @@ class _Pick:
         )
         if not tree.counts.any:
             return result
+        check_rule(self._repository, self._head, self._context.writer.author, tree)
         if self._request.dry_run:
             return replace(result, commit=None)
         taken = {one.commit_id for one in (base, theirs) if one is not None}

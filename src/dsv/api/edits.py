@@ -191,6 +191,12 @@ class Editing:
         self._refuse(plan.problems)
         self._check_removals(plan, base)
         if self._request.dry_run:
+            self._repository.refs.check_mover(
+                self._head,
+                self._context.writer.author,
+                removed=sum(what is None for _, what in plan.changes),
+                entries=0 if base is None else base.commit.entries,
+            )
             head = None if base is None else base.commit_id
             return self._edited(plan, head, head, None, any_change=bool(plan.changes))
         while True:

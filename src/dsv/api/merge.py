@@ -119,6 +119,15 @@ def too_busy(dataset: DatasetName, branch: BranchName) -> Conflict:
     )
 
 
+def check_rule(
+    repository: Repository, head: Head, author: str, tree: MergedTree, *, merge: bool = False
+) -> None:
+    """Raises `Conflict` if the branch's rule refuses the merged tree, before anything is done."""
+    entries = 0 if tree.ours is None else tree.ours.commit.entries
+    removed = tree.counts.removed
+    repository.refs.check_mover(head, author, merge=merge, removed=removed, entries=entries)
+
+
 class _Merge:
     """One attempt, at one head of the branch."""
 
@@ -144,6 +153,7 @@ class _Merge:
         if head.commit is None or (head.commit in bases and self._request.fast_forward):
             return self._fast_forward(tree)
         tree.check("; dsv diff shows the sides")
+        check_rule(self._repository, head, self._context.writer.author, tree, merge=True)
         if self._request.dry_run:
             return replace(self._result(), counts=tree.counts, without_effect=tree.without_effect)
         return self._commit(head.commit, tree)
@@ -190,6 +200,8 @@ class _Merge:
         forwarded = replace(
             self._result(), counts=tree.counts, fast_forwarded=True, without_effect=without_effect
         )
+        head = self._head
+        check_rule(self._repository, head, self._context.writer.author, tree, merge=True)
         if self._request.dry_run:
             return forwarded
         entry = RefEntry(
@@ -200,7 +212,6 @@ class _Merge:
             author=self._context.writer.author,
             action="merge",
         )
-        head = self._head
         with naming(self._repository, self._context.writer, self._source, head):
             moved = self._repository.refs.move(head.dataset, head.branch, head, entry)
         return moved if isinstance(moved, LostRace) else replace(forwarded, commit=self._source)

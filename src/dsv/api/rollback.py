@@ -11,8 +11,10 @@ from dsv.errors import NotFound
 from dsv.format.commit import Commit
 from dsv.repo.errors import missing_commit
 from dsv.repo.name_checks import check_whole
-from dsv.repo.refs.branches import LostRace
+from dsv.repo.refs.branches import Head, LostRace
+from dsv.repo.repository import Repository
 from dsv.repo.session import Session
+from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.commit import Draft, new_commit, publish_commit
 from dsv.values.ids import CommitId
@@ -74,6 +76,7 @@ def rollback(
         after = TreeReader(repository.objects, source)
         if after.commit.root == repository.objects.commit(head.commit).root:
             return RolledBack(workspace.dataset, workspace.branch, head.commit, head.commit, source)
+        _check_rule(repository, head, context.writer.author, after)
         text = (
             f"roll back to {str(target) or 'the base'} ({str(source)[:12]})" if message is None else message
         )
@@ -92,6 +95,17 @@ def rollback(
             workspace.dataset, workspace.branch, None if dry_run else commit.id, head.commit, source,
             made.created, made.replaced, made.removed, made.copied, made.copied_bytes,
         )  # fmt: skip
+
+
+def _check_rule(repository: Repository, head: Head, author: str, after: TreeReader) -> None:
+    """Raises `Conflict` if the branch's rule refuses this, before anything is done; a dry run does no more."""
+    repository.refs.check_mover(head, author)
+    limits = repository.refs.limits(head.dataset, head.branch)
+    if limits is None or limits.max_removals is None or head.commit is None:
+        return
+    before = TreeReader(repository.objects, head.commit)
+    removed = sum(change.after is None for change in diff_trees(before, after))
+    repository.refs.check_mover(head, author, removed=removed, entries=before.commit.entries)
 
 
 def _publish(opened: OpenWorkspace, draft: Draft, commit: Commit, source: CommitId) -> None:

@@ -9,7 +9,7 @@ from dsv.format.commit import Commit
 from dsv.format.records import Limits, RefEntry
 from dsv.repo.history import is_ancestor
 from dsv.repo.objects.objects import Objects
-from dsv.repo.refs.rules import refused_mover
+from dsv.repo.refs.rules import refused_mover, refused_removals
 from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.values.ids import CommitId
@@ -47,6 +47,4 @@ def _removals(objects: Objects, limits: Limits, before: CommitId, after: CommitI
         return None
     old = TreeReader(objects, before)
     removed = sum(change.after is None for change in diff_trees(old, TreeReader(objects, after)))
-    if removed * 100 <= limits.max_removals * old.commit.entries:
-        return None
-    return f"{removed:,} of {old.commit.entries:,} paths would be removed, more than {limits.max_removals} %"
+    return refused_removals(limits, removed, old.commit.entries)

@@ -14,7 +14,7 @@ from dsv.format import keys
 from dsv.format.records import MERGE, RENAME, RENAMED_TO, Action, BranchRule, Limits, RefEntry, TagValue
 from dsv.repo.errors import put_back, read_record
 from dsv.repo.refs.read import Listed, changed, check_kept, latest, never_again, parts
-from dsv.repo.refs.rules import newest_rule, refused_mover, rule_or_none
+from dsv.repo.refs.rules import newest_rule, refused_mover, refused_removals, rule_or_none
 from dsv.repo.refs.tags import Tags, named_parts
 from dsv.store.base import Put, Store, both, together
 from dsv.values.ids import CommitId
@@ -320,10 +320,17 @@ class Refs(Tags):
             self._rules[branch] = rule
         return put is not Put.LOST
 
-    def check_mover(self, head: Head | None, author: str, *, merge: bool = False) -> None:
-        """Raises `Conflict` for a mover whom the branch's rule would refuse in the end: before the work is done."""
+    def check_mover(
+        self, head: Head | None, author: str, *, merge: bool = False, removed: int = 0, entries: int = 0
+    ) -> None:
+        """Raises `Conflict` for a move that the branch's rule would refuse in the end: before the work is done.
+
+        removed: how many of the head's `entries` would go, as far as it is known.
+        """
         limits = None if head is None else self.limits(head.dataset, head.branch)
-        refused = None if limits is None else refused_mover(limits, author, merge=merge)
+        refused = None
+        if limits is not None:
+            refused = refused_mover(limits, author, merge=merge) or refused_removals(limits, removed, entries)
         if head is not None and refused is not None and self.override is None:
             raise protected(head, refused)
 

@@ -53,3 +53,10 @@ def refused_mover(limits: Limits, author: str, *, merge: bool) -> str | None:
     if limits.only_merge and not merge:
         return "only a merge moves it"
     return None
+
+
+def refused_removals(limits: Limits, removed: int, entries: int) -> str | None:
+    """Return why a commit that removes so many of the entries may not be the branch's next; None if it may."""
+    if limits.max_removals is None or removed * 100 <= limits.max_removals * entries:
+        return None
+    return f"{removed:,} of {entries:,} paths would be removed, more than {limits.max_removals} %"

@@ -110,5 +110,6 @@ def move(repository: Repository, branch: BranchName, seed: bytes) -> Moved | Los
 def run(mover: NamesMove) -> None:
     mover.begin()
     mover.copy()
+    mover.check_unchanged()
     mover.decide()
     mover.finish(ordered=True)

@@ -401,7 +401,7 @@ def _carry_rule(context: Context, repository: Repository, head: Head, new: Branc
         branch=new,
         number=0 if there is None else there.number + 1,
     )
-    if not repository.refs.add_rule(carried, there):
+    if not repository.refs.add_rule(carried):
         raise Conflict(
             f"somebody else has changed the rule of branch {new} of {head.dataset} meanwhile",
             subject=f"{head.dataset}@{new}",

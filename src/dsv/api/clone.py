@@ -98,7 +98,7 @@ def clone(
         chosen = chosen_by(tree, request.only)
         _check_folder(root, dataset, tree, request)
         workspace, is_new = _bind(context, repository, root, (dataset, branch, chosen))
-        note_answer(workspace, repository.refs, repository.place.url, repository.clock())
+        note_answer(workspace, repository.refs, repository.names_url, repository.clock())
         if tree is None:
             return Cloned(workspace.root, dataset, branch, None, 0, 0, chosen=chosen)
         with workspace.locked(COMMAND) as (bound, lock):

@@ -227,7 +227,7 @@ def noting_branch(repository: Repository, find: Callable[[], Workspace | None]) 
         with suppress(DsvError):
             workspace = find()
             if workspace is not None and workspace.store_id == repository.id:
-                note_answer(workspace, repository.refs, repository.place.url, repository.clock())
+                note_answer(workspace, repository.refs, repository.names_url, repository.clock())
 
 
 def check_binding(workspace: Workspace, repository: Repository) -> None:

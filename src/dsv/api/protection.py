@@ -59,7 +59,7 @@ def protect_branch(context: Context, name: BranchPath, limits: Limits | None, me
             limits, Nonce.random(), context.clock(), context.writer.author, message,
             dataset, name.branch, 0 if before is None else before.number + 1,
         )  # fmt: skip
-        if not repository.refs.add_rule(rule, before):
+        if not repository.refs.add_rule(rule):
             raise Conflict(
                 f"somebody else has changed the rule of branch {name.branch} of {dataset} meanwhile",
                 subject=f"{dataset}@{name.branch}",

@@ -220,9 +220,9 @@ class MovedNames:
 def move_names(context: Context, place: str) -> MovedNames:
     """Moves the names of the store in effect to another place: a folder, a bucket, or the place of the data itself.
 
-    Whoever reads or writes meanwhile goes on, and follows. If it was interrupted, the same call finishes it; naming the
-    place where the names are takes it back. Raises `Conflict` if somebody else moves them elsewhere or the place has
-    other names, and `Unsupported` if it can't hold any.
+    Nobody else may write meanwhile. If it was interrupted, the same call finishes it; naming the place where the names
+    are takes it back. Raises `Conflict` if somebody wrote meanwhile or moves them elsewhere, or if the place has other
+    names, and `Unsupported` if it can't hold any.
     """
     choice = context.settings.store()
     wanted = context.settings.location(place)
@@ -252,10 +252,13 @@ def move_names(context: Context, place: str) -> MovedNames:
 
 
 def _copied(move: NamesMove) -> int:
-    """How many keys. A place that can't take them holds nobody up: what was begun here is taken back."""
+    """Copy the names and return the number of keys. What was begun here is taken back if somebody wrote meanwhile, or
+    if the place can't take them."""
     first = move.begin()
     try:
-        return move.copy()
+        copied = move.copy()
+        move.check_unchanged()
+        return copied
     except Conflict:
         if first:
             with suppress(Conflict):  # somebody else has decided it

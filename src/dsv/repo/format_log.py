@@ -168,6 +168,17 @@ class Format(msgspec.Struct, frozen=True):
                 f"{url} hashes or cuts files in a way that this dsv does not know", subject=url, hint=UPGRADE
             )
 
+    def check_at_rest(self, url: str) -> None:
+        """Raise `Conflict` if somebody is moving the names, which are at `url`: nothing is written meanwhile."""
+        last = self.entries[-1]
+        if self.has(NAMES_MOVING):
+            raise Conflict(
+                f"{last.author} is moving the names of this store from {url} to {last.names}, so nothing was written",
+                subject=last.names,
+                hint=f"wait for it; if it was interrupted: dsv store move-names {last.names} finishes it, and "
+                f"dsv store move-names {url} takes it back",
+            )
+
 
 def features(*names: str) -> tuple[Feature, ...]:
     """As a format entry has them. A program that does not know one refuses the store."""

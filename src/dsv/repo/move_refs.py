@@ -1,10 +1,13 @@
-"""Moving the names of a store to another place while others read and write them. `repo.names_place` has their part.
+"""Moving the names of a store to another place, while nobody writes to it.
 
-The steps, in this order: the log of the old place says that the names are moving; everything among them is copied; the
-log says that they have moved, which decides it; the new place gets a log of its own, and can be used from then on; the
-log of the data says where they are, for those who can't reach the old place. Whoever finds a move that was interrupted
-may finish it, or take it back before it is decided. Keys are written once and hold the same bytes in both places, so
-several may do it at once.
+The steps, in this order: the log of the old place says that the names are moving, from which on no command writes;
+everything among them is copied; if nobody has written meanwhile, the log says that they have moved, which decides it;
+what was written until then is copied too; the new place gets a log of its own, and can be used from then on; the log of
+the data says where they are, for those who can't reach the old place. Whoever finds a move that was interrupted may
+finish it, or take it back before it is decided. Keys are written once and hold the same bytes in both places.
+
+A command that opened the store before the first step may still write. It asks for the next entry of the log after each
+write (`Tags.check_not_moved`), finds it, and reports that its write may not count.
 """
 
 from __future__ import annotations
@@ -69,6 +72,8 @@ class NamesMove:
         which this one has copied nothing."""
         self._begun: FormatEntry | None = None
         """The entry by which it began; None if somebody else has decided the move before."""
+        self._seen: set[str] = set()
+        """The keys of the old place that were copied."""
 
     def check_free(self) -> None:
         """Raises `Conflict` if the new place has names of its own: what is there may be an earlier copy."""
@@ -98,18 +103,34 @@ class NamesMove:
         return first
 
     def copy(self) -> int:
-        """Copies what is there, and gives the number of keys. Raises `Conflict` if the new place has others.
+        """Copy the keys that were not copied yet, and return their number. Raises `Conflict` if the new place has
+        others.
 
         After `begin`, as what is written before that must be in the copy.
         """
         chains: dict[str, list[str]] = {}
-        for prefix in _COPIED:
-            for item in self._old.list(prefix):
-                chains.setdefault(_chain_of(item.key), []).append(item.key)
+        fresh = self._not_copied()
+        for key in fresh:
+            chains.setdefault(_chain_of(key), []).append(key)
+        self._seen.update(fresh)
         work = [_in_order(found) for found in chains.values()]
         for begin in range(0, len(work), _AT_ONCE):
             together([partial(self._copy_chain, one) for one in work[begin : begin + _AT_ONCE]])
         return sum(map(len, work))
+
+    def _not_copied(self) -> list[str]:
+        listed = (item.key for prefix in _COPIED for item in self._old.list(prefix))
+        return [key for key in listed if key not in self._seen]
+
+    def check_unchanged(self) -> None:
+        """Raise `Conflict` if somebody has written to the old place since it was copied."""
+        late = self._not_copied()
+        if late:
+            raise Conflict(
+                f"somebody wrote {late[0]} to {self._old.url} while its names were copied, so they stay there",
+                subject=late[0],
+                hint=f"dsv store move-names {self._target} again when nobody writes to the store",
+            )
 
     def decide(self) -> None:
         """The names have moved, from this write on. Raises `Conflict` if somebody else has taken the move back."""
@@ -152,8 +173,10 @@ class NamesMove:
         self._check_here(self._log())
 
     def finish(self, *, ordered: bool) -> None:
-        """Makes the new place usable, and notes it with the data."""
+        """Copy what was written until the move was decided, make the new place usable, and note it with the data."""
         log = self._log()
+        if not read_format(self._new):
+            self.copy()
         made = self._stamp.put_on(log.entries[-1])
         make_names(self._new, Format((made,)), ordered=ordered, nonce=made.nonce, time_ms=made.time_ms)
         if self._old is not self._data:

@@ -16,7 +16,6 @@ from dsv.format.records import Feature, FormatEntry
 from dsv.repo.errors import may_write
 from dsv.repo.format_log import (
     NAMED_RECORDS,
-    NAMES_MOVING,
     NODE_LOCATORS,
     UNCONDITIONAL_WRITES,
     UNORDERED_LISTING,
@@ -31,9 +30,8 @@ from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects, get_commit
 from dsv.repo.protection import refused_move
 from dsv.repo.refs.branches import Refs
-from dsv.repo.refs_location import NamesPlace
 from dsv.store.base import Put, Store, both
-from dsv.store.split import places_of, split_of
+from dsv.store.split import names_of, places_of, split_of
 from dsv.values.ids import CommitId, Nonce, StoreId
 from dsv.values.names import BranchName, DatasetName
 
@@ -53,7 +51,7 @@ class Repository:
         self, store: Store, layout: Format, refs: Refs, metadata: MetadataCache, clock: Clock
     ) -> None:
         self.store = store
-        self.place = refs.place = NamesPlace(store, layout)
+        refs.layout = layout
         self.id = layout.store_id
         self.clock = clock
         self.objects = Objects(store, metadata, refs.heard)
@@ -64,11 +62,17 @@ class Repository:
 
     def check_remembered(self) -> None:
         """Raises `IntegrityError` if the branch that is remembered was met, and a move has other bytes by now."""
-        check_remembered(self.refs, self.objects, self.place.url, self.remembered)
+        check_remembered(self.refs, self.objects, self.names_url, self.remembered)
 
     @property
     def format(self) -> Format:
-        return self.place.layout
+        assert self.refs.layout is not None
+        return self.refs.layout
+
+    @property
+    def names_url(self) -> str:
+        """The URL of the place where the names are."""
+        return names_of(self.store).url
 
     @classmethod
     def open(
@@ -148,15 +152,14 @@ class Repository:
                 tool=tool,
                 features=tuple(sorted((*entries[-1].features, feature), key=lambda one: one.name)),
             )
-            if not self.format.has(NAMES_MOVING):  # whose next entry decides where they are
-                with may_write(self.store.url):
-                    self.refs.check_one_wins()
-                    put = self.store.put_if_absent(keys.format_key(len(entries)), later.encode())
-                if put is Put.WON:
-                    self.place.layout = replace(self.format, entries=(*entries, later))
-                    return True
-            self.place.look()
-            self.refs.forget()
+            self.format.check_at_rest(self.names_url)  # the next entry decides where the names are
+            with may_write(self.store.url):
+                self.refs.check_one_wins()
+                put = self.store.put_if_absent(keys.format_key(len(entries)), later.encode())
+            if put is Put.WON:
+                self.refs.layout = replace(self.format, entries=(*entries, later))
+                return True
+            self.refs.check_not_moved(f"feature {feature.name}")
             self.format.check(self.store.url, writing=True)
         return False
 

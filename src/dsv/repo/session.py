@@ -62,15 +62,11 @@ class Session:
         opened: SessionOpen,
         condemned: frozenset[PackId],
         writer: Writer,
-        epochs: frozenset[str],
     ) -> None:
         self.repository = repository
         self.writer = writer
         self.id = session_id
         self._opened = opened
-        self._verdict: SessionVerdict | None = None
-        self._epochs = epochs
-        self._moves = repository.place.moves
         self.condemned = condemned
         self._packs = repository.objects.packs
         self._heartbeats = 0
@@ -84,6 +80,7 @@ class Session:
         It is the first write of a sync, and so the proof that this user may write at all.
         """
         repository.format.check(repository.store.url, writing=True)
+        repository.format.check_at_rest(repository.names_url)
         session_id = SessionId.random()
         opened = SessionOpen(
             nonce=Nonce.random(),
@@ -94,8 +91,7 @@ class Session:
         )
         with may_write(repository.store.url):
             repository.store.put_if_absent(keys.session_open_key(session_id), opened.encode())
-        epochs = _epochs(repository)
-        session = cls(repository, session_id, opened, _condemned(repository, epochs), writer, epochs)
+        session = cls(repository, session_id, opened, _condemned(repository), writer)
         repository.objects.indexes.renew()
         session._renewal.start()
         return session
@@ -104,7 +100,6 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.repository.refs.again = lambda: None
         self.repository.refs.proved = False
         self._renewal.stop()
 
@@ -205,32 +200,15 @@ class Session:
 
         Raises `Conflict` if gc has fenced this session, and `IntegrityError` if the store overwrites what it has.
         """
-        self._follow_names()
-        self._verdict = SessionVerdict(commit_id, Nonce.random())
-        checks = [self._put_verdict, self._check_one_wins, self.repository.check_remembered]
+        checks: list[Callable[[], None]] = [
+            partial(self._put_verdict, commit_id),
+            self._check_one_wins,
+            self.repository.check_remembered,
+        ]
         if after is not None and not self.repository.format.single_writer:
             checks.append(partial(self.repository.refs.check_same, after))
         together(checks)
         self.repository.refs.proved = True
-        self.repository.refs.again = self._declare_again
-
-    def _declare_again(self) -> None:
-        """The names have moved since, and perhaps before this session's last keys were carried over."""
-        self._follow_names()
-        self._put_verdict()
-
-    def _follow_names(self) -> None:
-        """Opens this session where the names are now. Raises `Conflict` if a gc there does not know of it."""
-        while self._moves != self.repository.place.moves:
-            self._moves = self.repository.place.moves
-            self.repository.store.put_if_absent(keys.session_open_key(self.id), self._opened.encode())
-            if _epochs(self.repository) != self._epochs:
-                raise Conflict(
-                    f"the names of {self.repository.store.url} have moved, and gc began there meanwhile; nothing was "
-                    "published",
-                    subject=str(self.id),
-                    hint="run the same command again: what was uploaded is used again",
-                )
 
     def _check_one_wins(self) -> None:
         """Puts the session's own first key once more, which has to lose.
@@ -250,10 +228,10 @@ class Session:
                 hint=ONE_WINS_AGAIN,
             )
 
-    def _put_verdict(self) -> None:
-        assert self._verdict is not None
+    def _put_verdict(self, commit_id: CommitId) -> None:
         key = keys.session_verdict_key(self.id)
-        if self.repository.store.put_if_absent(key, self._verdict.encode()) is Put.LOST:
+        verdict = SessionVerdict(commit_id, Nonce.random())
+        if self.repository.store.put_if_absent(key, verdict.encode()) is Put.LOST:
             raise Conflict(
                 "this sync stood still for so long that the store's gc gave up on it; nothing was published",
                 subject=str(self.id),
@@ -270,13 +248,9 @@ class Session:
         return RENEW_SECONDS
 
 
-def _epochs(repository: Repository) -> frozenset[str]:
-    """The keys of gc, which never go."""
-    return frozenset(item.key for item in repository.store.list(keys.GC_PREFIX))
-
-
-def _condemned(repository: Repository, listed: frozenset[str]) -> frozenset[PackId]:
-    """The packs of every epoch that is not over."""
+def _condemned(repository: Repository) -> frozenset[PackId]:
+    """Return the packs of every epoch that is not over."""
+    listed = [item.key for item in repository.store.list(keys.GC_PREFIX)]
     found = {keys.parse_gc_key(key) for key in listed} - {None}
     packs: set[PackId] = set()
     for epoch in sorted(epoch for epoch, what in filter(None, found) if what == "condemned"):

@@ -142,3 +142,9 @@ def places_of(store: Store) -> SplitStore | None:
         if found is None:
             return None
     return found
+
+
+def names_of(store: Store) -> Store:
+    """The place of the names of a store, or the store itself if it was not opened as one or two places."""
+    places = places_of(store)
+    return store if places is None else places.names

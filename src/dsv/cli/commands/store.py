@@ -78,8 +78,8 @@ def store(
     were merged more than an hour ago are deleted. Others may sync meanwhile. Nobody needs to run it.
 
     move-names: branches, tags and what writers tell each other are kept at PLACE from now on: a folder, another bucket,
-    or the URL of the store itself. Others go on reading and writing, and follow. If it was interrupted, the same
-    command finishes it; to name the place where they are takes it back. End commands of older versions of dsv first.
+    or the URL of the store itself. Stop all writers first: nothing is moved, with exit code 4, if one writes meanwhile.
+    Reading goes on. If it was interrupted, the same command finishes it; naming the place where they are takes it back.
 
     rebuild-names: if the place where a store's names were kept is lost, its commits are still in the bucket. They are
     listed, and the newest commit of each line becomes the head of a branch at PLACE. Tags cannot be recovered.

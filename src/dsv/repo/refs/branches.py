@@ -36,20 +36,6 @@ class Head(msgspec.Struct, frozen=True):
         return self.entry.commit
 
 
-def same_move(one: Head, other: Head) -> bool:
-    """Whether both are the same move, and not two that were made in two places."""
-    return one.number == other.number and one.entry.nonce == other.entry.nonce
-
-
-def carried_away(after: Head) -> Conflict:
-    """For a branch that was made while the names moved, by somebody who did not finish."""
-    return Conflict(
-        f"the names have moved, and branch {after.branch} of {after.dataset} was not there when they did",
-        subject=f"{after.dataset}@{after.branch}",
-        hint="run the same command again",
-    )
-
-
 def protected(head: Head, reason: str) -> Conflict:
     return Conflict(
         f"branch {head.branch} of {head.dataset} is protected: {reason}",
@@ -221,9 +207,6 @@ class Refs(Tags):
         A deleted branch is continued by its next number: pass the tombstone's head from `newest`.
         Raises `Conflict` if the branch is protected, its rule refuses this move, and nobody overrides it.
         """
-        since = self._moves
-        if after is not None and since and not self._is_seen(after):
-            return self._move_again(dataset, branch, after, entry)
         number = 0 if after is None else after.number + 1
         made = entry if after is None else self.permitted(after, entry)
         if after is None and branch == MAIN and (erasure := self.erasure(dataset)) is not None:
@@ -234,26 +217,16 @@ class Refs(Tags):
         read = partial(self._read, dataset, branch, number)
         what = f"this move of branch {branch} of {dataset}"
         check = partial(check_kept, read, self._store.url, key, what, made)
-        put = self._put(key, made.encode(), f"branch {branch} of {dataset}", check, since)
-        if put is None:
-            return self._move_again(dataset, branch, after, entry)
-        if put is Put.WON:
+        if self._put(key, made.encode(), f"branch {branch} of {dataset}", check) is Put.WON:
             return Moved(self._saw(Head(dataset, branch, number, made)))
         winner = self._newest(dataset, branch)
         if winner is None:
             raise IntegrityError(f"branch {branch} of {dataset} is there and is not", subject=key)
         return LostRace(winner)
 
-    def _is_seen(self, head: Head) -> bool:
-        """Whether the move was read where the names are now, as the branch's newest."""
-        seen = self._seen.get((head.dataset, head.branch))
-        return seen is not None and same_move(seen, head)
-
     def check_same(self, head: Head) -> None:
-        """Raises `IntegrityError` if the move at which a branch was found is gone or has other bytes by now: nothing is
-        to follow it. If the names have moved since, `move` compares."""
-        if self._moves:
-            return
+        """Raise `IntegrityError` if the move at which a branch was found is gone or has other bytes by now: nothing is
+        to follow it."""
         now = self._read(head.dataset, head.branch, head.number)
         if now is None:
             raise self.erased(head.dataset) or gap(head, head.number)
@@ -261,22 +234,6 @@ class Refs(Tags):
             key = keys.branch_key(head.dataset, head.branch, head.number)
             what = f"move {head.number} of branch {head.branch} of {head.dataset}"
             raise changed(self._store.url, key, what, now)
-
-    def _move_again(
-        self, dataset: DatasetName, branch: BranchName, after: Head | None, entry: RefEntry
-    ) -> Moved | LostRace:
-        """After the names have moved: this move was carried over, or is made now if it still follows the newest."""
-        newest = self._newest(dataset, branch)
-        number = 0 if after is None else after.number + 1
-        mine = self._read(dataset, branch, number)
-        if mine is not None and mine.nonce == entry.nonce:
-            return Moved(Head(dataset, branch, number, mine))
-        if newest is None and after is not None:
-            raise carried_away(after)
-        if newest is not None and (after is None or not same_move(newest, after)):
-            return LostRace(newest)
-        self.again()
-        return self.move(dataset, branch, after, entry)
 
     def limits(self, dataset: DatasetName, branch: BranchName) -> Limits | None:
         """What a protected branch allows; None for any other, which costs a listing that is made anyway."""
@@ -302,23 +259,17 @@ class Refs(Tags):
         ruled = rule is not None or listed is None or listed.rule is not None
         return self._seen.get((dataset, branch)), rule, ruled
 
-    def add_rule(self, rule: BranchRule, before: BranchRule | None) -> bool:
-        """Whether the rule is now the last one of its branch, behind `before`: nobody else has put one in its place."""
+    def add_rule(self, rule: BranchRule) -> bool:
+        """Add the next rule of a branch; False if somebody else has added one with its number."""
         branch = rule.dataset, rule.branch
-        since = self._moves
-        if since and self.rule(*branch) != before:  # which was read where the names were
-            return False
         what = f"the rule of branch {rule.branch} of {rule.dataset}"
         key = keys.branch_rule_key(*branch, rule.number)
         read = partial(rule_or_none, self._store, *branch, rule.number)
         check = partial(check_kept, read, self._store.url, key, what, rule)
-        put = self._put(key, rule.encode(), what, check, since)
-        if put is None and (newest := self.rule(*branch)) != rule:
-            self.again()
-            return newest == before and self.add_rule(rule, before)
-        if put is not Put.LOST:
+        won = self._put(key, rule.encode(), what, check) is Put.WON
+        if won:
             self._rules[branch] = rule
-        return put is not Put.LOST
+        return won
 
     def check_mover(
         self, head: Head | None, author: str, *, merge: bool = False, removed: int = 0, entries: int = 0

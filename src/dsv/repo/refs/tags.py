@@ -10,15 +10,25 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, UsageError
+from dsv.errors import (
+    Conflict,
+    Denied,
+    DsvError,
+    IntegrityError,
+    NotFound,
+    OutcomeUnknown,
+    Unreachable,
+    UsageError,
+)
 from dsv.format import envelope, keys
 from dsv.format.envelope import RECORD_MAX
 from dsv.format.records import DatasetErased, TagDeleted, TagValue
 from dsv.repo.completion_cache import Heard
 from dsv.repo.errors import ONE_WINS_AGAIN, denial_named, read_record
+from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, Format, read_entry, read_format
 from dsv.repo.refs.read import check_kept, gone, parts, tombstone
-from dsv.repo.refs_location import NamesPlace
 from dsv.store.base import Put, Store, both, together
+from dsv.store.split import names_of
 from dsv.values.ids import StoreId
 from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
@@ -32,10 +42,8 @@ class Tags:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.heard = Heard()
-        self.place: NamesPlace | None = None
-        """Where the names are; None if nobody moves them, as while they are made."""
-        self.again: Callable[[], None] = lambda: None
-        """To be called before something is written once more, as the names have moved: see `Session`."""
+        self.layout: Format | None = None
+        """The format log of the place of the names; None while they are made, when nobody moves them."""
         self.proved = False  # that one writer still wins, by a session that is about to write a ref
         self.named = False  # until the store's format has said whether its entries carry their names
         self.store_id: StoreId | None = None  # until it has said that
@@ -81,7 +89,7 @@ class Tags:
         check = partial(
             check_kept, partial(self._value_or_none, dataset, tag), self._store.url, key, what, value
         )
-        if self._put_anywhere(key, value.encode(), what, check) is Put.LOST:
+        if self._put(key, value.encode(), what, check) is Put.LOST:
             existing = self._tag_value(dataset, tag)
             self._refuse_deleted(dataset, tag)
             if existing.commit != value.commit:
@@ -109,46 +117,59 @@ class Tags:
             raise NotFound(
                 f"dataset {dataset} has no tag {tag}", subject=tag, hint=f"dsv tag --list {dataset}"
             )
-        self._put_anywhere(keys.tag_deleted_key(dataset, tag), record.encode(), f"tag {tag} of {dataset}")
+        self._put(keys.tag_deleted_key(dataset, tag), record.encode(), f"tag {tag} of {dataset}")
         self.heard.tag(dataset, tag, deleted=True)
 
-    def forget(self) -> None:
-        """The names have moved: what was read of them may be another's by now. Nothing of tags is remembered."""
+    def _put(self, key: str, data: bytes, what: str, won: Callable[[], None] = lambda: None) -> Put:
+        """Write a key of the names; `won` is called if this writer wins it, and `what` says what the key is for.
 
-    @property
-    def _moves(self) -> int:
-        """How often the names have moved since the store was opened."""
-        return 0 if self.place is None else self.place.moves
-
-    def _put(
-        self,
-        key: str,
-        data: bytes,
-        what: str,
-        won: Callable[[], None] = lambda: None,
-        since: int | None = None,
-    ) -> Put | None:
-        """As `NamesPlace.put`. what: what the key is for."""
-        if self.place is None:
-            with denial_named(self._store.url, key, what):
-                put = self._store.put_if_absent(key, data)
-            if put is Put.WON:
-                won()
-            return put
+        Raises `Conflict` if somebody is moving the names, and `OutcomeUnknown` if somebody began to while it was
+        written.
+        """
         with denial_named(self._store.url, key, what):
-            self.check_one_wins()
-            put_there = self.place.put(key, data, won, since)
-        if put_there is None:
-            self.forget()
-        return put_there
+            if self.layout is not None:
+                self.layout.check_at_rest(names_of(self._store).url)
+                self.check_one_wins()
+            put = self._store.put_if_absent(key, data)
+            both(won if put is Put.WON else lambda: None, partial(self.check_not_moved, what))
+        return put
+
+    def check_not_moved(self, what: str) -> None:
+        """Raise `OutcomeUnknown` if the names began to move since the store was opened.
+
+        Whoever moves them first adds an entry to the format log, then copies them. So if there is no such entry after
+        a key was written, the key is in the copy. Reads the log again if it has another entry.
+        """
+        if self.layout is None:
+            return
+        names = names_of(self._store)
+        try:
+            if read_entry(names, len(self.layout.entries)) is None:
+                return
+            self.layout = replace(self.layout, entries=tuple(read_format(names)))
+        except (Unreachable, Denied, IntegrityError) as error:
+            raise OutcomeUnknown(
+                f"{what} may have been written to {self._store.url}, but its format log cannot be read: "
+                f"{error.message}",
+                subject=names.url,
+                hint="run the same command again: it finds out by itself",
+            ) from error
+        if any(self.layout.has(one) for one in (NAMES_MOVING, NAMES_MOVED, NAMES_ELSEWHERE)):
+            last = self.layout.entries[-1]
+            raise OutcomeUnknown(
+                f"{last.author} began to move the names of {self._store.url} to {last.names} while {what} was written, "
+                "and it may have been left behind",
+                subject=last.names,
+                hint="run the same command again when the move is over: it finds out by itself",
+            )
 
     def check_one_wins(self) -> None:
         """Raises `IntegrityError` if the server takes a key twice, as after an upgrade: a ref would then overwrite what
         another writer has just put. Asks nothing if a session has proved it.
         """
-        if self.proved or self.place is None or self.place.layout.single_writer:
+        if self.proved or self.layout is None or self.layout.single_writer:
             return
-        names, key = self.place.names, f"{keys.PROBE_PREFIX}{secrets.token_hex(8)}"
+        names, key = names_of(self._store), f"{keys.PROBE_PREFIX}{secrets.token_hex(8)}"
         puts = [names.put_if_absent(key, data) for data in (b"first", b"second")]
         with suppress(DsvError):
             names.delete(key)
@@ -158,12 +179,6 @@ class Tags:
                 subject=key,
                 hint=ONE_WINS_AGAIN,
             )
-
-    def _put_anywhere(self, key: str, data: bytes, what: str, won: Callable[[], None] = lambda: None) -> Put:
-        """For a key that follows no other: wherever the names are by then."""
-        while (put := self._put(key, data, what, won)) is None:
-            self.again()
-        return put
 
     def _value_or_none(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
         try:

@@ -128,6 +128,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Tests that boot hosts must lie where the scheduler looks for them.
     """
+    for item in items:
+        if exhaustive.is_repeated(item):
+            item.add_marker(pytest.mark.exhaustive)
     if not exhaustive.is_full():
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]

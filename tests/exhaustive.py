@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Final, TypeVar
 
+import pytest
+
 _T = TypeVar("_T")
 
 VARIABLE: Final = "DSV_EXHAUSTIVE"
@@ -16,6 +18,16 @@ EVERY: Final = 7
 
 def is_full() -> bool:
     return VARIABLE in os.environ
+
+
+def is_repeated(item: pytest.Item) -> bool:
+    """Check that a test is one of a suite that its class inherits, and that the class leaves to a full run.
+
+    Such a class names in `runs` the tests whose answer may differ from that of the other classes with the suite.
+    """
+    suite, name = getattr(item, "cls", None), getattr(item, "originalname", None)
+    runs = getattr(suite, "runs", None)
+    return runs is not None and name not in runs and name not in vars(suite)
 
 
 def some(steps: Sequence[_T], every: int = EVERY) -> list[_T]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 import pytest
 
@@ -65,6 +66,25 @@ class Subject:
     store: Store
     outside: Outside
     opening: tuple[str, StoreOptions] | None = None
+
+
+ANSWERS: Final = (
+    "test_has_the_protocol",
+    "test_puts_what_others_then_read",
+    "test_reads_what_others_have_put",
+    "test_never_overwrites",
+    "test_reads_no_object_beyond_its_limit",
+    "test_ranges_are_exact",
+    "test_range_past_the_end_is_an_integrity_error",
+    "test_absent_key",
+    "test_lists_what_comes_after",
+    "test_lists_folders_without_what_is_in_them",
+    "test_tells_when_an_object_was_made",
+    "test_deletes_one_and_only_once",
+    "test_one_of_many_threads_wins",
+    "test_is_proven",
+)
+"""The `runs` of a wrapper: each call once, as the values and keys are the business of the store below."""
 
 
 class StoreConformance:

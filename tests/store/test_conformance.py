@@ -21,7 +21,7 @@ from dsv.store.split import DataPlace
 from dsv.store.wrappers import Counting, Wrapper
 from tests.store.azure import Azurite, OutsideAzure
 from tests.store.buckets import Bucket
-from tests.store.conformance import SharedStoreConformance, StoreConformance, Subject, subjects
+from tests.store.conformance import ANSWERS, SharedStoreConformance, StoreConformance, Subject, subjects
 from tests.store.outside import OutsideDirectory, OutsideMemory, OutsideS3
 from tests.store.servers_on_moto import TOKEN
 
@@ -76,6 +76,7 @@ class TestS3OnCeph(SharedStoreConformance):
 class TestS3OnCephWithoutRetries(StoreConformance):
     """The store by itself: what Retrying makes good must not be what keeps it right."""
 
+    runs = ANSWERS
     schemes = ("s3",)
 
     @pytest.fixture
@@ -109,6 +110,7 @@ class TestAzureOnAzurite(SharedStoreConformance):
 
 
 class TestRetrying(StoreConformance):
+    runs = ANSWERS
     wrappers = (Retrying,)
 
     @pytest.fixture
@@ -119,6 +121,7 @@ class TestRetrying(StoreConformance):
 
 
 class TestRetryingOnADirectory(StoreConformance):
+    runs = ANSWERS
     wrappers = (Retrying,)
 
     @pytest.fixture
@@ -145,6 +148,7 @@ class TestRetryingWhatLosesEveryThirdAnswer(StoreConformance):
 
 
 class TestDataPlace(StoreConformance):
+    runs = ANSWERS
     wrappers = (DataPlace,)
 
     @pytest.fixture
@@ -154,6 +158,7 @@ class TestDataPlace(StoreConformance):
 
 
 class TestCounting(StoreConformance):
+    runs = ANSWERS
     wrappers = (Counting,)
 
     @pytest.fixture
@@ -163,6 +168,7 @@ class TestCounting(StoreConformance):
 
 
 class TestFaultyWithoutAPlan(StoreConformance):
+    runs = ANSWERS
     wrappers = (Faulty,)
 
     @pytest.fixture

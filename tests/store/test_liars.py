@@ -19,7 +19,7 @@ from dsv.store.split import SplitStore
 from dsv.store.wrappers import Wrapper
 from tests.api.test_sync_crash import Overwriting
 from tests.labs.s3_server import S3Server
-from tests.store.conformance import StoreConformance, Subject, subjects
+from tests.store.conformance import ANSWERS, StoreConformance, Subject, subjects
 from tests.store.crashing import WithFaults, in_the_data, in_the_names, opened, sync_through_crashes
 from tests.store.outside import Outside, OutsideDirectory, OutsideS3
 from tests.store.split_world import World
@@ -70,6 +70,7 @@ class Below(Wrapper):
 class TestNames(StoreConformance):
     """What needs a winner has one, whatever the bucket does."""
 
+    runs = ANSWERS
     many = 50
 
     @pytest.fixture
@@ -82,6 +83,7 @@ class TestNames(StoreConformance):
 class TestData(StoreConformance):
     """What needs none is read, listed and deleted like anywhere else, though the server is busy and cuts bodies."""
 
+    runs = (*ANSWERS, "test_big_value")
     many = 50
 
     @pytest.fixture

@@ -55,12 +55,12 @@ def shown(dsv: Dsv, run: str) -> Any:
     return item
 
 
-def kill_with_guardian(dsv: Dsv, run: str) -> None:
+def kill_with_reaper(dsv: Dsv, run: str) -> None:
     """The run's supervisor, and first what would end the job then."""
     pid = mark(dsv, run)["process"][1]
     for child in children(pid):
         with suppress(OSError):  # a program of the engine's that has ended just now
-            if b"guardian" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"reaper.py\0reap" in Path(f"/proc/{child}/cmdline").read_bytes():
                 os.kill(child, signal.SIGKILL)
     supervisor = Watched(pid)
     os.kill(pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsv.run.engine_list import ENGINES
-from tests.cli.detached import await_log, here, kill_with_guardian, mark, shown
+from tests.cli.detached import await_log, here, kill_with_reaper, mark, shown
 from tests.kit.dsv import Dsv
 from tests.labs.docker_engine import ContainerEngine
 from tests.waiting import PATIENCE, until
@@ -60,7 +60,7 @@ def test_a_detached_container_is_stopped_and_one_without_a_supervisor_is_cut_off
         assert not ENGINES[engine](containers.environ).list(run)
 
 
-def test_a_container_that_lost_its_supervisor_and_guardian_is_followed_and_stopped(
+def test_a_container_that_lost_its_supervisor_and_reaper_is_followed_and_stopped(
     here: Dsv, lab: ContainerEngine
 ) -> None:
     """By the reference in its record: `logs` and `stop` ask the engine."""
@@ -76,7 +76,7 @@ def test_a_container_that_lost_its_supervisor_and_guardian_is_followed_and_stopp
     item = shown(containers, run)
     assert item["state"] == "running"
     assert (item["job"]["engine"], item["job"]["run"]) == (engine, run)
-    kill_with_guardian(here, run)
+    kill_with_reaper(here, run)
     live = containers("logs", run)
     assert (live.code, live.out) == (0, "up\n") and f"this is {engine}'s own log" in live.err
     assert "its job still runs" in containers.ok("runs", run).err
@@ -98,7 +98,7 @@ def test_an_engine_that_does_not_answer_ends_no_run(here: Dsv, docker_engine: Co
     started = containers.process("run", "-d", "--json", "pets@v1", *options, "--", "sh", "-c", job)
     run, out = (json.loads(started.out)[key] for key in ("run", "out"))
     until((Path(out) / "ready").exists, "the container's start")
-    kill_with_guardian(here, run)
+    kill_with_reaper(here, run)
     away = here.at(here.cwd, **{**docker_engine.env, "DOCKER_HOST": f"unix://{here.home}/none"})
     looked = away.ok("runs", run, "--json")
     assert looked.json["items"][0]["state"] == "running"

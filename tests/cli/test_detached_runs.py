@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dsv.run.engines.reaper import processes_of
-from tests.cli.detached import await_file, await_log, detach, here, kill_with_guardian, mark, shown
+from tests.cli.detached import await_file, await_log, detach, here, kill_with_reaper, mark, shown
 from tests.kit.dsv import Dsv, assert_documented
 from tests.waiting import PATIENCE, until
 
@@ -214,7 +214,7 @@ def test_a_run_of_another_machine_is_left_to_it(here: Dsv) -> None:
 def test_what_its_killed_supervisor_could_not_end_is_ended_by_stop(here: Dsv) -> None:
     run = detach(here, TRAPPED)
     await_file(here, "ready")
-    kill_with_guardian(here, run)
+    kill_with_reaper(here, run)
     assert processes_of(run)
     stopped = here("stop", run)
     assert (stopped.code, processes_of(run)) == (0, [])

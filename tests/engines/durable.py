@@ -181,13 +181,13 @@ class DurableJobs:
             submitter.wait()
         self.ends(bench.engine, ref)
 
-    def test_a_job_that_lost_its_guardian_too_is_ended_by_its_reference(self, bench: Bench) -> None:
+    def test_a_job_that_lost_its_reaper_too_is_ended_by_its_reference(self, bench: Bench) -> None:
         out, env = self.out(bench)
         job = self.marked(bench.shell(f"echo first; {READY_THEN_WAIT}", mounts=(out,)), **env)
         with in_another_process(bench, bench.plan(job), "attached") as submitter:
             self.ready(out)
             ref = self.written_down(bench)
-            for pid in _guardians_of(submitter.pid):
+            for pid in _reapers_of(submitter.pid):
                 os.kill(pid, signal.SIGKILL)
             submitter.kill()
             submitter.wait()
@@ -199,11 +199,11 @@ class DurableJobs:
         assert bench.engine.list(job.run) == ()
 
 
-def _guardians_of(pid: int) -> list[int]:
+def _reapers_of(pid: int) -> list[int]:
     found = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in children.read_text().split():
             with suppress(OSError):  # one that has ended just now
-                if b"guardian" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if b"reaper.py\0reap" in Path(f"/proc/{child}/cmdline").read_bytes():
                     found.append(int(child))
     return found

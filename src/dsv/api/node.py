@@ -34,12 +34,8 @@ from dsv.run.completing import (
 from dsv.run.dirs import RunPlace, read_metrics
 from dsv.run.engine_list import Engines, FoundJob
 from dsv.run.engines.attach import Signals
-from dsv.run.engines.base import Ended, JobStatus
-from dsv.run.engines.kubernetes.options import NAME as KUBERNETES
-from dsv.run.engines.kubernetes.scripts import is_over, read_left, read_log
+from dsv.run.engines.base import Ended, JobStatus, NodeLeft
 from dsv.run.engines.reaper import GRACE
-from dsv.run.engines.slurm.job_status import left_here, read_exit_files
-from dsv.run.engines.slurm.program import NAME as SLURM
 from dsv.run.node import NodeResult, NodeSeat, run_node
 from dsv.run.node_order import NodeOrder
 from dsv.run.record import (
@@ -69,8 +65,10 @@ _MAX_ARGV: Final = 8 << 20
 def output_kept(
     context: Context, order: NodeOrder, folder: Path
 ) -> Iterator[Callable[[Repository], RunOutput | None]]:
-    """What commits the output, if the run asks for that. gc keeps it until the record names it, which is to be written
-    within this."""
+    """Yield a function that commits the output, if the run asks for that.
+
+    gc keeps the commit until the end of the `with` block; the record that names it must be written before.
+    """
     if order.author is not None:
         writer = structs.replace(context.writer, author=order.author)
         context = replace(context, writer=writer)
@@ -88,7 +86,7 @@ def output_kept(
 
 
 def read_argv(folder: Path) -> tuple[str, ...] | None:
-    """None if it can't be read: then only the record tells the command."""
+    """Return the command as it was typed; None if that can't be read, and only the record tells it."""
     try:
         with (folder / ARGV).open("rb") as file:
             data = file.read(_MAX_ARGV + 1)
@@ -99,31 +97,70 @@ def read_argv(folder: Path) -> tuple[str, ...] | None:
     return tuple(os.fsdecode(each) for each in data[:-1].split(b"\0"))
 
 
-def complete_pod(
+_ALIVE: Final = 5.0
+_ALONE: Final = NodeSeat()
+
+
+def complete_left(
+    context: Context, engines: Engines, order: NodeOrder, folder: Path, seat: NodeSeat = _ALONE
+) -> bool:
+    """Complete the record of a run from what its job left in this folder, and return whether that was done.
+
+    False if others do it: the run has its record, its start is not in the store yet, not all nodes have ended, or its
+    end can't be told here. Several machines may do so at once: one of them wins.
+
+    seat: the node whose folder it is, if each node has its own
+    """
+    run = RunId.parse(order.run)
+    with context.repository() as repository:
+        runs = RunStore(repository.store)
+        found = runs.listing(order.dataset, run)
+        if not found or RECORD in found[0].parts:
+            return False
+        try:
+            start = runs.read(found[0])
+        except NotFound:  # whoever submitted it has not written its start yet
+            return False
+        engine = engines.make(start.engine, start.pool)
+        left = None if engine is None else engine.left_on_node(folder, seat.rank, seat.attempt)
+        if engine is None or left is None:
+            return False
+        secrets = KnownSecrets.on_node(start, engines.environ, read_argv(folder))
+        if not isinstance(left, Ended):
+            return _complete_node(context, repository, engines, order, start, left, secrets)
+        if start.job is None or (start.then and not left.launched):
+            return False
+        job = FoundJob(engine, start.job, JobStatus(RunState.ENDED, left.exit_code, left))
+        whole, log = with_what_it_left(completed(start, left), job, secrets, logged=order.log)
+        with _seen_alive(folder), output_kept(context, order, Path(order.out or ".")) as keep:
+            whole = finish(runs, replace(whole, output=keep(repository)), log)
+        forget_job(whole, engines)
+        return True
+
+
+def _complete_node(
     context: Context,
     repository: Repository,
     engines: Engines,
     order: NodeOrder,
     start: RunRecord,
-    folder: Path,
-    seat: NodeSeat,
+    left: NodeLeft,
+    secrets: KnownSecrets,
 ) -> bool:
-    """Sends this node's part and its log, and completes the record if no other node and no other attempt is to come.
+    """Send this node's part and its log, and complete the record if no other node and no other attempt follows.
 
-    If only the cluster can tell how the run ended, that is left to whoever asks it; but not the output, which may be
-    gone with the pod. Nor the part of a job that a queue may let begin again: the pods of its next attempt are told
-    that they are the first, and the cluster keeps nothing of those before them.
+    If only the cluster can tell how the run ended, whoever asks it completes the record. But the output is sent, which
+    may be gone with the pod, and so is the part of a job that a queue may start again: the cluster keeps nothing of the
+    former pods, and numbers the attempts of the new ones from 1.
     """
     runs = RunStore(repository.store)
-    left = read_left(folder, node=seat.rank, attempt=seat.attempt, host=engines.environ.get("DSV_HOST"))
-    log = read_log(folder) if order.log else None
-    if left is None or (order.log and log is None):
+    log = left.read_log() if order.log else None
+    if order.log and log is None:
         return False
     queued = bool(engines.environ.get("DSV_QUEUED"))
     part = left.put_back() if queued and left.was_stopped else left.part
     if queued:
         part = _numbered(part, runs.node_parts(runs.listing(order.dataset, start.run)[0]))
-    secrets = KnownSecrets.on_node(start, engines.environ, read_argv(folder))
     out, lost = Path(order.out or "."), 0
     if left.is_clear or part.end is EndCause.EVICTED:
         kept = None if log is None else kept_log(start, lambda: log, secrets)
@@ -137,7 +174,7 @@ def complete_pod(
         return False
     told = runs.node_parts_and_usage(stored)
     parts = [each for each, _ in told]
-    over = is_over(parts, start.nodes, start.retries) if left.is_clear else None
+    over = left.is_over(parts, start.nodes, start.retries) if left.is_clear else None
     of_last = [each for each in told if each[0].attempt == part.attempt]
     with output_kept(context, order, out) as keep:
 
@@ -156,7 +193,7 @@ def complete_pod(
 
 
 def _numbered(part: RunPart, told: Iterable[RunPart]) -> RunPart:
-    """With the next number that this node has not had: the cluster counts anew if a queue took its place away."""
+    """Give the part the next number that this node has not had: a queue that took the job back counts from 1."""
     here = (part.host, part.started_ms)
     others = {
         each.attempt for each in told if each.node == part.node and (each.host, each.started_ms) != here
@@ -165,68 +202,15 @@ def _numbered(part: RunPart, told: Iterable[RunPart]) -> RunPart:
 
 
 def _send_output(runs: RunStore, stored: StoredRun, start: RunRecord, output: RunOutput | None) -> None:
-    """For whoever completes the record."""
+    """Leave the output for whoever completes the record."""
     if output is not None:
         number = max((start_number(part) or 0 for part in stored.parts), default=0) + 1
         runs.add(start.dataset, start.run, start_name(number), replace(start, output=output).encode())
 
 
-_ALIVE: Final = 5.0
-_ALONE: Final = NodeSeat()
-
-
-def complete_left(
-    context: Context, engines: Engines, order: NodeOrder, folder: Path, seat: NodeSeat = _ALONE
-) -> bool:
-    """Completes the record of a run from what its job left in this folder. False if that is left to others: the run has
-    its record, its start is not in the store yet, not all nodes have ended, or its end can't be told here.
-
-    seat: whose folder it is, if each node has its own.
-
-    Several may do so at once, on whichever machine: one of them wins.
-    """
-    run = RunId.parse(order.run)
-    with context.repository() as repository:
-        runs = RunStore(repository.store)
-        found = runs.listing(order.dataset, run)
-        if not found or RECORD in found[0].parts:
-            return False
-        try:
-            start = runs.read(found[0])
-        except NotFound:  # whoever submitted it has not written its start yet
-            return False
-        if start.engine == KUBERNETES:
-            return complete_pod(context, repository, engines, order, start, folder, seat)
-        done = left_here(read_exit_files(folder)) if start.engine == SLURM else None
-        if done is None or (start.then and not done.launched):
-            return False
-        return _complete(context, repository, engines, order, start, done, folder)
-
-
-def _complete(
-    context: Context,
-    repository: Repository,
-    engines: Engines,
-    order: NodeOrder,
-    start: RunRecord,
-    done: Ended,
-    folder: Path,
-) -> bool:
-    engine = engines.make(start.engine, start.pool)
-    if engine is None or start.job is None:
-        return False
-    secrets = KnownSecrets.on_node(start, engines.environ, read_argv(folder))
-    job = FoundJob(engine, start.job, JobStatus(RunState.ENDED, done.exit_code, done))
-    whole, log = with_what_it_left(completed(start, done), job, secrets, logged=order.log)
-    with _seen_alive(folder), output_kept(context, order, Path(order.out or ".")) as keep:
-        whole = finish(RunStore(repository.store), replace(whole, output=keep(repository)), log)
-    forget_job(whole, engines)
-    return True
-
-
 @contextmanager
 def _seen_alive(folder: Path) -> Iterator[None]:
-    """Whoever looks at the job meanwhile, on another machine, is told that its record is being completed."""
+    """Show other machines that look at the job meanwhile that its record is being completed."""
 
     def tell() -> float:
         with suppress(OSError):

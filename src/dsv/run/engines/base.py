@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -25,6 +25,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, Protocol
 
 from dsv.errors import DsvError, LaunchError, UsageError
+from dsv.run.engines.log import LogKeeper
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.node_order import NO_ACCESS, StoreAccess
@@ -233,6 +234,38 @@ class JobStatus:
         return not self.state.is_terminal
 
 
+class NodeLeft(Protocol):
+    """How the command of one node ended, from what it left there; of an engine whose nodes each keep that."""
+
+    @property
+    def part(self) -> RunPart: ...
+
+    @property
+    def usage(self) -> Usage | None: ...
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the node can tell why it ended. Only the cluster knows why it stopped or killed a command."""
+        ...
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the cluster ended the node, and not dsv the command."""
+        ...
+
+    def put_back(self) -> RunPart:
+        """Return the part of a job in a queue, which may begin again after the cluster has stopped it."""
+        ...
+
+    def read_log(self) -> LogKeeper | None:
+        """Return what the command wrote; None if no copy was made."""
+        ...
+
+    def is_over(self, parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
+        """Check that no other attempt follows those that left these parts. None if only the cluster can tell."""
+        ...
+
+
 class Handle(Protocol):
     """Attached to a job. Methods may be called from any thread, in any state, and don't raise."""
 
@@ -366,6 +399,13 @@ class Engine(Protocol):
         """The jobs of dsv that the engine has, of one run or of all, whoever submitted them.
 
         Raises `Unreachable` without an answer. A cluster finds them by a label or by the job's name.
+        """
+        ...
+
+    def left_on_node(self, folder: Path, node: int, attempt: int) -> Ended | NodeLeft | None:
+        """Return how the job ended, or this node of it, from what it left in a folder of the node.
+
+        None if that can't be told there, and of an engine of one machine.
         """
         ...
 

@@ -290,6 +290,9 @@ class Process:
     def forget(self, ref: JobRef) -> None:
         """Nothing is kept of a process."""
 
+    def left_on_node(self, folder: Path, node: int, attempt: int) -> None:
+        """The job ends with the process that is attached to it, which knows how."""
+
     def find_image(self, reference: str) -> ImageIdentity | None:
         return None
 

@@ -206,6 +206,9 @@ class ContainerEngine(ContainerProgram):
             guard.dismiss()
         return status
 
+    def left_on_node(self, folder: Path, node: int, attempt: int) -> None:
+        """The job ends with the process that is attached to it, which knows how."""
+
     def forget(self, ref: JobRef) -> None:
         """Containers are removed when they end."""
 

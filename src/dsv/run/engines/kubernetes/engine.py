@@ -56,6 +56,7 @@ from dsv.run.engines.kubernetes.options import (
     object_name,
 )
 from dsv.run.engines.kubernetes.run import KubernetesRun, read_logs, read_metrics
+from dsv.run.engines.kubernetes.scripts import LeftInPod, read_left
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.record import JobRef, RunState
@@ -326,6 +327,9 @@ class Kubernetes:
             if isinstance(facts, JobFacts) and status(facts).lives:
                 refs.append(JobRef(self.name, facts.run or "", where, job.at.id))
         return tuple(refs)
+
+    def left_on_node(self, folder: Path, node: int, attempt: int) -> LeftInPod | None:
+        return read_left(folder, node=node, attempt=attempt, host=self.environ.get("DSV_HOST"))
 
     def find_image(self, reference: str) -> ImageIdentity | None:
         return None

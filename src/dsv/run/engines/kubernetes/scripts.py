@@ -301,6 +301,13 @@ class LeftInPod:
     usage: Usage | None
     is_clear: bool
     was_stopped: bool = False
+    folder: Path = Path(OWN)
+
+    def read_log(self) -> LogKeeper | None:
+        return read_log(self.folder)
+
+    def is_over(self, parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
+        return is_over(parts, nodes, retries)
 
     def put_back(self) -> RunPart:
         """The part of a job in a queue, which may begin again after the cluster has stopped it."""
@@ -330,7 +337,7 @@ def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> Lef
     )
     is_clear = why in CAUSES or not _was_ended(folder, code, why)
     was_stopped = not is_clear and (folder / "stopped").exists() and not (folder / "told").exists()
-    return LeftInPod(part, told_usage(said), is_clear, was_stopped)
+    return LeftInPod(part, told_usage(said), is_clear, was_stopped, folder)
 
 
 def _was_ended(folder: Path, code: int, why: str) -> bool:

@@ -16,6 +16,7 @@ from dsv.errors import LaunchError, Unreachable, UsageError
 from dsv.fs.files import replace_file
 from dsv.run.engines.base import (
     NO_OPTIONS,
+    Ended,
     Facts,
     Handle,
     ImageIdentity,
@@ -278,6 +279,9 @@ class Slurm:
 
     def forget(self, ref: JobRef) -> None:
         """Slurm forgets its jobs by itself."""
+
+    def left_on_node(self, folder: Path, node: int, attempt: int) -> Ended | None:
+        return left_here(read_exit_files(folder))
 
     def find_image(self, reference: str) -> ImageIdentity | None:
         return None

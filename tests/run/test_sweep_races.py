@@ -1,8 +1,7 @@
-"""Two machines that continue one sweep at the same time: each of its runs is begun once, and the slower one is told."""
+"""A sweep has one driver: of two that continue it at the same time one starts the runs, and the other is refused."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,9 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dsv.errors import Conflict
 from dsv.fs.process import Process
 from dsv.run.parameters import SweepId
-from dsv.run.record_store import Beginner, SweepNotes
+from dsv.run.sweep.progress import Driver, SweepNotes
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_store
 from dsv.values.names import DatasetName
@@ -27,26 +27,28 @@ from tests.waiting import PATIENCE
 SWEEP = SweepId.parse("sweep-20261120-132145-1f2e3d4c")
 PETS = DatasetName.parse("pets")
 ROUNDS = int(os.environ.get("RACE_ROUNDS", "2"))
-NOTED_ROUNDS, RUNS = 50, 3
+TURNS = 50
 RACER = """
-import json, os, sys
+import os, sys
 from contextlib import closing
 from dsv.values.names import DatasetName
+from dsv.errors import Conflict
 from dsv.run.parameters import SweepId
-from dsv.run.record_store import SweepNotes
+from dsv.run.sweep.progress import SweepNotes
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
-url, sweep, runs = sys.argv[1], SweepId.parse(sys.argv[2]), int(sys.argv[3])
+url, sweep = sys.argv[1], SweepId.parse(sys.argv[2])
 with closing(open_store(url, StoreOptions.from_environment(os.environ))) as store:
     notes = SweepNotes(store, DatasetName.parse("pets"), sweep)
     print("ready", flush=True)
     for line in sys.stdin:
-        turn = int(line)
-        won = [notes.take_turn(turn) is None]
-        won += [notes.begin(number, turn) is None for number in range(1, runs + 1)]
-        print(json.dumps(won), flush=True)
+        try:
+            notes.take(int(line))
+            print("won", flush=True)
+        except Conflict:
+            print("lost", flush=True)
 """
-TOLD = ("which came first", "was continued on", "has taken it", "has no record yet", "runs of sweep-")
+REFUSALS = ("are being started by", "were started")
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def racers(place: Place) -> Iterator[list[subprocess.Popen[str]]]:
-    argv = [sys.executable, "-c", RACER, place.url, SWEEP, str(RUNS)]
+    argv = [sys.executable, "-c", RACER, place.url, SWEEP]
     pipe = subprocess.PIPE
     both = [
         subprocess.Popen(argv, env={**os.environ, **place.env}, stdin=pipe, stdout=pipe, text=True)
@@ -94,18 +96,17 @@ def racers(place: Place) -> Iterator[list[subprocess.Popen[str]]]:
         each.communicate()
 
 
-def test_of_two_processes_one_has_the_turn_and_one_each_run(racers: list[subprocess.Popen[str]]) -> None:
+def test_of_two_processes_one_becomes_the_driver(racers: list[subprocess.Popen[str]]) -> None:
     def answers() -> list[str]:
         return [each.stdout.readline() for each in racers if each.stdout is not None]
 
     assert answers() == ["ready\n"] * 2
-    for turn in range(1, NOTED_ROUNDS + 1):
+    for turn in range(1, TURNS + 1):
         for each in racers:
             assert each.stdin is not None
             each.stdin.write(f"{turn}\n")
             each.stdin.flush()
-        won = [json.loads(line) for line in answers()]
-        assert [sorted(pair) for pair in zip(*won, strict=True)] == [[False, True]] * (RUNS + 1)
+        assert sorted(answers()) == ["lost\n", "won\n"]
 
 
 def test_a_sweep_that_two_machines_continue_begins_each_run_once(place: Place, tmp_path: Path) -> None:
@@ -129,13 +130,13 @@ def test_a_sweep_that_two_machines_continue_begins_each_run_once(place: Place, t
         items = first.ok("runs", "grid", "--json").json["items"]
         assert sorted(each["sweep"]["number"] for each in items) == [1, 2, 3], said
         assert {each["exit_code"] for each in items} == {0}
-        assert any(sentence in each for each in said for sentence in TOLD), said
+        assert any(sentence in each for each in said for sentence in REFUSALS), said
         assert "Traceback" not in "".join(said)
         runs = {each["sweep"]["number"]: each["run"] for each in items}
 
 
 @pytest.mark.parametrize("place", ["folder"], indirect=True)
-def test_a_run_that_another_machine_has_taken_is_left_to_it(place: Place, tmp_path: Path) -> None:
+def test_a_second_driver_is_refused_by_name_until_the_sweep_is_stopped(place: Place, tmp_path: Path) -> None:
     home = tmp_path / "home"
     dsv = Dsv.of(home, DSV_STORE=place.url, DSV_CACHE=str(home / "cache"), **place.env)
     write_files(dsv.cwd, {"a": b"a"})
@@ -143,14 +144,18 @@ def test_a_run_that_another_machine_has_taken_is_left_to_it(place: Place, tmp_pa
         dsv.ok(*words)
     begun = dsv.process("run", "pets", "-p", "n=1,2,3", "--sweep", "--json", "--", "true").json["sweep"]
     place.forget([each["run"] for each in begun["runs"][1:]])
-    elsewhere = msgspec.json.encode(Beginner("gpu7", Process("another kernel", 1, 1)))
-    note(place, begun["id"], "begin-2-2", elsewhere)
-    done = dsv.process("run", "--again", begun["id"])
-    assert "run 2 is not begun here, as dsv on gpu7 has taken it" in done.err
-    assert "not begun: dsv run --again" in dsv.ok("runs", begun["id"]).err
+    note(place, begun["id"], "begin-2-1", b"what an earlier version wrote")
+    note(
+        place,
+        begun["id"],
+        "turn-2",
+        msgspec.json.encode(Driver(Process("another kernel", 1, 1), "gpu7/1f2e")),
+    )
     refused = dsv.process("run", "--again", begun["id"])
-    assert refused.code == 4 and "run 2 of sweep-" in refused.err and "--force" in refused.err
-    assert dsv.process("run", "--again", begun["id"], "--force").code == 0
+    assert refused.code == 4 and "are being started by dsv on gpu7\n" in refused.err
+    assert f"dsv stop sweep-{begun['id'][-8:]}" in refused.err
+    dsv.ok("stop", begun["id"])
+    assert dsv.process("run", "--again", begun["id"]).code == 0
     items = dsv.ok("runs", begun["id"], "--json").json["items"]
     assert sorted(each["params"]["n"] for each in items) == [1, 2, 3]
 
@@ -160,18 +165,28 @@ def note(place: Place, sweep: str, name: str, data: bytes) -> None:
         store.put_if_absent(f"runs/pets/{sweep}/{name}", data)
 
 
-def test_notes_that_mean_nothing_are_passed_over() -> None:
+def test_a_driver_is_in_effect_until_a_later_stop() -> None:
     store = MemoryStore()
     notes = SweepNotes(store, PETS, SWEEP)
-    for name in ("begin-0-1", "begin-2", "stop-x", "turn--1", "begin-1-9999999999", "other"):
+    for name in ("begin-1-7", "stop-x", "turn--1", "turn-9999999999", "other"):
         store.put_if_absent(f"runs/pets/{SWEEP}/{name}", b"")
-    assert notes.begin(1, 1) is None and notes.begin(2, 1) is None
-    notes.drop(2, 1)
+    assert notes.driver() is None and notes.next_turn() == 1
+    notes.take(1)
+    assert not notes.is_over(1) and notes.next_turn() == 1
     notes.stop()
+    assert notes.is_over(1) and notes.driver() is None and notes.next_turn() == 2
     notes.stop()
-    store.put_if_absent(f"runs/pets/{SWEEP}/turn-1", b"no json")
-    found = notes.news()
-    assert (found.stops, found.turns, dict(found.begins)) == (2, 1, {1: 1, 2: 1})
-    assert found.dropped == {2}
-    other = notes.take_turn(1)
-    assert other is not None and other.host == "another machine" and not other.is_dead
+    assert notes.next_turn() == 3
+    store.put_if_absent(f"runs/pets/{SWEEP}/turn-3", b"no json")
+    with pytest.raises(Conflict, match="being started by dsv on another machine"):
+        notes.take(notes.next_turn())
+
+
+def test_a_driver_that_was_killed_is_replaced() -> None:
+    store, here = MemoryStore(), Driver.here()
+    dead = Driver(msgspec.structs.replace(here.process, start=here.process.start + 1), here.host)
+    store.put_if_absent(f"runs/pets/{SWEEP}/turn-1", msgspec.json.encode(dead))
+    notes = SweepNotes(store, PETS, SWEEP)
+    assert notes.next_turn() == 2
+    notes.take(2)
+    assert notes.driver() == here

@@ -19,9 +19,8 @@ from dsv.run.engines.log import PART_SIZE, READ_SIZE, read_live
 from dsv.run.listing import RunView, list_runs, run_log, show_run
 from dsv.run.parameters import SweepId, names_sweep
 from dsv.run.record import RunId, RunRecord
-from dsv.run.record_store import RunStore, Spool, SweepNotes
-from dsv.run.sweep.plan import Unfinished
-from dsv.run.sweep.progress import SweepView, sweep_of
+from dsv.run.record_store import RunStore, Spool
+from dsv.run.sweep.progress import SweepNotes, SweepView, sweep_of
 from dsv.values.names import DatasetName
 
 
@@ -52,22 +51,24 @@ class Runs:
             raise NotFound(f"there is no sweep {text}", subject=text, hint="dsv runs lists them")
         return found
 
-    def notes(self, view: SweepView) -> SweepNotes:
-        return self.runs.notes(view.members[0].record.dataset, view.id)
+    def notes(self, dataset: DatasetName, sweep: SweepId) -> SweepNotes:
+        return SweepNotes(self.repository.store, dataset, sweep)
 
-    def unfinished(self, text: str) -> Unfinished:
-        """A sweep of which something is left to begin, and who has taken that. Raises `NotFound` and `UsageError`."""
+    def unfinished(self, text: str) -> tuple[SweepView, int]:
+        """Return a sweep with runs that were not started, and the turn of its next driver.
+
+        Raises `NotFound` and `UsageError`.
+        """
         view = self.sweep(text)
-        notes = self.notes(view)
-        news = notes.news()
-        taken = {
-            number: notes.who_begins(number, news.begins[number])
-            for number in view.not_begun
-            if number in news.begins and number not in news.dropped
-        }
-        held = {number: each.host for number, each in taken.items() if not each.is_dead}
-        # Once more: a run that was taken may have begun meanwhile, before the one that had taken it was gone.
-        return Unfinished.of(self.sweep(view.id) if taken else view, news, held)
+        turn = self.notes(view.dataset, view.id).next_turn() if view.not_begun else 0
+        view = self.sweep(view.id)  # the former driver may have started some in between
+        if not view.not_begun:
+            raise UsageError(
+                f"all {view.seat.of} runs of {view.id} were started",
+                subject=view.id,
+                hint=f"dsv run --again {view.members[0].record.run} repeats one of them",
+            )
+        return view, turn
 
     def show_or_sweep(self, text: str, dataset: DatasetName | None = None) -> RunView | SweepView:
         """The run that a text means, else the sweep. Raises `NotFound` and `UsageError`."""

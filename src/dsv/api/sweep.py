@@ -11,17 +11,16 @@ from dsv.api.context import Context
 from dsv.api.pools import Placing
 from dsv.api.run import dry_run, prepared
 from dsv.api.runs import Runs
-from dsv.errors import Conflict, Denied, NotFound
+from dsv.errors import Denied, NotFound
 from dsv.run.dirs import RunPlace
 from dsv.run.engine_list import ENGINES
 from dsv.run.engines.base import CANNOT_LAUNCH
 from dsv.run.listing import RunView
 from dsv.run.parameters import SweepId
 from dsv.run.record import RunId
-from dsv.run.record_store import SweepNews, SweepNotes
 from dsv.run.sweep.driver import Driven, Started, SweepDriver
 from dsv.run.sweep.plan import SweepPlan
-from dsv.run.sweep.progress import SweepView
+from dsv.run.sweep.progress import SweepNotes, SweepView
 from dsv.values.names import DatasetName
 
 
@@ -49,30 +48,18 @@ def open_sweep(
     with prepared(context, cache, plan.spec, place, stage=stage, jobs=jobs, force=force) as spec:
         context.progress.finish()
         whole = replace(plan, spec=spec)
-        known = _Known(found, found.runs.notes(_dataset(whole), plan.seat.id), whole)
+        known = _Known(found, found.notes(_dataset(whole), plan.seat.id), whole)
         yield SweepDriver(whole, place.state, parallel, known, lambda number: start(whole, number))
 
 
-def take_turn(found: Runs, plan: SweepPlan) -> None:
-    """If a sweep is continued, makes this process the one that begins its runs. Raises `Conflict` if another one has
-    become that since the plan was made, or has taken all that is left."""
-    if plan.again is None:
-        return
-    if not plan.left:
-        number, host = min(plan.held.items())
-        raise Conflict(
-            f"run {number} of {plan.seat.id} was taken by dsv on {host}, and has no record yet",
-            subject=plan.seat.id,
-            hint=f"if that dsv is gone: dsv run --again {plan.seat.id.short} --force",
-        )
-    notes = found.runs.notes(_dataset(plan), plan.seat.id)
-    other = notes.take_turn(plan.news.turns + 1)
-    if other is not None:
-        raise Conflict(
-            f"the runs of {plan.seat.id} are being started by dsv on {other.host}, which came first",
-            subject=plan.seat.id,
-            hint=f"dsv wait {plan.seat.id.short}",
-        )
+def become_driver(found: Runs, plan: SweepPlan) -> None:
+    """Make this process the one that starts the runs. Raises `Conflict` if another one has become that meanwhile."""
+    try:
+        found.notes(_dataset(plan), plan.seat.id).take(plan.turn)
+    except Denied:
+        if plan.again is not None:
+            raise
+        # Who can't write to the store leaves no record there either from which others could continue the sweep.
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +71,12 @@ class _Known:
     def show(self, run: RunId) -> RunView:
         return self.found.show(run, _dataset(self.plan))
 
-    def news(self) -> SweepNews:
-        return self.notes.news()
+    def is_over(self) -> bool:
+        return self.notes.is_over(self.plan.turn)
 
-    def successor(self, news: SweepNews) -> str | None:
-        own = self.plan.news.turns + (self.plan.again is not None)
-        return self.notes.who_has_turn(news.turns).host if news.turns > own else None
-
-    def take(self, number: int) -> str | None:
-        try:
-            other = self.notes.begin(number, self._time(number))
-        except Denied:
-            if self.plan.again is not None:
-                raise
-            return None  # who can't write to the store leaves no record there either that others could go by
-        return None if other is None else other.host
-
-    def drop(self, number: int) -> None:
-        self.notes.drop(number, self._time(number))
-
-    def _time(self, number: int) -> int:
-        return self.plan.news.begins.get(number, 0) + 1
+    def stop(self) -> None:
+        if not self.is_over():
+            self.notes.stop()
 
 
 def _dataset(plan: SweepPlan) -> DatasetName:

@@ -11,7 +11,7 @@ from dsv.api.context import Context
 from dsv.api.pools import Placing
 from dsv.api.run import dry_run
 from dsv.api.runs import Runs, open_runs
-from dsv.api.sweep import open_sweep, outcome, take_turn
+from dsv.api.sweep import become_driver, open_sweep, outcome
 from dsv.api.workspaces import workspace_above
 from dsv.cli.call import Call
 from dsv.cli.detach import Supervisor, detach
@@ -54,7 +54,7 @@ def sweep(call: Call, typed: Typed) -> int:
                 _show(call, context, cache, place, plan, placing)
                 return 0
         held.enter_context(driving(place.state, plan.seat.id))
-        take_turn(found, plan)
+        become_driver(found, plan)
         with launching():
             driver = held.enter_context(
                 open_sweep(
@@ -64,8 +64,6 @@ def sweep(call: Call, typed: Typed) -> int:
                     placing=placing, jobs=typed.jobs, force=typed.force,
                 )
             )  # fmt: skip
-        for number, host in plan.held.items():
-            call.warn(f"run {number} is not begun here, as dsv on {host} has taken it")
         _announce(call, place, plan, driver.parallel)
         with SweepLines.of(call, plan.seat, plan.left) as lines:
             driven = driver.drive(lines)
@@ -74,9 +72,9 @@ def sweep(call: Call, typed: Typed) -> int:
 
 def _plan(call: Call, typed: Typed, context: Context, place: RunPlace, found: Runs) -> SweepPlan:
     if typed.again is not None:
-        left = found.unfinished(typed.again)
-        sibling = replace(typed, again=left.view.members[0].record.run)
-        return continued_sweep(left, spec_of(call, sibling, context, place), place, force=typed.force)
+        view, turn = found.unfinished(typed.again)
+        sibling = replace(typed, again=view.members[0].record.run)
+        return continued_sweep(view, turn, spec_of(call, sibling, context, place), place)
     axes = parse_axes(typed.options.get("params") or ())
     options = {name: value for name, value in typed.options.items() if name != "params"}
     return new_sweep(spec_of(call, replace(typed, options=options), context, place), axes, place)

@@ -51,7 +51,7 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="Take code of more than 200 MB; with --again SWEEP, also runs that a machine now gone has taken.",
+        help="Take code of more than 200 MB.",
     ),
 ]
 Out = Annotated[

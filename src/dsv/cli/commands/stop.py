@@ -154,9 +154,9 @@ def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
     with call.context() as context, open_runs(context) as found:
         if view.not_begun:
             try:
-                found.notes(view).stop()
+                found.notes(view.dataset, view.id).stop()
             except (Denied, Unreachable) as error:
-                call.warn(f"another machine may go on to begin runs: {error.message}")
+                call.warn(f"another machine may still start runs: {error.message}")
         begins = driver(state, view.id)
         if begins is not None and begins.is_here:
             with suppress(ProcessLookupError):

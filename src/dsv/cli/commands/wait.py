@@ -16,7 +16,6 @@ from dsv.cli.call import Call
 from dsv.cli.commands.runs import warn_of_cut_off
 from dsv.cli.declare import command
 from dsv.errors import NotFound, Unreachable
-from dsv.fs.process import host_name
 from dsv.run.dirs import SPOOLS
 from dsv.run.engines.base import CANNOT_LAUNCH
 from dsv.run.listing import ended_here, find_under_way, is_here, run_known_here, wait_for_end
@@ -129,12 +128,13 @@ def _wait(call: Call, found: Runs, view: SweepView) -> int:
 
 
 def _goes_on(call: Call, found: Runs, view: SweepView) -> bool:
-    """Whether there is more to come. Nobody knows of another machine whether its dsv lives, unless it was stopped."""
+    """Check that a run has not ended, or that a process, here or on another machine, is to start more."""
     if view.under_way or driver(call.settings.state, view.id) is not None:
         return True
-    if not view.not_begun or view.members[0].record.host == host_name():
+    if not view.not_begun:
         return False
-    return found.notes(view).news().stops == 0
+    found_driver = found.notes(view.dataset, view.id).driver()
+    return found_driver is not None and not found_driver.is_here
 
 
 def _ended(call: Call, found: Runs, text: str) -> RunRecord:

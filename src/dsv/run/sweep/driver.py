@@ -20,7 +20,6 @@ from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView, ask_to_stop, find_under_way
 from dsv.run.parameters import due
 from dsv.run.record import RunId
-from dsv.run.record_store import NO_NEWS, SweepNews
 from dsv.run.sweep.plan import SweepPlan
 
 _TICK = 0.2
@@ -57,32 +56,27 @@ class Watcher(Protocol):
 
 
 class Known(Protocol):
-    """What the store knows of the sweep. Its methods raise `DsvError`."""
+    """The sweep as the store knows it. Methods raise `DsvError`."""
 
     def show(self, run: RunId) -> RunView: ...
 
-    def news(self) -> SweepNews: ...
-
-    def successor(self, news: SweepNews) -> str | None:
-        """The machine that has continued the sweep since; None if this process still begins its runs."""
+    def is_over(self) -> bool:
+        """Check that no more runs are to be started here: somebody stopped the sweep."""
         ...
 
-    def take(self, number: int) -> str | None:
-        """Takes a run, so that no other machine begins it. Returns the machine that has taken it before."""
-        ...
-
-    def drop(self, number: int) -> None:
-        """Gives a run back that could not be started."""
+    def stop(self) -> None:
+        """Let other machines continue the sweep."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """Why not all runs were begun: ended_by is the signal that said so, refused the exit code of the run that could not
-    be started."""
+    """Why not all runs were started."""
 
     ended_by: int | None
+    """The signal that ended it."""
     refused: int | None
+    """The exit code of the run that could not be started."""
 
 
 @dataclass(slots=True)
@@ -110,14 +104,17 @@ class SweepDriver:
         with self.signals.caught():
             while True:
                 for number in self._due():
-                    if self._away_until <= monotonic() and self._may_begin(watcher):
-                        self._begin(number, watcher)
+                    if self._away_until <= monotonic() and self._may_begin(number, watcher):
+                        self._start(number, watcher)
                 self._look(watcher)
                 if not self._going and not self._due():
                     break
                 self._heed(self.signals.next(_TICK), watcher)
                 if self._ended_by == SIGHUP:
-                    break  # the terminal is gone: what was begun goes on
+                    break  # the terminal is gone: the runs that were started continue
+        if self._stopping:
+            with suppress(DsvError):
+                self.known.stop()
         return Driven(self._ended_by, self._refused)
 
     def _due(self) -> tuple[int, ...]:
@@ -125,37 +122,25 @@ class SweepDriver:
             return ()
         return due(self.plan.seat.of, self._begun, len(self._going), self.parallel)[:1]
 
-    def _may_begin(self, watcher: Watcher) -> bool:
-        news = self._news()
-        if news.stops > self.plan.news.stops:
-            watcher.note("the sweep is being stopped: no more runs are started")
-            self._stopping = True
-        elif (host := self._successor(news)) is not None:
-            watcher.note(f"the sweep was continued on {host}: no more runs are started here")
-            self._stopping = True
-        return not self._stopping
-
-    def _begin(self, number: int, watcher: Watcher) -> None:
-        self._begun.add(number)
+    def _may_begin(self, number: int, watcher: Watcher) -> bool:
         try:
-            host = self.known.take(number)
-            self._told_away = False
+            self._stopping = self.known.is_over()
         except Unreachable as error:
-            self._begun.discard(number)
             self._away_until = monotonic() + _AWAY
             if not self._told_away:
                 self._told_away = True
-                watcher.note(f"run {number} begins once the store answers: {error.message}")
-            return
+                watcher.note(f"the next run is started once the store answers: {error.message}")
+            return False
         except DsvError as error:
             self._refuse(number, error.message, error.exit_code, watcher)
-            return
-        if host is not None:
-            watcher.note(f"run {number} is not begun here, as dsv on {host} has taken it")
-            return
-        self._start(number, watcher)
+            return False
+        self._told_away = False
+        if self._stopping:
+            watcher.note("the sweep is being stopped: no more runs are started")
+        return not self._stopping
 
     def _start(self, number: int, watcher: Watcher) -> None:
+        self._begun.add(number)
         try:
             started = self.start(number)
         except DsvError as error:
@@ -169,10 +154,8 @@ class SweepDriver:
         watcher.begun(number, run)
 
     def _refuse(self, number: int, why: str, code: int | None, watcher: Watcher) -> None:
-        """What keeps one run from being started before it has a record keeps all others from it too."""
+        """Start no more runs: what keeps one from being started before it has a record keeps all others from it too."""
         self._begun.discard(number)
-        with suppress(DsvError):
-            self.known.drop(number)
         self._stopping, self._refused = True, code or CANNOT_LAUNCH
         watcher.note(f"run {number} could not be started, so no more runs are started: {why}")
 
@@ -207,18 +190,6 @@ class SweepDriver:
             if found is not None:
                 with suppress(NotFound, Unsupported):  # it has ended just now
                     ask_to_stop(found, 0 if again else GRACE)
-
-    def _news(self) -> SweepNews:
-        try:
-            return self.known.news()
-        except DsvError:
-            return NO_NEWS  # the store is away: it will be asked again
-
-    def _successor(self, news: SweepNews) -> str | None:
-        try:
-            return self.known.successor(news)
-        except DsvError:
-            return None
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,27 +15,108 @@ from pathlib import Path
 import msgspec
 
 from dsv.errors import Conflict, LaunchError, UsageError
+from dsv.format.keys import runs_prefix
 from dsv.fs.files import list_names, read_json, write_once
 from dsv.fs.process import Process
 from dsv.run.active_runs import is_dead, this_machine
 from dsv.run.listing import RunView
 from dsv.run.parameters import SweepId, SweepSeat
 from dsv.run.record import RunRecord, RunState
+from dsv.store.base import Put, Store, TooLargeError
+from dsv.values.names import DatasetName
 
 
 class Driver(msgspec.Struct, frozen=True):
-    """The process, and the machine that it was started on."""
+    """The process that starts the runs of a sweep, and the machine that it is on."""
 
     process: Process
     host: str
 
+    @classmethod
+    def here(cls) -> Driver:
+        return cls(Process.here(), this_machine())
+
     @property
     def is_here(self) -> bool:
-        """Whether its number means anything to this process: a home on a file server is that of several machines."""
+        """Check that it is a process of this machine: a home on a file server is that of several machines."""
         return self.process.kernel == Process.here().kernel
+
+    @property
+    def is_dead(self) -> bool:
+        """Check that it is known to be gone: only its own machine can tell."""
+        return is_dead(self.process, self.host)
+
+    @property
+    def host_name(self) -> str:
+        return self.host.partition("/")[0]
 
 
 _DECODER = msgspec.json.Decoder(Driver)
+_UNKNOWN = Driver(Process("", 0, 0), "another machine")
+_MAX_NOTE = 4096
+_NOTE = re.compile(r"(stop|turn)-([1-9][0-9]{0,8})", re.ASCII)
+
+
+class SweepNotes:
+    """The driver of a sweep, as the store names it: `turn-N` is its N-th driver, until `stop-M` with M >= N is there.
+
+    Methods raise as the store's.
+    """
+
+    def __init__(self, store: Store, dataset: DatasetName, sweep: SweepId) -> None:
+        self._store = store
+        self._sweep = sweep
+        self._prefix = f"{runs_prefix(dataset)}{sweep}/"
+
+    def driver(self) -> Driver | None:
+        """Return the process that starts its runs; None if there is none, or if it is known to be gone."""
+        turn, stop = self._last()
+        found = self._read(turn) if turn > stop else None
+        return None if found is None or found.is_dead else found
+
+    def next_turn(self) -> int:
+        """Return the number for the next driver: that of the present one, if there is one, so that `take` fails."""
+        turn, stop = self._last()
+        return max(turn, stop) + (self.driver() is None)
+
+    def take(self, turn: int) -> None:
+        """Make this process the driver. Raises `Conflict` if another one has become that since `next_turn`."""
+        here = Driver.here()
+        put = self._store.put_if_absent(f"{self._prefix}turn-{turn}", msgspec.json.encode(here))
+        if put is Put.LOST and (other := self._read(turn)) != here:
+            raise self._refusal(other)
+
+    def is_over(self, turn: int) -> bool:
+        """Check that a driver was told to start no more runs."""
+        return self._last()[1] >= turn
+
+    def stop(self) -> None:
+        """Tell the driver, on whichever machine, to start no more runs."""
+        turn, stop = self._last()
+        number = max(turn, stop + 1)
+        while self._store.put_if_absent(f"{self._prefix}stop-{number}", b"") is Put.LOST:
+            number += 1
+
+    def _last(self) -> tuple[int, int]:
+        """Return the highest numbers of a turn and of a stop."""
+        last = {"turn": 0, "stop": 0}
+        for item in self._store.list(self._prefix):
+            if (match := _NOTE.fullmatch(item.key.rpartition("/")[2])) is not None:
+                last[match[1]] = max(last[match[1]], int(match[2]))
+        return last["turn"], last["stop"]
+
+    def _read(self, turn: int) -> Driver:
+        try:
+            return _DECODER.decode(self._store.get(f"{self._prefix}turn-{turn}", _MAX_NOTE))
+        except (TooLargeError, msgspec.DecodeError):
+            return _UNKNOWN
+
+    def _refusal(self, other: Driver) -> Conflict:
+        return Conflict(
+            f"the runs of {self._sweep} are being started by dsv on {other.host_name}",
+            subject=self._sweep,
+            hint=f"dsv wait {self._sweep.short}; to continue it here: dsv stop {self._sweep.short}, then again",
+        )
 
 
 def sweep_folder(state: Path, sweep: SweepId) -> Path:
@@ -60,10 +142,10 @@ def driving(state: Path, sweep: SweepId) -> Iterator[None]:
 
 
 def _take(path: Path, state: Path, sweep: SweepId) -> None:
-    data = msgspec.json.encode(Driver(Process.here(), this_machine()))
+    data = msgspec.json.encode(Driver.here())
     while not write_once(path, data):
         if (other := driver(state, sweep)) is not None:
-            where = "here" if other.is_here else f"on {other.host.partition('/')[0]}"
+            where = "here" if other.is_here else f"on {other.host_name}"
             raise Conflict(
                 f"the runs of {sweep} are being started by another dsv {where}",
                 subject=sweep,
@@ -90,7 +172,7 @@ def driver(state: Path, sweep: SweepId) -> Driver | None:
     """The process that begins its runs, if it lives or may live."""
     with suppress(OSError, msgspec.DecodeError):
         found = read_json(_path(state, sweep), _DECODER)
-        if found is not None and not is_dead(found.process, found.host):
+        if found is not None and not found.is_dead:
             return found
     return None
 
@@ -125,6 +207,10 @@ class SweepView:
     @property
     def id(self) -> SweepId:
         return self.seat.id
+
+    @property
+    def dataset(self) -> DatasetName:
+        return self.members[0].record.dataset
 
     @property
     def latest(self) -> dict[int, RunView]:

@@ -11,10 +11,10 @@ import pytest
 
 from dsv.errors import Conflict
 from dsv.fs.process import Process
+from dsv.run import sweep as progress
 from dsv.run.active_runs import this_machine
 from dsv.run.parameters import SweepId
-from dsv.run.sweep import progress
-from dsv.run.sweep.progress import Driver, driving, sweep_folder
+from dsv.run.sweep import Driver, driving, sweep_folder
 from tests.waiting import PATIENCE
 
 SWEEP = SweepId.parse("sweep-20261120-132145-1f2e3d4c")

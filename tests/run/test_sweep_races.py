@@ -16,7 +16,7 @@ import pytest
 from dsv.errors import Conflict
 from dsv.fs.process import Process
 from dsv.run.parameters import SweepId
-from dsv.run.sweep.progress import Driver, SweepNotes
+from dsv.run.sweep import Driver, SweepNotes
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_store
 from dsv.values.names import DatasetName
@@ -34,7 +34,7 @@ from contextlib import closing
 from dsv.values.names import DatasetName
 from dsv.errors import Conflict
 from dsv.run.parameters import SweepId
-from dsv.run.sweep.progress import SweepNotes
+from dsv.run.sweep import SweepNotes
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
 url, sweep = sys.argv[1], SweepId.parse(sys.argv[2])

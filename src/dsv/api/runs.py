@@ -20,7 +20,7 @@ from dsv.run.listing import RunView, list_runs, run_log, show_run
 from dsv.run.parameters import SweepId, names_sweep
 from dsv.run.record import RunId, RunRecord
 from dsv.run.record_store import RunStore, Spool
-from dsv.run.sweep.progress import SweepNotes, SweepView, sweep_of
+from dsv.run.sweep import SweepNotes, SweepView, sweep_of
 from dsv.values.names import DatasetName
 
 

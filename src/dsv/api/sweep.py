@@ -18,9 +18,8 @@ from dsv.run.engines.base import CANNOT_LAUNCH
 from dsv.run.listing import RunView
 from dsv.run.parameters import SweepId
 from dsv.run.record import RunId
-from dsv.run.sweep.driver import Driven, Started, SweepDriver
-from dsv.run.sweep.plan import SweepPlan
-from dsv.run.sweep.progress import SweepNotes, SweepView
+from dsv.run.sweep import SweepNotes, SweepPlan, SweepView
+from dsv.run.sweep_driver import Driven, Started, SweepDriver
 from dsv.values.names import DatasetName
 
 

@@ -23,9 +23,8 @@ from dsv.errors import UsageError
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import spared
 from dsv.run.parameters import names_sweep, parse_axes
-from dsv.run.sweep.driver import Driven
-from dsv.run.sweep.plan import SweepPlan, continued_sweep, new_sweep
-from dsv.run.sweep.progress import driving, sweep_folder
+from dsv.run.sweep import SweepPlan, continued_sweep, driving, new_sweep, sweep_folder
+from dsv.run.sweep_driver import Driven
 
 
 def is_sweep(typed: Typed) -> bool:

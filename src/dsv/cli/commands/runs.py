@@ -19,7 +19,7 @@ from dsv.errors import NotFound, Unreachable, UsageError
 from dsv.run.listing import RunView, list_runs, run_known_here, runs_known_here
 from dsv.run.query import Filter, choose_runs, differences, sort_order
 from dsv.run.record import RunId, RunState
-from dsv.run.sweep.progress import SweepView
+from dsv.run.sweep import SweepView
 from dsv.values.names import DatasetName
 from dsv.values.units import format_bytes, format_count
 

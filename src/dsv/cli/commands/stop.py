@@ -27,7 +27,7 @@ from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import ask_to_stop, ended_here, find_under_way, is_here, wait_for_end
 from dsv.run.parameters import SweepId, names_sweep
 from dsv.run.record import RunRecord, RunState
-from dsv.run.sweep.progress import Driver, SweepView, being_started, driver
+from dsv.run.sweep import Driver, SweepView, being_started, driver
 from dsv.values.units import format_count, parse_duration
 
 _TICK = 0.2

@@ -21,7 +21,7 @@ from dsv.run.engines.base import CANNOT_LAUNCH
 from dsv.run.listing import ended_here, find_under_way, is_here, run_known_here, wait_for_end
 from dsv.run.parameters import names_sweep
 from dsv.run.record import RunRecord
-from dsv.run.sweep.progress import SweepView, being_started, driver
+from dsv.run.sweep import SweepView, being_started, driver
 from dsv.values.units import format_count
 
 _PAUSE, _LONGEST_PAUSE = 2.0, 15.0

@@ -14,7 +14,7 @@ from dsv.fs.process import host_name
 from dsv.run.listing import RunView
 from dsv.run.query import as_text, flattened
 from dsv.run.record import EndCause, RunPart, RunRecord, RunState
-from dsv.run.sweep.progress import SweepView, grouped
+from dsv.run.sweep import SweepView, grouped
 from dsv.values.json import Json
 from dsv.values.units import format_bytes, format_count, format_duration
 

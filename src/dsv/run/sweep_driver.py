@@ -1,6 +1,6 @@
-"""Beginning the runs of a sweep, so many at a time, and looking after them until they have ended.
+"""Start the runs of a sweep, so many at a time, and wait until they have ended.
 
-Each run is a process of its own, which goes on if this one is killed; the records tell what has not begun.
+Each run is a process of its own, which continues if this one is killed; the records tell which have not begun.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView, ask_to_stop, find_under_way
 from dsv.run.parameters import due
 from dsv.run.record import RunId
-from dsv.run.sweep.plan import SweepPlan
+from dsv.run.sweep import SweepPlan
 
 _TICK = 0.2
 _AWAY = 5.0

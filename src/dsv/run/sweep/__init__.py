@@ -1,1 +1,0 @@
-"""Sweeps: one run for each combination of parameter values."""

@@ -27,11 +27,10 @@ from benchmarks.data import SEED
 from benchmarks.measure import Command, Cost, run
 from dsv.format.codec import Codec
 from dsv.format.locator import Location
-from dsv.format.records import RefEntry
+from dsv.format.records import RefEntry, Writer
 from dsv.format.tree import Entry, Kind
 from dsv.repo.refs.branches import Head, Moved
 from dsv.repo.repository import Repository
-from dsv.repo.session import Writer
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange
 from dsv.store.directory import DirectoryStore

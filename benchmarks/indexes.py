@@ -26,9 +26,9 @@ from dsv.format import keys
 from dsv.format.codec import Codec
 from dsv.format.index import IndexBuilder
 from dsv.format.locator import Location, ObjectKind
+from dsv.format.records import Writer
 from dsv.repo import merge_indexes
 from dsv.repo.repository import Repository
-from dsv.repo.session import Writer
 from dsv.store.base import Store
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions

@@ -1,10 +1,13 @@
-"""Work that is done again and again beside other work: saying that one lives, renewing a claim, taking a sample."""
+"""The clock of this machine, and work that a thread repeats, such as renewing a claim or taking a sample."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
+
+Clock = Callable[[], int]
 
 NEVER: Final = float("inf")
 """What the work returns if it need not be done again."""
@@ -45,3 +48,8 @@ class Periodic:
         wait = self._first
         while wait != NEVER and not self._stop.wait(wait):
             wait = self._work()
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970, UTC."""
+    return time.time_ns() // 1_000_000

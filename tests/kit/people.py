@@ -17,8 +17,8 @@ from dsv.api.context import Context
 from dsv.api.init import init
 from dsv.api.settings import Settings, Source
 from dsv.api.sync import Synced, SyncRequest, sync
+from dsv.format.records import Writer
 from dsv.repo.repository import Repository
-from dsv.repo.session import Writer
 from dsv.repo.tree.read import TreeReader
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dsv.format import keys
 from dsv.format.commit import Commit
 from dsv.format.recipe import SINGLE_CHUNK_MAX
-from dsv.format.records import GcCondemned, RefEntry
+from dsv.format.records import GcCondemned, RefEntry, Writer
 from dsv.format.tree import Entry, Kind
 from dsv.repo.refs.branches import Head, Moved
 from dsv.repo.repository import Repository
-from dsv.repo.session import Session, Writer
+from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange, write_tree
 from dsv.store.base import Store

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dsv.format.records import RefEntry, TagValue
+from dsv.format.records import RefEntry, TagValue, Writer
 from dsv.repo.move_refs import NamesMove, Stamp
 from dsv.repo.refs.branches import LostRace, Moved
 from dsv.repo.repository import Repository
-from dsv.repo.session import Writer
 from dsv.store.base import Store
 from dsv.store.faulty import Fault, Faulty
 from dsv.store.memory import MemoryStore

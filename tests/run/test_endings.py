@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dsv.repo.repository import now_ms
+from dsv.periodic import now_ms
 from dsv.run.engines.attach import supervise
 from dsv.run.engines.base import Ended
 from dsv.run.engines.containers import container as container_run

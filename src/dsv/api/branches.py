@@ -6,22 +6,29 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from dsv.api.context import Context, check_binding
+from dsv.api.context import check_binding
 from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
-from dsv.format.commit import Commit
-from dsv.format.records import MESSAGE_MAX, RENAME, RENAMED_TO, Action, Limits, RefEntry
+from dsv.format.records import MESSAGE_MAX, RENAME, RENAMED_TO, Action, RefEntry
 from dsv.repo.history import ahead_behind, only_in
 from dsv.repo.name_checks import check_new_branch, naming
-from dsv.repo.refs.branches import Head, LostRace
-from dsv.repo.repository import Repository
+from dsv.repo.refs.branches import LostRace
 from dsv.store.base import together
-from dsv.values.ids import CommitId, Nonce
+from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Target
 from dsv.values.units import format_count
-from dsv.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from dsv.api.context import Context
+    from dsv.format.commit import Commit
+    from dsv.format.records import Limits
+    from dsv.repo.refs.branches import Head
+    from dsv.repo.repository import Repository
+    from dsv.values.ids import CommitId
+    from dsv.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)

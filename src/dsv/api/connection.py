@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsv import __version__
 from dsv.api import environment
 from dsv.api.context import Context
-from dsv.api.settings import Settings
+from dsv.format.records import Writer
 from dsv.fs.process import host_name
-from dsv.repo.repository import Repository
-from dsv.repo.session import Writer
 from dsv.store.options import StoreOptions
-from dsv.values.names import Target
-from dsv.values.progress import NoProgress, Progress
+from dsv.values.progress import NoProgress
+
+if TYPE_CHECKING:
+    from dsv.api.settings import Settings
+    from dsv.repo.repository import Repository
+    from dsv.values.names import Target
+    from dsv.values.progress import Progress
 
 
 def connect(

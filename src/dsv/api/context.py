@@ -1,6 +1,7 @@
 """What every use needs: settings, how to reach stores, who asks, who watches.
 
-Made once by the caller (the command line, or a program) and handed to each function of `dsv.api`.
+Made once by the caller (the command line, or a program) and handed to each function of `dsv.api`. The code that reads
+stores is imported by the first use that opens one: `dsv status` mostly needs none of it.
 """
 
 from __future__ import annotations
@@ -9,23 +10,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dsv.api.settings import BUILT_IN, Settings, StoreChoice
+from dsv.api.settings import BUILT_IN
 from dsv.errors import Conflict, DsvError, NotFound, Unreachable, UsageError
-from dsv.repo.refs.branches import Refs
-from dsv.repo.refs.resolve import Resolved, expect, resolve
-from dsv.repo.repository import Clock, Repository, now_ms
-from dsv.repo.session import Writer
-from dsv.repo.tree.read import TreeReader
-from dsv.store.open import open_store
-from dsv.store.options import StoreOptions
-from dsv.store.split import split_of
-from dsv.store.wrappers import Counting
-from dsv.values.ids import CommitId, StoreId
-from dsv.values.names import DatasetName, Target, clean_path
-from dsv.values.progress import NoProgress, Progress
-from dsv.workspace.tracking import note_answer, remembered
+from dsv.periodic import now_ms
+from dsv.values.names import Target, clean_path
+from dsv.values.progress import NoProgress
 from dsv.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from dsv.api.settings import Settings, StoreChoice
+    from dsv.format.records import Writer
+    from dsv.periodic import Clock
+    from dsv.repo.refs.branches import Refs
+    from dsv.repo.refs.resolve import Resolved
+    from dsv.repo.repository import Repository
+    from dsv.store.options import StoreOptions
+    from dsv.store.wrappers import Counting
+    from dsv.values.ids import CommitId, StoreId
+    from dsv.values.names import DatasetName
+    from dsv.values.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,9 @@ class Context:
         """
         if self.offline:
             raise Unreachable("this asks the store, and it is not asked offline", hint="leave out offline")
+        from dsv.store.open import open_store
+        from dsv.store.wrappers import Counting
+
         choice = self.settings.store(text)
         if choice.origin == BUILT_IN and not create and not Path(choice.url).exists():
             raise NotFound(
@@ -117,6 +125,8 @@ class Context:
 
     def _can_answer_offline(self, target: Target) -> bool:
         """Whether the target's commit, its tree, and the file that it names can be read without the store."""
+        from dsv.repo.tree.read import TreeReader
+
         try:
             repository = replace(self, progress=NoProgress())._offline_repository(target)
             tree = TreeReader(repository.objects, self.resolve(repository, target).commit)
@@ -135,6 +145,9 @@ class Context:
 
         target, commit: what `resolve` and `Objects.stored_commit` are about to be asked.
         """
+        from dsv.repo.repository import Repository
+        from dsv.store.split import split_of
+
         ahead = self._expecting(target)
         repository = Repository.open(store, self.metadata_folder, self.clock, ahead=ahead, commit=commit)
         store.before_close.append(repository.objects.threads.close)
@@ -151,6 +164,8 @@ class Context:
             dataset = None if workspace is None else workspace.dataset
         if target is None or dataset is None:
             return lambda _: None
+        from dsv.repo.refs.resolve import expect
+
         return lambda refs: expect(refs, dataset, target.rev)
 
     def workspace(self) -> Workspace:
@@ -189,6 +204,8 @@ class Context:
         return self._resolve_named(repository, target.dataset, target)
 
     def _resolve_in(self, repository: Repository, workspace: Workspace, target: Target) -> Resolved:
+        from dsv.repo.refs.resolve import Resolved, resolve
+
         if target.rev is not None:
             return resolve(repository.refs, repository.objects, workspace.dataset, target.rev)
         base = workspace.base()
@@ -199,6 +216,8 @@ class Context:
         return Resolved(workspace.dataset, base)
 
     def _resolve_named(self, repository: Repository, dataset: DatasetName, target: Target) -> Resolved:
+        from dsv.repo.refs.resolve import resolve
+
         try:
             return resolve(repository.refs, repository.objects, dataset, target.rev)
         except NotFound as error:
@@ -217,6 +236,8 @@ def noting_branch(repository: Repository, find: Callable[[], Workspace | None]) 
     """At the end, even after an error, notes what was met of the branch of the workspace found. Until then the
     repository remembers what was noted before.
     """
+    from dsv.workspace.tracking import note_answer, remembered
+
     with suppress(DsvError):  # whoever needs the workspace is told what is wrong with it
         before = find()
         if before is not None and before.store_id == repository.id:

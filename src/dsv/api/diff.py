@@ -8,28 +8,35 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dsv.api.context import Context, check_binding
-from dsv.diff.renames import Difference, Found, differences, find_renames
+from dsv.api.context import check_binding
+from dsv.diff.renames import differences, find_renames
 from dsv.errors import NotFound, Unreachable, UsageError
-from dsv.format.locator import Location
-from dsv.format.tree import Entry
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
-from dsv.repo.objects.objects import Objects
 from dsv.repo.objects.recipes import read_chunks
-from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import Change, What, diff_trees, find_entries
-from dsv.repo.tree.read import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.file_reader import Problem, read_stable, refusal
-from dsv.values.ids import CommitId
-from dsv.values.names import DatasetName, Target
 from dsv.values.paths import Both, PathSet, show, sort_key
-from dsv.workspace.baseline import Baseline, Trees, find_baseline, load_state, save_news
+from dsv.workspace.baseline import Trees, find_baseline, load_state, save_news
 from dsv.workspace.sparse import check_paths
-from dsv.workspace.status import ChangedPath, Differences, changed_paths, detect_changes, read_contents
-from dsv.workspace.workspace import Workspace
+from dsv.workspace.status import changed_paths, detect_changes, read_contents
+
+if TYPE_CHECKING:
+    from dsv.api.context import Context
+    from dsv.diff.renames import Difference, Found
+    from dsv.format.locator import Location
+    from dsv.format.tree import Entry
+    from dsv.repo.objects.objects import Objects
+    from dsv.repo.repository import Repository
+    from dsv.repo.tree.read import TreeReader
+    from dsv.values.ids import CommitId
+    from dsv.values.names import DatasetName, Target
+    from dsv.workspace.baseline import Baseline
+    from dsv.workspace.status import ChangedPath, Differences
+    from dsv.workspace.workspace import Workspace
 
 _MOST_PATHS, _MOST_BYTES = 20_000, 64 << 20
 """How much `find_renamed` looks at."""

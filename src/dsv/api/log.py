@@ -9,29 +9,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dsv.api.branches import BranchPath, dataset_of
-from dsv.api.context import Context
 from dsv.diff.renames import Difference, Found, differences, find_renames
 from dsv.errors import NotFound
 from dsv.format.commit import Commit
-from dsv.format.records import Action, RefEntry, TagValue
-from dsv.format.tree import Entry
+from dsv.format.records import Action
 from dsv.repo import history
 from dsv.repo.history import CommitsAhead
-from dsv.repo.objects.objects import Objects
 from dsv.repo.objects.recipes import read_chunks
 from dsv.repo.path_history import PathHistory
-from dsv.repo.refs.branches import Head
-from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import What, diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.store.base import together
 from dsv.values.ids import CommitId
-from dsv.values.names import BranchName, DatasetName, Rev, TagName, Target
+from dsv.values.names import Rev, Target
 from dsv.values.paths import PathSet, show
 from dsv.values.paths import show as quote
+
+if TYPE_CHECKING:
+    from dsv.api.context import Context
+    from dsv.format.records import RefEntry, TagValue
+    from dsv.format.tree import Entry
+    from dsv.repo.objects.objects import Objects
+    from dsv.repo.refs.branches import Head
+    from dsv.repo.repository import Repository
+    from dsv.values.names import BranchName, DatasetName, TagName
 
 
 class Walked(NamedTuple):

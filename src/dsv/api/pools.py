@@ -33,9 +33,9 @@ from dsv.run.pools import (
     why_never,
     why_not_now,
 )
-from dsv.run.resources import DEFAULT_WAIT, HERE, Capacity, PassedOver, Pool, Resources
+from dsv.run.resources import DEFAULT_WAIT, Capacity, PassedOver, Pool, Resources
 from dsv.run.spec import JobSpec
-from dsv.values.names import Target
+from dsv.values.names import HERE, Target
 from dsv.values.units import format_bytes, format_duration
 
 

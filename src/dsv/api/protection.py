@@ -7,7 +7,16 @@ from typing import NamedTuple
 from dsv.api.branches import BranchItem, BranchPath, dataset_of, describe
 from dsv.api.context import Context
 from dsv.errors import Conflict
-from dsv.format.records import MESSAGE_MAX, Action, BranchRule, Feature, FeatureRule, Limits, RefEntry
+from dsv.format.records import (
+    MESSAGE_MAX,
+    Action,
+    BranchRule,
+    Feature,
+    FeatureRule,
+    Limits,
+    RefEntry,
+    describe_limits,
+)
 from dsv.repo.format_log import PROTECTED_BRANCHES
 from dsv.repo.refs.branches import Head, Moved
 from dsv.repo.repository import Repository
@@ -67,14 +76,6 @@ def protect_branch(context: Context, name: BranchPath, limits: Limits | None, me
             )
         head = _note(context, repository, head, rule)
         return Protected(describe(context, repository, head), changed=True, first=first)
-
-
-def describe_limits(limits: Limits) -> str:
-    """What a rule says, in a few words."""
-    said = ["only merges"] if limits.only_merge else []
-    said += [f"only {', '.join(limits.who)}"] if limits.who else []
-    said += [f"at most {limits.max_removals} % removed"] if limits.max_removals is not None else []
-    return "; ".join(said) or "only forward"
 
 
 def _note(context: Context, repository: Repository, head: Head, rule: BranchRule) -> Head:

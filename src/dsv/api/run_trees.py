@@ -12,7 +12,8 @@ from dsv.errors import DsvError, Interrupted, Terminated, Unsupported, UsageErro
 from dsv.format.commit import Commit
 from dsv.format.tree import Kind
 from dsv.fs.errors import as_error
-from dsv.repo.repository import Repository, now_ms
+from dsv.periodic import now_ms
+from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.write import write_tree
 from dsv.run.record import RunId, RunOutput

@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from dsv.errors import NotFound, UsageError
-from dsv.run.resources import HERE
 from dsv.values.json import Json, is_text
+from dsv.values.names import HERE
 
 PLAIN_KEYS: Mapping[str, str] = {
     "store": "the store that commands use: a URL, a folder, or a name under stores",

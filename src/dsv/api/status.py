@@ -10,26 +10,28 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dsv.api.context import Context
-from dsv.api.diff import find_renamed
 from dsv.errors import Conflict, DsvError, Unreachable
-from dsv.format.commit import Commit
-from dsv.format.records import Limits
-from dsv.repo.history import Commits, Distance, ahead_behind, only_in
-from dsv.repo.local_store import LocalStore
-from dsv.repo.objects.metadata import MetadataCache
-from dsv.repo.objects.objects import Objects
-from dsv.repo.refs.rules import refused_mover
-from dsv.transfer.file_reader import Problem
-from dsv.values.ids import CommitId
-from dsv.values.names import BranchName, DatasetName
 from dsv.values.units import format_count
-from dsv.workspace.baseline import Baseline, Trees, find_baseline, load_state, save_news
-from dsv.workspace.sparse import Collision, check_paths, check_removals, note_let_go, restorable
-from dsv.workspace.status import Differences, detect_changes, whole_folders
+from dsv.workspace.baseline import Trees, find_baseline, load_state, save_news
+from dsv.workspace.sparse import check_paths, check_removals, note_let_go, restorable
+from dsv.workspace.status import detect_changes, whole_folders
 from dsv.workspace.tracking import LastAnswer, last_answer
-from dsv.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from dsv.api.context import Context
+    from dsv.format.commit import Commit
+    from dsv.format.records import Limits
+    from dsv.repo.history import Commits, Distance
+    from dsv.repo.objects.objects import Objects
+    from dsv.transfer.file_reader import Problem
+    from dsv.values.ids import CommitId
+    from dsv.values.names import BranchName, DatasetName
+    from dsv.workspace.baseline import Baseline
+    from dsv.workspace.sparse import Collision
+    from dsv.workspace.status import Differences
+    from dsv.workspace.workspace import Workspace
 
 _LOCAL, _ASKED = 2000, 100
 """Commits that are read to tell two histories apart: by their local copies, and from the store."""
@@ -103,8 +105,7 @@ def branch_position(context: Context, workspace: Workspace, base: CommitId | Non
         return BranchPosition(position, None, asked, limits=limits)
     if commit == base:
         return BranchPosition(Position.UP_TO_DATE, commit, asked, 0, 0, limits)
-    metadata = MetadataCache(context.metadata_folder(workspace.store_id))
-    distance = _distance(Objects(LocalStore(workspace.store, metadata), metadata), base, commit, _LOCAL)
+    distance = _distance(_local_objects(context, workspace, workspace.store), base, commit, _LOCAL)
     if distance is None:
         return BranchPosition(Position.ELSEWHERE, commit, asked, limits=limits)
     if distance.ahead and distance.behind:
@@ -116,6 +117,8 @@ def branch_position(context: Context, workspace: Workspace, base: CommitId | Non
 
 def _distance(commits: Commits, base: CommitId | None, head: CommitId, most: int) -> Distance | None:
     """None if some commit can't be read, or too many would have to be."""
+    from dsv.repo.history import Distance, ahead_behind, only_in
+
     few = _Few(commits, most)
     try:
         if base is None:
@@ -229,8 +232,12 @@ def _by_branch(
         reasons.append(f"branch {name} was deleted or renamed")
         before = [f"dsv branch --restore {found.dataset}@{name}"]
     limits = branch.limits
-    refused = None if limits is None else refused_mover(limits, found.author, merge=False)
-    if limits is None or refused is None or not found.differences:
+    if limits is None or not found.differences:
+        return before, False, []
+    from dsv.repo.refs.rules import refused_mover
+
+    refused = refused_mover(limits, found.author, merge=False)
+    if refused is None:
         return before, False, []
     reasons.append(f"{name} is protected: {refused}")
     return before, True, [merge] if refused_mover(limits, found.author, merge=True) is None else []
@@ -296,7 +303,7 @@ def status(
     compare = partial(_compare, context, workspace, base, paths, rehash=rehash, renames=renames)
     with ExitStack() as opened:
         try:
-            compared = compare(lambda: _local_objects(context, workspace))
+            compared = compare(lambda: _local_objects(context, workspace, context.settings.store().url))
         except Unreachable:  # something has no local copy
             compared = compare(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
     baseline, differences = compared.baseline, compared.differences
@@ -361,14 +368,22 @@ def _compare(
     differences, unread = detect_changes(scan, baseline.entry, context.progress)
     context.progress.finish()
     suspicious = _suspicion(baseline) if scan.missing else None
-    renamed = find_renamed(baseline, differences) if renames else {}
+    renamed: dict[bytes, bytes] = {}
+    if renames and differences.added and differences.removed:
+        from dsv.api.diff import find_renamed
+
+        renamed = find_renamed(baseline, differences)
     return _Compared(baseline, differences, tuple(scan.problems + unread), suspicious, renamed)
 
 
-def _local_objects(context: Context, workspace: Workspace) -> Objects:
-    """What this machine has copies of; anything else is `Unreachable`."""
+def _local_objects(context: Context, workspace: Workspace, url: str) -> Objects:
+    """Return the objects that this machine has copies of; reading any other one raises `Unreachable`."""
+    from dsv.repo.local_store import LocalStore
+    from dsv.repo.objects.metadata import MetadataCache
+    from dsv.repo.objects.objects import Objects
+
     metadata = MetadataCache(context.metadata_folder(workspace.store_id))
-    return Objects(LocalStore(context.settings.store().url, metadata), metadata)
+    return Objects(LocalStore(url, metadata), metadata)
 
 
 def _suspicion(baseline: Baseline) -> str | None:

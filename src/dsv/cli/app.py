@@ -24,7 +24,6 @@ from dsv.cli.call import Session
 from dsv.cli.catalogue import COMMANDS, root_help
 from dsv.cli.declare import Command
 from dsv.cli.failure import READER_GONE, Failure, of_error, without_passwords
-from dsv.cli.foreign_commands import hint_for, misspelt
 from dsv.cli.global_options import global_options
 from dsv.cli.output import Output, ReaderGone
 from dsv.cli.param_types import take_as_typed
@@ -197,6 +196,8 @@ _HINTS = {
 
 def _of_typer(error: typer.TyperException, session: Session) -> Failure:
     """typer's messages in our words: one sentence, then a hint."""
+    from dsv.cli.foreign_commands import misspelt
+
     path = f"dsv {session.command}".strip()
     hint = f"{path} --help"
     subject = None
@@ -222,6 +223,8 @@ def _of_typer(error: typer.TyperException, session: Session) -> Failure:
 
 
 def _no_such_command(name: str) -> UsageError:
+    from dsv.cli.foreign_commands import hint_for, misspelt
+
     close = misspelt(name, COMMANDS)
     hint = hint_for(name) or (f"dsv {close}" if close else "dsv --help")
     return UsageError(f"there is no command {name}", subject=name, hint=hint)

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dsv.cli.output import Output, document, printable, to_json, write_items
-from dsv.cli.process_env import Surroundings
+from dsv.cli.output import document, printable, to_json, write_items
 from dsv.cli.style import Style
-from dsv.cli.table import Column, Screen, write_table
+from dsv.cli.table import Screen, write_table
 from dsv.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +23,10 @@ if TYPE_CHECKING:
     from dsv.api.context import Context
     from dsv.api.settings import Settings
     from dsv.cli.failure import Failure
+    from dsv.cli.output import Output
+    from dsv.cli.process_env import Surroundings
     from dsv.cli.progress import Meter
+    from dsv.cli.table import Column
 
 
 @dataclass(slots=True)

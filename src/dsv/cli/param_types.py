@@ -12,6 +12,8 @@ from typer.core import TyperArgument, TyperOption
 
 from dsv.errors import UsageError
 
+_PLAIN: tuple[Any, ...] = (str, bool, list[str])
+
 
 def take_as_typed(params: Iterable[Any], function: Callable[..., Any]) -> None:
     """Give words to their parser, and plain text, flags and lists of text to the command as they were typed.
@@ -24,7 +26,7 @@ def take_as_typed(params: Iterable[Any], function: Callable[..., Any]) -> None:
     for param in params:
         kind, *extras = get_args(declared[param.name])
         parse = next((found for extra in extras if (found := getattr(extra, "parser", None))), None)
-        if parse is not None or kind in (str, str | None, bool, list[str], list[str] | None):
+        if parse is not None or kind in _PLAIN or any(kind == each | None for each in _PLAIN):
             param.process_value = partial(_process_value, param, parse, param.process_value)
 
 

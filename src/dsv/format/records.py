@@ -475,3 +475,19 @@ class DatasetErased(msgspec.Struct, frozen=True):
 def erased_id(store: StoreId, dataset: DatasetName) -> ErasedId:
     """Under which id the tombstone of a dataset stands: only who knows the name finds it."""
     return ErasedId.hash(store + str(dataset).encode())
+
+
+class Writer(msgspec.Struct, frozen=True):
+    """Who writes, for the records of a session: never used to decide anything."""
+
+    author: str
+    host: str
+    tool: str
+
+
+def describe_limits(limits: Limits) -> str:
+    """What a rule says, in a few words."""
+    said = ["only merges"] if limits.only_merge else []
+    said += [f"only {', '.join(limits.who)}"] if limits.who else []
+    said += [f"at most {limits.max_removals} % removed"] if limits.max_removals is not None else []
+    return "; ".join(said) or "only forward"

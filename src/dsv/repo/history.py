@@ -5,16 +5,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dsv.errors import Denied, IntegrityError, Unsupported
-from dsv.format.commit import Commit
-from dsv.format.records import RefEntry
-from dsv.repo.objects.objects import Objects
-from dsv.repo.refs.branches import Head, Refs
 from dsv.store.base import together
 from dsv.values.ids import CommitId
-from dsv.values.names import MAIN, BranchName, DatasetName
+from dsv.values.names import MAIN
+
+if TYPE_CHECKING:
+    from dsv.format.commit import Commit
+    from dsv.format.records import RefEntry
+    from dsv.repo.objects.objects import Objects
+    from dsv.repo.refs.branches import Head, Refs
+    from dsv.values.names import BranchName, DatasetName
 
 # Of so many commits of a walk the whole record is kept until it is given away; of more, only what orders them.
 _HELD = 1024

@@ -6,15 +6,19 @@ What somebody saw of a branch is the only proof of that.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from dsv.format import keys
 from dsv.repo.history import is_ancestor
-from dsv.repo.objects.objects import Objects
-from dsv.repo.refs.branches import Refs
 from dsv.repo.refs.read import changed
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName
+
+if TYPE_CHECKING:
+    from dsv.repo.objects.objects import Objects
+    from dsv.repo.refs.branches import Refs
 
 
 class Remembered(msgspec.Struct, frozen=True):

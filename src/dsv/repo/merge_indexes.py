@@ -25,10 +25,11 @@ from dsv.format.index_merge import (
     units,
 )
 from dsv.format.locator import Location, ObjectKind
+from dsv.format.records import Writer
 from dsv.repo.errors import put_back, read_record
 from dsv.repo.objects.indexes import Indexes, ListedIndexes
 from dsv.repo.repository import Repository
-from dsv.repo.session import Session, Writer
+from dsv.repo.session import Session
 from dsv.store.base import StoreMissing, TooLargeError, together
 from dsv.values.ids import Id, IndexId
 

@@ -5,14 +5,18 @@ Rules are advice: every dsv keeps to them, and a store does not know them.
 
 from __future__ import annotations
 
-from dsv.format.commit import Commit
-from dsv.format.records import Limits, RefEntry
+from typing import TYPE_CHECKING
+
 from dsv.repo.history import is_ancestor
-from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.rules import refused_mover, refused_removals
 from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.read import TreeReader
-from dsv.values.ids import CommitId
+
+if TYPE_CHECKING:
+    from dsv.format.commit import Commit
+    from dsv.format.records import Limits, RefEntry
+    from dsv.repo.objects.objects import Objects
+    from dsv.values.ids import CommitId
 
 
 def refused_move(

@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from dsv.errors import Unreachable
 from dsv.format import keys
-from dsv.format.commit import Commit
-from dsv.format.records import Feature, FormatEntry
+from dsv.format.records import FormatEntry
+from dsv.periodic import now_ms
 from dsv.repo.errors import may_write
 from dsv.repo.format_log import (
     NAMED_RECORDS,
     NODE_LOCATORS,
     UNCONDITIONAL_WRITES,
     UNORDERED_LISTING,
-    Format,
     features,
     has_layout,
     make_layout,
     read_layout,
 )
-from dsv.repo.last_seen_move import Remembered, check_remembered
+from dsv.repo.last_seen_move import check_remembered
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects, get_commit
 from dsv.repo.protection import refused_move
 from dsv.repo.refs.branches import Refs
-from dsv.store.base import Put, Store, both
+from dsv.store.base import Put, both
 from dsv.store.split import names_of, places_of, split_of
-from dsv.values.ids import CommitId, Nonce, StoreId
-from dsv.values.names import BranchName, DatasetName
+from dsv.values.ids import Nonce, StoreId
 
-Clock = Callable[[], int]
+if TYPE_CHECKING:
+    from dsv.format.commit import Commit
+    from dsv.format.records import Feature
+    from dsv.periodic import Clock
+    from dsv.repo.format_log import (
+        Format,
+    )
+    from dsv.repo.last_seen_move import Remembered
+    from dsv.store.base import Store
+    from dsv.values.ids import CommitId
+    from dsv.values.names import BranchName, DatasetName
+
 MetadataFolder = Callable[[StoreId], Path]
-
-
-def now_ms() -> int:
-    """Milliseconds since 1970, UTC."""
-    return time.time_ns() // 1_000_000
 
 
 class Repository:

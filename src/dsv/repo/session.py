@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
-import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, DsvError, IntegrityError
@@ -27,6 +26,7 @@ from dsv.format.records import (
     SessionClosed,
     SessionOpen,
     SessionVerdict,
+    Writer,
 )
 from dsv.periodic import Periodic
 from dsv.repo.errors import ONE_WINS_AGAIN, may_write, read_record
@@ -39,14 +39,6 @@ from dsv.values.names import BranchName, DatasetName
 
 # gc may fence a session that was not renewed for many times this long.
 RENEW_SECONDS = 60.0
-
-
-class Writer(msgspec.Struct, frozen=True):
-    """Who writes, for the records of a session: never used to decide anything."""
-
-    author: str
-    host: str
-    tool: str
 
 
 class Session:

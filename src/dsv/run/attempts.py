@@ -8,7 +8,7 @@ from signal import Signals as SignalName
 from time import monotonic
 from typing import cast
 
-from dsv.repo.repository import now_ms
+from dsv.periodic import now_ms
 from dsv.run.active_runs import RunRecords
 from dsv.run.completing import completed, no_log, salvaged
 from dsv.run.dirs import (

@@ -12,7 +12,7 @@ from typing import Final, Self, TypeVar, cast
 
 from dsv.errors import DsvError, NoRoom, Unreachable
 from dsv.fs.files import replace_file
-from dsv.repo.repository import now_ms
+from dsv.periodic import now_ms
 from dsv.run.active_runs import Marks
 from dsv.run.dirs import Metrics, job_folder, parse_metrics, read_metrics, remove_scratch
 from dsv.run.engine_list import Engines, FoundJob, find_job

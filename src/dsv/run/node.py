@@ -12,7 +12,7 @@ from pathlib import Path
 from signal import Signals as SignalName
 
 from dsv.errors import DsvError, Interrupted, Terminated, UsageError
-from dsv.repo.repository import now_ms
+from dsv.periodic import now_ms
 from dsv.run.attempts import part_of
 from dsv.run.completing import salvaged
 from dsv.run.dirs import RunPlace, make_folder, remove_scratch, write_params

@@ -284,8 +284,6 @@ def _in_words(wanted: Resources) -> str:
 
 DEFAULT_WAIT: Final = 15 * 60
 """Seconds that a job waits in the queue of one pool before it moves to the next."""
-HERE: Final = "here"
-"""The name of what needs no configuration: this machine, with the cache in effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, as_launch_error
-from dsv.repo.repository import now_ms
+from dsv.periodic import now_ms
 from dsv.run.active_runs import RunRecords
 from dsv.run.attempts import Supervision, execute, masked
 from dsv.run.completing import completed

@@ -18,7 +18,7 @@ from dsv.errors import Conflict, LaunchError, UsageError
 from dsv.format.keys import runs_prefix
 from dsv.fs.files import list_names, read_json, write_once
 from dsv.fs.process import Process
-from dsv.repo.repository import now_ms
+from dsv.periodic import now_ms
 from dsv.run.active_runs import is_dead, this_machine
 from dsv.run.dirs import RunPlace
 from dsv.run.listing import RunView, find_under_way

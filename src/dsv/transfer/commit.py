@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from dsv.errors import Unsupported
 from dsv.format.commit import Commit
 from dsv.format.locator import Locator
-from dsv.format.records import RefEntry
+from dsv.format.records import RefEntry, Writer
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.name_checks import check_whole
 from dsv.repo.refs.branches import Head, LostRace, Moved
 from dsv.repo.repository import Repository
-from dsv.repo.session import Session, Writer
+from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange, WrittenTree, write_tree
 from dsv.transfer.upload import Uploader

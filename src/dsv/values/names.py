@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 import msgspec
 
@@ -87,6 +87,8 @@ class TagName(_Name):
     what = "tag"
 
 
+HERE: Final = "here"
+"""The pool that needs no configuration: this machine, with the cache in effect."""
 MAIN = BranchName("main")
 
 

@@ -6,32 +6,39 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dsv.errors import Conflict, Denied, NoRoom, Unreachable
-from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
 from dsv.fs.lock import Lock
-from dsv.repo.objects.objects import Objects
-from dsv.repo.tree.diff import Change, diff_entries, diff_trees, difference
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.diff import diff_entries, diff_trees, difference
 from dsv.values.ids import CommitId
 from dsv.values.paths import Both, PathSet, folders_above, show, sort_key
 from dsv.values.patterns import EVERYTHING
-from dsv.values.progress import Progress
 from dsv.workspace.file_writer import Writer
-from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.scan.folder import DIRECTORY, KEPT, OWN_SAME, Folder
+from dsv.workspace.scan.folder import DIRECTORY, KEPT, OWN_SAME
 from dsv.workspace.scan.result import Pending, WorkspaceScan, pending_at
-from dsv.workspace.scan.scanner import BaseEntries, scan_workspace
+from dsv.workspace.scan.scanner import scan_workspace
 from dsv.workspace.scan.state import NameIndex, State
 from dsv.workspace.sparse import Collision, Held, collisions_with, compare_outside, held_by
 from dsv.workspace.status import hash_file
 from dsv.workspace.unfinished import Begun, read_begun, unfinished
-from dsv.workspace.workspace import BRIEF, Workspace
+from dsv.workspace.workspace import BRIEF
+
+if TYPE_CHECKING:
+    from dsv.format.locator import Location
+    from dsv.repo.objects.objects import Objects
+    from dsv.repo.tree.diff import Change
+    from dsv.repo.tree.read import TreeReader
+    from dsv.values.progress import Progress
+    from dsv.workspace.open import OpenWorkspace
+    from dsv.workspace.scan.folder import Folder
+    from dsv.workspace.scan.scanner import BaseEntries
+    from dsv.workspace.workspace import Workspace
 
 _SHOWN = 20
 
@@ -53,6 +60,8 @@ class Trees:
         if commit is None:
             return None
         if commit not in self._trees:
+            from dsv.repo.tree.read import TreeReader  # which a clean folder does not need
+
             self._trees[commit] = TreeReader(self._objects, commit)
         return self._trees[commit]
 

@@ -8,13 +8,16 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from dsv.format.tree import Entry, Kind
+from dsv.format.tree import Kind
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
 from dsv.transfer.file_reader import row_of
 from dsv.workspace.scan.listing import TEMPORARY
+
+if TYPE_CHECKING:
+    from dsv.format.tree import Entry
 
 _FLAGS = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, NotFound
-from dsv.format.tree import Entry
+from dsv.format.records import Writer
 from dsv.fs.lock import Lock
 from dsv.repo.history import standing
-from dsv.repo.objects.objects import Objects
-from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
-from dsv.repo.session import Writer
 from dsv.store.wrappers import Counts
-from dsv.values.ids import CommitId
-from dsv.values.names import BranchName
 from dsv.values.progress import Progress
 from dsv.values.units import format_count, format_duration
 from dsv.workspace.unfinished import SWITCH, read_begun, unfinished
 from dsv.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from dsv.format.tree import Entry
+    from dsv.repo.objects.objects import Objects
+    from dsv.repo.refs.branches import Head
+    from dsv.values.ids import CommitId
+    from dsv.values.names import BranchName
 
 
 class Loan(Protocol):

@@ -8,19 +8,23 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dsv.errors import Conflict, NotFound
-from dsv.format.tree import Entry, Kind
-from dsv.repo.tree.read import TreeReader, find_paths
+from dsv.format.tree import Kind
 from dsv.values.paths import folders_above, show, sort_key
-from dsv.values.patterns import SparsePatterns
-from dsv.values.progress import Progress
 from dsv.values.units import format_count
 from dsv.workspace.scan.folder import KEPT, OWN_SAME, Relation
-from dsv.workspace.scan.result import Pending, WorkspaceScan
-from dsv.workspace.scan.state import State
+
+if TYPE_CHECKING:
+    from dsv.format.tree import Entry
+    from dsv.repo.tree.read import TreeReader
+    from dsv.values.patterns import SparsePatterns
+    from dsv.values.progress import Progress
+    from dsv.workspace.scan.result import Pending, WorkspaceScan
+    from dsv.workspace.scan.state import State
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,8 @@ def compare_outside(
     missing: set[bytes] = set()
     filled: set[bytes] = set()
     collisions: list[Collision] = []
+    from dsv.repo.tree.read import find_paths
+
     for path, found in find_paths(tree, new):
         item = new[path]
         if path not in held.chosen and not _compare(scan, item, found.entry):
@@ -132,6 +138,8 @@ def compare_outside(
 def collisions_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> Iterator[Collision]:
     """The same for a tree that is not the base: what it has, and the workspace would not have, is in the way."""
     new = {item.path: item for item in scan.pending() if item.relation is Relation.ABSENT}
+    from dsv.repo.tree.read import find_paths
+
     for path, found in find_paths(tree, new):
         empty = new[path].kind is Kind.EMPTY_DIRECTORY
         for there in (found.above, found.entry if empty else None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,9 +14,13 @@ from dsv.fs.errors import about
 from dsv.repo.tree.diff import What, difference, retyped
 from dsv.transfer.file_reader import Problem, hash_content, read_stable, row_of
 from dsv.values.paths import folders_above
-from dsv.values.progress import NoProgress, Progress
+from dsv.values.progress import NoProgress
 from dsv.workspace.scan.folder import KEPT, OWN_SAME, Relation
-from dsv.workspace.scan.result import Gone, Pending, WorkspaceScan
+from dsv.workspace.scan.result import Gone, Pending
+
+if TYPE_CHECKING:
+    from dsv.values.progress import Progress
+    from dsv.workspace.scan.result import WorkspaceScan
 
 BaseEntry = Callable[[bytes], Entry | None]
 

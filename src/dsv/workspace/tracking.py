@@ -7,6 +7,7 @@ the next command that builds on the branch, so that it finds out if the store ha
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -14,10 +15,12 @@ from msgspec.structs import replace
 from dsv.errors import DsvError
 from dsv.format.records import Limits
 from dsv.fs.files import read_json, replace_file
-from dsv.repo.last_seen_move import Remembered
-from dsv.repo.refs.branches import Refs
 from dsv.values.ids import CommitId
-from dsv.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from dsv.repo.last_seen_move import Remembered
+    from dsv.repo.refs.branches import Refs
+    from dsv.workspace.workspace import Workspace
 
 _OFTEN_ENOUGH = 1000  # milliseconds between two notes that say the same
 
@@ -72,6 +75,8 @@ def remembered(workspace: Workspace) -> Remembered | None:
     found = last_answer(workspace)
     if found is None or found.number is None or found.commit is None:
         return None
+    from dsv.repo.last_seen_move import Remembered
+
     return Remembered(workspace.dataset, workspace.branch, found.number, found.commit, found.names)
 
 

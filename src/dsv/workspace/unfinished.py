@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -16,9 +17,11 @@ from dsv.errors import DsvError, IntegrityError
 from dsv.fs.errors import about
 from dsv.fs.files import read_file, replace_file
 from dsv.fs.folders import sync_folder
-from dsv.repo.tree.diff import Change
 from dsv.values.ids import CommitId
 from dsv.values.paths import PathSet
+
+if TYPE_CHECKING:
+    from dsv.repo.tree.diff import Change
 
 SWITCH = "dsv switch "
 """What the command of a switch begins with; the branch follows."""

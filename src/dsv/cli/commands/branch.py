@@ -9,14 +9,14 @@ import typer
 from dsv.api import branches as api
 from dsv.api.branches import BranchItem, BranchPath, rename_branch
 from dsv.api.context import Context
-from dsv.api.protection import describe_limits, protect_branch
+from dsv.api.protection import protect_branch
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text, whole
 from dsv.cli.options.targets import commit_target, one_of
 from dsv.cli.output import rfc3339
 from dsv.cli.table import Column
 from dsv.errors import UsageError
-from dsv.format.records import Limits, checked_limits
+from dsv.format.records import Limits, checked_limits, describe_limits
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
 from dsv.values.units import format_duration

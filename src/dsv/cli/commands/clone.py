@@ -13,7 +13,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.options.targets import Names, one_of
 from dsv.cli.output import CACHED_KEYS, from_caches
-from dsv.cli.sparse import patterns_of
+from dsv.cli.views.status import patterns_of
 from dsv.errors import UsageError
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count

@@ -15,7 +15,7 @@ from dsv.cli.declare import command, text
 from dsv.cli.table import Column
 from dsv.errors import NotFound, UsageError
 from dsv.fs.files import replace_file
-from dsv.run.resources import HERE
+from dsv.values.names import HERE
 from dsv.values.secrets import hide_in_urls
 
 NAMES = "names"

@@ -14,8 +14,8 @@ from dsv.cli.declare import command
 from dsv.cli.failure import Failure, of_error
 from dsv.cli.table import Column
 from dsv.errors import DsvError
-from dsv.run.resources import HERE, GpuCount, Pool
-from dsv.values.names import Target
+from dsv.run.resources import GpuCount, Pool
+from dsv.values.names import HERE, Target
 from dsv.values.units import format_bytes
 
 

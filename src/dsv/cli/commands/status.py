@@ -8,19 +8,18 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.protection import describe_limits
 from dsv.api.status import Status
 from dsv.api.status import status as compare
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.options.targets import workspace_paths
 from dsv.cli.output import printable, rfc3339
-from dsv.cli.sparse import patterns_of
 from dsv.cli.style import CHANGES
 from dsv.cli.table import Column
 from dsv.cli.views.differences import Row, by_folder
-from dsv.cli.views.status import outlook, with_paths
-from dsv.repo.repository import now_ms
+from dsv.cli.views.status import outlook, patterns_of, with_paths
+from dsv.format.records import describe_limits
+from dsv.periodic import now_ms
 from dsv.values.paths import folders_above
 from dsv.values.units import format_bytes, format_count
 

@@ -15,11 +15,11 @@ from dsv.errors import UsageError
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.base import Plan
 from dsv.run.pools import Prefer
-from dsv.run.resources import DEFAULT_WAIT, HERE
+from dsv.run.resources import DEFAULT_WAIT
 from dsv.run.spec import OPTIONS, JobSpec, again, asked, parse_env, parse_options
 from dsv.run.sweep import as_member
 from dsv.values.json import Json
-from dsv.values.names import Target
+from dsv.values.names import HERE, Target
 from dsv.values.units import parse_duration
 
 

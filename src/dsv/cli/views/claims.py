@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dsv.api.cache_check import CheckedItem, CheckReport, check
-from dsv.api.claims import ClaimItem
-from dsv.cli.call import Call
+from dsv.api.cache_check import check
 from dsv.cli.output import local_time, rfc3339
 from dsv.errors import IntegrityError
-from dsv.values.ids import CommitId
-from dsv.values.names import DatasetName, Target
 from dsv.values.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from dsv.api.cache_check import CheckedItem, CheckReport
+    from dsv.api.claims import ClaimItem
+    from dsv.cli.call import Call
+    from dsv.values.ids import CommitId
+    from dsv.values.names import DatasetName, Target
 
 CLAIM_RESULT = {
     "items.path": "the cached commit's folder",

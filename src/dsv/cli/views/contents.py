@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from dsv.api.diff import Comparison
-from dsv.cli.call import Call
 from dsv.cli.failure import of_error
 from dsv.cli.output import printable
-from dsv.cli.style import Ink, Style
+from dsv.cli.style import Style
 from dsv.cli.views import differences as told
 from dsv.diff.lines import diff_lines, split_lines
-from dsv.diff.renames import Difference
-from dsv.diff.tables import LARGEST, TableDiff, diff_tables, is_table, require_pyarrow
-from dsv.errors import DsvError, Unsupported, UsageError
-from dsv.format.tree import Entry
+from dsv.diff.tables import LARGEST, diff_tables, is_table, require_pyarrow
+from dsv.errors import Unsupported, UsageError
+
+if TYPE_CHECKING:
+    from dsv.api.diff import Comparison
+    from dsv.cli.call import Call
+    from dsv.cli.style import Ink
+    from dsv.diff.renames import Difference
+    from dsv.diff.tables import TableDiff
+    from dsv.errors import DsvError
+    from dsv.format.tree import Entry
 
 LARGEST_TEXT = 1 << 20
 """Bytes of a file that is compared line by line."""

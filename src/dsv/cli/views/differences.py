@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import asdict
 
-from dsv.cli.call import Call
 from dsv.cli.declare import whole
 from dsv.cli.output import printable
-from dsv.cli.style import CHANGES, Ink
+from dsv.cli.style import CHANGES
 from dsv.cli.table import Column, width
-from dsv.diff.renames import Difference
-from dsv.diff.summary import OTHERS, FolderSums, Sums
-from dsv.format.tree import Entry, Kind
+from dsv.diff.summary import OTHERS
+from dsv.format.tree import Kind
 from dsv.repo.tree.diff import What
 from dsv.values.units import format_bytes
+
+if TYPE_CHECKING:
+    from dsv.cli.call import Call
+    from dsv.cli.style import Ink
+    from dsv.diff.renames import Difference
+    from dsv.diff.summary import FolderSums, Sums
+    from dsv.format.tree import Entry
 
 ROWS = 20
 """Folders that are told one by one; the rest is one row."""

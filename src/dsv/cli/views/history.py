@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from dsv.api.branches import BranchPath
-from dsv.api.log import MoveItem, reflog
-from dsv.cli.call import Call
+from dsv.api.log import reflog
 from dsv.cli.output import local_time, printable, rfc3339, to_json
-from dsv.cli.style import Ink, Style
+from dsv.cli.style import Style
 from dsv.cli.table import Column
 from dsv.errors import UsageError
-from dsv.format.commit import Commit
-from dsv.values.ids import CommitId
 from dsv.values.units import format_bytes
+
+if TYPE_CHECKING:
+    from dsv.api.log import MoveItem
+    from dsv.cli.call import Call
+    from dsv.cli.style import Ink
+    from dsv.format.commit import Commit
+    from dsv.values.ids import CommitId
 
 COMMIT_KEYS = {
     "commit": "its id",

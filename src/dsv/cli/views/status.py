@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from dsv.api.protection import describe_limits
-from dsv.api.status import Outcome, Position, Status
+from dsv.api.status import Outcome, Position
 from dsv.cli.output import printable
+from dsv.format.records import describe_limits
+from dsv.values.patterns import SparsePatterns
 from dsv.values.units import format_count, format_duration
+
+if TYPE_CHECKING:
+    from dsv.api.status import Status
+
+_SHOWN = 5
+"""Patterns of a sparse workspace that are listed."""
 
 
 def outlook(found: Status, *, now_ms: int, paths: Sequence[str]) -> Iterator[str]:
@@ -78,3 +86,10 @@ def _counts(found: Status) -> str:
         "retyped": len(of.retyped),
     }
     return ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
+
+
+def patterns_of(chosen: SparsePatterns) -> str:
+    """Return a few patterns of a sparse workspace, and how many more there are."""
+    lines = chosen.lines or ()
+    more = [f"and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
+    return ", ".join([*lines[:_SHOWN], *more]) or "nothing"

@@ -7,17 +7,19 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from dsv.cli.call import Call
 from dsv.cli.output import printable
 from dsv.cli.views.runs import params_text, result_text
-from dsv.run.listing import RunView
-from dsv.run.parameters import SweepSeat, combination, varied
+from dsv.run.parameters import combination, varied
 from dsv.run.query import as_text, flattened
-from dsv.run.record import RunId
 from dsv.values.units import format_duration
 
 if TYPE_CHECKING:
     from rich.live import Live
+
+    from dsv.cli.call import Call
+    from dsv.run.listing import RunView
+    from dsv.run.parameters import SweepSeat
+    from dsv.run.record import RunId
 
 
 _METRICS = 4

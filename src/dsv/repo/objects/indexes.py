@@ -6,18 +6,24 @@ import threading
 from collections.abc import Callable, Container, Iterator
 from functools import partial
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.format import index, keys
 from dsv.format.index import FILTER_MAX, ROW_SIZE, Index, IndexFilter
-from dsv.format.index_merge import MERGE_MAX, IndexMerge, MergedFile, Standing, stand
-from dsv.format.locator import Location, ObjectKind
+from dsv.format.index_merge import MERGE_MAX, IndexMerge, Standing, stand
+from dsv.format.locator import ObjectKind
 from dsv.repo.errors import put_back
-from dsv.repo.objects.metadata import MetadataCache
-from dsv.store.base import Store, StoreMissing, together
+from dsv.store.base import StoreMissing, together
 from dsv.values.ids import Id, IndexId, PackId
+
+if TYPE_CHECKING:
+    from dsv.format.index_merge import MergedFile
+    from dsv.format.locator import Location
+    from dsv.repo.objects.metadata import MetadataCache
+    from dsv.store.base import Store
 
 # Of records that can't be used, so many numbers back are looked at.
 _NUMBERS = 3

@@ -6,26 +6,32 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.format import codec, keys, recipe, tree
 from dsv.format.commit import Commit
-from dsv.format.envelope import RECORD_MAX, Buffer
+from dsv.format.envelope import RECORD_MAX
 from dsv.format.locator import MAX_ROWS, Location, Locator, ObjectKind, largest
 from dsv.format.recipe import MAX_CHUNK, Recipe
 from dsv.format.segment import Segment
-from dsv.format.tree import Entry, Node, PathColumns
+from dsv.format.tree import Node, PathColumns
 from dsv.repo.completion_cache import Heard
 from dsv.repo.errors import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
 from dsv.repo.objects.indexes import Indexes
-from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.packs import Packs
 from dsv.repo.objects.ranges import RangeReader, ReadThreads, spans
-from dsv.store.base import Bytes, Store, StoreMissing, TooLargeError, both, together
-from dsv.values.ids import ChunkId, CommitId, Id, NodeId, PackId, RecipeId, SegmentId
+from dsv.store.base import StoreMissing, TooLargeError, both, together
+from dsv.values.ids import ChunkId, CommitId, Id, NodeId, RecipeId, SegmentId
 from dsv.values.paths import MAX_TARGET
+
+if TYPE_CHECKING:
+    from dsv.format.envelope import Buffer
+    from dsv.format.tree import Entry
+    from dsv.repo.objects.metadata import MetadataCache
+    from dsv.store.base import Bytes, Store
+    from dsv.values.ids import PackId
 
 _HEADER: Final = 64
 """More than any header line and the counts behind it."""

@@ -12,14 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from dsv.errors import UsageError
 from dsv.format import keys
 from dsv.format.locator import ObjectKind
-from dsv.repo.objects.indexes import Indexes
-from dsv.repo.objects.metadata import MetadataCache
-from dsv.store.base import Store, together
-from dsv.values.ids import ChunkId, Id, PackId
+from dsv.store.base import together
+from dsv.values.ids import ChunkId, PackId
+
+if TYPE_CHECKING:
+    from dsv.repo.objects.indexes import Indexes
+    from dsv.repo.objects.metadata import MetadataCache
+    from dsv.store.base import Store
+    from dsv.values.ids import Id
 
 _PAGE = 1000
 """Rows of a listing that most stores give in one answer."""

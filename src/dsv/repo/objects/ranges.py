@@ -6,15 +6,17 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from heapq import heappop, heappush, heapreplace
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
 from dsv.errors import IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.locator import Location
-from dsv.store.base import Store
 from dsv.values.ids import PackId
+
+if TYPE_CHECKING:
+    from dsv.store.base import Store
 
 Item = TypeVar("Item")
 Read = TypeVar("Read")

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
-from dsv.format.locator import Location
-from dsv.format.recipe import Recipe
-from dsv.format.tree import Entry
-from dsv.repo.objects.objects import Objects
 from dsv.store.base import together
 from dsv.values.ids import Id, RecipeId
+
+if TYPE_CHECKING:
+    from dsv.format.locator import Location
+    from dsv.format.recipe import Recipe
+    from dsv.format.tree import Entry
+    from dsv.repo.objects.objects import Objects
 
 
 def read_chunks(objects: Objects, entries: Sequence[Entry]) -> list[Counter[Id]]:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, IntegrityError, NotFound
 from dsv.format import keys
-from dsv.format.records import MERGE, RENAME, RENAMED_TO, Action, BranchRule, Limits, RefEntry, TagValue
+from dsv.format.records import MERGE, RENAME, RENAMED_TO, Action, RefEntry
 from dsv.repo.errors import put_back, read_record
-from dsv.repo.refs.read import Listed, changed, check_kept, latest, never_again, parts
+from dsv.repo.refs.read import changed, check_kept, latest, never_again, parts
 from dsv.repo.refs.rules import newest_rule, refused_mover, refused_removals, rule_or_none
 from dsv.repo.refs.tags import Tags, named_parts
-from dsv.store.base import Put, Store, both, together
-from dsv.values.ids import CommitId
+from dsv.store.base import Put, both, together
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
+
+if TYPE_CHECKING:
+    from dsv.format.records import BranchRule, Limits, TagValue
+    from dsv.repo.refs.read import Listed
+    from dsv.store.base import Store
+    from dsv.values.ids import CommitId
 
 
 class Head(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from heapq import nlargest
 from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -13,10 +13,12 @@ from dsv.errors import Conflict, Denied, IntegrityError, NotFound, OutcomeUnknow
 from dsv.format import keys
 from dsv.format.records import DatasetErased, erased_id
 from dsv.repo.errors import ONE_WINS_AGAIN, read_record
-from dsv.store.base import Store
-from dsv.values.ids import Nonce, StoreId
-from dsv.values.names import DatasetName
 from dsv.values.units import rfc3339
+
+if TYPE_CHECKING:
+    from dsv.store.base import Store
+    from dsv.values.ids import Nonce, StoreId
+    from dsv.values.names import DatasetName
 
 
 def tombstone(store: Store, store_id: StoreId, dataset: DatasetName) -> DatasetErased | None:

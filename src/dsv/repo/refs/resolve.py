@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.format import keys
-from dsv.format.commit import Commit
-from dsv.repo.objects.objects import Objects
-from dsv.repo.refs.branches import Head, Refs, deleted
+from dsv.repo.refs.branches import Head, deleted
 from dsv.values.ids import CommitId
-from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
+from dsv.values.names import MAIN, BranchName, DatasetName, TagName
+
+if TYPE_CHECKING:
+    from dsv.format.commit import Commit
+    from dsv.repo.objects.objects import Objects
+    from dsv.repo.refs.branches import Refs
+    from dsv.values.names import Rev
 
 
 class Resolved(msgspec.Struct, frozen=True):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from dsv.errors import NotFound
 from dsv.format import envelope, keys
-from dsv.format.records import BranchRule, Limits
+from dsv.format.records import BranchRule
 from dsv.repo.errors import read_record
-from dsv.store.base import Store, both
-from dsv.values.names import BranchName, DatasetName
+from dsv.store.base import both
+
+if TYPE_CHECKING:
+    from dsv.format.records import Limits
+    from dsv.store.base import Store
+    from dsv.values.names import BranchName, DatasetName
 
 
 def newest_rule(store: Store, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule:

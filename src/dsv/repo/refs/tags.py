@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
@@ -22,16 +22,21 @@ from dsv.errors import (
 )
 from dsv.format import envelope, keys
 from dsv.format.envelope import RECORD_MAX
-from dsv.format.records import DatasetErased, TagDeleted, TagValue
+from dsv.format.records import TagDeleted, TagValue
 from dsv.repo.completion_cache import Heard
 from dsv.repo.errors import ONE_WINS_AGAIN, denial_named, read_record
-from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, Format, read_entry, read_format
+from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, read_entry, read_format
 from dsv.repo.refs.read import check_kept, gone, parts, tombstone
-from dsv.store.base import Put, Store, both, together
+from dsv.store.base import Put, both, together
 from dsv.store.split import names_of
-from dsv.values.ids import StoreId
 from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
+
+if TYPE_CHECKING:
+    from dsv.format.records import DatasetErased
+    from dsv.repo.format_log import Format
+    from dsv.store.base import Store
+    from dsv.values.ids import StoreId
 
 Name = TypeVar("Name", DatasetName, BranchName, TagName)
 

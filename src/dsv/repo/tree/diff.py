@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dsv.format.locator import Location
-from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Kind
-from dsv.repo.tree.nodes import Leaf
-from dsv.repo.tree.read import LocatedSegment, TreeReader
-from dsv.values.ids import Id
-from dsv.values.paths import WHOLE, Scope, sort_key
+from dsv.values.paths import WHOLE, sort_key
+
+if TYPE_CHECKING:
+    from dsv.format.segment import Segment
+    from dsv.repo.tree.nodes import Leaf
+    from dsv.repo.tree.read import LocatedSegment, TreeReader
+    from dsv.values.ids import Id
+    from dsv.values.paths import Scope
 
 Located = tuple[Entry, Location | None]
 """An entry, and where its content lies if that is known."""

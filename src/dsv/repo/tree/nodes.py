@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dsv.errors import IntegrityError
 from dsv.format.locator import Location, ObjectKind
-from dsv.format.tree import Child, Node, Totals, check_follows
+from dsv.format.tree import Child, Totals, check_follows
 from dsv.repo.errors import NOT_OURS
-from dsv.repo.objects.objects import Located, Objects
-from dsv.values.ids import CommitId, Id, NodeId, SegmentId
+from dsv.values.ids import NodeId, SegmentId
 from dsv.values.paths import sort_key
+
+if TYPE_CHECKING:
+    from dsv.format.tree import Node
+    from dsv.repo.objects.objects import Located, Objects
+    from dsv.values.ids import CommitId, Id
 
 
 class Part(msgspec.Struct, frozen=True):

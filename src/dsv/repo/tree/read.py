@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from dsv.format.locator import Location, ObjectKind
+from dsv.format.locator import ObjectKind
 from dsv.format.segment import Segment
-from dsv.format.tree import Child, Entry, Kind
-from dsv.repo.objects.objects import Located, Objects
-from dsv.repo.tree.nodes import Leaf, Part, TreeNodes
-from dsv.values.ids import CommitId, Id, NodeId, RecipeId
-from dsv.values.paths import WHOLE, Scope, link_escapes, show, sort_key
+from dsv.format.tree import Kind
+from dsv.repo.objects.objects import Located
+from dsv.repo.tree.nodes import TreeNodes
+from dsv.values.ids import RecipeId
+from dsv.values.paths import WHOLE, link_escapes, show, sort_key
+
+if TYPE_CHECKING:
+    from dsv.format.locator import Location
+    from dsv.format.tree import Child, Entry
+    from dsv.repo.objects.objects import Objects
+    from dsv.repo.tree.nodes import Leaf, Part
+    from dsv.values.ids import CommitId, Id, NodeId
+    from dsv.values.paths import Scope
 
 
 class LocatedSegment(Located[Segment]):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
+from typing import TYPE_CHECKING
 
 import xxhash
 
 from dsv.errors import UsageError
 from dsv.transfer.file_reader import OPEN_FLAGS
 from dsv.values.paths import show
-from dsv.values.patterns import Pattern, parse
+from dsv.values.patterns import parse
 from dsv.values.units import format_bytes
+
+if TYPE_CHECKING:
+    from dsv.values.patterns import Pattern
 
 NAME = ".dsvignore"
 _LIMIT = 16 << 20  # bytes of one

@@ -9,6 +9,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,7 +27,9 @@ from dsv.workspace.scan.folder import (
     differing,
     mark,
 )
-from dsv.workspace.scan.ignore import Rules
+
+if TYPE_CHECKING:
+    from dsv.workspace.scan.ignore import Rules
 
 # The names that `model.paths` refuses as dsv's and git's own are not seen at all.
 _RESERVED = (b".dsv", b".git")

@@ -8,15 +8,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs.mapped import Notice, is_old, notice
-from dsv.transfer.file_reader import ROW, Problem
-from dsv.values.ids import CommitId, FileId, RecipeId
-from dsv.values.paths import PathSet, sort_key
+from dsv.transfer.file_reader import ROW
+from dsv.values.ids import RecipeId
+from dsv.values.paths import sort_key
 from dsv.workspace.scan.folder import (
     BASE_KINDS,
     KINDS,
@@ -25,11 +26,19 @@ from dsv.workspace.scan.folder import (
     READ,
     RELATIONS,
     TRUSTED,
-    Folder,
     Relation,
     with_relation,
 )
-from dsv.workspace.scan.state import State, relate, sync_with_tree
+from dsv.workspace.scan.state import relate, sync_with_tree
+
+if TYPE_CHECKING:
+    from dsv.transfer.file_reader import Problem
+    from dsv.values.ids import CommitId, FileId
+    from dsv.values.paths import PathSet
+    from dsv.workspace.scan.folder import (
+        Folder,
+    )
+    from dsv.workspace.scan.state import State
 
 _OWN = -1  # the position of a folder's own entry, as an empty directory
 

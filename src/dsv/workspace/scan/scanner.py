@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsv.format.tree import Entry, Kind
 from dsv.fs.attributes import earliest_stamp
@@ -12,7 +13,6 @@ from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
 from dsv.fs.files import what_it_is
 from dsv.transfer.file_reader import Problem, Trouble
-from dsv.values.ids import CommitId
 from dsv.values.paths import (
     MAX_COMPONENT,
     MAX_PATH,
@@ -31,14 +31,21 @@ from dsv.workspace.scan.folder import (
     READ,
     TRUSTED,
     UNSUPPORTED,
-    Folder,
     Relation,
     with_relation,
 )
 from dsv.workspace.scan.ignore import Rules
-from dsv.workspace.scan.listing import Compared, Listing, compare, is_unchanged, is_utf8, list_folder
+from dsv.workspace.scan.listing import compare, is_unchanged, is_utf8, list_folder
 from dsv.workspace.scan.result import WorkspaceScan
-from dsv.workspace.scan.state import NameIndex, State
+from dsv.workspace.scan.state import NameIndex
+
+if TYPE_CHECKING:
+    from dsv.values.ids import CommitId
+    from dsv.workspace.scan.folder import (
+        Folder,
+    )
+    from dsv.workspace.scan.listing import Compared, Listing
+    from dsv.workspace.scan.state import State
 
 LEAVES = "it is a symlink that leads out of the dataset"
 

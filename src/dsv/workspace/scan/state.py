@@ -8,6 +8,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import xxhash
@@ -19,9 +20,8 @@ from dsv.fs.errors import about
 from dsv.fs.files import read_file, replace_file
 from dsv.repo.tree.diff import difference
 from dsv.transfer.file_reader import ROW
-from dsv.values.ids import CommitId
 from dsv.values.paths import sort_key
-from dsv.values.patterns import EVERYTHING, SparsePatterns
+from dsv.values.patterns import EVERYTHING
 from dsv.workspace.scan.folder import (
     DIRECTORY,
     IGNORED,
@@ -38,6 +38,10 @@ from dsv.workspace.scan.folder import (
     split_folders,
     with_relation,
 )
+
+if TYPE_CHECKING:
+    from dsv.values.ids import CommitId
+    from dsv.values.patterns import SparsePatterns
 
 _CURRENT = "current"
 _MAGIC = b"dsv state 1\n"

@@ -10,12 +10,13 @@ import msgspec
 
 from dsv.errors import IntegrityError, NotFound
 from dsv.format.locator import Location, LocatorBuilder, ObjectKind
+from dsv.format.records import Writer
 from dsv.format.tree import Entry
 from dsv.fs.descent import Descent
 from dsv.repo.objects.objects import checked
 from dsv.repo.objects.ranges import RangeReader, spans
 from dsv.repo.repository import Repository
-from dsv.repo.session import Session, Writer
+from dsv.repo.session import Session
 from dsv.repo.tree.nodes import Part
 from dsv.repo.tree.read import LocatedSegment, Reached, TreeReader, reach_tree
 from dsv.transfer.download import SPAN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,29 @@ def test_the_exit_codes_of_the_page_are_those_of_the_command_line() -> None:
     assert re.findall(r"^\| `?([\d, ]+|run)`? \| (.+) \|$", table, re.MULTILINE) == [
         (code.strip("`"), text) for code, text in EXIT_CODES
     ]
+
+
+def _typed() -> Iterator[tuple[str, str, set[str]]]:
+    """(page, command, long options) of each call of dsv that a page shows."""
+    root = Path(__file__).parents[2]
+    for page in (root / "README.md", root / "CHANGELOG.md", *(root / "docs").rglob("*.md")):
+        for call in re.split(r"(?<![\w/.-])dsv (?=[a-z])", page.read_text("utf-8"))[1:]:
+            words = re.split(r"[`|#\n;&]| -- ", call)[0]
+            yield (
+                page.name,
+                re.split(r"[^a-z-]", words)[0],
+                set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", words)),
+            )
+
+
+def test_the_pages_show_only_options_that_their_commands_have() -> None:
+    shared = {option for param in global_options() for option in param.opts} | {"--help"}
+    known = {name: shared.union(*(param.opts for param in load(name).params)) for name in COMMANDS}
+    typed = [(page, name, options) for page, name, options in _typed() if name in known]
+    assert len(typed) > 500
+    assert [
+        (page, name, options - known[name]) for page, name, options in typed if options - known[name]
+    ] == []
 
 
 def test_every_module_is_a_command_and_every_command_a_module() -> None:

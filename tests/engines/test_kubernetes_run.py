@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime, timedelta
 from threading import Event
 from threading import enumerate as all_threads
 from typing import Any
 
 import pytest
 
-from dsv.run.engines.base import Ended
+from dsv.run.engines.base import Ended, NoEngine
 from dsv.run.engines.kubernetes.api import Refusal
 from dsv.run.engines.kubernetes.engine import Kubernetes
 from dsv.run.engines.kubernetes.jobs import Address, KubernetesJob
@@ -113,6 +114,9 @@ class Site(Cluster):
 
     identity = "k0"
 
+    def path(self, kind: str) -> str:
+        return f"/namespaces/training/{kind}"
+
     def get(self, path: str, *given: Any, **query: str) -> Any:
         if path.endswith("/kube-system"):
             return {"metadata": {"uid": self.identity}}
@@ -142,6 +146,42 @@ def test_a_job_whose_record_is_whole_goes_unless_it_tells_where_its_data_is(
     site = Site(begun=True)
     _engine(site, monkeypatch, volume).forget(REF)
     assert site.deleted is forgotten
+
+
+def test_jobs_that_ended_a_while_ago_are_the_ones_that_are_left_to_remove(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of one that ended just now another dsv may still read the log."""
+
+    def job(name: str, seconds: float | None) -> Any:
+        at = datetime.now(UTC) - timedelta(seconds=seconds or 0)
+        over = {"type": "Failed", "status": "True", "lastTransitionTime": at.isoformat()}
+        metadata = {"namespace": "n", "name": name, "uid": "u0000000", "annotations": {"dsv.run/run": name}}
+        return {"metadata": metadata, "status": {"conditions": [] if seconds is None else [over]}}
+
+    site = Site(begun=True)
+    engine = _engine(site, monkeypatch, {"claim": "c"})
+    answer: Any = [job("old", 120), job("new", 5), job("running", None)]
+    monkeypatch.setattr(site, "items", lambda *_, **__: answer)
+    assert engine.ended_jobs() == (JobRef("kubernetes", "old", "k0", "n/old/u0000000"),)
+    answer = Refusal("no answer")
+    assert engine.ended_jobs() == ()
+
+
+def test_a_cluster_that_refuses_its_jobs_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers what its version is to anybody."""
+    site = Site(begun=True)
+    engine = _engine(site, monkeypatch, {"claim": "c"})
+    version = {"gitVersion": "v1.34.4", "major": "1", "minor": "34"}
+    known = site.get
+    forbidden = Refusal("jobs.batch is forbidden", 403)
+
+    def get(path: str, *given: Any, **query: str) -> Any:
+        return version if path == "/version" else forbidden if "jobs" in path else known(path)
+
+    monkeypatch.setattr(site, "get", get)
+    answer = engine.probe()
+    assert isinstance(answer, NoEngine) and answer.reason == "Kubernetes refuses: jobs.batch is forbidden"
 
 
 @pytest.mark.parametrize(("identity", "words"), [("k0", "has no Job job any more"), ("k1", "is another one")])

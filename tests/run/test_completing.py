@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from dsv.repo.repository import now_ms
 from dsv.run.completing import Settler, completed
 from dsv.run.engine_list import Engines
 from dsv.run.engines.base import Ended, JobStatus, NoEngine
@@ -33,6 +34,7 @@ class Cluster:
     pools: Mapping[str, Any] = field(default_factory=dict)
     silent: NoEngine | None = None
     forgotten: list[JobRef] = field(default_factory=list)
+    kept: tuple[JobRef, ...] = ()
     name = "slurm"
     queues = True
     shares_folders = True
@@ -48,6 +50,9 @@ class Cluster:
 
     def forget(self, ref: JobRef) -> None:
         self.forgotten.append(ref)
+
+    def ended_jobs(self) -> tuple[JobRef, ...]:
+        return self.kept
 
     def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]]:
         return nullcontext(iter([b"the token is hunter2hunter2\n"]))
@@ -118,7 +123,6 @@ def test_of_two_who_complete_it_one_wins(shop: Shop) -> None:
         (over(), {}, True),
         (over(replace(OVER, seen=False)), {}, False),
         (JobStatus(RunState.CUT_OFF), {}, False),
-        (None, {}, False),
     ],
 )
 def test_what_others_know_better_is_left_to_them(
@@ -139,6 +143,27 @@ def test_a_cluster_forgets_a_job_once_its_record_is_whole(shop: Shop) -> None:
     Settler(cast("Engines", cluster), shop.runs).settle(started())
     assert cluster.forgotten == [started().job]
     assert RECORD in shop.runs.listing(SCANS, RUN)[0].parts
+
+
+@pytest.mark.parametrize(
+    ("kept", "ended_days_ago", "supervised", "removed"),
+    [(True, 1, False, True), (False, 1, False, False), (True, 9, False, False), (True, 1, True, False)],
+)
+def test_a_job_that_completed_its_own_record_is_removed_by_whoever_looks_next(
+    shop: Shop, kept: bool, ended_days_ago: int, supervised: bool, removed: bool
+) -> None:
+    ended_ms = now_ms() - ended_days_ago * 86_400_000
+    record = started(state=RunState.ENDED, exit_code=0, ended_ms=ended_ms)
+    assert record.job is not None
+    cluster = Cluster(None, kept=(record.job,) if kept else ())
+    by = frozenset([RUN] if supervised else ())
+    Settler(cast("Engines", cluster), shop.runs, by).remove_job(record)
+    assert cluster.forgotten == ([record.job] if removed else [])
+
+
+def test_a_cluster_that_answers_but_not_about_the_job_is_said_to(shop: Shop) -> None:
+    record, _ = settler(shop, None).settle(started())
+    assert str(record.error).endswith("slurm answers, but not about this job")
 
 
 def test_what_is_known_of_a_run_whose_cluster_is_away_is_said_to_be_old(shop: Shop, tmp_path: Path) -> None:

@@ -104,6 +104,8 @@ class Runs:
         settler = Settler(engines, self.runs, self.marks.supervised(), self.state / ANSWERS)
         settled = []
         for view in views:
+            if view.sent and view.record.state.is_terminal:
+                settler.remove_job(view.record)
             record, sent = settler.settle(view.record)
             settled.append(view if record is view.record else RunView(record, sent and view.sent))
         return settled

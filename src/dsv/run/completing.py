@@ -23,6 +23,7 @@ from dsv.run.record import (
     LOG,
     RECORD,
     EndCause,
+    JobRef,
     LogInfo,
     RunId,
     RunOutput,
@@ -43,6 +44,8 @@ from dsv.values.units import rfc3339
 _T = TypeVar("_T")
 _NEVER_BEGAN: Final = (EndCause.NOT_STARTED, EndCause.IMAGE_NOT_PULLED, EndCause.UNSCHEDULABLE)
 GONE: Final = "dsv was killed or its machine went down before the job had ended"
+_KEPT_MS: Final = 8 * 86_400_000
+"""Clusters remove a job by themselves a week after its end."""
 _SUPERVISOR_HAS: Final = 30.0
 """Seconds after the end of its job in which the dsv that waits for it, on whichever machine, completes the record: it
 knows the secrets of the run."""
@@ -295,8 +298,9 @@ class Settler:
     runs: RunStore
     supervised: frozenset[RunId] = frozenset()
     answers: Path | None = None
-    _silent: dict[tuple[str, str | None], str | None] = field(default_factory=dict)
+    _silent: dict[tuple[str, str | None], str] = field(default_factory=dict)
     _made: dict[tuple[str, str | None], Engine | None] = field(default_factory=dict)
+    _kept: dict[tuple[str, str | None], tuple[JobRef, ...]] = field(default_factory=dict)
 
     def settle(self, record: RunRecord) -> tuple[RunRecord, bool]:
         """The record as it is now; False if its end could not be written to the store."""
@@ -330,6 +334,20 @@ class Settler:
                 (self.answers / record.run).unlink()
         return whole, True
 
+    def remove_job(self, record: RunRecord) -> None:
+        """Remove the job of a run whose whole record is in the store, if its cluster still keeps it: a record that was
+        completed where the job ran leaves that to whoever looks next."""
+        engine = self._engine(record)
+        if record.job is None or engine is None or record.run in self.supervised:
+            return
+        if record.ended_ms is None or now_ms() - record.ended_ms > _KEPT_MS:
+            return
+        key = record.engine, record.pool
+        if key not in self._kept:
+            self._kept[key] = engine.ended_jobs()
+        if record.job in self._kept[key]:
+            forget_job(record, self.engines)
+
     def _without_job(self, record: RunRecord, status: JobStatus) -> RunRecord:
         """A run whose job the cluster does not have any more. Whoever removed that has completed the record before."""
         if status.reason is None or record.run in self.supervised:
@@ -344,9 +362,9 @@ class Settler:
         key = record.engine, record.pool
         if key not in self._silent:
             answer = engine.probe()
-            self._silent[key] = answer.reason if isinstance(answer, NoEngine) else None
-        if (reason := self._silent[key]) is None:
-            return record
+            said = answer.reason if isinstance(answer, NoEngine) else f"{engine.name} answers, but not about this job"
+            self._silent[key] = said
+        reason = self._silent[key]
         state, since = record.state, record.started_ms
         if self.answers is not None:
             with suppress(OSError, ValueError):

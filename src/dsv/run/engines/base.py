@@ -395,6 +395,11 @@ class Engine(Protocol):
         """Removes what the engine keeps of a job that is over, once its record is whole. Doesn't raise."""
         ...
 
+    def ended_jobs(self) -> tuple[JobRef, ...]:
+        """Return the jobs that ended a while ago and that the engine still keeps, in one request; none without an
+        answer."""
+        ...
+
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
         """The jobs of dsv that the engine has, of one run or of all, whoever submitted them.
 

@@ -293,6 +293,9 @@ class Process:
     def left_on_node(self, folder: Path, node: int, attempt: int) -> None:
         """The job ends with the process that is attached to it, which knows how."""
 
+    def ended_jobs(self) -> tuple[JobRef, ...]:
+        return ()
+
     def find_image(self, reference: str) -> ImageIdentity | None:
         return None
 

@@ -212,6 +212,9 @@ class ContainerEngine(ContainerProgram):
     def forget(self, ref: JobRef) -> None:
         """Containers are removed when they end."""
 
+    def ended_jobs(self) -> tuple[JobRef, ...]:
+        return ()
+
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
         wanted = LABEL if run is None else f"{LABEL}={run}"
         done = self.call("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={wanted}")

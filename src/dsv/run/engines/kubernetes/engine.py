@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from time import time
 from typing import Any, ClassVar, Final
 
 from dsv.errors import DsvError, LaunchError, UsageError
@@ -63,6 +64,10 @@ from dsv.run.record import JobRef, RunState
 from dsv.run.resources import Capacity, Resources
 from dsv.values.json import Json
 
+_OURS: Final = f"{MANAGED[0]}={MANAGED[1]}"
+"""The label selector of all that dsv has made."""
+_LEFT_TO_OTHERS: Final = 60.0
+"""Seconds for which a Job that has ended is left to the dsv that waits for it."""
 _PAUSE: Final = 0.3
 _WITHDRAWN: Final = 20.0
 """Seconds for the cluster to take the pods of a job away that has no place yet."""
@@ -123,9 +128,11 @@ class Kubernetes:
             if (reason := too_old(version)) is not None:
                 return NoEngine(reason)
             where = self._identity()
+            jobs = self._api.get(self._api.path("batch/v1/jobs"), PROBE_SECONDS, limit="1")
+            if isinstance(jobs, Refusal):  # /version is answered to anybody
+                return NoEngine.of(jobs.no_answer)
             nodes = self._api.items("/api/v1/nodes", PROBE_SECONDS)
-            which = f"{MANAGED[0]}={MANAGED[1]}"
-            pods = self._api.items(self._api.path("pods"), PROBE_SECONDS, labelSelector=which)
+            pods = self._api.items(self._api.path("pods"), PROBE_SECONDS, labelSelector=_OURS)
         except DsvError as error:
             return NoEngine.of(error)
         return Facts(
@@ -312,8 +319,24 @@ class Kubernetes:
             if isinstance(facts, JobFacts) and not status(facts).lives:
                 job.delete()
 
+    def ended_jobs(self) -> tuple[JobRef, ...]:
+        """A dsv that still waits for a job needs it for a moment longer, so it is not among them yet."""
+        try:
+            found = self._api.items(self._api.path("batch/v1/jobs"), PROBE_SECONDS, labelSelector=_OURS)
+            if isinstance(found, Refusal):
+                return ()
+            where = self._identity()
+        except DsvError:
+            return ()
+        over = [
+            each for each in found
+            if (ended_ms := JobFacts(each).condition_ms) and time() - ended_ms / 1000 > _LEFT_TO_OTHERS
+        ]  # fmt: skip
+        refs = ((JobFacts(each).run or "", self._job(each).at.id) for each in over)
+        return tuple(JobRef(self.name, run, where, id) for run, id in refs)
+
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
-        which = f"{MANAGED[0]}={MANAGED[1]}" + ("" if run is None else f",{LABEL}={object_name(run)}")
+        which = _OURS + ("" if run is None else f",{LABEL}={object_name(run)}")
         where = self._identity()
         found = self._api.items(self._api.path("batch/v1/jobs"), labelSelector=which)
         if isinstance(found, Refusal):

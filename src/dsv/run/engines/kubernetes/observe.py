@@ -421,12 +421,14 @@ class JobFacts:
     def over_at(self) -> int:
         """When the cluster saw the end of a job that is over, in milliseconds; before that, when its nodes ended, whose
         clocks may be wrong."""
-        for kind in ("Complete", "Failed"):
-            if (found := self.condition(kind)) and (at := milliseconds(found.get("lastTransitionTime"))):
-                return at
-        return max(
-            (part.ended_ms for each in self.pods if (part := each.part()) and part.ended_ms), default=0
-        )
+        seen = [part.ended_ms for each in self.pods if (part := each.part()) and part.ended_ms]
+        return self.condition_ms or max(seen, default=0)
+
+    @property
+    def condition_ms(self) -> int | None:
+        """When the cluster saw the end of the job, in milliseconds."""
+        found = self.condition("Complete") or self.condition("Failed") or {}
+        return milliseconds(found.get("lastTransitionTime"))
 
     @property
     def may_try_again(self) -> bool:

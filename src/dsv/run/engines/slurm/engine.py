@@ -283,6 +283,9 @@ class Slurm:
     def left_on_node(self, folder: Path, node: int, attempt: int) -> Ended | None:
         return left_here(read_exit_files(folder))
 
+    def ended_jobs(self) -> tuple[JobRef, ...]:
+        return ()
+
     def find_image(self, reference: str) -> ImageIdentity | None:
         return None
 

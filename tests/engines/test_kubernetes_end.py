@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dsv.run.engines.kubernetes.capacity import refusal
-from dsv.run.engines.kubernetes.observe import JobFacts, Pod, ended, gone, status
-from dsv.run.engines.kubernetes.scripts import is_over
+from dsv.run.engines.kubernetes.job_status import JobSnapshot, Pod, ended, gone, status
+from dsv.run.engines.kubernetes.pod_files import is_over
 from dsv.run.record import EndCause, RunPart, RunState
 
 
@@ -121,7 +121,7 @@ def test_the_end_is_told_truly(
 ) -> None:
     import re
 
-    done = ended(JobFacts(job, tuple(pods)))
+    done = ended(JobSnapshot(job, tuple(pods)))
     assert done is not None and (done.exit_code, done.cause) == (code, cause)
     assert (words is None) == (done.reason is None) or words is None
     assert words is None or re.search(words, done.reason or "")
@@ -129,24 +129,24 @@ def test_the_end_is_told_truly(
 
 def test_a_job_with_retries_lives_until_the_last() -> None:
     pods = (a_pod(0, 0, code=1), a_pod(0, 1, phase="Running"))
-    assert ended(JobFacts(a_job(backoffLimit=1), pods)) is None
-    assert ended(JobFacts(a_job(backoffLimit=1), pods[:1])) is None
-    assert status(JobFacts(a_job(backoffLimit=1), pods)).state is RunState.RUNNING
-    done = ended(JobFacts(a_job(backoffLimit=1), (pods[0], a_pod(0, 1, phase="Succeeded", code=0))))
+    assert ended(JobSnapshot(a_job(backoffLimit=1), pods)) is None
+    assert ended(JobSnapshot(a_job(backoffLimit=1), pods[:1])) is None
+    assert status(JobSnapshot(a_job(backoffLimit=1), pods)).state is RunState.RUNNING
+    done = ended(JobSnapshot(a_job(backoffLimit=1), (pods[0], a_pod(0, 1, phase="Succeeded", code=0))))
     assert done is not None and done.exit_code == 0 and [each.attempt for each in done.parts] == [1, 2]
 
 
 def test_nobody_knows_how_pods_ended_that_no_look_has_seen() -> None:
     job = a_job(conditions=["Failed"])
     job["status"]["failed"] = 1
-    done = ended(JobFacts(job))
+    done = ended(JobSnapshot(job))
     assert done is not None and (done.launched, done.cause) == (True, EndCause.LOST_SIGHT)
 
 
 def test_a_job_that_was_deleted_was_cancelled() -> None:
-    done = gone(JobFacts(a_job(), (a_pod(phase="Running"),)))
+    done = gone(JobSnapshot(a_job(), (a_pod(phase="Running"),)))
     assert (done.exit_code, done.cause, done.launched) == (143, EndCause.CANCELLED, True)
-    assert gone(JobFacts(a_job(), ())).launched is False
+    assert gone(JobSnapshot(a_job(), ())).launched is False
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_lack_of_room_is_waited_for(message: str, autoscaling: bool, ends: boo
 def test_what_helps_if_the_data_cannot_be_held(said: str, reason: str, hint: str | None) -> None:
     stage = {"name": "stage", "state": {"terminated": {"exitCode": 1, "message": said}}}
     pod = a_pod(status={"initContainerStatuses": [stage], "containerStatuses": []})
-    found = ended(JobFacts(a_job(conditions=["Failed"]), (pod,)))
+    found = ended(JobSnapshot(a_job(conditions=["Failed"]), (pod,)))
     assert found is not None and found.reason == reason
     assert found.hint == hint or (hint == "image" and "pools.NAME.kubernetes.image" in str(found.hint))
 
@@ -231,7 +231,7 @@ def test_a_refusal_that_passes_by_itself_is_waited_for() -> None:
 def test_the_parts_of_a_run_that_was_stopped_say_so_too() -> None:
     job = a_job(annotations={"dsv.run/stopped": "ann on h"}, backoffLimit=1)
     pods = (a_pod(0, 0, code=3), a_pod(0, 1, code=143))
-    for done in (ended(JobFacts({**job, "spec": {"completions": 1}}, pods)), gone(JobFacts(job, pods))):
+    for done in (ended(JobSnapshot({**job, "spec": {"completions": 1}}, pods)), gone(JobSnapshot(job, pods))):
         assert done is not None and (done.cause, done.stopped) == (EndCause.CANCELLED, "ann on h")
         assert [(each.end, each.cancelled_by) for each in done.parts] == [
             (EndCause.EXITED, None),
@@ -241,13 +241,13 @@ def test_the_parts_of_a_run_that_was_stopped_say_so_too() -> None:
 
 def test_a_job_that_is_suspended_may_go_on_though_its_pods_are_gone() -> None:
     gone_pod = (Pod(a_pod(phase="Running").raw, gone=True),)
-    assert ended(JobFacts(a_job(suspend=True), gone_pod)) is None
+    assert ended(JobSnapshot(a_job(suspend=True), gone_pod)) is None
     stopped = a_job(suspend=True, annotations={"dsv.run/stopped": "ann on h"})
-    assert ended(JobFacts(stopped, gone_pod)) is not None
+    assert ended(JobSnapshot(stopped, gone_pod)) is not None
 
 
 def test_the_exit_code_of_what_was_killed_is_that_of_sigkill() -> None:
-    assert gone(JobFacts(a_job(), (a_pod(phase="Running"),)), killed=True).exit_code == 137
+    assert gone(JobSnapshot(a_job(), (a_pod(phase="Running"),)), killed=True).exit_code == 137
 
 
 def test_a_container_that_was_never_made_has_not_begun() -> None:
@@ -271,7 +271,7 @@ def test_a_pod_is_untouched_until_one_of_its_containers_has_started(
 ) -> None:
     found = [{"name": str(number), "state": state} for number, state in enumerate(states)]
     pod = a_pod(phase="Pending", status={"initContainerStatuses": found, "containerStatuses": []})
-    assert pod.is_untouched is untouched
+    assert pod.has_no_container is untouched
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_pod_whose_command_succeeded_is_over_once_nothing_runs_in_it(
 ) -> None:
     """The cluster says so of the pod later; how one ended that failed, it says only then."""
     others = {"initContainerStatuses": [{"name": "hold", "state": {sidecar: {}}}]}
-    done = ended(JobFacts(a_job(), (a_pod(phase="Running", code=code, status=others),)))
+    done = ended(JobSnapshot(a_job(), (a_pod(phase="Running", code=code, status=others),)))
     assert (done is not None) is over
     assert done is None or done.exit_code == 0
 
@@ -338,10 +338,10 @@ def test_a_node_that_is_killed_once_all_are_done_does_not_undo_that(
 ) -> None:
     """Of nodes that know nothing of each other, each has to succeed itself."""
     raw = a_job(completions=2, **(GANG if nodes_agree else {}), **job)
-    facts = JobFacts(raw, (*killed, a_pod(1, 0, phase="Succeeded", code=0)))
+    facts = JobSnapshot(raw, (*killed, a_pod(1, 0, phase="Succeeded", code=0)))
     found = ended(facts)
     assert (found is not None and found.exit_code == 0) == nodes_agree
-    assert facts.goes_on_in_vain == (waits and nodes_agree)
+    assert facts.waits_for_ended_nodes == (waits and nodes_agree)
 
 
 NEW = a_pod(1, 1, phase="Pending")
@@ -365,9 +365,9 @@ def test_nodes_that_were_done_stay_done_though_their_pods_are_taken_away(
     """One machine is lost, then another is drained: that evicts pods that have succeeded, too."""
     raw = a_job(completions=2, backoffLimit=3, **GANG)
     raw["status"]["completedIndexes"] = completed
-    facts = JobFacts(raw, pods)
+    facts = JobSnapshot(raw, pods)
     found = ended(facts)
-    assert (found is not None) == facts.goes_on_in_vain == over
+    assert (found is not None) == facts.waits_for_ended_nodes == over
     assert found is None or (found.exit_code, found.cause) == (0, EndCause.EXITED)
     ends = [(each.end, each.exit_code) for each in found.parts] if found else []
     assert ends == ([(EndCause.EXITED, 0), (EndCause.NODE_LOST, 137)] if len(pods) > 1 else [])
@@ -382,5 +382,5 @@ def test_nodes_that_were_done_stay_done_though_their_pods_are_taken_away(
 )
 def test_the_others_may_still_have_to_send_what_they_left(pods: tuple[Pod, ...]) -> None:
     """And the cluster takes a pod away, with its log, that it doesn't know to be over."""
-    facts = JobFacts(a_job(completions=2, backoffLimit=3, **GANG), pods)
-    assert ended(facts) is None and not facts.goes_on_in_vain
+    facts = JobSnapshot(a_job(completions=2, backoffLimit=3, **GANG), pods)
+    assert ended(facts) is None and not facts.waits_for_ended_nodes

@@ -23,12 +23,12 @@ from dsv.run.engines.kubernetes.gang import (
     WAIT,
     Attempt,
     FirstNode,
+    Member,
     OtherNode,
-    Seat,
-    Told,
+    Stop,
     keep_together,
 )
-from dsv.run.engines.kubernetes.observe import JobFacts, ended
+from dsv.run.engines.kubernetes.job_status import JobSnapshot, ended
 from tests.engines.test_kubernetes_end import GANG, a_job, a_pod
 from tests.waiting import until
 
@@ -37,7 +37,7 @@ def _begun(nodes: int = 3, number: int = 2) -> Attempt:
     attempt = Attempt(nodes, number)
     for node in range(nodes):
         assert attempt.report(node, number, None, 0.0)[0] == WAIT
-    attempt.look(0.0)
+    attempt.check(0.0)
     return attempt
 
 
@@ -46,10 +46,10 @@ def test_no_node_begins_before_all_are_there() -> None:
     assert attempt.report(0, 1, None, 0.0) == (WAIT, "")
     attempt.report(1, 1, None, 1.0)
     attempt.report(0, 1, None, 20.0)
-    attempt.look(20.0)  # node 1 has said nothing for so long that it may be gone again
+    attempt.check(20.0)  # node 1 has said nothing for so long that it may be gone again
     assert attempt.report(0, 1, None, 20.0)[0] == WAIT
     attempt.report(1, 1, None, 20.5)
-    attempt.look(20.5)
+    attempt.check(20.5)
     assert [attempt.report(node, 1, None, 21.0)[0] for node in (0, 1)] == [GO, GO]
 
 
@@ -90,7 +90,7 @@ def test_a_node_that_is_not_heard_of_ends_the_attempt_and_is_not_waited_for() ->
     attempt = _begun()
     for node in (0, 1):
         attempt.report(node, 2, None, LOST + 1)
-    attempt.look(LOST + 1)
+    attempt.check(LOST + 1)
     assert attempt.report(1, 2, None, LOST + 1) == (AGAIN, "nothing was heard of node 2 for 60 s")
     assert attempt.first is None and attempt.may_leave(LOST + 1)
 
@@ -108,14 +108,14 @@ def test_pods_of_one_attempt_take_no_word_from_those_of_another_with_its_number(
     old = Attempt(2, 1, "a0")
     old.report(0, 1, None, 0.0, "a0")
     old.report(1, 1, None, 0.0, "a1")
-    old.look(0.0)
+    old.check(0.0)
     assert old.report(1, 1, None, 0.0, "a1") == (GO, "a0")
     assert old.report(1, 1, None, 1.0, "b1") == (WAIT, "")
     assert old.report(0, 1, None, 1.0, "a0") == (AGAIN, "node 1 has begun again")
     assert old.may_leave(1.0)
     new = Attempt(2, 1, "b0")
     assert new.report(1, 1, None, 1.0, "a1", "a0") == (AGAIN, "node 0 has begun again")
-    assert not new.heard and new.reason is None
+    assert not new.last_report and new.reason is None
     assert new.report(1, 1, None, 1.0, "b1") == (WAIT, "")
 
 
@@ -123,7 +123,7 @@ def test_the_failure_of_an_attempt_is_not_told_to_the_one_that_has_its_number() 
     old = Attempt(2, 1, "a0")
     for node in (0, 1):
         old.report(node, 1, None, 0.0, f"a{node}")
-    old.look(0.0)
+    old.check(0.0)
     old.report(1, 1, 143, 1.0, "a1", "a0")
     assert old.report(1, 1, None, 2.0, "b1") == (WAIT, "")
     assert old.report(1, 1, 143, 2.0, "a1", "a0")[0] == FIRST
@@ -134,46 +134,46 @@ def test_a_pod_that_took_the_place_of_one_before_the_beginning_counts_in_its_ste
     attempt.report(0, 1, None, 0.0, "a0")
     attempt.report(1, 1, None, 0.0, "a1")
     assert attempt.report(1, 1, None, 1.0, "b1") == (WAIT, "")
-    attempt.look(1.0)
+    attempt.check(1.0)
     assert attempt.report(1, 1, None, 1.0, "b1") == (GO, "a0")
 
 
 class Node:
     """One node's part, in a thread."""
 
-    def __init__(self, seat: Seat, folder: Path) -> None:
-        self.own = folder / f"{seat.node}-{seat.attempt}"
+    def __init__(self, member: Member, folder: Path) -> None:
+        self.own = folder / f"{member.node}-{member.attempt}"
         self.own.mkdir()
-        self.told = Told()
-        node = FirstNode(seat) if seat.node == 0 else OtherNode(seat)
-        self.thread = Thread(target=keep_together, args=(node, self.own, self.told))
+        self.stop = Stop()
+        node = FirstNode(member) if member.node == 0 else OtherNode(member)
+        self.thread = Thread(target=keep_together, args=(node, self.own, self.stop))
         self.thread.start()
 
     def has(self, name: str) -> bool:
         return (self.own / name).exists()
 
     def leave(self) -> None:
-        self.told.over = True
+        self.stop.asked = True
         self.thread.join()
 
 
 @pytest.fixture
-def seat() -> Seat:
+def member() -> Member:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    return Seat(node=0, attempt=1, nodes=2, first="127.0.0.1", port=port, token="t")
+    return Member(node=0, attempt=1, nodes=2, first="127.0.0.1", port=port, token="t")
 
 
-def test_two_nodes_over_the_network(seat: Seat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_nodes_over_the_network(member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gang, "_PERIOD", 0.02)
-    assert OtherNode(replace(seat, node=1)).ask(None) is None
-    first = Node(seat, tmp_path)
-    stranger = OtherNode(replace(seat, node=1, token="guessed"))
-    until(lambda: OtherNode(replace(seat, node=1, attempt=0)).ask(None) is not None, "the first node")
+    assert OtherNode(replace(member, node=1)).ask(None) is None
+    first = Node(member, tmp_path)
+    stranger = OtherNode(replace(member, node=1, token="guessed"))
+    until(lambda: OtherNode(replace(member, node=1, attempt=0)).ask(None) is not None, "the first node")
     assert stranger.ask(None) is None and not first.has("held")
-    other = Node(replace(seat, node=1), tmp_path)
+    other = Node(replace(member, node=1), tmp_path)
     until(lambda: first.has("held") and other.has("held"), "the beginning")
-    other.told.over = True  # its command was killed, and left no word
+    other.stop.asked = True  # its command was killed, and left no word
     until(lambda: first.has("verdict") and other.has("verdict"), "the end")
     assert (other.own / "verdict").read_text() == "first node 1 failed first, with exit code 137\n"
     assert (first.own / "verdict").read_text() == "again node 1 failed first, with exit code 137\n"
@@ -182,15 +182,15 @@ def test_two_nodes_over_the_network(seat: Seat, tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_node_that_began_with_a_pod_that_is_gone_begins_again(
-    seat: Seat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over the network: the first node has another pod by then, and its attempt the same number."""
     monkeypatch.setattr(gang, "_PERIOD", 0.02)
-    first = FirstNode(replace(seat, pod="a0"))
-    other = Node(replace(seat, node=1, pod="a1"), tmp_path)
+    first = FirstNode(replace(member, pod="a0"))
+    other = Node(replace(member, node=1, pod="a1"), tmp_path)
     until(lambda: first.ask(None)[0] == GO, "the beginning")
     until(lambda: other.has("held"), "the other's beginning")
-    first._seat = replace(seat, pod="b0")
+    first._member = replace(member, pod="b0")
     first._attempt = Attempt(2, 1, "b0")
     until(lambda: other.has("verdict"), "the end")
     assert (other.own / "verdict").read_text() == "again node 0 has begun again\n"
@@ -204,54 +204,31 @@ def test_a_container_that_is_started_again_in_its_pod_is_the_same_pod(tmp_path: 
 
 
 def test_those_that_say_nothing_or_too_much_keep_no_node_waiting(
-    seat: Seat, monkeypatch: pytest.MonkeyPatch
+    member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gang, "_ANSWERS_WITHIN", 10_000.0)
-    FirstNode(seat)
+    monkeypatch.setattr(gang, "_ANSWER_SECONDS", 10_000.0)
+    FirstNode(member)
     with ExitStack() as strangers:
         silent = [
-            strangers.enter_context(socket.create_connection(("127.0.0.1", seat.port))) for _ in range(9)
+            strangers.enter_context(socket.create_connection(("127.0.0.1", member.port))) for _ in range(9)
         ]
         silent[0].sendall(b"half a line")
         asked = Event()
 
         def ask() -> None:
-            if OtherNode(replace(seat, node=1)).ask(None) is not None:
+            if OtherNode(replace(member, node=1)).ask(None) is not None:
                 asked.set()
 
         Thread(target=ask, daemon=True).start()
         until(asked.is_set, "the answer")
-        endless = strangers.enter_context(socket.create_connection(("127.0.0.1", seat.port)))
+        endless = strangers.enter_context(socket.create_connection(("127.0.0.1", member.port)))
         with pytest.raises(OSError, match=r"(?i)reset|broken pipe"):
             for _ in range(1024):
                 endless.sendall(bytes(1 << 16))
 
 
-def test_a_connection_is_not_listened_to_for_longer_than_an_answer_takes(
-    seat: Seat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Though it says something again and again."""
-    now = [0.0]
-    monkeypatch.setattr(gang, "monotonic", lambda: now[0])
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(b"a")
-
-        class Dripping:
-            def settimeout(self, seconds: float) -> None:
-                ours.settimeout(seconds)
-
-            def recv(self, size: int) -> bytes:
-                now[0] += 2.0
-                theirs.sendall(b"a")
-                return ours.recv(1)
-
-        with pytest.raises(TimeoutError):
-            gang._line(Dripping())  # type: ignore[arg-type]
-
-
 def test_a_node_that_is_cut_off_ends_by_itself(
-    seat: Seat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gang, "_PERIOD", 0.02)
     monkeypatch.setattr(gang, "LOST", 0.5)
@@ -267,13 +244,13 @@ def test_a_node_that_is_cut_off_ends_by_itself(
         def may_leave(self) -> bool:
             return True
 
-    told = Told()
-    thread = Thread(target=keep_together, args=(Cut(), tmp_path, told))
+    stop = Stop()
+    thread = Thread(target=keep_together, args=(Cut(), tmp_path, stop))
     thread.start()
     until((tmp_path / "verdict").exists, "the end")
     assert (tmp_path / "end").exists()
     assert (tmp_path / "verdict").read_text().startswith("again nothing was heard of node 0")
-    told.over = True
+    stop.asked = True
     thread.join()
 
 
@@ -283,7 +260,7 @@ class ModelPod:
 
     number: int
     attempt: int
-    heard: float
+    last_report: float
     began: bool = False
     code: int | None = None
     verdict: tuple[str, str] | None = None
@@ -327,12 +304,12 @@ class Model:
             return
         answer = pod.verdict
         if answer is None and first is not None and first.end is None:
-            self.attempt.look(self.now)
+            self.attempt.check(self.now)
             answer = self.attempt.report(number, pod.attempt, pod.code, self.now)
         if answer is not None:
-            pod.heard = self.now
+            pod.last_report = self.now
             pod.began = pod.began or answer[0] == GO
-        elif pod.began and self.now - pod.heard > LOST:
+        elif pod.began and self.now - pod.last_report > LOST:
             answer = (AGAIN, "")
         if answer is not None and answer[0] in (DONE, FIRST, AGAIN):
             pod.verdict = answer
@@ -349,7 +326,7 @@ class Model:
             )
             for each in self.pods
         ]
-        return ended(JobFacts(a_job(**GANG, completions=2, backoffLimit=9), tuple(seen)))
+        return ended(JobSnapshot(a_job(**GANG, completions=2, backoffLimit=9), tuple(seen)))
 
     def go_on(self) -> None:
         """Each node has its turn, and its command ends; a pod that has failed is replaced after a while."""

@@ -8,11 +8,12 @@ import pytest
 
 from dsv.errors import Denied, DsvError
 from dsv.run.engines.base import NoPlaceYet
-from dsv.run.engines.kubernetes import jobs, run
+from dsv.run.engines.kubernetes import follow
+from dsv.run.engines.kubernetes import job as job_module
 from dsv.run.engines.kubernetes.api import Refusal
-from dsv.run.engines.kubernetes.jobs import Address, KubernetesJob, make
-from dsv.run.engines.kubernetes.observe import JobFacts, Pod, ended
-from dsv.run.engines.kubernetes.run import without_numbers
+from dsv.run.engines.kubernetes.follow import without_numbers
+from dsv.run.engines.kubernetes.job import KubernetesJob, make
+from dsv.run.engines.kubernetes.job_status import JobSnapshot, Pod, ended
 from dsv.run.record import EndCause
 
 GOING = {
@@ -60,13 +61,13 @@ def test_a_pod_is_given_up_if_nothing_is_heard_of_its_machine(
     node: Any, changed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(jobs, "monotonic", lambda: now[0])
+    monkeypatch.setattr(job_module, "monotonic", lambda: now[0])
     cluster = Cluster(node)
-    job = KubernetesJob(cluster, Address("training", "job", "u0"), pods={"u1": Pod(GOING)})  # type: ignore[arg-type]
-    assert job.give_up_lost_pods() is None
+    job = KubernetesJob(cluster, "training", "job", "u0", pods={"u1": Pod(GOING)})  # type: ignore[arg-type]
+    assert job.fail_lost_pods() is None
     assert cluster.changed == []  # it has the time to end by itself
     now[0] = 46.0
-    assert job.give_up_lost_pods() is None
+    assert job.fail_lost_pods() is None
     assert cluster.changed == changed
 
 
@@ -96,9 +97,9 @@ def test_why_a_pod_is_gone_whose_end_the_cluster_has_not_told(node: Any, cause: 
             "status": {"phase": "Running", "containerStatuses": [running]},
         }
     )
-    job = KubernetesJob(Emptied(node), Address("training", "job", "u0"), pods={"u1": seen})  # type: ignore[arg-type]
+    job = KubernetesJob(Emptied(node), "training", "job", "u0", pods={"u1": seen})  # type: ignore[arg-type]
     facts = job.look()
-    assert isinstance(facts, JobFacts)
+    assert isinstance(facts, JobSnapshot)
     done = ended(facts)
     assert done is not None and (done.cause, done.exit_code) == (cause, 137)
     assert words in str(done.reason)
@@ -139,31 +140,31 @@ def test_a_pod_that_no_machine_has_room_for_is_told_from_one_that_waits(
             return MACHINES if path.endswith("/nodes") else []
 
     now = [0.0]
-    monkeypatch.setattr(run, "monotonic", lambda: now[0])
-    job = KubernetesJob(Machines(), Address("training", "job", "u0"), pods={"u1": pod})  # type: ignore[arg-type]
-    looking = run.KubernetesRun.__new__(run.KubernetesRun)
+    monkeypatch.setattr(follow, "monotonic", lambda: now[0])
+    job = KubernetesJob(Machines(), "training", "job", "u0", pods={"u1": pod})  # type: ignore[arg-type]
+    looking = follow.KubernetesRun.__new__(follow.KubernetesRun)
     looking._job, looking._waits, looking._autoscaling = job, {}, False
     looking._said = {without_numbers(f"the job waits: {said}")}
     looking._measured = -60.0
-    facts = JobFacts({"metadata": {"name": "job", "uid": "u0"}, "spec": {}}, (pod,))
-    assert looking._stuck(facts) is None
+    facts = JobSnapshot({"metadata": {"name": "job", "uid": "u0"}, "spec": {}}, (pod,))
+    assert looking._check_waiting(facts) is None
     now[0] = 61.0
-    stuck = looking._stuck(facts)
+    stuck = looking._check_waiting(facts)
     assert (stuck is not None) == never
     assert stuck is None or (stuck.cause, stuck.reason) == (EndCause.UNSCHEDULABLE, said)
     looking._autoscaling, now[0] = True, 200.0
-    assert looking._stuck(facts) is None
+    assert looking._check_waiting(facts) is None
 
 
 def test_what_the_cluster_has_against_giving_up_a_pod_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(jobs, "monotonic", lambda: now[0])
+    monkeypatch.setattr(job_module, "monotonic", lambda: now[0])
     against = Refusal("pods/status is forbidden", 403)
     cluster = Cluster(_node("Unknown"), against)
-    job = KubernetesJob(cluster, Address("training", "job", "u0"), pods={"u1": Pod(GOING)})  # type: ignore[arg-type]
-    job.give_up_lost_pods()
+    job = KubernetesJob(cluster, "training", "job", "u0", pods={"u1": Pod(GOING)})  # type: ignore[arg-type]
+    job.fail_lost_pods()
     now[0] = 46.0
-    assert job.give_up_lost_pods() == against
+    assert job.fail_lost_pods() == against
     assert cluster.changed == ["pod/status Failed"]
 
 
@@ -242,5 +243,5 @@ def test_whoever_may_not_see_pods_leaves_no_job_behind_that_never_began(
             return {}
 
     cluster = Blind()
-    job = KubernetesJob(cluster, Address("training", "job", "u0"))  # type: ignore[arg-type]
-    assert job.deleted_unbegun() == cluster.deleted == deleted
+    job = KubernetesJob(cluster, "training", "job", "u0")  # type: ignore[arg-type]
+    assert job.delete_if_never_begun() == cluster.deleted == deleted

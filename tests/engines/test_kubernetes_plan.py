@@ -13,7 +13,7 @@ import yaml
 from dsv.errors import UsageError
 from dsv.run.engines.base import Facts, Job, Mount
 from dsv.run.engines.kubernetes.api import Refusal
-from dsv.run.engines.kubernetes.capacity import ask_capacity, quantity, quota_says, requests_of, rooms
+from dsv.run.engines.kubernetes.capacity import ask_capacity, quantity, quota_refuses, requests_of, rooms
 from dsv.run.engines.kubernetes.engine import Kubernetes
 from dsv.run.engines.kubernetes.manifest import merge
 from dsv.run.engines.kubernetes.options import KubernetesOptions, object_name
@@ -289,7 +289,7 @@ def test_room_of_nodes_and_quotas() -> None:
         "metadata": {"name": "q"},
         "status": {"hard": {"requests.nvidia.com/gpu": "4"}, "used": {"requests.nvidia.com/gpu": "3"}},
     }
-    told = [quota_says([quota], KubernetesOptions(), Resources(gpus=each)) for each in (1, 2, 5)]
+    told = [quota_refuses([quota], KubernetesOptions(), Resources(gpus=each)) for each in (1, 2, 5)]
     assert [tuple(each is not None for each in one) for one in told] == [
         (False, False),
         (True, False),
@@ -371,5 +371,5 @@ def test_a_quota_counts_jobs_and_pods(
         "spec": {"scopes": list(scopes)},
         "status": {"hard": {hard: "2"}, "used": {hard: "2" if used == "1" else "0"}},
     }
-    not_now, never = quota_says([quota], KubernetesOptions(), Resources(nodes=2))
+    not_now, never = quota_refuses([quota], KubernetesOptions(), Resources(nodes=2))
     assert (not_now is None, never is None) == (now, ever)

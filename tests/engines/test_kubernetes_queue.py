@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dsv.run.engines.kubernetes.api import Refusal
-from dsv.run.engines.kubernetes.capacity import ask_capacity, put_back, waiting
-from dsv.run.engines.kubernetes.jobs import Address, KubernetesJob
-from dsv.run.engines.kubernetes.observe import JobFacts, ended, status
+from dsv.run.engines.kubernetes.capacity import ask_capacity, evicted_by_queue, waiting
+from dsv.run.engines.kubernetes.job import KubernetesJob
+from dsv.run.engines.kubernetes.job_status import JobSnapshot, ended, status
 from dsv.run.engines.kubernetes.options import LABEL, QUEUE_LABEL, KubernetesOptions
 from dsv.run.record import EndCause, RunState
 from dsv.run.resources import Capacity, Resources
@@ -126,10 +126,10 @@ def test_a_pool_counts_the_jobs_that_wait_in_its_queue(
 @pytest.mark.parametrize(
     ("reason", "cause"), [("Preempted", EndCause.PREEMPTED), ("ClusterQueueStopped", EndCause.EVICTED)]
 )
-def test_why_a_job_was_put_back(reason: str, cause: EndCause) -> None:
+def test_why_a_job_was_evicted_by_queue(reason: str, cause: EndCause) -> None:
     said = [a_workload(conditions=[a_condition("Evicted", "True", reason, PREEMPTED)])]
-    assert put_back(said) == (cause, PREEMPTED)
-    assert put_back(Refusal("forbidden", 403))[0] is EndCause.PREEMPTED
+    assert evicted_by_queue(said) == (cause, PREEMPTED)
+    assert evicted_by_queue(Refusal("forbidden", 403))[0] is EndCause.PREEMPTED
 
 
 class Cluster:
@@ -174,12 +174,12 @@ def test_a_job_whose_queue_took_its_place_away_was_preempted_however_its_command
     """By a signal, by itself once it was told to, or unseen."""
     cluster = Cluster(a_queued_job(backoffLimit=0))
     cluster.pods = [raw("1", phase="Running")]
-    job = KubernetesJob(cluster, Address("training", "j", "u"))  # type: ignore[arg-type]
+    job = KubernetesJob(cluster, "training", "j", "u")  # type: ignore[arg-type]
     facts = job.look()
-    assert isinstance(facts, JobFacts) and status(facts).state is RunState.RUNNING
+    assert isinstance(facts, JobSnapshot) and status(facts).state is RunState.RUNNING
     cluster.job, cluster.pods = a_queued_job(backoffLimit=0, suspend=True), left
     facts = job.look()
-    assert isinstance(facts, JobFacts)
+    assert isinstance(facts, JobSnapshot)
     done = ended(facts)
     assert done is not None and (done.cause, done.reason) == (EndCause.PREEMPTED, PREEMPTED)
     assert done.exit_code in (143, 0) and done.launched
@@ -189,15 +189,15 @@ def test_a_job_with_retries_is_queued_again_and_its_next_attempt_has_the_next_nu
     """The cluster itself counts no attempt that a queue took back."""
     cluster = Cluster(a_queued_job(backoffLimit=1))
     cluster.pods = [raw("1", phase="Running")]
-    job = KubernetesJob(cluster, Address("training", "j", "u"))  # type: ignore[arg-type]
+    job = KubernetesJob(cluster, "training", "j", "u")  # type: ignore[arg-type]
     job.look()
     cluster.job, cluster.pods = a_queued_job(backoffLimit=1, suspend=True), []
     facts = job.look()
-    assert isinstance(facts, JobFacts) and ended(facts) is None
+    assert isinstance(facts, JobSnapshot) and ended(facts) is None
     assert status(facts).state is RunState.QUEUED
     cluster.job, cluster.pods = a_queued_job(backoffLimit=1), [raw("2", phase="Succeeded", code=0)]
     facts = job.look()
-    assert isinstance(facts, JobFacts)
+    assert isinstance(facts, JobSnapshot)
     done = ended(facts)
     assert done is not None and done.exit_code == 0
     ends = [(each.attempt, each.end) for each in done.parts]

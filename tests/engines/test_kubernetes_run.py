@@ -6,8 +6,6 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
-from threading import Event
-from threading import enumerate as all_threads
 from typing import Any
 
 import pytest
@@ -15,9 +13,9 @@ import pytest
 from dsv.run.engines.base import Ended, NoEngine
 from dsv.run.engines.kubernetes.api import Refusal
 from dsv.run.engines.kubernetes.engine import Kubernetes
-from dsv.run.engines.kubernetes.jobs import Address, KubernetesJob
-from dsv.run.engines.kubernetes.observe import JobFacts, Pod
-from dsv.run.engines.kubernetes.run import KubernetesRun, PodLog
+from dsv.run.engines.kubernetes.follow import KubernetesRun, PodLog
+from dsv.run.engines.kubernetes.job import KubernetesJob
+from dsv.run.engines.kubernetes.job_status import JobSnapshot, Pod
 from dsv.run.engines.output import Output
 from dsv.run.record import EndCause, JobRef, RunState
 from tests.engines.test_kubernetes_end import a_pod
@@ -68,7 +66,7 @@ class Cluster:
 
 
 def _run(cluster: Cluster) -> KubernetesRun:
-    job = KubernetesJob(cluster, Address("training", "job", "u0"))  # type: ignore[arg-type]
+    job = KubernetesJob(cluster, "training", "job", "u0")  # type: ignore[arg-type]
     return KubernetesRun(job, Output(None, None), lambda: None, autoscaling=False)
 
 
@@ -99,7 +97,7 @@ def test_a_job_that_seems_not_to_have_begun_is_suspended_before_it_is_deleted() 
 def test_a_job_is_lost_if_another_cluster_answers_and_cancelled_if_it_was_deleted() -> None:
     for same, cause, seen in ((True, EndCause.CANCELLED, True), (False, None, False)):
         cluster = Cluster(begun=True)
-        job = KubernetesJob(cluster, Address("training", "job", "u0"))  # type: ignore[arg-type]
+        job = KubernetesJob(cluster, "training", "job", "u0")  # type: ignore[arg-type]
         assert job.look() is not None
         cluster.deleted = True
         run = KubernetesRun(
@@ -130,7 +128,9 @@ class Site(Cluster):
 
 
 def _engine(site: Site, monkeypatch: pytest.MonkeyPatch, volume: Any) -> Kubernetes:
-    monkeypatch.setattr(Address, "of", lambda _: Address("training", "job", "u0"))
+    monkeypatch.setattr(
+        KubernetesJob, "of_id", classmethod(lambda cls, api, _: cls(api, "training", "job", "u0"))
+    )
     monkeypatch.setattr("dsv.run.engines.kubernetes.engine.KubernetesApi", lambda *_: site)
     return Kubernetes({}, {"volumes": {"/nfs": volume}})
 
@@ -217,18 +217,18 @@ def test_a_job_that_is_taken_back_is_asked_about_with_a_pause(monkeypatch: pytes
 
     cluster = Cluster(begun=False)
     cluster.stays = True
-    monkeypatch.setattr("dsv.run.engines.kubernetes.run.Event", Wake)
+    monkeypatch.setattr("dsv.run.engines.kubernetes.follow.Event", Wake)
     run = KubernetesRun.__new__(KubernetesRun)
     with monkeypatch.context() as unwatched:
-        unwatched.setattr("dsv.run.engines.kubernetes.run.Thread.start", lambda _: None)
+        unwatched.setattr("dsv.run.engines.kubernetes.follow.Thread.start", lambda _: None)
         KubernetesRun.__init__(
             run,
-            KubernetesJob(cluster, Address("training", "job", "u0")),  # type: ignore[arg-type]
+            KubernetesJob(cluster, "training", "job", "u0"),  # type: ignore[arg-type]
             Output(None, None),
             lambda: None,
             autoscaling=False,
         )
-    run._untold.append("SIGTERM")
+    run._pending_signals.append("SIGTERM")
     run._until_end()
     assert pauses == [0.3] * 6
 
@@ -247,20 +247,20 @@ def test_a_job_that_has_waited_for_long_is_not_ended_by_the_first_word_of_a_miss
 ) -> None:
     """Such as while somebody makes the queue anew: it has as much patience as for a job that was just submitted."""
     now = [0.0]
-    monkeypatch.setattr("dsv.run.engines.kubernetes.run.monotonic", lambda: now[0])
+    monkeypatch.setattr("dsv.run.engines.kubernetes.follow.monotonic", lambda: now[0])
     cluster = Cluster(begun=False)
     cluster.suspended, cluster.labels = True, {"kueue.x-k8s.io/queue-name": "gpus"}
     run = KubernetesRun.__new__(KubernetesRun)
-    job = KubernetesJob(cluster, Address("training", "job", "u0"))  # type: ignore[arg-type]
-    run._job, run._waits, run._asked, run._put_back = job, {}, 0.0, set()
+    job = KubernetesJob(cluster, "training", "job", "u0")  # type: ignore[arg-type]
+    run._job, run._waits, run._asked, run._printed_evictions = job, {}, 0.0, set()
     monkeypatch.setattr(run, "_say", lambda _: None)
     facts = job.look()
-    assert isinstance(facts, JobFacts)
+    assert isinstance(facts, JobSnapshot)
 
     def asked_at(second: float, said: Sequence[Any] | Refusal) -> Ended | None:
         now[0] = second
-        monkeypatch.setattr(KubernetesJob, "queue_says", lambda _: said)
-        return run._queued(facts)
+        monkeypatch.setattr(KubernetesJob, "workloads", lambda _: said)
+        return run._check_queue(facts)
 
     gone = Refusal("not found", 404)
     assert asked_at(10, gone) is None and asked_at(20, []) is None
@@ -272,11 +272,11 @@ def test_a_job_that_has_waited_for_long_is_not_ended_by_the_first_word_of_a_miss
 def test_that_a_queue_took_the_place_of_a_job_away_is_told_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so is what it waits for, though it has waited for that before."""
     now, full = [0.0], "insufficient unused quota, 1 more needed"
-    monkeypatch.setattr("dsv.run.engines.kubernetes.run.monotonic", lambda: now[0])
-    monkeypatch.setattr(KubernetesJob, "queue_says", lambda _: _pending(full))
+    monkeypatch.setattr("dsv.run.engines.kubernetes.follow.monotonic", lambda: now[0])
+    monkeypatch.setattr(KubernetesJob, "workloads", lambda _: _pending(full))
     run = KubernetesRun.__new__(KubernetesRun)
-    run._waits, run._asked, run._put_back, run._said = {}, 0.0, set(), set()
-    run._job = KubernetesJob(Cluster(begun=False), Address("training", "job", "u0"))  # type: ignore[arg-type]
+    run._waits, run._asked, run._printed_evictions, run._said = {}, 0.0, set(), set()
+    run._job = KubernetesJob(Cluster(begun=False), "training", "job", "u0")  # type: ignore[arg-type]
     said: list[str] = []
     monkeypatch.setattr("os.write", lambda _, data: said.append(data.decode()))
     run._err = 2
@@ -286,13 +286,13 @@ def test_that_a_queue_took_the_place_of_a_job_away_is_told_each_time(monkeypatch
     }
     pods: list[Pod] = []
     for turn in range(3):
-        facts = JobFacts(raw, tuple(pods))
+        facts = JobSnapshot(raw, tuple(pods))
         for _ in range(3):
             now[0] += 10
-            assert run._queued(facts) is None
+            assert run._check_queue(facts) is None
         one = dict(a_pod().raw)
         one["metadata"] = {**one["metadata"], "uid": f"u{turn}"}
-        pods.append(Pod(one, gone=True, put_back=(EndCause.PREEMPTED, f"Preempted by {turn}")))
+        pods.append(Pod(one, gone=True, evicted_by_queue=(EndCause.PREEMPTED, f"Preempted by {turn}")))
     waits = f"[dsv] the job waits: the queue gpus has not admitted it: {full}\n"
     taken = [f"[dsv] the queue gpus took the job's place away: Preempted by {each}\n" for each in (0, 1)]
     assert said == [waits, taken[0], waits, taken[1], waits]
@@ -306,57 +306,12 @@ def test_no_signal_comes_after_the_one_that_kills() -> None:
     cluster = Cluster(begun=False)
     run = _run(cluster)
     with run._lock:
-        run._untold.append("SIGINT")
+        run._pending_signals.append("SIGINT")
         cluster.begun = True
     run.kill()
-    assert cluster.told[-1] == "KILL" and run._untold == []
+    assert cluster.told[-1] == "KILL" and run._pending_signals == []
     cluster.deleted = True
     until(lambda: run.ended is not None)
-
-
-class TellingCluster(Cluster):
-    """Says that a pod has changed when it is told to. hung_up: whether its caller has closed the connection."""
-
-    def __init__(self) -> None:
-        super().__init__(begun=True)
-        self.over = False
-        self.changed = Event()
-        self.hung_up = Event()
-        self.extensions = {"network_stream": self}
-
-    def items(self, path: str, **query: str) -> list[Any]:
-        found = super().items(path, **query)
-        if self.over:
-            found[0]["status"] = a_pod(code=0, phase="Running").raw["status"]
-        return found
-
-    def stream(self, *given: Any, **query: Any) -> Any:
-        return nullcontext(self if "watch" in query else Refusal("no log", 404))
-
-    def iter_raw(self) -> Iterator[bytes]:
-        self.changed.wait()
-        yield b"{}"
-        self.hung_up.wait()
-
-    def get_extra_info(self, name: str) -> Any:
-        return self
-
-    def shutdown(self, how: int) -> None:
-        self.hung_up.set()
-
-
-def test_the_job_is_looked_at_as_soon_as_the_cluster_says_that_a_pod_has_changed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("dsv.run.engines.kubernetes.run._ASK", (10_000.0, 10_000.0))
-    cluster = TellingCluster()
-    run = _run(cluster)
-    cluster.over = True
-    cluster.changed.set()
-    until(lambda: run.ended is not None)
-    assert run.ended is not None and run.ended.exit_code == 0
-    assert cluster.hung_up.is_set()
-    until(lambda: not any(each.name == "dsv-kubernetes-changes" for each in all_threads()))
 
 
 def test_lines_of_one_time_are_read_once_each() -> None:
@@ -396,7 +351,7 @@ NO_LOG = b"unable to retrieve container logs for containerd://9b3baed208d8"
 
 
 def _read_log(monkeypatch: pytest.MonkeyPatch, api: Any, *, follow: bool) -> bytes:
-    monkeypatch.setattr("dsv.run.engines.kubernetes.run._PAUSE", 0.0)
+    monkeypatch.setattr("dsv.run.engines.kubernetes.follow._PAUSE", 0.0)
     written: list[bytes] = []
     log = PodLog(api, "/log", written.append, lambda: None, follow=follow)
     if follow:

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from dsv.run.engines.kubernetes.options import OWN
-from dsv.run.engines.kubernetes.scripts import HOLD, RUN, TOLD, LeftInPod, read_left, read_log
+from dsv.run.engines.kubernetes.pod_files import (
+    SIGNALS,
+    LeftInPod,
+    read_left,
+    read_log,
+    run_script,
+    script,
+)
 from dsv.run.record import EndCause
 from dsv.values.secrets import Masker
 from tests.waiting import until
@@ -31,7 +38,7 @@ class Pod:
         """What the log of the pod has. The script finds its own folder in `OWN`."""
         (self.own / "t").mkdir()
         (self.own / "t" / "signal").touch()
-        text = RUN.replace(TOLD, f"{self.own}/t").replace(OWN, str(self.own))
+        text = run_script().replace(SIGNALS, f"{self.own}/t").replace(OWN, str(self.own))
         text = text.replace("/dev/termination-log", f"{self.own}/term")
         env = {"PATH": os.environ["PATH"], "DSV_COPIED": "yes", "OWN": str(self.own), **more}
         with (self.own / "shown").open("wb") as shown:
@@ -118,7 +125,7 @@ def test_an_image_without_dsv_is_told_of(shell: tuple[str, ...], tmp_path: Path)
     argv = [
         *shell,
         "-c",
-        HOLD.replace(OWN, str(tmp_path)),
+        script("hold").replace(OWN, str(tmp_path)),
         "hold",
         f"{tmp_path}/out",
         "-",

@@ -58,7 +58,7 @@ def _content() -> str:
     """Of all that goes into the image but the versions of its dependencies."""
     digest = hashlib.sha256()
     package = sorted(
-        each for each in (PROJECT / "src").rglob("*") if each.suffix in (".py", ".json", ".typed")
+        each for each in (PROJECT / "src").rglob("*") if each.suffix in (".py", ".json", ".sh", ".typed")
     )
     for path in (PROJECT / "Containerfile", PROJECT / "pyproject.toml", *package):
         digest.update(f"{path.relative_to(PROJECT)}\0".encode() + path.read_bytes() + b"\0")

@@ -362,7 +362,11 @@ class Settler:
         key = record.engine, record.pool
         if key not in self._silent:
             answer = engine.probe()
-            said = answer.reason if isinstance(answer, NoEngine) else f"{engine.name} answers, but not about this job"
+            said = (
+                answer.reason
+                if isinstance(answer, NoEngine)
+                else f"{engine.name} answers, but not about this job"
+            )
             self._silent[key] = said
         reason = self._silent[key]
         state, since = record.state, record.started_ms

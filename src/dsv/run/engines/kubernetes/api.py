@@ -1,7 +1,7 @@
-"""Kubernetes' API: asked by JSON, as a manifest is to arrive as it was printed.
+"""The API of Kubernetes, as JSON: a manifest is submitted exactly as `--dry-run` prints it.
 
-lightkube finds the cluster and who the caller is there, and speaks TLS to it. It is an extra of the package, and only
-imported here.
+lightkube finds the cluster and the user, and makes the TLS connection. It is an extra of the package, so it is imported
+only here.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ EXTRA: Final = "dsv[kubernetes]"
 SECONDS: Final = 15.0
 PROBE_SECONDS: Final = 5.0
 OLDEST: Final = (1, 29)
-"""The first release whose init containers may go on beside the job's own; older ones would wait for their end."""
+"""The first release with sidecar containers: init containers with `restartPolicy: Always`."""
 QUIET_SECONDS: Final = 60.0
-"""After so long without a word a stream may be one of a machine that is gone."""
+"""A connection that is silent for so long may be to a machine that is gone."""
 _PASSES: Final = re.compile(
     r"status unknown for quota|Operation cannot be fulfilled|failed calling webhook|timed? ?out|deadline exceeded"
     r"|etcdserver|try again",
     re.IGNORECASE,
 )
-"""Refusals that say nothing of what was asked: the quota was just made, another change came first, and so on."""
+"""Refusals that another attempt a moment later may not meet, such as while a new quota is being counted."""
 _OTHER_NAMESPACE: Final = "kubectl get namespaces; dsv config pools.NAME.kubernetes.namespace NAMESPACE"
 _MERGE: Final = "application/merge-patch+json"
 _EXEC_FORMATS: Final = "client.authentication.k8s.io/"
@@ -55,8 +55,10 @@ def not_installed() -> DsvError:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The cluster's own words for what it did not do. status: of HTTP, None without an answer; reason: such as
-    NotFound."""
+    """Why the cluster did not do what it was asked to.
+
+    status is that of HTTP, or None without an answer; reason is a word such as NotFound.
+    """
 
     message: str
     status: int | None = None
@@ -64,12 +66,12 @@ class Refusal:
 
     @property
     def is_away(self) -> bool:
-        """Whether there was no answer, or one that says nothing of what was asked."""
+        """Return whether the cluster did not answer, or answered that it can't at the moment."""
         return self.status is None or self.status >= 500 or self.status == 429
 
     @property
     def passes(self) -> bool:
-        """Whether it would be taken if it were asked for again a moment later."""
+        """Return whether the same request may succeed a moment later."""
         return not self.is_away and passes(self.message)
 
     @property
@@ -78,7 +80,7 @@ class Refusal:
 
     @property
     def no_answer(self) -> DsvError:
-        """For anyone who only wants to know what the cluster has."""
+        """Return the error for a question that was refused."""
         if self.is_denied:
             return self.error("Kubernetes refuses", NAME)
         return Unreachable(
@@ -86,7 +88,7 @@ class Refusal:
         )
 
     def error(self, what: str, subject: str) -> DsvError:
-        """what: the first half of the sentence."""
+        """Return the error of a command. what: the first half of its sentence."""
         text = f"{what}: {self.message}"
         if self.is_away:
             return Unreachable(text, subject=subject, hint="kubectl cluster-info")
@@ -103,9 +105,9 @@ class Refusal:
 
 
 class KubernetesApi:
-    """One cluster and one namespace. Connects when it is first asked; may be used by several threads.
+    """One cluster and one namespace. Connects at the first request. Several threads may use it.
 
-    environ: the caller's, which says where the configuration of kubectl is.
+    environ is the caller's, for KUBECONFIG and HOME.
     """
 
     def __init__(self, environ: Mapping[str, str], options: KubernetesOptions) -> None:
@@ -116,14 +118,14 @@ class KubernetesApi:
 
     @property
     def namespace(self) -> str:
-        """Raises `UsageError` and `Unsupported` as `connect`."""
+        """Return the namespace. Raises `UsageError` and `Unsupported` as `connect` does."""
         self.connect()
-        assert self._namespace is not None  # connect finds it
+        assert self._namespace is not None  # connect sets it
         return self._namespace
 
     def connect(self) -> Client:
-        """Asks nothing of the cluster yet. Raises `Unsupported` if the library is missing, `UsageError` if no cluster
-        is configured."""
+        """Return the client, without any request to the cluster. Raises `Unsupported` if the library is missing,
+        `UsageError` if no cluster is configured."""
         if self._client is not None:
             return self._client
         if not is_installed():
@@ -149,7 +151,7 @@ class KubernetesApi:
         return client
 
     def _look_for_another_identity(self) -> None:
-        """The cluster does not know this one any more. The caller may log in again while a job runs."""
+        """Read the configuration again, as the user may have logged in again while a job runs."""
         before, self._client = self._client, None
         try:
             self.connect()
@@ -169,11 +171,13 @@ class KubernetesApi:
             raise ConfigError("it names no context")
         user = found.user
         if user is not None and user.exec is not None and user.exec.apiVersion == f"{_EXEC_FORMATS}v1":
-            user.exec.apiVersion = f"{_EXEC_FORMATS}v1beta1"  # the same to read, and all that lightkube knows
+            user.exec.apiVersion = (
+                f"{_EXEC_FORMATS}v1beta1"  # same content, and the only version that lightkube reads
+            )
         return found
 
     def _named(self) -> str | None:
-        """The first file of the variable that is there, or the one in the home; None inside of a cluster."""
+        """Return the first existing file of KUBECONFIG, or the one in the home; None inside a cluster."""
         named = [each for each in self._environ.get("KUBECONFIG", "").split(":") if each]
         there = [each for each in named if Path(each).is_file()]
         if named:
@@ -184,7 +188,7 @@ class KubernetesApi:
         return None if "KUBERNETES_SERVICE_HOST" in self._environ else f"{home or ''}/.kube/config"
 
     def path(self, kind: str, name: str | None = None) -> str:
-        """Of things of the namespace: `pods`, `batch/v1/jobs` and so on."""
+        """Return the path of objects of the namespace. kind: such as `pods` or `batch/v1/jobs`."""
         group, _, plural = kind.rpartition("/")
         base = f"/apis/{group}" if group else "/api/v1"
         return f"{base}/namespaces/{self.namespace}/{plural}" + ("" if name is None else f"/{name}")
@@ -199,7 +203,7 @@ class KubernetesApi:
         return self._call("PATCH", path, body, content_type=_MERGE)
 
     def delete(self, path: str, grace: float | None = None) -> Any | Refusal:
-        """With all that belongs to it."""
+        """Delete an object and all that it owns."""
         body: dict[str, Any] = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
@@ -210,7 +214,7 @@ class KubernetesApi:
         return self._call("DELETE", path, body)
 
     def items(self, path: str, seconds: float = SECONDS, **query: str) -> list[Any] | Refusal:
-        """All of a list."""
+        """Return all pages of a list."""
         found: list[Any] = []
         more = {"limit": "500"}
         while True:
@@ -225,7 +229,7 @@ class KubernetesApi:
 
     @contextmanager
     def stream(self, path: str, **query: str) -> Generator[Response | Refusal, None, None]:
-        """An answer that is read as it comes. Reading it may raise `httpx2.HTTPError`."""
+        """Yield a response to read piece by piece. Reading it may raise `httpx2.HTTPError`."""
         import httpx2
         from lightkube.core.exceptions import ConfigError
 
@@ -283,17 +287,17 @@ class KubernetesApi:
 
 
 def _no_identity(error: Exception) -> Refusal:
-    """The program that tells who the caller is has failed."""
+    """Return the refusal for a credential plugin that failed."""
     return Refusal(str(error), 401, "Unauthorized")
 
 
 def passes(message: str) -> bool:
-    """Whether this refusal goes by of itself, in a moment."""
+    """Return whether the same request may succeed a moment later."""
     return _PASSES.search(message) is not None
 
 
 def too_old(version: Mapping[str, Any]) -> str | None:
-    """What keeps runs from a cluster that says this of itself, if anything does."""
+    """Return why runs can't use a cluster of this version, if they can't."""
     numbers = [re.match(r"\d+", str(version.get(each, ""))) for each in ("major", "minor")]
     major, minor = (0 if each is None else int(each[0]) for each in numbers)
     if (major, minor) >= OLDEST or None in numbers:

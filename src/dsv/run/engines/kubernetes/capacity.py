@@ -1,15 +1,14 @@
-"""What a cluster has room for: its nodes, the quotas of a namespace, and the queues of Kueue."""
+"""The room in a cluster: its nodes, the quotas of the namespace, and the queues of Kueue."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from dsv.run.engines.kubernetes.api import SECONDS, KubernetesApi, Refusal, passes
+from dsv.run.engines.kubernetes.job_status import Obstacle, Pod
 from dsv.run.engines.kubernetes.manifest import GPU_LABELS
-from dsv.run.engines.kubernetes.observe import Obstacle, Pod
 from dsv.run.engines.kubernetes.options import COMMIT_KEY, KubernetesOptions
 from dsv.run.record import EndCause
 from dsv.run.resources import ALL_GPUS, Capacity, GpuCount, NodeRoom, Resources
@@ -19,24 +18,26 @@ _KEEPS_OUT: Final = ("NoSchedule", "NoExecute")
 
 
 def ask_capacity(api: KubernetesApi, options: KubernetesOptions, wanted: Resources) -> Capacity | Refusal:
-    """Anyone who may not see nodes, quotas or the pods of others learns less, and `unseen` says so."""
+    """Return what is free for a job. `unseen` names what the caller may not list: nodes, quotas, pods of others."""
     nodes = api.items("/api/v1/nodes", _SECONDS)
     if isinstance(nodes, Refusal) and (nodes.status == 401 or not nodes.is_denied):
-        return nodes  # no answer, or one to nobody: it takes no job of a caller whom it doesn't know
+        return nodes  # no answer, or the caller is not logged in
     quotas = api.items(api.path("resourcequotas"), _SECONDS)
     live = "status.phase!=Succeeded,status.phase!=Failed"
     pods = api.items("/api/v1/pods", _SECONDS, fieldSelector=live)
-    not_now, never = quota_says(quotas if isinstance(quotas, list) else [], options, wanted)
-    line = Line(0) if options.queue is None else ask_line(api, options.queue, _SECONDS)
+    not_now, never = quota_refuses(quotas if isinstance(quotas, list) else [], options, wanted)
+    waiting_in_queue, closed = (
+        (0, None) if options.queue is None else ask_queue_state(api, options.queue, _SECONDS)
+    )
     asked = (("nodes", nodes), ("pods of all namespaces", pods), ("quotas", quotas))
     unseen = tuple(f"{what}: {answer.message}" for what, answer in asked if isinstance(answer, Refusal))
     seen = None if isinstance(pods, Refusal) else pods
     waiting = None if seen is None else sum(_waits(each) for each in seen)
     return Capacity(
         nodes=_unseen(wanted) if isinstance(nodes, Refusal) else tuple(rooms(nodes, seen, options)),
-        waiting=None if waiting is None or line.waiting is None else waiting + line.waiting,
+        waiting=None if waiting is None or waiting_in_queue is None else waiting + waiting_in_queue,
         grows=options.autoscaling or isinstance(nodes, Refusal),
-        not_now=not_now or line.closed,
+        not_now=not_now or closed,
         never=never,
         unseen=unseen,
     )
@@ -45,7 +46,7 @@ def ask_capacity(api: KubernetesApi, options: KubernetesOptions, wanted: Resourc
 def rooms(
     nodes: Sequence[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]] | None, options: KubernetesOptions
 ) -> Iterable[NodeRoom]:
-    """Of the nodes that jobs of this pool may run on. pods: None if nobody says which there are."""
+    """Yield the nodes that jobs of this pool may run on. pods: None if the caller may not list them."""
     used: dict[str, dict[str, float]] = {}
     for pod in pods or ():
         name = (pod.get("spec") or {}).get("nodeName")
@@ -59,7 +60,7 @@ def rooms(
 
 
 def _unseen(wanted: Resources) -> tuple[NodeRoom, ...]:
-    """Nodes that the caller may not list are no reason against a job: the cluster decides."""
+    """Return nodes that fit the job, for a caller who may not list nodes: the cluster decides."""
     gpus = 0 if wanted.gpus in (None, ALL_GPUS) else wanted.gpus or 0
     room = NodeRoom(gpus=(GpuCount(wanted.gpu_type or "GPU", gpus, gpus),) if gpus else ())
     return (room,) * wanted.nodes
@@ -74,7 +75,7 @@ def gpu_labels(nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...
 
 
 def hosts_of(pods: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
-    """Commits with the nodes on which pods of dsv have fetched them."""
+    """Return pairs of a commit and a node on which a pod of dsv has fetched it."""
     found = set()
     for pod in map(Pod, pods):
         commit = pod.annotations.get(COMMIT_KEY)
@@ -96,7 +97,7 @@ def _fits(node: Mapping[str, Any], options: KubernetesOptions) -> bool:
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any], options: KubernetesOptions) -> bool:
-    """The taint of a GPU is tolerated by most clusters for pods that ask for one."""
+    """Return whether a pod may run despite a taint. Most clusters let pods that ask for GPUs tolerate theirs."""
     if not toleration:
         return taint.get("key") == options.gpu
     if toleration.get("effect") not in (None, taint.get("effect")):
@@ -130,7 +131,7 @@ def _waits(pod: Mapping[str, Any]) -> bool:
 
 
 def requests_of(pod: Mapping[str, Any]) -> dict[str, float]:
-    """What a pod has taken of its node: its containers together, or one that runs before them if that asks for more."""
+    """Return what a pod takes of its node: all its containers together, or one init container if that asks for more."""
     spec = pod.get("spec") or {}
     total: dict[str, float] = {}
     most: dict[str, float] = {}
@@ -159,14 +160,14 @@ _REFUSED: Final = re.compile(r"exceeded quota: .*?requested: (\S+), used: (\S+),
 
 
 def is_beyond_quota(message: str) -> bool | None:
-    """Whether what was refused is more than the quota ever gives; False if there may be room for it later. None if no
+    """Return whether a refused request is more than the quota ever allows; False if there may be room later, None if no
     quota has refused it."""
     found = _REFUSED.search(message)
     return None if found is None else _beyond(found[1], found[3])
 
 
 def refusal(messages: Iterable[str]) -> tuple[str, bool] | None:
-    """Why the cluster makes no pods, from its events, and whether that is for good: a quota may have room later."""
+    """Return why the cluster creates no pods, from its events, and whether that is final: a quota may be freed."""
     found = None
     for message in messages:
         text = " ".join(message.split()).removeprefix("Error creating: ")
@@ -175,10 +176,10 @@ def refusal(messages: Iterable[str]) -> tuple[str, bool] | None:
     return found
 
 
-def quota_says(
+def quota_refuses(
     quotas: Sequence[Mapping[str, Any]], options: KubernetesOptions, wanted: Resources
 ) -> tuple[str | None, str | None]:
-    """Why a job can't begin now, and why it never can."""
+    """Return why a job can't begin now, and why it never can."""
     asked = {}
     if wanted.gpus is not None and wanted.gpus != ALL_GPUS:
         asked[f"requests.{options.gpu}"] = float(wanted.gpus * wanted.nodes)
@@ -193,7 +194,7 @@ def quota_says(
     for each in quotas:
         spec = each.get("spec") or {}
         if spec.get("scopes") or spec.get("scopeSelector"):
-            continue  # which may not be for pods of this kind: the cluster knows
+            continue  # which may not apply to these pods: the cluster knows
         status = each.get("status") or {}
         for name, amount in asked.items():
             hard = (status.get("hard") or {}).get(name)
@@ -209,7 +210,7 @@ def quota_says(
 
 
 def _beyond(requested: str, limited: str) -> bool:
-    """Whether what was requested is more than the quota ever gives: `requests.nvidia.com/gpu=8` beyond `…=4`."""
+    """Return whether a request such as `requests.nvidia.com/gpu=8` is more than a limit such as `…=4`."""
     limits = dict(each.partition("=")[::2] for each in limited.split(","))
     asked = dict(each.partition("=")[::2] for each in requested.split(","))
     return any(quantity(asked[name]) > quantity(limits[name]) for name in asked if name in limits)
@@ -222,7 +223,7 @@ _UNITS: Final = {
 
 
 def quantity(text: str) -> float:
-    """A number as Kubernetes writes it, such as 500m or 2Gi; 0 for anything else."""
+    """Return the value of a Kubernetes quantity such as 500m or 2Gi; 0 for anything else."""
     found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([a-zA-Z]*)", text)
     if found is None or found[2] not in _UNITS:
         return 0.0
@@ -232,14 +233,14 @@ def quantity(text: str) -> float:
 _GROUP: Final = "/apis/kueue.x-k8s.io"
 _JOB_LABEL: Final = "kueue.x-k8s.io/job-uid"
 _NEVER: Final = re.compile(r"maximum capacity")
-"""What Kueue says of a job that asks for more than a quota ever gives."""
+"""In Kueue's message for a job that asks for more than a quota ever allows."""
 _LATER: Final = re.compile(r"unused quota|more needed")
-"""What it says of a quota that is used up. It names each kind of machine, and one that has room later is enough."""
+"""In Kueue's message for a quota that is used up. The message names all flavors, and a job may wait for one of them."""
 _FOR_EVER, _PATIENT = 5.0, 60.0
 
 
-def ask_queue(api: KubernetesApi, namespace: str, uid: str) -> Sequence[Mapping[str, Any]] | Refusal:
-    """The Workloads of the Job with this uid, of which there is one at most."""
+def ask_workloads(api: KubernetesApi, namespace: str, uid: str) -> Sequence[Mapping[str, Any]] | Refusal:
+    """Return the Workload that Kueue made for the Job with this uid, in a list of at most one."""
     version = _version(api)
     if isinstance(version, Refusal):
         return version
@@ -247,21 +248,14 @@ def ask_queue(api: KubernetesApi, namespace: str, uid: str) -> Sequence[Mapping[
     return api.items(where, labelSelector=f"{_JOB_LABEL}={uid}")
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """waiting: how many jobs wait in a queue, None if the caller may not know that. closed: why it lets none begin."""
-
-    waiting: int | None
-    closed: str | None = None
-
-
-def ask_line(api: KubernetesApi, queue: str, seconds: float) -> Line:
+def ask_queue_state(api: KubernetesApi, queue: str, seconds: float) -> tuple[int | None, str | None]:
+    """Return how many jobs wait in a queue, None if the caller may not know, and why the queue admits none."""
     version = _version(api, seconds)
     if isinstance(version, Refusal):
-        return Line(0, _no_kueue(queue)) if version.status == 404 else Line(None)
+        return (0, _no_kueue(queue)) if version.status == 404 else (None, None)
     answer = api.get(api.path(f"{version}/localqueues", queue), seconds)
     if isinstance(answer, Refusal):
-        return Line(0, f"the namespace has no queue {queue}") if answer.status == 404 else Line(None)
+        return (0, f"the namespace has no queue {queue}") if answer.status == 404 else (None, None)
     active = _condition(answer, "Active")
     closed = active is not None and active.get("status") == "False"
     said = (
@@ -269,20 +263,20 @@ def ask_line(api: KubernetesApi, queue: str, seconds: float) -> Line:
         if active is not None and closed
         else None
     )
-    return Line(
+    return (
         int((answer.get("status") or {}).get("pendingWorkloads") or 0),
         None if said is None else f"the queue {queue} is closed: {said}",
     )
 
 
 def _version(api: KubernetesApi, seconds: float = SECONDS) -> str | Refusal:
-    """Of Kueue's API, with its group."""
+    """Return the group and version of Kueue's API."""
     group = api.get(_GROUP, seconds)
     return group if isinstance(group, Refusal) else str(group["preferredVersion"]["groupVersion"])
 
 
 def waiting(queue: str, answer: Sequence[Mapping[str, Any]] | Refusal) -> Obstacle:
-    """Why the queue does not let the job begin. Anyone who may not read that learns that it waits."""
+    """Return why the queue does not admit the job. A caller who may not read the reason learns only that it waits."""
     if isinstance(answer, Refusal) and answer.status == 404:
         return _obstacle(_no_kueue(queue), _PATIENT)
     said = None if isinstance(answer, Refusal) or not answer else _why(answer[0])
@@ -293,8 +287,8 @@ def waiting(queue: str, answer: Sequence[Mapping[str, Any]] | Refusal) -> Obstac
     return _obstacle(f"the queue {queue} has not admitted it: {said}", lasting)
 
 
-def put_back(answer: Sequence[Mapping[str, Any]] | Refusal) -> tuple[EndCause, str]:
-    """Why the queue took the place of a job away that had begun."""
+def evicted_by_queue(answer: Sequence[Mapping[str, Any]] | Refusal) -> tuple[EndCause, str]:
+    """Return why the queue evicted a job that had begun."""
     found = None if isinstance(answer, Refusal) or not answer else _condition(answer[0], "Evicted")
     if found is None or found.get("status") != "True":
         return EndCause.PREEMPTED, "its queue took its place away"
@@ -303,7 +297,7 @@ def put_back(answer: Sequence[Mapping[str, Any]] | Refusal) -> tuple[EndCause, s
 
 
 def _why(workload: Mapping[str, Any]) -> str | None:
-    """Of a job that has a quota and waits for a check, what the check says; else why it has none."""
+    """Return the message of an admission check if the job waits for one, else why it has no quota."""
     status = workload.get("status") or {}
     reserved = _condition(workload, "QuotaReserved")
     if reserved is not None and reserved.get("status") == "True":

@@ -1,8 +1,13 @@
-"""Kubernetes: a job is an indexed Job whose pods are the nodes of the run.
+"""Kubernetes: a run is an indexed Job, and its nodes are the pods of the Job.
 
-Nothing of dsv has to be installed in the cluster, and nothing of it stays where the job was submitted: any machine that
-reaches the cluster can look on, and end the job. See manifest.py for what the cluster is given,
-scripts.py for what runs there, and observe.py for how its end is told.
+dsv needs nothing installed in the cluster, and keeps nothing about the job on the machine that submitted it: any
+machine that reaches the cluster can follow the job and end it.
+
+    manifest.py     what is submitted
+    pod, gang.py    what runs in the pods
+    job_status.py   how the job is, from what the cluster says
+    job.py          requests about one job
+    follow.py       what `dsv run` does while the job runs
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from time import time
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from dsv.errors import DsvError, LaunchError, UsageError
 from dsv.run.engines.base import (
@@ -41,9 +46,10 @@ from dsv.run.engines.kubernetes.api import (
     too_old,
 )
 from dsv.run.engines.kubernetes.capacity import ask_capacity, gpu_labels, hosts_of
-from dsv.run.engines.kubernetes.jobs import Address, KubernetesJob, make
+from dsv.run.engines.kubernetes.follow import KubernetesRun, read_logs, read_metrics
+from dsv.run.engines.kubernetes.job import KubernetesJob, make
+from dsv.run.engines.kubernetes.job_status import JobSnapshot, ended, status
 from dsv.run.engines.kubernetes.manifest import as_yaml, check_size, known, manifests
-from dsv.run.engines.kubernetes.observe import JobFacts, ended, status
 from dsv.run.engines.kubernetes.options import (
     GRACE_SECONDS,
     LABEL,
@@ -56,8 +62,7 @@ from dsv.run.engines.kubernetes.options import (
     credentials_name,
     object_name,
 )
-from dsv.run.engines.kubernetes.run import KubernetesRun, read_logs, read_metrics
-from dsv.run.engines.kubernetes.scripts import LeftInPod, read_left
+from dsv.run.engines.kubernetes.pod_files import LeftInPod, read_left
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.record import JobRef, RunState
@@ -65,14 +70,14 @@ from dsv.run.resources import Capacity, Resources
 from dsv.values.json import Json
 
 _OURS: Final = f"{MANAGED[0]}={MANAGED[1]}"
-"""The label selector of all that dsv has made."""
+"""Selects everything that dsv has created."""
 _LEFT_TO_OTHERS: Final = 60.0
-"""Seconds for which a Job that has ended is left to the dsv that waits for it."""
+"""Seconds after its end for which a Job is left to the dsv that waits for it."""
 _PAUSE: Final = 0.3
 _WITHDRAWN: Final = 20.0
-"""Seconds for the cluster to take the pods of a job away that has no place yet."""
+"""Seconds for the cluster to remove the pods of a job that has not begun."""
 _DYING: Final = 60.0
-"""Seconds for the cluster to end a job that it was told to end."""
+"""Seconds for the cluster to end a job that is being deleted."""
 
 
 class Kubernetes:
@@ -129,7 +134,7 @@ class Kubernetes:
                 return NoEngine(reason)
             where = self._identity()
             jobs = self._api.get(self._api.path("batch/v1/jobs"), PROBE_SECONDS, limit="1")
-            if isinstance(jobs, Refusal):  # /version is answered to anybody
+            if isinstance(jobs, Refusal):  # anybody may ask for /version
                 return NoEngine.of(jobs.no_answer)
             nodes = self._api.items("/api/v1/nodes", PROBE_SECONDS)
             pods = self._api.items(self._api.path("pods"), PROBE_SECONDS, labelSelector=_OURS)
@@ -181,7 +186,7 @@ class Kubernetes:
             else (),
             image=image,
             shm_bytes=job.shm_bytes,
-            script=said_first(job, secret, credentials, self._options.namespace) + text,
+            script=header_comments(job, secret, credentials, self._options.namespace) + text,
             notes=notes,
         )
 
@@ -192,7 +197,7 @@ class Kubernetes:
         objects: list[Manifest] = list(yaml.safe_load_all(plan.script or ""))
         (job,) = [each for each in objects if each["kind"] == "Job"]
         job["spec"]["suspend"] = True
-        job["metadata"]["labels"].pop(QUEUE_LABEL, None)  # what begins queued jobs would begin this one too
+        job["metadata"]["labels"].pop(QUEUE_LABEL, None)  # with this label Kueue would start the job
         try:
             made = make(self._api, job, plan.run)
             owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": made["metadata"]["uid"]}
@@ -201,14 +206,13 @@ class Kubernetes:
                     each["metadata"]["ownerReferences"] = [owner]
                     make(self._api, each, plan.run)
             except DsvError:
-                self._job(made).delete()
+                KubernetesJob.of_object(self._api, made).delete()
                 raise
         except NoPlaceYet:
             raise
         except DsvError as error:
             raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
-        at = made["metadata"]
-        return JobRef(self.name, plan.run, plan.where, f"{at['namespace']}/{name}/{at['uid']}")
+        return JobRef(self.name, plan.run, plan.where, KubernetesJob.of_object(self._api, made).id)
 
     def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
         job = self._find(ref)
@@ -217,8 +221,8 @@ class Kubernetes:
         try:
             facts = job.look()
             if facts is None:
-                raise LaunchError(f"the cluster has no Job {job.at.name} any more", subject=ref.run)
-            if isinstance(facts, JobFacts) and facts.suspended and not facts.queued:
+                raise LaunchError(f"the cluster has no Job {job.name} any more", subject=ref.run)
+            if isinstance(facts, JobSnapshot) and facts.suspended and not facts.queued:
                 refused = self._begin(job)
             else:
                 refused = facts if isinstance(facts, Refusal) else None
@@ -249,7 +253,7 @@ class Kubernetes:
         if isinstance(facts, Refusal):
             return None
         now = status(facts)
-        job.end_what_waits(facts)
+        job.end_waiting_pods(facts)
         if now.state is RunState.QUEUED:
             return replace(now, reason=job.why_queued(facts))
         if now.ended is None or not now.ended.launched:
@@ -257,7 +261,7 @@ class Kubernetes:
         return replace(now, ended=replace(now.ended, metrics=read_metrics(job, facts)))
 
     def withdraw(self, ref: JobRef) -> JobStatus | None:
-        """Suspends it first: the cluster takes the pods of a suspended Job away, unless the command has begun."""
+        """Suspend the Job: the cluster then removes its pods, unless the command has begun."""
         job = self._find(ref)
         facts = None if job is None else job.look()
         if job is None or facts is None or isinstance(facts, Refusal):
@@ -266,10 +270,10 @@ class Kubernetes:
         if not now.lives or now.state is RunState.RUNNING:
             return now
         if any(each.host is not None and not each.is_over for each in facts.pods):
-            return now  # it has its place, and begins at any moment
-        left = job.taken_back_within(_WITHDRAWN)
+            return now  # a pod is on a node, so the command begins at any moment
+        left = job.wait_until_withdrawn(_WITHDRAWN)
         if left is None:
-            self._api.patch(job.at.path, {"spec": {"suspend": False}})
+            self._api.patch(job.path, {"spec": {"suspend": False}})
         return left or self.status(ref)
 
     def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
@@ -287,40 +291,40 @@ class Kubernetes:
         if facts is None:
             return self.status(ref)
         if isinstance(facts, Refusal):
-            never = facts.is_denied and job.deleted_unbegun()
+            never = facts.is_denied and job.delete_if_never_begun()
             return JobStatus(RunState.NOT_LAUNCHED) if never else None
         now = status(facts)
         if not now.lives:
             return now
-        if job.tell_stopped("dsv stop") is not None:
+        if job.record_stop("dsv stop") is not None:
             return None
         if not facts.begun:
-            left = job.taken_back_within(GRACE_SECONDS + grace)
+            left = job.wait_until_withdrawn(GRACE_SECONDS + grace)
             if left is not None:
                 return left
         elif grace > 0:
             job.signal("TERM")
-            if (over := job.over_within(grace)) is not None:
+            if (over := job.wait_until_over(grace)) is not None:
                 return over
         job.signal("KILL")
-        over = job.over_within(_DYING / 4)
+        over = job.wait_until_over(_DYING / 4)
         if over is None:
             job.delete(0)
-            over = job.over_within(_DYING)
+            over = job.wait_until_over(_DYING)
         return over or self.status(ref)
 
     def forget(self, ref: JobRef) -> None:
-        """But for a cache in a folder of each node: its pods tell which nodes have a commit."""
+        """Delete the Job. It is kept if each node has a cache of its own: its pods show which nodes have a commit."""
         job = self._find(ref)
         if job is None or any("hostPath" in each.source for each in self._options.volumes):
             return
         with suppress(DsvError):
             facts = job.look()
-            if isinstance(facts, JobFacts) and not status(facts).lives:
+            if isinstance(facts, JobSnapshot) and not status(facts).lives:
                 job.delete()
 
     def ended_jobs(self) -> tuple[JobRef, ...]:
-        """A dsv that still waits for a job needs it for a moment longer, so it is not among them yet."""
+        """Return the Jobs that ended a minute ago or earlier. A dsv that follows a job needs it a moment longer."""
         try:
             found = self._api.items(self._api.path("batch/v1/jobs"), PROBE_SECONDS, labelSelector=_OURS)
             if isinstance(found, Refusal):
@@ -330,10 +334,12 @@ class Kubernetes:
             return ()
         over = [
             each for each in found
-            if (ended_ms := JobFacts(each).condition_ms) and time() - ended_ms / 1000 > _LEFT_TO_OTHERS
+            if (ended_ms := JobSnapshot(each).condition_ms) and time() - ended_ms / 1000 > _LEFT_TO_OTHERS
         ]  # fmt: skip
-        refs = ((JobFacts(each).run or "", self._job(each).at.id) for each in over)
-        return tuple(JobRef(self.name, run, where, id) for run, id in refs)
+        return tuple(
+            JobRef(self.name, JobSnapshot(each).run or "", where, KubernetesJob.of_object(self._api, each).id)
+            for each in over
+        )
 
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
         which = _OURS + ("" if run is None else f",{LABEL}={object_name(run)}")
@@ -343,12 +349,12 @@ class Kubernetes:
             raise found.no_answer
         refs = []
         for each in found:
-            job = self._job(each)
-            if JobFacts(each).run is None or run not in (None, JobFacts(each).run):
+            job = KubernetesJob.of_object(self._api, each)
+            if JobSnapshot(each).run is None or run not in (None, JobSnapshot(each).run):
                 continue
             facts = job.look()
-            if isinstance(facts, JobFacts) and status(facts).lives:
-                refs.append(JobRef(self.name, facts.run or "", where, job.at.id))
+            if isinstance(facts, JobSnapshot) and status(facts).lives:
+                refs.append(JobRef(self.name, facts.run or "", where, job.id))
         return tuple(refs)
 
     def left_on_node(self, folder: Path, node: int, attempt: int) -> LeftInPod | None:
@@ -358,40 +364,33 @@ class Kubernetes:
         return None
 
     def _find(self, ref: JobRef) -> KubernetesJob | None:
-        at = Address.of(ref)
-        return (
-            None
-            if at is None or ref.engine != self.name or not is_installed()
-            else KubernetesJob(self._api, at)
-        )
-
-    def _job(self, raw: Any) -> KubernetesJob:
-        at = raw["metadata"]
-        return KubernetesJob(self._api, Address(at["namespace"], at["name"], at["uid"]))
+        if ref.engine != self.name or not is_installed():
+            return None
+        return KubernetesJob.of_id(self._api, ref.id)
 
     def _begin(self, job: KubernetesJob) -> Refusal | None:
-        """A queue decides itself when its jobs begin."""
+        """Resume the Job, or give it to its queue, which resumes it."""
         queue = self._options.queue
         body: Manifest = {"spec": {"suspend": False}}
         if queue is not None:
             body = {"metadata": {"labels": {QUEUE_LABEL: queue}}}
-        answer = self._api.patch(job.at.path, body)
+        answer = self._api.patch(job.path, body)
         return answer if isinstance(answer, Refusal) else None
 
     def _why_absent(self, job: KubernetesJob, ref: JobRef) -> str:
-        """Why a cluster that answers has no such Job. Raises `Unreachable`."""
+        """Return why the cluster has no such Job. Raises `Unreachable`."""
         if self._cluster() == ref.where:
-            return f"the cluster has no Job {job.at.name} any more"
-        return f"the cluster that answers now is another one than the one with the Job {job.at.name}"
+            return f"the cluster has no Job {job.name} any more"
+        return f"the cluster that answers now is another one than the one with the Job {job.name}"
 
     def _identity(self) -> str:
-        """Which cluster it is: the same wherever it is asked from. Raises `Unreachable`."""
+        """Return the identity of the cluster, the same from everywhere. Raises `Unreachable`."""
         if self._where is None:
             self._where = self._cluster()
         return self._where
 
     def _cluster(self) -> str:
-        """The same, asked anew."""
+        """Ask for the identity of the cluster. Raises `Unreachable`."""
         found = self._api.get("/api/v1/namespaces/kube-system", PROBE_SECONDS)
         if not isinstance(found, Refusal):
             return str(found["metadata"]["uid"])
@@ -413,7 +412,7 @@ _CREDENTIALS: Final = (
     "AZURE_CLIENT_SECRET",
     "AZURE_TENANT_ID",
 )
-"""What a job gets of the caller's environment if the caller says so, for the containers of dsv alone."""
+"""Variables that `--forward-credentials` passes on, to the containers of dsv alone."""
 
 
 def credentials_in(environ: Mapping[str, str]) -> dict[str, str]:
@@ -421,7 +420,8 @@ def credentials_in(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_credentials(job: Job, options: KubernetesOptions, forwarded: Mapping[str, str]) -> None:
-    """Raises `UsageError` if the store's credentials are those of a profile, and the cluster has none in its place."""
+    """Raise `UsageError` if the store's credentials are those of a local profile, and the pool names none for the
+    cluster."""
     setting = job.access.profile
     if setting is None or options.secret is not None or options.service_account is not None or forwarded:
         return
@@ -455,20 +455,20 @@ def secrets_of(plan: Plan, name: str) -> list[Manifest]:
     ]
 
 
-def said_first(
+def header_comments(
     job: Job, secret: Mapping[str, str], credentials: Mapping[str, str], namespace: str | None
 ) -> str:
-    """Comments that tell what is not in the manifest, as nobody but the job may read it."""
+    """Return comments about the Secrets that the manifest needs and does not contain."""
     name = object_name(job.run)
     kubectl = "kubectl" if namespace is None else f"kubectl -n {namespace}"
     lines = [f"# Run {job.run}. To submit it: kubectl create -f THIS-FILE"]
     for each, keys in ((name, secret), (credentials_name(name), credentials)):
         if keys:
-            given = " ".join(f"--from-literal={key}={_shown_value(key)}" for key in sorted(keys))
+            given = " ".join(f"--from-literal={key}={_placeholder(key)}" for key in sorted(keys))
             lines.append(f"# It needs a Secret: {kubectl} create secret generic {each} {given}")
     return "\n".join(lines) + "\n"
 
 
-def _shown_value(key: str) -> str:
-    """Parameters are one JSON object."""
+def _placeholder(key: str) -> str:
+    """Return a placeholder for the value of a variable. Parameters are one JSON object."""
     return """'{"NAME": VALUE}'""" if key == "DSV_PARAMS" else "VALUE"

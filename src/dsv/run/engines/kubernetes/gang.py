@@ -1,17 +1,26 @@
-"""`python -m dsv.run.engines.kubernetes.gang`: keeps the nodes of a job together, from beside the command of each.
+"""`python -m dsv.run.engines.kubernetes.gang`: starts and ends the command of a job on all its nodes together.
 
-All nodes begin an attempt together, and it ends on all of them: once a command has failed, or once a node has not been
-heard of for a minute. The others ask the first node again and again, so nothing of the cluster has to be asked, and
-each node finds by itself that it is cut off. An attempt has a number, but the cluster counts anew after a queue took
-the place of a job away. So each pod has an id besides, and the pods of one attempt take no word from those of another.
+It runs in the container `hold` of each node's pod. Kubernetes retries each pod of a Job for itself; it can neither keep
+a command waiting until all nodes are ready, nor end and retry all nodes because one has failed. So the nodes agree
+among themselves. Twice a second each node tells the first node, node 0, which attempt it is in and with which exit code
+its command has ended, and node 0 answers with one of these words:
 
-What a node learns stands in files that the scripts of the pod look at:
+    wait            not all nodes hold their data yet
+    go              the command may run
+    done            the command has succeeded on all nodes
+    first REASON    the attempt is over, and the failure of this node ended it
+    again REASON    the attempt is over because of another node
 
-    held      the command may begin: every node holds its data
-    end       the command is to be ended, if it still runs
-    verdict   the container may end: `done`, `first REASON` (its failure is the one that counts), or `again REASON`
+An attempt is over once a command has failed, or once a node has been silent for a minute. Each node measures the
+silence itself, so a node that is cut off from the others ends, too. The cluster numbers attempts anew after a queue has
+suspended the job, so each pod has an id as well, and pods of different attempts ignore each other.
 
-`code` is what the script writes for it: the exit code of the command. See scripts.py.
+A node passes the answers on to the scripts in its pod, as files in the folder that the containers share:
+
+    held       the command may begin
+    code       the exit code of the command, written by the script that ran it
+    end        the command must end
+    verdict    the container may end; holds the last word and its reason
 """
 
 from __future__ import annotations
@@ -22,112 +31,114 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import BoundedSemaphore, Lock, Thread
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Lock, Thread
 from time import monotonic, sleep
-from types import FrameType
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 from dsv.run.engines.kubernetes.options import OWN
 
 LOST: Final = 60.0
-"""Seconds without a word after which a node is lost: more than the pause of a machine that is merely busy."""
-_PERIOD: Final = 0.5
-_WAITED_FOR: Final = 10.0
-"""Seconds for which a node that waits for the others counts, without saying so again."""
-_LAST_WORDS: Final = 20.0
-"""Seconds to tell the others after the pod was told to end: less than Kubernetes gives it."""
-_ANSWERS_WITHIN: Final = 5.0
-_LONGEST: Final = 1024
-"""Bytes of a line: what nodes say to each other is much shorter."""
-_AT_ONCE: Final = 64
-"""How many are listened to at a time: one that says nothing, such as a scan of ports, must not keep a node waiting."""
+"""Seconds of silence after which a node is lost: longer than a busy machine pauses."""
 KILLED: Final = 137
 WAIT, GO, DONE, FIRST, AGAIN = "wait", "go", "done", "first", "again"
-_FINAL: Final = (DONE, FIRST, AGAIN)
+_LAST_WORDS: Final = (DONE, FIRST, AGAIN)
+_PERIOD: Final = 0.5
+_ABSENT: Final = 10.0
+"""Seconds of silence after which a node does not count as ready any more, before the command has begun."""
+_GRACE: Final = 20.0
+"""Seconds for which a pod that is being ended still tells the others: less than the grace period of its pod."""
+_ANSWER_SECONDS: Final = 5.0
+_LONGEST_LINE: Final = 1024
+
+Answer: TypeAlias = tuple[str, str]
+"""A word and its reason. After `go` the reason is the id of node 0's pod."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """What the first node knows of all of them, itself included, in its own attempt."""
+    """One attempt of a job as node 0 knows it: which nodes are ready, and how the command has ended on each."""
 
     nodes: int
     number: int
     pod: str = ""
-    """The id of the first node's own pod."""
+    """The id of node 0's own pod."""
     pods: dict[int, str] = field(default_factory=dict)
-    heard: dict[int, float] = field(default_factory=dict)
+    last_report: dict[int, float] = field(default_factory=dict)
     codes: dict[int, int] = field(default_factory=dict)
-    told: set[int] = field(default_factory=set)
+    informed: set[int] = field(default_factory=set)
+    """The nodes that know how the attempt has ended."""
     began: bool = False
     first: int | None = None
+    """The node that failed first."""
     reason: str | None = None
-    """Why it is over on all nodes, if it is."""
+    """Why the attempt is over, if it is."""
 
     def report(
         self, node: int, attempt: int, code: int | None, now: float, pod: str = "", begun_with: str = ""
-    ) -> tuple[str, str]:
-        """What a node is told that says so of its attempt and of its command.
+    ) -> Answer:
+        """Take the report of a node, and return the answer to it.
 
-        begun_with: the pod that let its command begin, if that has begun.
+        begun_with: the id of node 0's pod when the node's command began; empty before that.
         """
         if attempt < self.number:
             return AGAIN, f"attempt {self.number} has begun"
         if begun_with not in ("", self.pod):
             return AGAIN, "node 0 has begun again"
         if attempt > self.number:
-            return self._has_left(node, f"attempt {attempt} of node {node} has begun")
+            return self._replaced(node, f"attempt {attempt} of node {node} has begun")
         if pod and self.pods.setdefault(node, pod) != pod:
             if self.began or self.reason is not None:
-                return self._has_left(node, f"node {node} has begun again")
+                return self._replaced(node, f"node {node} has begun again")
             self.pods[node] = pod
-        self.heard[node] = now
+        self.last_report[node] = now
         if code is not None:
             self.codes.setdefault(node, code)
             if code != 0 and self.reason is None:
                 self.first = node
-                self._over(f"node {node} failed first, with exit code {code}")
+                self._end(f"node {node} failed first, with exit code {code}")
         answer = self._answer(node)
-        if answer[0] in _FINAL:
-            self.told.add(node)
+        if answer[0] in _LAST_WORDS:
+            self.informed.add(node)
         return answer
 
-    def look(self, now: float) -> None:
-        """Misses those that have not been heard of."""
-        silent = sorted(node for node, last in self.heard.items() if now - last > self._patience)
-        if self.began and silent and not self.is_done:
-            self._over(f"nothing was heard of node {silent[0]} for {LOST:.0f} s")
-        elif not self.began:
-            for node in silent:
-                del self.heard[node]
-            self.began = self.reason is None and len(self.heard) == self.nodes
+    def check(self, now: float) -> None:
+        """Begin once all nodes are ready. After that, end the attempt if a node is lost."""
+        patience = LOST if self.began else _ABSENT
+        silent = sorted(node for node, last in self.last_report.items() if now - last > patience)
+        if self.began:
+            if silent and not self.is_done:
+                self._end(f"nothing was heard of node {silent[0]} for {LOST:.0f} s")
+            return
+        for node in silent:
+            del self.last_report[node]
+        self.began = self.reason is None and len(self.last_report) == self.nodes
 
     def may_leave(self, now: float) -> bool:
-        """Whether all others know what came of it, or will never ask for that."""
-        return all(node in self.told or now - last > LOST for node, last in self.heard.items() if node != 0)
+        """Return whether every other node is informed or lost, so that node 0 may end."""
+        return all(
+            node in self.informed or now - last > LOST for node, last in self.last_report.items() if node != 0
+        )
 
     @property
     def is_done(self) -> bool:
         return self.reason is None and len(self.codes) == self.nodes and not any(self.codes.values())
 
-    @property
-    def _patience(self) -> float:
-        return LOST if self.began else _WAITED_FOR
-
-    def _has_left(self, node: int, reason: str) -> tuple[str, str]:
-        """A later pod of a node asks: it waits for a later one of this node, and nobody asks for its own any more."""
-        self.heard.pop(node, None)
-        self._over(reason)
+    def _replaced(self, node: int, reason: str) -> Answer:
+        """End the attempt because a new pod of the node has begun, which waits for a new pod of node 0."""
+        self.last_report.pop(node, None)
+        self._end(reason)
         return WAIT, ""
 
-    def _over(self, reason: str) -> None:
+    def _end(self, reason: str) -> None:
         if self.reason is None and not self.is_done:
             self.reason = reason
 
-    def _answer(self, node: int) -> tuple[str, str]:
+    def _answer(self, node: int) -> Answer:
         if self.reason is not None:
             return (FIRST if node == self.first else AGAIN), self.reason
         if self.is_done:
@@ -136,16 +147,17 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Which node this is, and where the first is. token: what only those who may read the Job can know. pod: the id of
-    this one."""
+class Member:
+    """The node that this process belongs to, and where node 0 is."""
 
     node: int
     attempt: int
     nodes: int
     first: str
+    """The address of node 0."""
     port: int
     token: str
+    """Known only to those who may read the Job."""
     pod: str = ""
 
     @classmethod
@@ -164,78 +176,60 @@ class Seat:
 
 
 class FirstNode:
-    """Answers the others, in a thread of its own, and this process itself."""
+    """Answers the reports of the other nodes in threads of its own, and those of this process directly."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
-        self._attempt = Attempt(seat.nodes, seat.attempt, seat.pod)
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._attempt = Attempt(member.nodes, member.attempt, member.pod)
         self._lock = Lock()
-        if socket.has_dualstack_ipv6():
-            self._server = socket.create_server(("", seat.port), family=socket.AF_INET6, dualstack_ipv6=True)
-        else:
-            self._server = socket.create_server(("", seat.port))
-        Thread(target=self._serve, name="dsv-gang", daemon=True).start()
+        Thread(
+            target=_server(member.port, self._answer_line).serve_forever, name="dsv-gang", daemon=True
+        ).start()
 
-    def ask(self, code: int | None) -> tuple[str, str]:
-        with self._lock:
-            now = monotonic()
-            self._attempt.look(now)
-            return self._attempt.report(self._seat.node, self._seat.attempt, code, now, self._seat.pod)
+    def ask(self, code: int | None) -> Answer:
+        return self._report(self._member.node, self._member.attempt, code, self._member.pod)
 
     def may_leave(self) -> bool:
         with self._lock:
             return self._attempt.may_leave(monotonic())
 
-    def _serve(self) -> None:
-        free = BoundedSemaphore(_AT_ONCE)
-
-        def listen(connection: socket.socket) -> None:
-            try:
-                with connection, suppress(OSError, ValueError):
-                    self._answer(connection)
-            finally:
-                free.release()
-
-        while True:
-            free.acquire()
-            try:
-                connection, _ = self._server.accept()
-                Thread(target=listen, args=(connection,), name="dsv-gang-node", daemon=True).start()
-            except (OSError, RuntimeError):  # no room for a socket or a thread, for the moment
-                free.release()
-                sleep(_PERIOD)
-
-    def _answer(self, connection: socket.socket) -> None:
-        token, node, attempt, code, *of_pods = _line(connection).split()
-        if not hmac.compare_digest(token.encode(), self._seat.token.encode()):
-            return
-        exit_code = None if code == "-" else int(code)
-        pods = (each.strip("-") for each in of_pods[:2])
+    def _report(self, node: int, attempt: int, code: int | None, *pods: str) -> Answer:
         with self._lock:
-            self._attempt.look(monotonic())
-            word, reason = self._attempt.report(int(node), int(attempt), exit_code, monotonic(), *pods)
-        connection.sendall(f"{word} {reason}\n".encode())
+            self._attempt.check(monotonic())
+            return self._attempt.report(node, attempt, code, monotonic(), *pods)
+
+    def _answer_line(self, line: str) -> str | None:
+        """Return None for a stranger. Raises `ValueError` for a line that is not a report."""
+        token, node, attempt, code, pod, begun_with = line.split()
+        if not hmac.compare_digest(token.encode(), self._member.token.encode()):
+            return None
+        exit_code = None if code == "-" else int(code)
+        return " ".join(
+            self._report(int(node), int(attempt), exit_code, pod.strip("-"), begun_with.strip("-"))
+        )
 
 
 class OtherNode:
-    """Asks the first node."""
+    """Reports to node 0."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, member: Member) -> None:
+        self._member = member
         self._begun_with = ""
 
-    def ask(self, code: int | None) -> tuple[str, str] | None:
-        """None without an answer."""
-        seat = self._seat
+    def ask(self, code: int | None) -> Answer | None:
+        """Return None if node 0 does not answer."""
+        member = self._member
+        report = (member.token, member.node, member.attempt, "-" if code is None else code,
+                  member.pod or "-", self._begun_with or "-")  # fmt: skip
         with suppress(OSError):
-            with socket.create_connection((seat.first, seat.port), _ANSWERS_WITHIN) as connection:
-                said = "-" if code is None else str(code)
-                pods = f"{seat.pod or '-'} {self._begun_with or '-'}"
-                connection.sendall(f"{seat.token} {seat.node} {seat.attempt} {said} {pods}\n".encode())
-                word, _, reason = _line(connection).partition(" ")
+            with socket.create_connection((member.first, member.port), _ANSWER_SECONDS) as connection:
+                connection.sendall(" ".join(map(str, report)).encode() + b"\n")
+                with connection.makefile("rb") as answer:
+                    line = answer.readline(_LONGEST_LINE)
+            word, _, reason = line.decode("utf-8", "replace").strip().partition(" ")
             if word == GO and not self._begun_with:
                 self._begun_with = reason
-            if word in (WAIT, GO, *_FINAL):
+            if word in (WAIT, GO, *_LAST_WORDS):
                 return word, reason
         return None
 
@@ -243,55 +237,71 @@ class OtherNode:
         return True
 
 
-class Told:
-    """Whether the pod was told to end."""
+def _server(port: int, answer: Callable[[str], str | None]) -> ThreadingTCPServer:
+    class Handler(StreamRequestHandler):
+        timeout = _ANSWER_SECONDS
 
-    over = False
+        def handle(self) -> None:
+            with suppress(OSError, ValueError):
+                line = self.rfile.readline(_LONGEST_LINE).decode("utf-8", "replace")
+                if (text := answer(line.strip())) is not None:
+                    self.wfile.write(f"{text}\n".encode())
+
+    both = socket.has_dualstack_ipv6()
+    server = ThreadingTCPServer(("", port), Handler, bind_and_activate=False)
+    server.daemon_threads = True
+    server.socket.close()
+    server.socket = socket.create_server(
+        ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
+    )
+    return server
 
 
-def keep_together(node: FirstNode | OtherNode, own: Path, told: Told) -> None:
-    """Until the pod is told to end, and the others know of that."""
+class Stop:
+    """Whether the pod is being ended. Plain, as the handler of a signal sets it."""
+
+    asked = False
+
+
+def keep_together(node: FirstNode | OtherNode, own: Path, stop: Stop) -> None:
+    """Ask node 0 and pass its answers on to the scripts, until the pod is being ended and the others know of it."""
     began, verdict = False, None
-    heard = monotonic()
-    last: float | None = None
-    while last is None or monotonic() < last:
+    last_answer = monotonic()
+    deadline: float | None = None
+    while deadline is None or monotonic() < deadline:
         code = _read_code(own)
-        if told.over:
-            last = last or monotonic() + _LAST_WORDS
+        if stop.asked:
+            deadline = deadline or monotonic() + _GRACE
             code = KILLED if code is None else code
         answer = verdict or node.ask(code)
         if answer is not None:
-            heard = monotonic()
-        elif began and monotonic() - heard > LOST:
+            last_answer = monotonic()
+        elif began and monotonic() - last_answer > LOST:
             answer = (AGAIN, f"nothing was heard of node 0 for {LOST:.0f} s")
         if answer is not None and answer[0] == GO and not began:
             began = True
             _write(own / "held", "")
-        if answer is not None and answer[0] in _FINAL and verdict is None:
+        if answer is not None and answer[0] in _LAST_WORDS and verdict is None:
             verdict = answer
             _write(own / "end", "")
         if verdict is not None and node.may_leave():
             _write(own / "verdict", " ".join(verdict).strip())
             break
         sleep(_PERIOD)
-    while not told.over:
+    while not stop.asked:
         sleep(_PERIOD)
 
 
 def main() -> int:
-    told = Told()
-
-    def tell(number: int, frame: FrameType | None) -> None:
-        told.over = True
-
-    signal.signal(signal.SIGTERM, tell)
-    seat = Seat.of(os.environ, _pod_id(Path(OWN)))
-    keep_together(FirstNode(seat) if seat.node == 0 else OtherNode(seat), Path(OWN), told)
+    stop = Stop()
+    signal.signal(signal.SIGTERM, lambda number, frame: setattr(stop, "asked", True))
+    member = Member.of(os.environ, _pod_id(Path(OWN)))
+    keep_together(FirstNode(member) if member.node == 0 else OtherNode(member), Path(OWN), stop)
     return 0
 
 
 def _pod_id(own: Path) -> str:
-    """A container that is started again in the same pod keeps it."""
+    """Return the id of this pod: the same one after its container was restarted."""
     path = own / "pod"
     if not path.exists():
         _write(path, secrets.token_hex(8))
@@ -309,21 +319,6 @@ def _write(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}")
     partial.write_text(f"{text}\n" if text else "")
     partial.rename(path)
-
-
-def _line(connection: socket.socket) -> str:
-    """What the other side says, within a bounded time. Raises `OSError` if it says nothing, or too much."""
-    deadline = monotonic() + _ANSWERS_WITHIN
-    data = b""
-    while not data.endswith(b"\n"):
-        if len(data) > _LONGEST or (left := deadline - monotonic()) <= 0:
-            raise TimeoutError("no line came")
-        connection.settimeout(left)
-        piece = connection.recv(_LONGEST)
-        if not piece:
-            break
-        data += piece
-    return data.decode("utf-8", "replace").strip()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a cluster is given for a job: a pure function of the job, of what its pool says, and of what is known.
+"""The manifest of a job: computed from the job, the options of its pool and facts about the cluster.
 
-One indexed Job, whose pods are the nodes of the run, and for several nodes a headless Service by whose name they find
-the first. The Secrets that it names are made by dsv when it submits the job, as their values stand nowhere else.
+It is one indexed Job, whose pods are the nodes of the run, and for several nodes a headless Service, which gives them
+names. dsv creates the Secrets when it submits the job, so their values are not in the manifest.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from dsv.run.engines.kubernetes.options import (
     credentials_name,
     object_name,
 )
-from dsv.run.engines.kubernetes.scripts import AGAIN_CODE, HOLD, RUN, STAGE, STAGED, STOP, TOLD
+from dsv.run.engines.kubernetes.pod_files import AGAIN_CODE, SIGNALS, STAGED, run_script, script
 from dsv.run.node_order import OUTPUT_SECONDS, PASSED, NodeOrder, meeting_port, node_environment
 from dsv.run.resources import ALL_GPUS, is_type, tpu_chips
 
 _LARGEST: Final = 1_500_000
-"""Bytes of a manifest: etcd takes 1.5 MiB, with what the cluster adds."""
+"""Bytes of a manifest: etcd takes 1.5 MiB, including what the cluster adds."""
 
 
 def manifests(
     job: Job, options: KubernetesOptions, facts: Facts, *, forwarded: bool = False
 ) -> list[Manifest]:
-    """The Service, if there are several nodes, and the Job. forwarded: whether credentials come with the job.
+    """Return the Job, and before it the Service if there are several nodes. Raises `UsageError`.
 
-    Raises `UsageError` for what can't be.
+    forwarded: whether credentials are passed on to the job.
     """
     name = object_name(job.run)
     metadata: Manifest = {
@@ -91,7 +91,7 @@ def manifests(
 
 
 def as_yaml(found: Sequence[Manifest]) -> str:
-    """As people write it: scripts as they are, line by line."""
+    """Return YAML for people, with the lines of scripts as lines."""
     import yaml
 
     dumper = type("Dumper", (yaml.SafeDumper,), {})
@@ -101,12 +101,12 @@ def as_yaml(found: Sequence[Manifest]) -> str:
         return to.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     dumper.add_representer(str, text)  # type: ignore[attr-defined]
-    plain = json.loads(json.dumps(list(found)))  # no subclasses of str, which YAML would tell apart
+    plain = json.loads(json.dumps(list(found)))  # YAML would mark subclasses of str
     return str(yaml.dump_all(plain, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1000))
 
 
 def check_size(found: Sequence[Manifest]) -> None:
-    """Refuses what the database of Kubernetes does not take, for which the cluster has no clear words."""
+    """Raise `UsageError` for a manifest that is too large: the cluster's own message does not say so."""
     size = max(len(json.dumps(each)) for each in found)
     if size > _LARGEST:
         raise UsageError(
@@ -117,7 +117,8 @@ def check_size(found: Sequence[Manifest]) -> None:
 
 
 def merge(base: Any, over: Any) -> Any:
-    """Tables key by key, where null takes one away; lists of named things by their names; all else is replaced."""
+    """Merge an overlay: tables by key, where null removes a key; lists of named objects by name; anything else is
+    replaced."""
     if isinstance(base, dict) and isinstance(over, Mapping):
         result = {name: value for name, value in base.items() if over.get(name, value) is not None}
         for name, value in over.items():
@@ -137,14 +138,15 @@ def _named(items: Sequence[Any]) -> bool:
 
 
 def _rules(job: Job) -> list[Manifest]:
-    """A disruption counts for nothing, if the job may begin again at all. Some ends would come again."""
+    """Return the rules of `podFailurePolicy`: disruptions do not count as retries, and some exit codes are never
+    retried."""
     ignored: list[Manifest] = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
     failing = [{"action": "FailJob", "onExitCodes": _codes(MAIN, "In", NOT_AGAIN)}]
     if job.hold:
         failing.append({"action": "FailJob", "onExitCodes": _codes(STAGING, "NotIn", [0])})
-    if is_gang(job):  # of the nodes that one takes along only that one counts
+    if is_gang(job):  # of the nodes that are ended with one that failed, only that one counts
         ignored += [
             {"action": "Ignore", "onExitCodes": _codes(each, "In", [AGAIN_CODE])} for each in (MAIN, STAGING)
         ]
@@ -165,7 +167,7 @@ def _template(job: Job, name: str, options: KubernetesOptions, facts: Facts, for
         "securityContext": {
             **({} if options.root else {"runAsNonRoot": True}),
             "supplementalGroups": [0],
-            "fsGroupChangePolicy": "OnRootMismatch",  # of a group that the cluster gives: not for each file of a cache
+            "fsGroupChangePolicy": "OnRootMismatch",  # not of each file of a cache
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "initContainers": data_containers(job, name, options, forwarded),
@@ -174,7 +176,7 @@ def _template(job: Job, name: str, options: KubernetesOptions, facts: Facts, for
     }
     if job.nodes > 1:
         spec["subdomain"] = name
-        spec["topologySpreadConstraints"] = [_apart(name)]
+        spec["topologySpreadConstraints"] = [_spread(name)]
     if job.time_seconds is not None:
         spec["activeDeadlineSeconds"] = job.time_seconds + LATE_SECONDS
     selectors = {**tpu_selectors(job), **options.node_selector}
@@ -198,7 +200,7 @@ def _template(job: Job, name: str, options: KubernetesOptions, facts: Facts, for
 
 
 def near_the_data(job: Job, options: KubernetesOptions, facts: Facts) -> Manifest:
-    """If each node has a cache of its own, those that have had the commit come first."""
+    """Prefer the nodes whose own cache has the commit, if each node has a cache of its own."""
     commit = job.env.get("DSV_COMMIT")
     data = next((each for each in job.mounts if each.target == "/data"), None)
     volume = None if data is None else options.volume_of(PurePosixPath(data.source))
@@ -210,8 +212,8 @@ def near_the_data(job: Job, options: KubernetesOptions, facts: Facts) -> Manifes
     return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
-def _apart(name: str) -> Manifest:
-    """The nodes of a run go to different machines if they can."""
+def _spread(name: str) -> Manifest:
+    """Spread the nodes of a run over the machines, if possible."""
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -221,7 +223,7 @@ def _apart(name: str) -> Manifest:
 
 
 def known(job: Job) -> dict[str, str]:
-    """dsv's own variables, which hold no secret and may stand in the manifest; but parameters may hold one."""
+    """Return dsv's own variables, which may stand in the manifest. Parameters may hold a secret."""
     return {
         name: value
         for name, value in job.env.items()
@@ -230,7 +232,7 @@ def known(job: Job) -> dict[str, str]:
 
 
 def secret_names(job: Job) -> list[str]:
-    """The variables whose values come with a Secret."""
+    """Return the names of the variables that are in the Secret."""
     shown = known(job)
     return sorted(each for each in job.env if each not in shown and each != "DSV_ATTEMPT")
 
@@ -241,10 +243,10 @@ def main_container(job: Job, name: str, options: KubernetesOptions, mounts: list
     container: Manifest = {
         "name": MAIN,
         "image": job.image,
-        "command": ["/bin/sh", "-c", literal(RUN), "dsv", *(literal(each) for each in job.command)],
+        "command": ["/bin/sh", "-c", literal(run_script()), "dsv", *(literal(each) for each in job.command)],
         "env": _environment(job, name),
         "securityContext": _security(options),
-        "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", STOP]}}},
+        "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", script("stop")]}}},
         "volumeMounts": [*mounts, *_own_mounts(job)],
     }
     if resources:
@@ -280,12 +282,12 @@ def _environment(job: Job, name: str) -> list[Manifest]:
 
 
 def is_gang(job: Job) -> bool:
-    """Whether its nodes begin and end together. Without data there is nothing of dsv in the cluster that sees to it."""
+    """Return whether the nodes start and end together. Only the containers that hold the data see to that."""
     return job.nodes > 1 and bool(job.hold)
 
 
 def _gang(job: Job, name: str) -> list[Manifest]:
-    """What gang.py has to know."""
+    """Return the variables of gang.py."""
     if not is_gang(job):
         return []
     wanted = ("DSV_FAILED", "DSV_IGNORED", "DSV_NODES", "NODE_RANK", GANG_PORT)
@@ -298,12 +300,13 @@ def _from_pod(name: str, field: str) -> Manifest:
 
 
 def literal(text: str) -> str:
-    """Kubernetes takes `$(NAME)` in a command for a variable, and two dollars for one."""
+    """Escape text in a command, where Kubernetes replaces `$(NAME)`."""
     return text.replace("$", "$$")
 
 
 def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: bool) -> list[Manifest]:
-    """One that fetches the data and holds it for as long as the job's own lives, and one that waits until it does."""
+    """Return the container that fetches the data and holds it while the job runs, and the one that waits until it is
+    held."""
     if not job.hold:
         return []
     if options.image is None:
@@ -324,7 +327,7 @@ def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: 
     }
     sources: list[Manifest] = [{"secretRef": {"name": options.secret}}] if options.secret is not None else []
     sources += [{"secretRef": {"name": credentials_name(name)}}] if forwarded else []
-    if job.close and job.order and secret_names(job):  # what the log must not show
+    if job.close and job.order and secret_names(job):  # masked in the log
         sources.append({"prefix": PASSED, "secretRef": {"name": name, "optional": True}})
     if sources:
         shared["envFrom"] = sources
@@ -345,7 +348,7 @@ def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: 
             "name": HOLDING,
             **shared,
             "restartPolicy": "Always",
-            "command": ["/bin/sh", "-c", literal(HOLD), "hold", *(literal(each) for each in hold)],
+            "command": ["/bin/sh", "-c", literal(script("hold")), "hold", *(literal(each) for each in hold)],
             "env": _once(*env, *params, *left, *_gang(job, name), *_closing(job, options)),
             "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
         },
@@ -354,20 +357,22 @@ def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: 
             "image": options.image,
             "securityContext": shared["securityContext"],
             "volumeMounts": [{"name": "own", "mountPath": OWN}],
-            "command": ["/bin/sh", "-c", literal(STAGE)],
+            "command": ["/bin/sh", "-c", literal(script("stage"))],
             "terminationMessagePolicy": "FallbackToLogsOnError",
-            "resources": {"requests": {"cpu": "450m", "memory": "384Mi"}},  # for the other, while it fetches
+            "resources": {
+                "requests": {"cpu": "450m", "memory": "384Mi"}
+            },  # for the other container, while it fetches
         },
     ]
 
 
 def _once(*variables: Manifest) -> list[Manifest]:
-    """Each once, as two parts of the script may ask for one."""
+    """Return each variable once."""
     return list({each["name"]: each for each in variables}.values())
 
 
 def _closing(job: Job, options: KubernetesOptions) -> list[Manifest]:
-    """With what the container that holds the data completes the record of the run."""
+    """Return the variables with which the container `hold` completes the record of the run."""
     if not job.close or not job.order:
         return []
     return [
@@ -383,7 +388,7 @@ def _closing(job: Job, options: KubernetesOptions) -> list[Manifest]:
 
 
 def grace_seconds(job: Job) -> int:
-    """For the job to end when it is told to; output that goes to the store takes as long as it does."""
+    """Return the grace period of the pods: long enough to send output to the store, if the job does."""
     return OUTPUT_SECONDS if NodeOrder.sends_output(job.order, job.run) else GRACE_SECONDS
 
 
@@ -393,7 +398,7 @@ def _security(options: KubernetesOptions) -> Manifest:
 
 
 def mounts_of(job: Job, options: KubernetesOptions) -> tuple[list[Manifest], list[Manifest]]:
-    """What the job's own container sees: of each volume only the folders that the job is to see."""
+    """Return the mounts of the job's container, only of the folders that the job may see, and the volumes."""
     used = _volumes_of(job, options)
     names = {volume.prefix: name for name, volume in used}
     mounts = []
@@ -407,9 +412,9 @@ def mounts_of(job: Job, options: KubernetesOptions) -> tuple[list[Manifest], lis
 
 
 def _volumes_of(job: Job, options: KubernetesOptions) -> list[tuple[str, Volume]]:
-    """With their names, those that this job needs: for what it mounts, and for the cache and a store that are folders.
+    """Return the volumes that this job needs, for its mounts, its cache and its store, with their names.
 
-    Two folders of one claim share a name: the kubelet never starts a pod that has a claim twice.
+    Two folders of one claim share a name: the kubelet never starts a pod that has one claim twice.
     """
     found: dict[PurePosixPath, Volume] = {}
     for each in job.mounts:
@@ -466,7 +471,7 @@ def own_volumes(job: Job) -> list[Manifest]:
 def _own_mounts(job: Job) -> list[Manifest]:
     return [
         {"name": "own", "mountPath": OWN},
-        {"name": "told", "mountPath": TOLD, "readOnly": True},
+        {"name": "told", "mountPath": SIGNALS, "readOnly": True},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
 
@@ -474,12 +479,12 @@ def _own_mounts(job: Job) -> list[Manifest]:
 def _port(run: str) -> int:
     try:
         return meeting_port(run)
-    except ValueError:  # no id of a run
+    except ValueError:  # not the id of a run
         return meeting_port("-0")
 
 
 GPU_LABELS: Final = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "amd.com/gpu.product-name")
-"""Labels of a node that say which GPUs it has."""
+"""Labels of nodes for the type of their GPUs."""
 TPU: Final = "google.com/tpu"
 TPU_LABEL: Final = "cloud.google.com/gke-tpu-accelerator"
 TPU_SHAPE: Final = "cloud.google.com/gke-tpu-topology"
@@ -490,11 +495,11 @@ _SLICES: Final = {
     "v6e": "tpu-v6e-slice",
 }
 _FLAT: Final = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-"""The shape of slices whose chips lie in a plane (v5e, v6e)."""
+"""Topologies of slices whose chips lie in a plane (v5e, v6e)."""
 
 
 def resources_of(job: Job, options: KubernetesOptions) -> tuple[dict[str, str], dict[str, str]]:
-    """requests and limits of the job's own container. Raises `UsageError`."""
+    """Return the requests and limits of the job's container. Raises `UsageError`."""
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
     if job.cpus is not None:
@@ -511,7 +516,7 @@ def resources_of(job: Job, options: KubernetesOptions) -> tuple[dict[str, str], 
 
 
 def tpu_selectors(job: Job) -> dict[str, str]:
-    """The nodes of GKE that have such a slice. Raises `UsageError`."""
+    """Return the labels of GKE nodes with such a slice. Raises `UsageError`."""
     if job.tpu is None:
         return {}
     version = job.tpu.partition("-")[0]
@@ -530,7 +535,7 @@ def tpu_selectors(job: Job) -> dict[str, str]:
 
 
 def gpu_affinity(job: Job, facts: Facts) -> dict[str, Any] | None:
-    """The nodes that have GPUs of the type that was asked for. Raises `UsageError`."""
+    """Return the affinity for nodes with GPUs of the requested type. Raises `UsageError`."""
     if job.gpu_type is None:
         return None
     wanted = job.gpu_type

@@ -1,4 +1,4 @@
-"""What a pool says of its cluster: the table [pools.NAME.kubernetes] of the configuration."""
+"""The options of a pool on Kubernetes: the table [pools.NAME.kubernetes] of the configuration."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dsv.values.json import Json
 NAME: Final = "kubernetes"
 _WORD: Final = re.compile(r"[^\s\0]+")
 _KINDS: Final = {"claim": {"claim"}, "nfs": {"nfs", "path"}, "host": {"host"}}
-"""The keys that say what a volume is, by the one that tells them apart."""
+"""The kinds of volumes, each with its keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """Something that the cluster can mount. prefix: the folder below which paths are in it; source: as in a pod."""
+    """A volume of the cluster. Paths below prefix are in it; source is as in the manifest of a pod."""
 
     prefix: PurePosixPath
     source: Mapping[str, Json]
@@ -31,33 +31,38 @@ class Volume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesOptions:
-    """context, kubeconfig: how the cluster is reached, None for the caller's own; namespace: None for the context's.
-    image: of dsv, for the containers that fetch and hold the data; dsv: the program in it. gpu: the resource that a
-    GPU is. secret: the name of a Secret with credentials for the store. root: whether images may run as root.
-    autoscaling: whether nodes come on demand. overlay: merged into the Job.
-    """
-
     context: str | None = None
+    """Of the kubeconfig; None for the current one."""
     kubeconfig: str | None = None
+    """The path; None for the file that kubectl uses."""
     namespace: str | None = None
+    """None for that of the context."""
     image: str | None = None
+    """The image of dsv, for the containers that fetch and hold the data."""
     dsv: str = "dsv"
+    """The program in that image."""
     queue: str | None = None
+    """Of Kueue."""
     gpu: str = "nvidia.com/gpu"
+    """The name of the resource for GPUs."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Json], ...] = ()
     priority_class: str | None = None
     service_account: str | None = None
     secret: str | None = None
+    """The name of a Secret with credentials for the store."""
     image_pull_secrets: tuple[str, ...] = ()
     volumes: tuple[Volume, ...] = ()
     root: bool = False
+    """Whether images may run as root."""
     autoscaling: bool = False
+    """Whether nodes are created on demand."""
     overlay: Mapping[str, Json] = field(default_factory=dict)
+    """Merged into the Job."""
 
     @classmethod
     def read(cls, options: Mapping[str, Json], where: str = NAME) -> Self:
-        """Raises `UsageError` for what means nothing."""
+        """Raise `UsageError` for an unknown key or a value of the wrong type."""
         found: dict[str, Any] = {}
         for key, value in options.items():
             if key not in _READ:
@@ -78,7 +83,7 @@ class KubernetesOptions:
         return cls(**found)
 
     def volume_of(self, path: PurePosixPath) -> Volume | None:
-        """The one with the longest prefix counts, so that a folder in a volume may be a volume of its own."""
+        """Return the volume with the longest prefix: a folder in a volume may be a volume of its own."""
         fitting = [each for each in self.volumes if each.holds(path)]
         return max(fitting, key=lambda each: len(each.prefix.parts), default=None)
 
@@ -151,7 +156,7 @@ _READ: Final[dict[str, tuple[str, str, Callable[[Json], Any]]]] = {
     "autoscaling": ("true or false", "true", _truth),
     "overlay": ("a table", '{"spec": {"ttlSecondsAfterFinished": 3600}}', _table),
 }
-"""For each key: what it has to be, an example, and what reads it."""
+"""For each key: a description of its value, an example, and the function that reads it."""
 
 
 Manifest: TypeAlias = dict[str, Any]
@@ -160,8 +165,7 @@ RUN_KEY: Final = "dsv.run/run"
 COMMIT_KEY: Final = "dsv.run/commit"
 SIGNAL_KEY: Final = "dsv.run/signal"
 STOPPED_KEY: Final = "dsv.run/stopped"
-"""Annotations: the id of the run; the commit that it sees; the last signal that was sent to the pod; who asked dsv to
-end the job."""
+"""Annotations: the id of the run, its commit, the signals sent to the pod, and who asked dsv to end the job."""
 LABEL: Final = "dsv.run/run"
 MANAGED: Final = ("app.kubernetes.io/managed-by", "dsv")
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
@@ -171,19 +175,19 @@ FAILED_KEY: Final = "batch.kubernetes.io/job-index-failure-count"
 IGNORED_KEY: Final = "batch.kubernetes.io/job-index-ignored-failure-count"
 MAIN, STAGING, HOLDING = "main", "stage", "hold"
 GANG_PORT: Final = "DSV_GANG_PORT"
-"""The variable that tells the nodes of a job where they agree to begin and end together."""
+"""The variable with the port at which the nodes of a job agree to start and end together."""
 GRACE_SECONDS: Final = 30
 OWN: Final = "/dsv/own"
 """The empty folder that the containers of a pod share."""
 KEPT_SECONDS: Final = 7 * 86_400
 LATE_SECONDS: Final = 300
-"""How much longer than `--time` the cluster lets a pod live, with the time in which the data is fetched."""
-_LONGEST_NAME: Final = 52  # the pods add the number of the node and five letters
+"""How much longer than `--time` the cluster lets a pod live, as it also fetches the data."""
+_LONGEST_NAME: Final = 52  # the names of pods add the number of the node and five letters
 NOT_AGAIN: Final = [124, 125, 126, 127]
 
 
 def object_name(run: str) -> str:
-    """The name that all objects of a run have: the same whoever makes them, so that it is made once."""
+    """Return the name of all objects of a run: always the same, so that they are created once."""
     text = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
     name = f"dsv-{text}"
     if f"dsv-{run}" == name and len(name) <= _LONGEST_NAME:

@@ -1,4 +1,4 @@
-"""How a job on Kubernetes goes, and how it ended: a pure function of what the cluster says of its Job and its pods.
+"""How a job on Kubernetes is and how it ended: computed from its Job and its pods, without requests.
 
 A pod is one node of a run in one attempt.
 """
@@ -25,13 +25,13 @@ from dsv.run.engines.kubernetes.options import (
     STAGING,
     STOPPED_KEY,
 )
-from dsv.run.engines.kubernetes.scripts import (
+from dsv.run.engines.kubernetes.pod_files import (
     CAUSES,
     TOGETHER,
-    last_words,
-    told_usage,
-    what_helps,
-    with_the_others,
+    ended_with_others,
+    error_hint,
+    error_message,
+    usage_of,
 )
 from dsv.run.record import (
     TIMED_OUT,
@@ -72,7 +72,7 @@ _SURELY_NOT: Final = re.compile(
 )
 _NO_START: Final = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
 _UNKNOWN: Final = "ContainerStatusUnknown"
-"""What a node says of a container that was not there when its pod ended, and of one that never was."""
+"""The kubelet's word for a container that was missing when its pod ended, and for one that never existed."""
 _HINTS: Final = {
     EndCause.IMAGE_NOT_PULLED: "--image names another one; dsv config pools.NAME.kubernetes.image_pull_secrets "
     """'["SECRET"]' gives the credentials of its registry""",
@@ -83,7 +83,10 @@ _NO_CLAIM: Final = re.compile(r'persistentvolumeclaim "[^"]*" (?:not found|is be
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a pod doesn't begin. patience: seconds after which that is the end of it; None if it may wait for good."""
+    """Why a pod does not start.
+
+    patience is the number of seconds after which the job ends because of it; None if it may wait for ever.
+    """
 
     reason: str
     cause: EndCause
@@ -92,18 +95,21 @@ class Obstacle:
 
     @property
     def hint(self) -> str | None:
-        """What helps, if it is the end of it."""
+        """What the user can do about it."""
         return _HINTS.get(self.cause)
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """gone: the cluster doesn't have it any more, and this is what was seen of it last. lost: why it is gone, if nobody
-    saw its end. put_back: why its queue took its place away, if it did."""
+    """A pod as the cluster describes it.
+
+    gone: it was deleted, and this is how it was last seen. lost: why it is gone, if nobody saw its end.
+    evicted_by_queue: why its queue evicted it, if it did.
+    """
 
     raw: Mapping[str, Any]
     gone: bool = False
-    put_back: tuple[EndCause, str] | None = None
+    evicted_by_queue: tuple[EndCause, str] | None = None
     lost: tuple[EndCause, str] | None = None
 
     @property
@@ -120,7 +126,7 @@ class Pod:
 
     @property
     def number(self) -> int:
-        """Of the node, from 0."""
+        """The number of the node, from 0."""
         return _number(self.annotations.get(INDEX_KEY))
 
     @property
@@ -129,17 +135,17 @@ class Pod:
 
     @property
     def is_over(self) -> bool:
-        return self.is_settled or self._has_succeeded
+        return self.is_terminated or self._has_succeeded
 
     @property
-    def is_settled(self) -> bool:
-        """Whether the cluster itself says so. It keeps such a pod, and its log, if it ends the others of the Job."""
+    def is_terminated(self) -> bool:
+        """Whether the cluster says that the pod has ended. Such a pod and its log stay when the Job is ended."""
         return self.gone or self._status.get("phase") in ("Succeeded", "Failed")
 
     @property
     def _has_succeeded(self) -> bool:
-        """Whether the command has succeeded and each further container has ended. The cluster says the same of the pod
-        about a second later."""
+        """Whether the command has succeeded and all other containers have ended. The cluster says so of the pod a
+        second later."""
         ended = self._ended()
         if ended is None or ended.get("exitCode") != 0:
             return False
@@ -151,26 +157,26 @@ class Pod:
         )
 
     @property
-    def part_is_over(self) -> bool:
-        """Whether the command has ended, though the pod may have more to do."""
+    def command_ended(self) -> bool:
+        """Whether the command has ended, though other containers of the pod may still run."""
         return self._ended() is not None
 
     @property
-    def is_going(self) -> bool:
-        """Whether it was told to end, and has not."""
+    def is_terminating(self) -> bool:
+        """Whether the pod is being deleted and has not ended yet."""
         return not self.is_over and self.raw["metadata"].get("deletionTimestamp") is not None
 
     @property
     def begun(self) -> bool:
-        """Whether the command has begun, as far as anyone can tell."""
+        """Whether the command has begun, as far as the cluster knows."""
         ended = self._ended()
         if ended is None:
             return "running" in self._state(MAIN)
         return not (_never_started(ended) or (ended.get("reason") == _UNKNOWN and not self._made()))
 
     @property
-    def is_untouched(self) -> bool:
-        """Whether its machine has not started any of its containers, such as one whose volumes are not there."""
+    def has_no_container(self) -> bool:
+        """Whether no container of the pod was started yet, for instance because a volume is missing."""
         states = [
             each.get("state") or {}
             for kind in ("initContainerStatuses", "containerStatuses")
@@ -180,7 +186,7 @@ class Pod:
 
     @property
     def stage_message(self) -> str | None:
-        """What the container that fetches the data says of its end."""
+        """The termination message of the container that waits for the data."""
         ended = self._state(STAGING, "initContainerStatuses").get("terminated") or {}
         return ended.get("message")
 
@@ -190,14 +196,14 @@ class Pod:
         return None if ended is None else ended.get("exitCode")
 
     def cause(self) -> tuple[EndCause | None, str | None]:
-        """Why it ended, and in which words, if the command was not the one to end it."""
-        if self.put_back is not None:
-            return self.put_back
+        """Return why the command ended, and a description, unless it ended by itself."""
+        if self.evicted_by_queue is not None:
+            return self.evicted_by_queue
         told = self._told().get("end")
         if told in CAUSES:
             return CAUSES[told]
         if (self._ended() or {}).get("exitCode") == 0 and self._status.get("phase") != "Failed":
-            return None, None  # a pod that has succeeded is still evicted if its machine is drained
+            return None, None  # a drained machine evicts pods that have succeeded, too
         for each in self._status.get("conditions") or ():
             if each.get("type") == "DisruptionTarget" and each.get("status") == "True":
                 cause = _DISRUPTIONS.get(each.get("reason"), EndCause.EVICTED)
@@ -207,7 +213,7 @@ class Pod:
             return _REASONS[reason], self._status.get("message") or reason
         if told == TOGETHER:
             _, _, reason = self._message.partition("\n")
-            return EndCause.CANCELLED, with_the_others(reason)
+            return EndCause.CANCELLED, ended_with_others(reason)
         ended = self._ended() or {}
         if ended.get("reason") == "OOMKilled":
             return EndCause.OUT_OF_MEMORY, "it used more memory than it was given"
@@ -216,17 +222,17 @@ class Pod:
         return (None, None) if ended or self.lost is None else self.lost
 
     def part(self) -> RunPart | None:
-        """None if the command never began."""
+        """Return None if the command never began."""
         ended = self._ended()
         if not self.begun:
             return None
         state = ended or self._state(MAIN).get("running") or {}
         cause, said = self.cause()
         code = None if ended is None else int(self._told().get("code") or ended["exitCode"])
-        if ended is None and self.is_settled:
+        if ended is None and self.is_terminated:
             cause = cause or EndCause.LOST_SIGHT
             code = _CUT_SHORT.get(cause)
-        if ended is None and not self.is_settled:
+        if ended is None and not self.is_terminated:
             cause, said = None, None
         elif cause is None:
             cause = EndCause.EXITED
@@ -244,10 +250,10 @@ class Pod:
         )
 
     def usage(self) -> Usage | None:
-        return told_usage(self._told())
+        return usage_of(self._told())
 
     def obstacle(self, autoscaling: bool) -> Obstacle | None:
-        """Of one that has not begun."""
+        """Return why the pod has not begun, if the cluster says so."""
         waiting = [
             each["state"]["waiting"]
             for kind in ("initContainerStatuses", "containerStatuses")
@@ -286,7 +292,7 @@ class Pod:
         return (found[0].get("state") or {}) if found else {}
 
     def _made(self) -> bool:
-        """Whether the job's own container was there, running or not."""
+        """Return whether the job's container was ever created."""
         statuses = self._status.get("containerStatuses") or ()
         return any(each.get("name") == MAIN and each.get("containerID") for each in statuses)
 
@@ -294,7 +300,7 @@ class Pod:
         return self._state(MAIN).get("terminated")
 
     def _told(self) -> dict[str, str]:
-        """What the script of the job's container left."""
+        """What the script of the job's container wrote into the termination message."""
         return dict(re.findall(r"(end|memory|cpu|code)=(\S*)", self._message.partition("\n")[0]))
 
     @property
@@ -303,7 +309,7 @@ class Pod:
 
 
 def _unschedulable(message: str, autoscaling: bool) -> Obstacle:
-    """A lack of room goes by. That no node is the right one doesn't, unless nodes come on demand."""
+    """A lack of room may pass. That no node matches does not, unless nodes are created on demand."""
     if _NO_CLAIM.search(message):
         return Obstacle(message, EndCause.UNSCHEDULABLE, 3.0)
     lacks_room = "Insufficient" in message
@@ -312,7 +318,7 @@ def _unschedulable(message: str, autoscaling: bool) -> Obstacle:
 
 
 def _never_started(ended: Mapping[str, Any]) -> bool:
-    """Kubernetes tells so of a container whose program could not be started."""
+    """Return whether the program of the container could not be started."""
     return ended.get("reason") in ("StartError", "ContainerCannotRun")
 
 
@@ -340,12 +346,12 @@ _CUT_SHORT: Final[dict[EndCause | None, int]] = {
     EndCause.NODE_LOST: 137,
     EndCause.CANCELLED: 137,
 }
-"""What the exit code is if no command said one."""
+"""The exit code of a command that was killed before it could report one."""
 
 
 @dataclass(frozen=True, slots=True)
-class JobFacts:
-    """What the cluster says of a Job. pods: all that were seen of it, those that are gone as well."""
+class JobSnapshot:
+    """A Job as the cluster describes it, with all its pods that were seen, also those that are gone."""
 
     raw: Mapping[str, Any]
     pods: tuple[Pod, ...] = ()
@@ -368,7 +374,7 @@ class JobFacts:
 
     @property
     def completed(self) -> frozenset[int]:
-        """The nodes that the cluster counts as done: `0,2-4` in its words."""
+        """The nodes that have succeeded; `0,2-4` in the words of the cluster."""
         found: set[int] = set()
         for piece in str((self.raw.get("status") or {}).get("completedIndexes") or "").split(","):
             first, _, last = piece.partition("-")
@@ -382,12 +388,12 @@ class JobFacts:
 
     @property
     def queued(self) -> bool:
-        """Whether something else decides when it begins."""
+        """Whether a queue decides when the job begins."""
         return self.queue is not None
 
     @property
-    def put_back(self) -> bool:
-        """Whether its queue has it wait, maybe after it had begun."""
+    def evicted_by_queue(self) -> bool:
+        """Whether its queue has suspended the job, maybe after it had begun."""
         return self.queued and self.suspended and self.stopped is None
 
     @property
@@ -396,7 +402,7 @@ class JobFacts:
 
     @property
     def stopped(self) -> str | None:
-        """Who asked dsv to end it."""
+        """Who asked dsv to end the job."""
         return self._annotations.get(STOPPED_KEY)
 
     @property
@@ -405,7 +411,7 @@ class JobFacts:
 
     @property
     def last(self) -> tuple[Pod, ...]:
-        """The newest pod of each node, by their numbers."""
+        """The newest pod of each node, in the order of the nodes."""
         newest: dict[int, Pod] = {}
         for each in sorted(self.pods, key=_age):
             newest[each.number] = each
@@ -419,8 +425,7 @@ class JobFacts:
 
     @property
     def over_at(self) -> int:
-        """When the cluster saw the end of a job that is over, in milliseconds; before that, when its nodes ended, whose
-        clocks may be wrong."""
+        """When the job ended, in milliseconds: by the clock of the cluster, else by the clocks of its nodes."""
         seen = [part.ended_ms for each in self.pods if (part := each.part()) and part.ended_ms]
         return self.condition_ms or max(seen, default=0)
 
@@ -436,16 +441,16 @@ class JobFacts:
 
     @property
     def is_gang(self) -> bool:
-        """Whether its nodes end together, so that one succeeds only once the command has succeeded on all of them."""
+        """Whether the nodes end together, so that a node succeeds only if all nodes do."""
         pod = (self._spec.get("template") or {}).get("spec") or {}
         holding = [each for each in pod.get("initContainers") or () if each.get("name") == HOLDING]
         return any(each.get("name") == GANG_PORT for one in holding for each in one.get("env") or ())
 
     @property
-    def goes_on_in_vain(self) -> bool:
-        """Whether the cluster has a node begin again, or will, though the others are done and will not come back."""
+    def waits_for_ended_nodes(self) -> bool:
+        """Whether the cluster retries a node although all nodes have succeeded, so that its new pod waits for ever."""
         over = self.condition("Complete") or self.condition("Failed")
-        return not over and _were_done(self) and not all(_succeeded(each) for each in self.last)
+        return not over and _all_nodes_succeeded(self) and not all(_succeeded(each) for each in self.last)
 
     @property
     def _spec(self) -> Mapping[str, Any]:
@@ -460,24 +465,30 @@ def _age(pod: Pod) -> tuple[int, str]:
     return pod.attempt, str(pod.raw["metadata"].get("creationTimestamp"))
 
 
-def ended(job: JobFacts) -> Ended | None:
-    """None while it lives."""
+def ended(job: JobSnapshot) -> Ended | None:
+    """Return how the job ended; None while it is alive."""
     last = job.last
     failed = job.condition("Failed") or job.condition("FailureTarget")
     all_over = len(last) == job.nodes and all(each.is_over for each in last)
     parts = parts_of(job)
-    if job.condition("Complete") or (all_over and all(_succeeded(each) for each in last)) or _were_done(job):
+    if (
+        job.condition("Complete")
+        or (all_over and all(_succeeded(each) for each in last))
+        or _all_nodes_succeeded(job)
+    ):
         return Ended(exit_code=0, launched=True, cause=EndCause.EXITED, parts=parts, usage=_usage(last))
-    taken = any(each.put_back is not None for each in last)  # begun, and told to end by its queue
-    held_back = job.suspended and job.stopped is None and not taken  # or while it is taken back: it may go on
+    taken = any(each.evicted_by_queue is not None for each in last)  # it had begun, and its queue evicted it
+    held_back = (
+        job.suspended and job.stopped is None and not taken
+    )  # it is being withdrawn, or it may continue
     over = job.condition("Failed") is not None or (
         (failed is not None or not (job.may_try_again or held_back)) and all_over
-    ) or (failed is not None and all(each.is_over or each.is_going for each in last))  # fmt: skip
+    ) or (failed is not None and all(each.is_over or each.is_terminating for each in last))  # fmt: skip
     return replace(_failed(job, parts, failed or {}), stopped=job.stopped) if over else None
 
 
-def gone(job: JobFacts, *, killed: bool = False) -> Ended:
-    """Of a job that the cluster doesn't have any more. killed: whether its pods had no time to end by themselves."""
+def gone(job: JobSnapshot, *, killed: bool = False) -> Ended:
+    """Return how a job ended that was deleted. killed: whether its pods had no time to end by themselves."""
     done = ended(replace(job, pods=tuple(replace(each, gone=True) for each in job.pods)))
     if done is not None and done.exit_code == 0:
         return done
@@ -492,18 +503,19 @@ def gone(job: JobFacts, *, killed: bool = False) -> Ended:
     )  # fmt: skip
 
 
-def status(job: JobFacts) -> JobStatus:
+def status(job: JobSnapshot) -> JobStatus:
     done = ended(job)
     if done is not None:
         state = RunState.ENDED if done.launched else RunState.NOT_LAUNCHED
         return JobStatus(state, done.exit_code, done, quiet_for=max(time() - job.over_at / 1000, 0.0))
-    if job.begun and not job.put_back:
+    if job.begun and not job.evicted_by_queue:
         return JobStatus(RunState.RUNNING)
     return JobStatus(RunState.SUBMITTED if job.suspended and not job.queued else RunState.QUEUED)
 
 
-def parts_of(job: JobFacts) -> tuple[RunPart, ...]:
-    """Each attempt of a node has its own number. The cluster counts no attempt that a queue took back."""
+def parts_of(job: JobSnapshot) -> tuple[RunPart, ...]:
+    """Return the parts of the record. The cluster numbers attempts anew after a queue has evicted the job; the parts
+    don't."""
     found: list[RunPart] = []
     for pod in sorted(job.pods, key=_age):
         part = pod.part()
@@ -513,13 +525,14 @@ def parts_of(job: JobFacts) -> tuple[RunPart, ...]:
     return tuple(sorted(found, key=lambda each: (each.attempt, each.node)))
 
 
-def _were_done(job: JobFacts) -> bool:
-    """Whether the command has succeeded on all nodes though not every pod has: one may be killed once all are done, or
-    its machine may be lost while it sends the output. The others are gone then, so a new pod of it waits in vain.
+def _all_nodes_succeeded(job: JobSnapshot) -> bool:
+    """Return whether the command has succeeded on all nodes, although a pod may have failed.
 
-    The cluster still counts a node as done whose pod was taken away, as it is when its machine is drained.
+    A pod may be killed after all nodes were done, or its machine may be lost while it sends output. The others have
+    ended by then, so a new pod of that node would wait for ever. The cluster still counts a node as completed whose pod
+    was removed, as draining a machine does.
     """
-    done = {each.number: each.attempt for each in job.last if each.is_settled and _succeeded(each)}
+    done = {each.number: each.attempt for each in job.last if each.is_terminated and _succeeded(each)}
     if not job.is_gang or not (done or job.completed):
         return False
     attempt = max(done.values(), default=None)
@@ -529,11 +542,11 @@ def _were_done(job: JobFacts) -> bool:
 
 
 def _is_later(pod: Pod, done_in: int | None) -> bool:
-    """Whether the pod is of an attempt after the one in which all nodes were done. In that one all had begun."""
+    """Return whether the pod belongs to an attempt after the one in which all nodes were done."""
     return pod.attempt > done_in if done_in is not None else not pod.begun
 
 
-def _failed(job: JobFacts, parts: tuple[RunPart, ...], failed: Mapping[str, Any]) -> Ended:
+def _failed(job: JobSnapshot, parts: tuple[RunPart, ...], failed: Mapping[str, Any]) -> Ended:
     by_disruption = next(((cause, said) for pod in job.last for cause, said in [pod.cause()] if cause), None)
     if not parts and not job.pods and (job.raw.get("status") or {}).get("failed"):
         lost = f"the cluster has no pod of the Job {job.name} any more: {failed.get('message')}"
@@ -541,7 +554,7 @@ def _failed(job: JobFacts, parts: tuple[RunPart, ...], failed: Mapping[str, Any]
     if not parts:
         return _never_began(job, by_disruption, failed)
     part = deciding_part(parts) or parts[-1]
-    if part.end is EndCause.CANCELLED:  # the others have ended with one whose pod was deleted
+    if part.end is EndCause.CANCELLED:  # the other nodes were ended because this pod was deleted
         of_last = [each for each in parts if each.attempt == part.attempt]
         part = next((each for each in of_last if each.error == DELETED), part)
     cause = part.end or EndCause.LOST_SIGHT
@@ -551,7 +564,7 @@ def _failed(job: JobFacts, parts: tuple[RunPart, ...], failed: Mapping[str, Any]
         reason: str | None = f"it was cancelled by {job.stopped}"
         cause, parts = EndCause.CANCELLED, _cancelled(parts, job.stopped)
     elif part.end is EndCause.CANCELLED and part.error not in (None, DELETED):
-        # No node has failed that still could tell it: the others have ended because one was not heard of any more.
+        # No node reports a failure: the others were ended because one became silent.
         cause, code = EndCause.NODE_LOST, _CUT_SHORT[EndCause.NODE_LOST]
         reason = part.error
     elif part.error is not None:
@@ -566,7 +579,7 @@ def _failed(job: JobFacts, parts: tuple[RunPart, ...], failed: Mapping[str, Any]
 
 
 def _cancelled(parts: tuple[RunPart, ...], by: str | None) -> tuple[RunPart, ...]:
-    """What was ended of the last attempt was ended by whoever ended the job: nobody can tell it from a failure."""
+    """Attribute what ended in the last attempt to whoever ended the job: it can't be told from a failure."""
     last = max((each.attempt for each in parts), default=0)
     return tuple(
         replace(each, end=EndCause.CANCELLED, cancelled_by=by, error=None)
@@ -578,7 +591,7 @@ def _cancelled(parts: tuple[RunPart, ...], by: str | None) -> tuple[RunPart, ...
 
 
 def _never_began(
-    job: JobFacts, disruption: tuple[EndCause, str | None] | None, failed: Mapping[str, Any]
+    job: JobSnapshot, disruption: tuple[EndCause, str | None] | None, failed: Mapping[str, Any]
 ) -> Ended:
     staged = [each for each in job.last if each.stage_code]
     reason, hint = failed.get("message"), None
@@ -587,8 +600,8 @@ def _never_began(
         cause, reason = EndCause.CANCELLED, f"it was cancelled by {job.stopped}"
     elif staged:
         said = staged[0].stage_message or ""
-        reason = last_words(said) or f"dsv ended with {staged[0].stage_code}"
-        hint = what_helps(said)
+        reason = error_message(said) or f"dsv ended with {staged[0].stage_code}"
+        hint = error_hint(said)
     elif disruption is not None:
         cause, reason = disruption
     else:

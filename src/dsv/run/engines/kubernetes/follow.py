@@ -1,46 +1,41 @@
-"""Looking on while a job on Kubernetes runs: its output as it is written, what it waits for, and its end."""
+"""Following a job on Kubernetes while it runs: its output, why it waits, and its end."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from threading import Event, Lock, Thread
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dsv.errors import DsvError
 from dsv.run.engines.attach import ENDING
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended
 from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.capacity import refusal, waiting
-from dsv.run.engines.kubernetes.jobs import KubernetesJob
-from dsv.run.engines.kubernetes.observe import JobFacts, Obstacle, Pod, ended, gone
-from dsv.run.engines.kubernetes.options import HOLDING, LABEL, MAIN
-from dsv.run.engines.kubernetes.scripts import METRICS
+from dsv.run.engines.kubernetes.job import KubernetesJob
+from dsv.run.engines.kubernetes.job_status import JobSnapshot, Obstacle, Pod, ended, gone
+from dsv.run.engines.kubernetes.options import HOLDING, MAIN
+from dsv.run.engines.kubernetes.pod_files import METRICS
 from dsv.run.engines.log import through_a_pipe
 from dsv.run.engines.output import Output
 from dsv.run.record import EndCause
 
-if TYPE_CHECKING:
-    from httpx2 import Response
-
-
-_ASK: Final = (0.3, 3.0)
-"""Seconds between two looks at the job, at first and at most, if the cluster does not say that something changed."""
+_ASK: Final = (0.3, 2.0)
+"""Seconds between two looks at the job: after a change, and at most. The end of a pod's log counts as a change."""
 _EVENTS: Final = 3.0
-"""Seconds after which the cluster is asked why there are no pods, or why one doesn't begin."""
+"""Seconds after which the cluster is asked why there are no pods, or why a pod does not start."""
 
 _PATIENT: Final = 60.0
-"""Seconds for which a pod waits that no machine of the cluster has room for."""
+"""Seconds for which a pod may wait that no machine of the cluster has room for."""
 
 
 class KubernetesRun:
-    """A `Handle`. Several may look on at one job, from any machine that reaches the cluster."""
+    """A `Handle`. Several processes may follow a job, on any machine that reaches the cluster."""
 
     def __init__(
         self,
@@ -59,11 +54,11 @@ class KubernetesRun:
         self._wake = Event()
         self._lock = Lock()
         self._kills = 0
-        self._untold: list[str] = []  # signals that have not reached the command, in their order
-        self._waits: dict[str, float] = {}  # since when a reason is there for which the job doesn't begin
+        self._pending_signals: list[str] = []  # signals that have not reached the command yet, in their order
+        self._waits: dict[str, float] = {}  # by reason, since when the job waits for it
         self._said: set[str] = set()
-        self._put_back: set[str] = set()  # pods of which it was told that the queue took their place away
-        self._asked = 0.0  # when its queue was asked why it waits
+        self._printed_evictions: set[str] = set()  # pods whose eviction by the queue was printed
+        self._asked = 0.0  # when the queue was last asked why the job waits
         self._measured = -_PATIENT  # when its pods were last compared with the machines
         streams = (os.pipe(), os.pipe())
         output.attach(*(os.fdopen(reader, "rb", buffering=0) for reader, _ in streams))
@@ -79,30 +74,28 @@ class KubernetesRun:
         name = signal.Signals(number).name
         with self._lock:
             if number in ENDING:
-                self._job.tell_stopped(name)
+                self._job.record_stop(name)
             facts = self._job.latest()
             if facts is not None and facts.begun:
                 if self._job.signal(name.removeprefix("SIG")) is not None:
-                    self._untold.append(name)
+                    self._pending_signals.append(name)
             elif number in ENDING:
-                self._untold.append(name)
+                self._pending_signals.append(name)
         self._wake.set()
 
     def kill(self) -> None:
         with self._lock:
             self._kills += 1
-            self._untold.clear()  # nothing that comes after it may take its place
-            self._job.tell_stopped("SIGKILL")
+            self._pending_signals.clear()  # no signal may be sent after SIGKILL
+            self._job.record_stop("SIGKILL")
             facts = self._job.latest()
             if self._kills > 1 or facts is None or not facts.begun or self._job.signal("KILL") is not None:
                 self._job.delete(0)
         self._wake.set()
 
     def _watch(self) -> None:
-        changes = PodChanges(self._job, self._wake.set)
         done = self._until_end()
-        changes.close()
-        self._logs.finish()  # before the end: what comes after it is not waited for
+        self._logs.finish()  # before the end is set: nobody waits for output after that
         os.close(self._err)
         self._ended = done
         self._on_end()
@@ -114,13 +107,11 @@ class KubernetesRun:
             if facts is None:
                 known = self._job.known()
                 if known is None:
-                    reason = f"the cluster has no Job {self._job.at.name} any more"
+                    reason = f"the cluster has no Job {self._job.name} any more"
                     return Ended(exit_code=CANNOT_LAUNCH, launched=False, seen=False, reason=reason)
                 with suppress(DsvError):
                     if not self._is_same_cluster():
-                        reason = (
-                            f"the cluster was replaced by another one, which has no Job {self._job.at.name}"
-                        )
+                        reason = f"the cluster was replaced by another one, which has no Job {self._job.name}"
                         return Ended(exit_code=CANNOT_LAUNCH, launched=known.begun, seen=False, reason=reason)
                 return gone(known, killed=self._kills > 0)
             if isinstance(facts, Refusal):
@@ -128,30 +119,30 @@ class KubernetesRun:
             else:
                 self._logs.look(facts)
                 if (done := ended(facts)) is not None:
-                    if facts.put_back or (facts.suspended and facts.stopped is not None):
-                        self._job.delete()  # the cluster keeps it for ever, or its queue lets it begin again
-                    self._job.end_what_waits(facts)
+                    if facts.evicted_by_queue or (facts.suspended and facts.stopped is not None):
+                        self._job.delete()  # the cluster would keep it for ever, or its queue would resume it
+                    self._job.end_waiting_pods(facts)
                     return self._with_metrics(done, facts)
-                if (problem := self._job.give_up_lost_pods()) is not None:
+                if (problem := self._job.fail_lost_pods()) is not None:
                     self._say(
                         f"the cluster does not let a pod of a lost machine be given up: {problem.message}"
                     )
-                if (stuck := self._stuck(facts)) is not None:
+                if (stuck := self._check_waiting(facts)) is not None:
                     self._job.delete()
                     return stuck
-                if self._tell_again():
-                    pause = _ASK[0]  # how a command ended that began just now is not seen for long
+                if self._send_pending_signals():
+                    pause = _ASK[0]  # a command that began just now may end at once
             woken = self._wake.wait(pause)
             self._wake.clear()
             pause = _ASK[0] if woken else min(pause * 1.3, _ASK[1])
 
-    def _with_metrics(self, done: Ended, facts: JobFacts) -> Ended:
+    def _with_metrics(self, done: Ended, facts: JobSnapshot) -> Ended:
         return replace(done, metrics=read_metrics(self._job, facts)) if done.launched else done
 
-    def _stuck(self, facts: JobFacts) -> Ended | None:
-        """How it ends if it can't begin; that it waits is told."""
+    def _check_waiting(self, facts: JobSnapshot) -> Ended | None:
+        """Print why the job waits. Returns its end if it can never begin."""
         if facts.suspended:
-            return self._queued(facts)
+            return self._check_queue(facts)
         found = {
             each.uid: obstacle for each in facts.last if (obstacle := self._obstacle(facts, each)) is not None
         }
@@ -167,51 +158,53 @@ class KubernetesRun:
         for key, obstacle in found.items():
             self._say(f"the job waits: {obstacle.reason}")
             if obstacle.patience is not None and self._since(key) > obstacle.patience:
-                return _never(obstacle)
-            if obstacle.lacks_room and not self._autoscaling and self._fits_nowhere(facts, key):
-                return _never(obstacle)
+                return _cannot_begin(obstacle)
+            if obstacle.lacks_room and not self._autoscaling and self._can_never_fit(facts, key):
+                return _cannot_begin(obstacle)
         return None
 
-    def _fits_nowhere(self, facts: JobFacts, uid: str) -> bool:
-        """Whether a pod that has waited for room for a minute can never have it."""
+    def _can_never_fit(self, facts: JobSnapshot, uid: str) -> bool:
+        """Return whether a pod that has waited for room for a minute asks for more than any machine has."""
         if self._since(uid) < _PATIENT or monotonic() - self._measured < _PATIENT:
             return False
         self._measured = monotonic()
         return any(each.uid == uid and self._job.fits_no_node(each) for each in facts.last)
 
-    def _queued(self, facts: JobFacts) -> Ended | None:
-        """The same of one that its queue has not admitted, or not again."""
-        self._tell_put_back(facts)
+    def _check_queue(self, facts: JobSnapshot) -> Ended | None:
+        """Print why the queue does not admit the job. Returns its end if it never will."""
+        self._print_evictions(facts)
         waits = self._since("queued")
         if facts.queue is None or waits < 1.0 or monotonic() - self._asked < _EVENTS:
             return None
         self._asked = monotonic()
-        found = waiting(facts.queue, self._job.queue_says())
+        found = waiting(facts.queue, self._job.workloads())
         self._say(f"the job waits: {found.reason}")
         if facts.begun or found.patience is None:
-            self._waits.pop("for good", None)  # what it waited for before may have taken hours
+            self._waits.pop("for good", None)  # an earlier reason may be hours old
             return None
         if self._since("for good") < found.patience:
             return None
-        return _never(found)
+        return _cannot_begin(found)
 
-    def _tell_put_back(self, facts: JobFacts) -> None:
-        found = {each.uid: each.put_back[1] for each in facts.pods if each.put_back is not None}
-        new = found.keys() - self._put_back
+    def _print_evictions(self, facts: JobSnapshot) -> None:
+        found = {
+            each.uid: each.evicted_by_queue[1] for each in facts.pods if each.evicted_by_queue is not None
+        }
+        new = found.keys() - self._printed_evictions
         if new:
-            self._put_back |= new
-            self._said.clear()  # it waits anew
+            self._printed_evictions |= new
+            self._said.clear()  # it waits again, so the reasons are printed again
             self._say(f"the queue {facts.queue} took the job's place away: {found[min(new)]}")
 
-    def _obstacle(self, facts: JobFacts, pod: Pod) -> Obstacle | None:
+    def _obstacle(self, facts: JobSnapshot, pod: Pod) -> Obstacle | None:
         if pod.begun or pod.is_over:
             return None
         found = pod.obstacle(self._autoscaling)
         if found is None and pod.host is not None and self._since(f"{pod.uid}:begin") > 4 * _EVENTS:
-            troubles = self._job.troubles(pod)
-            if troubles:
-                return Obstacle(" ".join(troubles[-1].split()), EndCause.NOT_STARTED, None)
-            if pod.is_untouched:
+            warnings_of = self._job.warnings_of(pod)
+            if warnings_of:
+                return Obstacle(" ".join(warnings_of[-1].split()), EndCause.NOT_STARTED, None)
+            if pod.has_no_container:
                 silent = f"{pod.host} has not started any container of the pod {pod.name} yet"
                 return Obstacle(silent, EndCause.NOT_STARTED, None)
         return found
@@ -219,23 +212,26 @@ class KubernetesRun:
     def _since(self, key: str) -> float:
         return monotonic() - self._waits.setdefault(key, monotonic())
 
-    def _tell_again(self) -> bool:
-        """Takes a job back whose command has not begun; one that has begun since then gets the signals. Returns
-        whether something is left to tell."""
+    def _send_pending_signals(self) -> bool:
+        """Send the signals that are pending. A job that has not begun is withdrawn instead. Returns whether something
+        is left to do."""
         with self._lock:
-            facts = self._job.look() if self._untold else None
-            if not isinstance(facts, JobFacts):
+            facts = self._job.look() if self._pending_signals else None
+            if not isinstance(facts, JobSnapshot):
                 return False
             if not facts.begun:
-                if self._job.take_back(facts):
-                    self._untold.clear()
+                if self._job.withdraw_step(facts):
+                    self._pending_signals.clear()
                 return True
-            while self._untold and self._job.signal(self._untold[0].removeprefix("SIG")) is None:
-                del self._untold[0]
-            return bool(self._untold)
+            while (
+                self._pending_signals
+                and self._job.signal(self._pending_signals[0].removeprefix("SIG")) is None
+            ):
+                del self._pending_signals[0]
+            return bool(self._pending_signals)
 
     def _say(self, text: str) -> None:
-        """Among what the job writes to stderr, once; numbers in it, such as a port, may differ each time."""
+        """Print to the job's stderr, once for texts that differ only in numbers such as ports."""
         words = without_numbers(text)
         if words not in self._said:
             self._said.add(words)
@@ -243,32 +239,32 @@ class KubernetesRun:
                 os.write(self._err, f"[dsv] {text}\n".encode())
 
 
-def _never(found: Obstacle) -> Ended:
-    """How a job ends that can't begin."""
+def _cannot_begin(found: Obstacle) -> Ended:
+    """Return the end of a job that can't begin."""
     return Ended(
         exit_code=CANNOT_LAUNCH, launched=False, reason=found.reason, hint=found.hint, cause=found.cause
     )
 
 
 def without_numbers(text: str) -> str:
-    """What messages have in common that differ in a port, in a time, or in the letters that end the name of a pod."""
+    """Return the text without ports, times and the random ends of the names of pods."""
     return re.sub(r"\d+", "0", re.sub(r'-\d+-[a-z0-9]{5}"', '"', text))
 
 
 _PAUSE: Final = 0.5
 _TRIES: Final = 10
-"""How often the log of a pod that is over is asked for, if the cluster does not give it."""
+"""How often the log of a pod that has ended is requested if the cluster does not return it."""
 _LOOK: Final = 1.0
 _PIECE: Final = 1 << 16
 _TIME: Final = re.compile(rb"\d{4}-\d\d-\d\dT\S+ ")
-"""What each line of a log begins with. A node writes its own errors into the same answer, without a time: that it has
-no such log any more, or that too many files are open on it to follow one."""
+"""The timestamp of each line of a log. A kubelet adds its own errors to the same response without a timestamp: that it
+has no such log any more, or that too many files are open to follow one."""
 
 
 class PodLog:
-    """Follows one pod in a thread of its own, and begins again where it was if the connection breaks.
+    """Follow the log of one pod in a thread, and reconnect if the connection breaks.
 
-    write: is given whole lines. The cluster puts the time in front of each, by which it is known what was read.
+    write is given whole lines. The timestamp of each line tells which lines were already read.
     """
 
     def __init__(
@@ -285,7 +281,7 @@ class PodLog:
         self._write = write
         self._ended = ended
         self._last = b""
-        self._same = 0  # so many of the lines that were read last have that time
+        self._same = 0  # how many of the last lines that were read have that timestamp
         self._over = Event()
         if not follow:
             self._over.set()
@@ -293,7 +289,7 @@ class PodLog:
         Thread(target=self._follow, name="dsv-kubernetes-log", daemon=True).start()
 
     def pod_is_over(self) -> None:
-        """There will be no more than what is there now."""
+        """Say that the log is complete."""
         self._over.set()
 
     def _follow(self) -> None:
@@ -313,7 +309,7 @@ class PodLog:
         self.done.set()
 
     def _read(self, *, follow: bool) -> bool | None:
-        """Whether it was read to its end, and the node met no error; None if there is no such log."""
+        """Return whether the log was read to its end without an error of the kubelet; None if there is no such log."""
         import httpx2
 
         query = {"container": MAIN, "timestamps": "true"}
@@ -339,9 +335,11 @@ class PodLog:
             return whole and (not rest or _TIME.match(rest) is not None)
 
     def _take(self, lines: list[bytes], known: tuple[bytes, int]) -> tuple[bytes, int]:
-        """known: lines before this time, and so many of this time, were read before; no time once they have gone by.
+        """Write the lines that are new.
 
-        Several lines may have one time, as a clock of a virtual machine stands still for a moment.
+        known: the timestamp up to which lines were already read, and how many lines of exactly that time; an empty
+        timestamp once those have passed. Several lines may have one timestamp, as the clock of a virtual machine may
+        stand still for a moment.
         """
         last, same = known
         times = [each.partition(b" ")[0] for each in lines]
@@ -363,9 +361,9 @@ class PodLog:
 
 
 class JobLogs:
-    """Of all pods of a job, into one pipe. With several nodes each line has the number of its node in front.
+    """The logs of all pods of a job, written into one pipe. With several nodes each line starts with its node's number.
 
-    sink: closed once all of it is there. moved: called when a log has come to its end, or its connection has.
+    sink is closed after the last line. moved is called when a log or its connection ends.
     """
 
     def __init__(
@@ -378,19 +376,19 @@ class JobLogs:
         self._logs: dict[str, PodLog] = {}
         self._lock = Lock()
 
-    def look(self, facts: JobFacts) -> None:
-        """Begins to follow the pods that have begun."""
+    def look(self, facts: JobSnapshot) -> None:
+        """Start to follow the pods that have begun."""
         for pod in sorted(facts.pods, key=lambda each: (each.attempt, each.number)):
             if pod.uid not in self._logs and pod.begun and not pod.gone:
-                path = f"{self._job.at.pods}/{pod.name}/log"
-                over = pod.part_is_over or not self._follow
+                path = f"{self._job.pods_path}/{pod.name}/log"
+                over = pod.command_ended or not self._follow
                 writer = self._writer(pod, facts.nodes)
                 self._logs[pod.uid] = PodLog(self._job.api, path, writer, self._moved, follow=not over)
-            elif pod.uid in self._logs and (pod.is_over or pod.part_is_over):
+            elif pod.uid in self._logs and (pod.is_over or pod.command_ended):
                 self._logs[pod.uid].pod_is_over()
 
     def finish(self, stop: Event | None = None) -> None:
-        """Returns once all of it has been written."""
+        """Return after everything was written."""
         for log in self._logs.values():
             log.pod_is_over()
         for log in self._logs.values():
@@ -413,18 +411,18 @@ class JobLogs:
 
 
 def read_logs(
-    job: KubernetesJob, follow: bool, over: Callable[[JobFacts], bool]
+    job: KubernetesJob, follow: bool, over: Callable[[JobSnapshot], bool]
 ) -> AbstractContextManager[Iterator[bytes]]:
-    """What the job has written so far; with `follow` until its end."""
+    """Return what the job has written so far; with `follow`, until its end."""
     moved = Event()
 
     def collect(writer: int, stop: Event) -> None:
         logs = JobLogs(job, writer, moved.set, follow=follow)
         while not stop.is_set():
             facts = job.look()
-            if isinstance(facts, JobFacts):
+            if isinstance(facts, JobSnapshot):
                 logs.look(facts)
-            if not follow or facts is None or (isinstance(facts, JobFacts) and over(facts)):
+            if not follow or facts is None or (isinstance(facts, JobSnapshot) and over(facts)):
                 break
             moved.wait(_LOOK)
             moved.clear()
@@ -433,71 +431,14 @@ def read_logs(
     return through_a_pipe(collect)
 
 
-def read_metrics(job: KubernetesJob, facts: JobFacts) -> bytes | None:
-    """What the first node left, as the container that held its data has printed it."""
+def read_metrics(job: KubernetesJob, facts: JobSnapshot) -> bytes | None:
+    """Return metrics.json of the first node, which its container `hold` has printed."""
     first = next((each for each in facts.last if each.number == 0 and not each.gone), None)
     if first is None:
         return None
-    with job.api.stream(f"{job.at.pods}/{first.name}/log", container=HOLDING) as answer:
+    with job.api.stream(f"{job.pods_path}/{first.name}/log", container=HOLDING) as answer:
         if isinstance(answer, Refusal):
             return None
         data: bytes = answer.read()
     _, marker, metrics = data.rpartition(f"{METRICS}\n".encode())
     return metrics if marker else None
-
-
-_RECONNECTED_AFTER: Final = 2.0
-"""Seconds before a connection that broke is made again."""
-
-
-class PodChanges:
-    """Calls `changed` whenever a pod of the job has changed, from a thread of its own, until it is closed.
-
-    It says when to look and nothing else, so whoever looks now and then besides misses nothing: it may come late, and
-    who may not watch pods gets no call at all.
-    """
-
-    def __init__(self, job: KubernetesJob, changed: Callable[[], None]) -> None:
-        self._job = job
-        self._changed = changed
-        self._closed = Event()
-        self._lock = Lock()
-        self._response: Response | None = None
-        Thread(target=self._watch, name="dsv-kubernetes-changes", daemon=True).start()
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed.set()
-            if self._response is not None:
-                _hang_up(self._response)
-
-    def _watch(self) -> None:
-        import httpx2
-
-        label = f"{LABEL}={self._job.at.name}"
-        while not self._closed.is_set():
-            with self._job.api.stream(self._job.at.pods, labelSelector=label, watch="true") as answer:
-                if isinstance(answer, Refusal):
-                    if not answer.is_away:
-                        return
-                elif self._take(answer):
-                    with suppress(httpx2.HTTPError, OSError, ValueError):
-                        for _ in answer.iter_raw():
-                            self._changed()
-                    self._take(None)
-            self._closed.wait(_RECONNECTED_AFTER)
-
-    def _take(self, response: Response | None) -> bool:
-        """False if nobody listens any more."""
-        with self._lock:
-            self._response = response
-            return not self._closed.is_set()
-
-
-def _hang_up(response: Response) -> None:
-    """Ends a read that waits in another thread."""
-    connection = response.extensions.get("network_stream")
-    its_socket = None if connection is None else connection.get_extra_info("socket")
-    if its_socket is not None:
-        with suppress(OSError):
-            its_socket.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,224 @@
+"""The scripts of a pod, and the files that they leave in the folder that the containers of the pod share.
+
+The scripts are the files of the folder `pod`. They are plain shell, as the image of a job need not have more.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from dsv.fs.files import open_plain
+from dsv.run.engines.base import stage_facts
+from dsv.run.engines.kubernetes.options import NOT_AGAIN, OWN
+from dsv.run.engines.log import LogKeeper
+from dsv.run.record import EndCause, RunPart, Usage, deciding_part, exit_signal, may_try_again
+
+SIGNALS: Final = "/dsv/told"
+"""The folder in which Kubernetes shows a pod its own annotation with the signals for the command."""
+STAGED: Final = f"{OWN}/staged.json"
+"""How the data was fetched, as `dsv with` writes it."""
+TIME_LIMIT: Final = "time-limit"
+LEASE_LOST: Final = "lease-lost"
+TOGETHER: Final = "together"
+"""Reasons for which the script of the job's container ends the command."""
+AGAIN_CODE: Final = 190
+"""The exit code of a container that ended because the attempt was over on another node."""
+NO_PROGRAM: Final = "the pool's image of dsv has no program"
+"""The beginning of the message of hold.sh, up to the name of the program."""
+METRICS: Final = "--- metrics.json"
+"""The line after which the container `hold` prints what the command left in metrics.json."""
+_SCRIPTS: Final = Path(__file__).with_name("pod")
+
+
+def script(*names: str) -> str:
+    """Return the text of these scripts, one after the other."""
+    return "\n".join((_SCRIPTS / f"{name}.sh").read_text("utf-8") for name in names)
+
+
+def run_script() -> str:
+    return script("watch", "wait_for_nodes", "copy_log", "run")
+
+
+_KILLED: Final = 137
+_MOST: Final = 64 << 20
+"""Bytes of a file that are read at most; the script keeps files much smaller."""
+CAUSES: Final = {
+    TIME_LIMIT: (EndCause.TIME_LIMIT, "its time was over"),
+    LEASE_LOST: (EndCause.LEASE_LOST, "the data was not held any more"),
+}
+"""Reasons for which the script ended the command, with their descriptions."""
+_NO_MODULE: Final = re.compile(r"No module named '?dsv")
+_TOO_OLD: Final = re.compile(r"No module named '?dsv|[Nn]o such (?:option|command)", re.ASCII)
+_OTHER_IMAGE: Final = (
+    "dsv config pools.NAME.kubernetes.image REGISTRY/dsv:VERSION names an image of this version of dsv, and "
+    "pools.NAME.kubernetes.dsv the program in it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftInPod:
+    """The end of one node in one attempt, as it is in the pod.
+
+    is_clear: whether the end can be told here; only the cluster knows why it stopped or killed a command. was_stopped:
+    whether the cluster ended the pod, rather than dsv.
+    """
+
+    part: RunPart
+    usage: Usage | None
+    is_clear: bool
+    was_stopped: bool = False
+    folder: Path = Path(OWN)
+
+    def read_log(self) -> LogKeeper | None:
+        return read_log(self.folder)
+
+    def is_over(self, parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
+        return is_over(parts, nodes, retries)
+
+    def put_back(self) -> RunPart:
+        """Return the part of a job that its queue has evicted, and may start again."""
+        return replace(self.part, end=EndCause.EVICTED, error="the cluster took its place away")
+
+
+def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> LeftInPod | None:
+    """Return None if the command never began, or did not end by itself."""
+    said = dict(re.findall(r"([a-z]+)=(\S*)", _text(folder / "ended")))
+    if said.get("whole") != "yes" or not said.get("code", "").isdecimal():
+        return None
+    code, why = int(said["code"]), said.get("why", "")
+    cause, error = CAUSES.get(why, (EndCause.EXITED, None))
+    if why == TOGETHER:
+        cause, error = EndCause.CANCELLED, ended_with_others(_text(folder / "verdict").partition(" ")[2])
+    part = RunPart(
+        node=node,
+        attempt=attempt,
+        host=host,
+        started_ms=_milliseconds(said.get("begun")),
+        ended_ms=_milliseconds(said.get("over")),
+        end=cause,
+        exit_code=code,
+        exit_signal=exit_signal(code),
+        error=error,
+        **stage_facts(_text(folder / "staged.json")),
+    )
+    is_clear = why in CAUSES or not _was_ended(folder, code, why)
+    was_stopped = not is_clear and (folder / "stopped").exists() and not (folder / "told").exists()
+    return LeftInPod(part, usage_of(said), is_clear, was_stopped, folder)
+
+
+def _was_ended(folder: Path, code: int, why: str) -> bool:
+    """Return whether the cluster or a person may have ended the command.
+
+    A pod that ended after its attempt was over was ended together with the others: the cluster then ends what is left
+    of the Job.
+    """
+    if (folder / "told").exists():
+        return True
+    stopped = _changed_at(folder / "stopped")
+    if why != TOGETHER:
+        return stopped is not None or code == _KILLED
+    over = _changed_at(folder / "end")
+    return stopped is not None and (over is None or stopped < over)
+
+
+def is_over(parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
+    """Return whether no attempt follows those of these parts, by the rules of the Job. None if only the cluster knows:
+    a node has not reported every attempt, or no node failed by itself."""
+    found = list(parts)
+    last = max((each.attempt for each in found), default=0)
+    decided = deciding_part(found)
+    if decided is None or len({(each.attempt, each.node) for each in found}) < nodes * last:
+        return None
+    if decided.succeeded:
+        return True
+    if decided.end is EndCause.CANCELLED or any(each.end is EndCause.EVICTED for each in found):
+        return None
+    failed = [each for each in found if not each.succeeded and each.end is not EndCause.CANCELLED]
+    if any(each.attempt == last and each.exit_code in NOT_AGAIN for each in failed):
+        return True
+    return len({each.attempt for each in failed}) > retries or not may_try_again(decided)
+
+
+def read_log(folder: Path) -> LogKeeper | None:
+    """Return the beginning and the end of the command's output; None if no copy was made."""
+    numbers = sorted(int(each.suffix[1:]) for each in folder.glob("log.*") if each.suffix[1:].isdecimal())
+    if not numbers or not (folder / "log.0").is_file():
+        return None
+    keeper, before = LogKeeper(), -1
+    for number in numbers:
+        if number != before + 1:
+            lost = _text(folder / "log.lost").strip()
+            keeper.leave_out(int(lost) if lost.isdecimal() else 1)
+        keeper.add(_begin(folder / f"log.{number}"))
+        before = number
+    return keeper
+
+
+def ended_with_others(reason: str) -> str:
+    """Return the description of a node that was ended because of another one."""
+    return f"it was ended with the other nodes: {reason.strip()}"
+
+
+def usage_of(said: Mapping[str, str]) -> Usage | None:
+    memory, cpu = said.get("memory", ""), said.get("cpu", "")
+    if not (memory.isdecimal() or cpu.isdecimal()):
+        return None
+    return Usage(
+        peak_memory_bytes=int(memory) if memory.isdecimal() else None,
+        cpu_seconds=int(cpu) / 1e9 if cpu.isdecimal() else None,
+    )
+
+
+def _changed_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _milliseconds(seconds: str | None) -> int | None:
+    return int(seconds) * 1000 if seconds and seconds.isdecimal() else None
+
+
+def _begin(path: Path) -> bytes:
+    """Return the file's first `_MOST` bytes, up to where it can be read."""
+    pieces: list[bytes] = []
+    left = _MOST
+    with suppress(OSError), open_plain(path) as file:
+        while left > 0 and (data := file.read(min(1 << 20, left))):
+            pieces.append(data)
+            left -= len(data)
+    return b"".join(pieces)
+
+
+def _text(path: Path) -> str:
+    return _begin(path).decode("utf-8", "replace")
+
+
+def error_message(log: str) -> str | None:
+    """Return the error message of dsv, from its JSON or from its text."""
+    with suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(log)["error"]["message"])
+    lines = [line.strip() for line in log.splitlines()]
+    said = [line for line in lines if line and not line.startswith(("hint:", "{"))]
+    if any(_NO_MODULE.search(line) for line in said):
+        return "the pool's image has a dsv that is too old for this one"
+    errors = [line for line in said if line.startswith("error:")]
+    found = errors or said
+    return found[-1].removeprefix("error: ") if found else None
+
+
+def error_hint(log: str) -> str | None:
+    """Return the hint beside the error of dsv, or name another image if this one has no dsv or an old one."""
+    if NO_PROGRAM in log or _TOO_OLD.search(log):
+        return _OTHER_IMAGE
+    with suppress(ValueError, KeyError, TypeError):
+        return json.loads(log)["error"]["hint"] or None
+    found = re.findall(r"^\s*hint: (.+)$", log, re.MULTILINE)
+    return found[-1].strip() if found else None

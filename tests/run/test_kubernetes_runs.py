@@ -411,6 +411,7 @@ def kinds(kubernetes: lab.Kubernetes) -> Iterator[None]:
 def test_tpus_and_types_of_gpus_are_found_by_the_labels_of_nodes(site: Site, kinds: None) -> None:
     """One that no node has is told in the words of the cluster; and nodes whose own cache has the commit come first."""
     never = site.start(*run_of("--tpu", "v5e-16", "--nodes", "2", "--name", "never", script="true"))
+    until(lambda: site.last().get("name") == "never", "the record of the one that never begins")
     site.dsv(*run_of("--tpu", "v5e-8", "--tpu-topology", "2x4", script="true"))
     assert [part["host"] for part in site.last()["parts"]] == ["node1"]
     for kind, host in (("T4", "node2"), ("A100", "node1")):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from time import time
@@ -327,12 +328,9 @@ def _number(text: str | None) -> int:
 
 
 def milliseconds(text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        return int(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError:
-        return None
+    with suppress(ValueError):
+        return int(datetime.fromisoformat(text or "").timestamp() * 1000)
+    return None
 
 
 def _one_line(text: str) -> str:

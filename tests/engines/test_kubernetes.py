@@ -200,3 +200,19 @@ def test_a_name_that_is_taken_is_said_and_one_of_the_same_run_is_taken_for_it(
         bench.engine.submit(plan, Output(None, None), Event())
     kubernetes.kubectl("delete", f"job/{name}")
     assert bench.engine.status(first) == JobStatus(RunState.CUT_OFF)
+
+
+def test_a_job_that_ended_while_nobody_looked_is_found_and_removed(
+    bench: Bench, kubernetes: lab.Kubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `dsv runs` does on any machine, once the record of the run is whole."""
+    monkeypatch.setattr("dsv.run.engines.kubernetes.engine._LEFT_TO_OTHERS", -1.0)
+    plain = Bench.of(Kubernetes({**os.environ, **kubernetes.env}, {"root": True}), bench.folder, IMAGE)
+    ended, living = plain.start(plain.shell("exit 3")), plain.start(plain.shell("sleep 1000"))
+    assert ended.wait().exit_code == 3
+    until(lambda: ended.ref in plain.engine.ended_jobs(), "the cluster's word that it has failed")
+    assert living.ref not in plain.engine.ended_jobs()
+    for ref in (ended.ref, living.ref):
+        plain.engine.forget(ref)
+    assert ended.ref not in plain.engine.ended_jobs() and living.ref in plain.engine.list()
+    plain.engine.cancel(living.ref, 0)

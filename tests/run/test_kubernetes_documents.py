@@ -114,6 +114,7 @@ def openshift(site: Site, dsv_image: str) -> Iterator[Site]:
         site.cluster.kubectl("apply", "-f", str(DOCUMENTS / "namespace.yaml"))
 
 
+@pytest.mark.exhaustive
 def test_openshift_lets_any_of_its_users_share_a_cache_and_refuses_others(openshift: Site) -> None:
     """As two projects with one volume: the second uses what the first has left in the cache, and adds to it."""
     folder, part = openshift.export / "openshift", openshift.folder / "data" / "part"

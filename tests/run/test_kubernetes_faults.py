@@ -55,6 +55,7 @@ def test_a_pod_that_is_evicted_and_one_that_is_deleted_are_followed_by_others(si
     until(lambda: not site.held(), "the end of the lease")
 
 
+@pytest.mark.exhaustive
 def test_an_evicted_pod_without_retries_ends_the_run(site: Site) -> None:
     terminal = site.start(*run_of())
     site.ready(terminal)
@@ -85,6 +86,7 @@ def test_an_api_server_that_is_away_costs_nothing(site: Site) -> None:
     until(lambda: not site.held(), "the end of the lease")
 
 
+@pytest.mark.exhaustive
 def test_an_image_that_cannot_be_pulled(site: Site) -> None:
     words = ("run", "digits", "--image", "registry.invalid/none:1", "--", "true")
     code, end, error = site.end(site.start(*words))
@@ -99,6 +101,7 @@ def test_a_job_beyond_its_memory(site: Site) -> None:
     assert (code, end) == (137, "out-of-memory")
 
 
+@pytest.mark.exhaustive
 def test_a_closed_terminal_ends_nothing(site: Site) -> None:
     terminal = site.start(*run_of(script=f"{WAIT}; exit 3"))
     site.ready(terminal)
@@ -111,6 +114,7 @@ def test_a_closed_terminal_ends_nothing(site: Site) -> None:
     until(lambda: not site.held(), "the end of the lease")
 
 
+@pytest.mark.exhaustive
 def test_two_stop_one_run_whose_own_terminal_is_gone(site: Site) -> None:
     terminal = site.start(*run_of(script=f"trap 'exit 9' TERM; {WAIT}"))
     site.ready(terminal)
@@ -127,6 +131,7 @@ def test_two_stop_one_run_whose_own_terminal_is_gone(site: Site) -> None:
     until(lambda: not site.held(), "the end of the lease")
 
 
+@pytest.mark.exhaustive
 def test_nodes_of_an_image_without_getent_find_each_other(site: Site) -> None:
     """The nslookup of busybox does not complete names."""
     script = 'nslookup "$MASTER_ADDR.training.svc.cluster.local" && test "$TOKEN" = hunter2'
@@ -146,6 +151,7 @@ while :; do sleep 1; done
 """
 
 
+@pytest.mark.exhaustive
 def test_a_node_that_fails_ends_the_others_and_all_begin_again_together(site: Site) -> None:
     """Also one that hangs in what they do together, and although the terminal is gone."""
     terminal = site.start(*run_of("--nodes", "2", "--retries", "1", script=HANGS))
@@ -168,6 +174,7 @@ def test_a_node_that_fails_ends_the_others_and_all_begin_again_together(site: Si
     until(lambda: not site.held(), "the end of the lease")
 
 
+@pytest.mark.exhaustive
 def test_nodes_that_fail_at_the_same_moment_use_up_one_retry(site: Site) -> None:
     terminal = site.start(*run_of("--nodes", "2", "--retries", "1", script="exit $((4 + NODE_RANK))"))
     code, end, error = site.end(terminal)
@@ -185,6 +192,7 @@ until [ -e "$DSV_OUT/go" ]; do touch "$DSV_OUT/alive.$DSV_ATTEMPT.$NODE_RANK"; s
 """
 
 
+@pytest.mark.exhaustive
 def test_nodes_that_are_cut_off_from_each_other_end_before_others_begin(site: Site) -> None:
     """Each finds by itself that it can't go on, as the cluster sees nothing wrong with either."""
 

@@ -205,6 +205,7 @@ def test_a_training_on_two_nodes_fetches_its_data_once_and_holds_it(site: Site) 
     until(lambda: not site.held(), "the end of the lease")
 
 
+@pytest.mark.exhaustive
 def test_a_training_goes_on_elsewhere_after_one_of_its_machines_is_lost(site: Site) -> None:
     """The other node ends too, and its next attempt meets the one that takes the lost one's place."""
     (site.folder / "code").mkdir()
@@ -244,6 +245,7 @@ def _pods_of(site: Site, run: str) -> dict[str, Any]:
     return {each["metadata"]["annotations"][number]: each for each in pods}
 
 
+@pytest.mark.exhaustive
 def test_nodes_that_were_done_stay_done_though_one_is_lost_and_the_other_is_drained(site: Site) -> None:
     """The pod of the lost one is replaced, and would wait for ever for the other, whose pod is evicted."""
     script = 'touch "$DSV_OUT/ready.$NODE_RANK"; until [ -e "$DSV_OUT/go" ]; do sleep 0.1; done'
@@ -278,6 +280,7 @@ def test_nodes_that_were_done_stay_done_though_one_is_lost_and_the_other_is_drai
     assert (record["parts"][0]["end"], record["parts"][0]["exit_code"]) == ("exited", 0)
 
 
+@pytest.mark.exhaustive
 def test_a_machine_that_is_gone_for_good_is_lost_and_a_pod_that_is_deleted_is_cancelled(site: Site) -> None:
     terminal = site.start(*run_of("--name", "lost"))
     until(lambda: site.has("ready"), "the start")
@@ -408,6 +411,7 @@ def kinds(kubernetes: lab.Kubernetes) -> Iterator[None]:
         kubernetes.kubectl("label", "node", node, *(f"{key}-" for key in own))
 
 
+@pytest.mark.exhaustive
 def test_tpus_and_types_of_gpus_are_found_by_the_labels_of_nodes(site: Site, kinds: None) -> None:
     """One that no node has is told in the words of the cluster; and nodes whose own cache has the commit come first."""
     never = site.start(*run_of("--tpu", "v5e-16", "--nodes", "2", "--name", "never", script="true"))
@@ -430,6 +434,7 @@ def test_tpus_and_types_of_gpus_are_found_by_the_labels_of_nodes(site: Site, kin
     assert record["end"] == "unschedulable" and "node affinity/selector" in record["error"]
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_whose_terminal_is_killed_is_continued(site: Site) -> None:
     """Two Jobs at once; one of the runs fails, and the best is shown first."""
     script = f'{WAIT}; n=$(tr -dc 123 < "$DSV_OUT/params.json"); [ $n != 2 ] || exit 3; '
@@ -456,3 +461,35 @@ def test_a_sweep_whose_terminal_is_killed_is_continued(site: Site) -> None:
     assert again.returncode == 3, err
     items = json.loads(site.dsv("runs", "grid", "--sort", "metrics.acc", "--json"))["items"]
     assert [(each["params"]["n"], each["exit_code"]) for each in items] == [(3, 0), (1, 0), (2, 3)]
+
+
+def test_the_last_of_several_nodes_completes_the_record_though_nobody_looks(site: Site) -> None:
+    """Of both attempts: in the first one node fails, and the other is ended with it. The output is in the store."""
+    script = """echo "$NODE_RANK in $DSV_ATTEMPT"; touch "$DSV_OUT/began.$DSV_ATTEMPT.$NODE_RANK"
+    [ "$DSV_ATTEMPT" = 1 ] || exit 0
+    until [ -e "$DSV_OUT/go" ]; do sleep 0.1; done
+    [ "$NODE_RANK" = 0 ] || exit 3
+    while :; do sleep 0.1; done"""
+    terminal = site.start(*run_of("--nodes", "2", "--retries", "1", "--keep-output", script=script))
+    until(lambda: site.has("began.1.0", "began.1.1"), "both nodes")
+    os.killpg(terminal.pid, signal.SIGKILL)
+    terminal.communicate()
+    run = site.folder / "store" / "runs" / "digits" / site.out().name
+    (site.out() / "go").touch()
+    until((run / "record").exists, "the record")
+    record = json.loads((run / "record").read_text())
+    assert (record["state"], record["end"], record["exit_code"]) == ("ended", "exited", 0)
+    ends = [(part["attempt"], part["node"], part["end"], part["exit_code"]) for part in record["parts"]]
+    assert ends == [
+        (1, 0, "cancelled", 143),
+        (1, 1, "exited", 3),
+        (2, 0, "exited", 0),
+        (2, 1, "exited", 0),
+    ]
+    assert record["parts"][0]["error"].endswith("node 1 failed first, with exit code 3")
+    assert record["usage"] is not None and all(part["host"] for part in record["parts"])
+    told = [(node, attempt) for attempt in (1, 2) for node in (0, 1)]
+    log = "".join(f"[dsv: node {node}, attempt {attempt}]\n{node} in {attempt}\n" for node, attempt in told)
+    assert (run / "log").read_text() == log
+    site.dsv("runs", run.name, "--out", "here")
+    assert (site.folder / "here" / "began.2.1").exists()

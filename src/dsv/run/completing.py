@@ -345,7 +345,7 @@ class Settler:
         key = record.engine, record.pool
         if key not in self._kept:
             self._kept[key] = engine.ended_jobs()
-        if record.job in self._kept[key]:
+        if any(each.id == record.job.id for each in self._kept[key]):
             forget_job(record, self.engines)
 
     def _without_job(self, record: RunRecord, status: JobStatus) -> RunRecord:

@@ -222,7 +222,7 @@ class Kubernetes:
             facts = job.look()
             if facts is None:
                 raise LaunchError(f"the cluster has no Job {job.name} any more", subject=ref.run)
-            if isinstance(facts, JobSnapshot) and facts.suspended and not facts.queued:
+            if isinstance(facts, JobSnapshot) and facts.suspended and facts.queue is None:
                 refused = self._begin(job)
             else:
                 refused = facts if isinstance(facts, Refusal) else None

@@ -204,7 +204,7 @@ class KubernetesJob:
             return False
         facts, status = JobSnapshot(found), found.get("status") or {}
         began = status.get("startTime") or status.get("active")
-        return facts.suspended and not facts.queued and not began and self.delete() is None
+        return facts.suspended and facts.queue is None and not began and self.delete() is None
 
     def withdraw_step(self, facts: JobSnapshot) -> bool:
         """Do one step towards the deletion of a job that does not seem to have begun, and return whether it was the
@@ -215,7 +215,7 @@ class KubernetesJob:
         the last look.
         """
         quiet = facts.suspended and all(each.is_over for each in facts.pods)
-        if not quiet and not facts.queued:
+        if not quiet and facts.queue is None:
             self.api.patch(self.path, {"spec": {"suspend": True}})
             return False
         return self.delete() is None

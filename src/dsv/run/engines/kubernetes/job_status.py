@@ -123,7 +123,8 @@ class Pod:
 
     @property
     def host(self) -> str | None:
-        return self._spec.get("nodeName")
+        name: str | None = (self.raw.get("spec") or {}).get("nodeName")
+        return name
 
     @property
     def number(self) -> int:
@@ -150,12 +151,7 @@ class Pod:
         ended = self._ended()
         if ended is None or ended.get("exitCode") != 0:
             return False
-        kinds = ("initContainerStatuses", "containerStatuses")
-        return all(
-            "terminated" in (each.get("state") or {})
-            for kind in kinds
-            for each in self._status.get(kind) or ()
-        )
+        return all("terminated" in each for each in self._states)
 
     @property
     def command_ended(self) -> bool:
@@ -178,12 +174,7 @@ class Pod:
     @property
     def has_no_container(self) -> bool:
         """Whether no container of the pod was started yet, for instance because a volume is missing."""
-        states = [
-            each.get("state") or {}
-            for kind in ("initContainerStatuses", "containerStatuses")
-            for each in self._status.get(kind) or ()
-        ]
-        return all("waiting" in each for each in states)
+        return all("waiting" in each for each in self._states)
 
     @property
     def stage_message(self) -> str | None:
@@ -255,12 +246,7 @@ class Pod:
 
     def obstacle(self, autoscaling: bool) -> Obstacle | None:
         """Return why the pod has not begun, if the cluster says so."""
-        waiting = [
-            each["state"]["waiting"]
-            for kind in ("initContainerStatuses", "containerStatuses")
-            for each in self._status.get(kind) or ()
-            if "waiting" in (each.get("state") or {})
-        ]
+        waiting = [each["waiting"] for each in self._states if "waiting" in each]
         ended = self._ended()
         if ended is not None and _never_started(ended):
             waiting.append(ended)
@@ -277,12 +263,14 @@ class Pod:
         return None
 
     @property
-    def _spec(self) -> Mapping[str, Any]:
-        return self.raw.get("spec") or {}
-
-    @property
     def _status(self) -> Mapping[str, Any]:
         return self.raw.get("status") or {}
+
+    @property
+    def _states(self) -> list[Mapping[str, Any]]:
+        """The states of all containers."""
+        kinds = ("initContainerStatuses", "containerStatuses")
+        return [each.get("state") or {} for kind in kinds for each in self._status.get(kind) or ()]
 
     @property
     def annotations(self) -> Mapping[str, str]:
@@ -385,14 +373,9 @@ class JobSnapshot:
         return bool(self._spec.get("suspend"))
 
     @property
-    def queued(self) -> bool:
-        """Whether a queue decides when the job begins."""
-        return self.queue is not None
-
-    @property
     def evicted_by_queue(self) -> bool:
         """Whether its queue has suspended the job, maybe after it had begun."""
-        return self.queued and self.suspended and self.stopped is None
+        return self.queue is not None and self.suspended and self.stopped is None
 
     @property
     def queue(self) -> str | None:
@@ -508,7 +491,7 @@ def status(job: JobSnapshot) -> JobStatus:
         return JobStatus(state, done.exit_code, done, quiet_for=max(time() - job.over_at / 1000, 0.0))
     if job.begun and not job.evicted_by_queue:
         return JobStatus(RunState.RUNNING)
-    return JobStatus(RunState.SUBMITTED if job.suspended and not job.queued else RunState.QUEUED)
+    return JobStatus(RunState.SUBMITTED if job.suspended and job.queue is None else RunState.QUEUED)
 
 
 def parts_of(job: JobSnapshot) -> tuple[RunPart, ...]:

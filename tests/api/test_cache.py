@@ -173,13 +173,18 @@ def test_a_deleted_tag_is_refused_unless_the_store_is_away(
     with pytest.raises(Conflict, match="nothing brings a deleted tag back"):
         delete_tag(ann.context(), SCANS, TagName.parse("v1"))
     assert delete_tag(ann.context(), SCANS, TagName.parse("v1"), force=True).commit == commit
-    with pytest.raises(NotFound, match="tag v1 of scans was deleted"):
-        one(ann, folder, "scans@v1")
-    (tmp_path / "store").rename(tmp_path / "away")
+    store, away = tmp_path / "store", tmp_path / "away"
+    store.rename(away)
     noted: list[str] = []
     monkeypatch.setattr(NoProgress, "note", lambda self, text: noted.append(text))
     assert one(ann, folder, "scans@v1").commit == commit
     assert [text for text in noted if "the store can't say if it was deleted since" in text]
+    away.rename(store)
+    with pytest.raises(NotFound, match="tag v1 of scans was deleted"):
+        one(ann, folder, "scans@v1")
+    store.rename(away)
+    with pytest.raises(Unreachable):  # the cache has forgotten it
+        one(ann, folder, "scans@v1")
 
 
 def test_another_stores_dataset_of_the_same_name_is_refused(

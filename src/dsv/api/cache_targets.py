@@ -320,14 +320,16 @@ class Targets:
         the tag is taken for what it was."""
         try:
             refs = self._open().refs
-            stands = refs.tag_stands(dataset, tag)
+            deleted = refs.is_deleted(dataset, tag)
         except (Unreachable, Denied, NotFound) as error:
             self._context.progress.note(
                 f"{dataset}@{tag} is taken for what this cache knows: the store can't say if it was deleted since "
                 f"({error.message})"
             )
             return
-        if not stands:
+        if deleted:
+            with suppress(OSError):
+                KnownRefs(self.root, self._open().id).forget_tag(dataset, tag)
             raise refs.no_name(dataset, tag)
 
     def _known_commit(

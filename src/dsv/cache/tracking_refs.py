@@ -55,6 +55,10 @@ class KnownRefs:
         if known is None or known.commit != commit or not 0 <= now - known.seen < _OFTEN_ENOUGH:
             self._root.replace(self._branch(dataset, branch), _encode(commit, now))
 
+    def forget_tag(self, dataset: DatasetName, tag: TagName) -> None:
+        """Remove a tag that the store says was deleted."""
+        self._tag(dataset, tag).unlink(missing_ok=True)
+
     def tag(self, dataset: DatasetName, tag: TagName) -> KnownRef | None:
         return _read(self._tag(dataset, tag))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
@@ -113,22 +113,24 @@ FindLocator = Callable[[], Locator | None]
 
 
 class Located(Generic[T]):
-    """An object, checked, and its locator if there is one. That is read when it is first asked for: most are not."""
+    """A checked object and its locator, if there is one, which is read when it is first asked for: most are not.
+
+    Another form of the same object takes its locator: `Located(decoded, located)`.
+    """
 
     __slots__ = ("__weakref__", "_locator", "value")
 
-    def __init__(self, value: T, locator: Locator | FindLocator | None) -> None:
+    def __init__(self, value: T, locator: Locator | FindLocator | Located[Any] | None) -> None:
         self.value = value
         self._locator = locator
 
     @property
     def locator(self) -> Locator | None:
-        if callable(self._locator):
+        if isinstance(self._locator, Located):
+            self._locator = self._locator.locator
+        elif callable(self._locator):
             self._locator = self._locator()
         return self._locator
-
-    def find_locator(self) -> Locator | None:
-        return self.locator
 
 
 _HASHES: dict[ObjectKind, Callable[[Bytes], Id]] = {
@@ -251,7 +253,7 @@ class Objects:
     def nodes(self, wanted: Iterable[tuple[NodeId, Location | None]]) -> Iterator[Located[Node]]:
         """As `segments`. A node of a store without `node-locators` has no locator."""
         for node_id, found in self._read_ahead(ObjectKind.NODE, wanted):
-            yield Located(decoded(Node.decode, found.value, "node", node_id), found.find_locator)
+            yield Located(decoded(Node.decode, found.value, "node", node_id), found)
 
     def segment(self, segment_id: SegmentId, where: Location | None = None) -> tuple[Segment, Locator | None]:
         found = self.metadata_object(ObjectKind.SEGMENT, segment_id, where)
@@ -274,7 +276,7 @@ class Objects:
     def segments(self, wanted: Iterable[tuple[SegmentId, Location | None]]) -> Iterator[Located[Segment]]:
         """The segments in the order asked for; those that lie together are read together, ahead of their use."""
         for segment_id, found in self._read_ahead(ObjectKind.SEGMENT, wanted):
-            yield Located(self._segments.decode(segment_id, found.value), found.find_locator)
+            yield Located(self._segments.decode(segment_id, found.value), found)
 
     def encode_segment(self, segment: Segment) -> bytes:
         """As `Segment.encode`, with less work for paths that were met a moment ago."""

@@ -79,11 +79,16 @@ class Tags:
             )
         except NotFound:
             return None
+        if deleted:
+            self.heard.tag(dataset, tag, deleted=True)
         return None if deleted else value
 
-    def tag_stands(self, dataset: DatasetName, tag: TagName) -> bool:
-        """False for a tag that was deleted."""
-        return not self._tombstone(dataset, tag)
+    def is_deleted(self, dataset: DatasetName, tag: TagName) -> bool:
+        """Return whether the tag was deleted."""
+        deleted = self._tombstone(dataset, tag)
+        if deleted:
+            self.heard.tag(dataset, tag, deleted=True)
+        return deleted
 
     def set_tag(self, dataset: DatasetName, tag: TagName, value: TagValue) -> TagValue:
         """Creates the tag; setting it again to the same commit is fine. Raises `Conflict` for another meaning."""

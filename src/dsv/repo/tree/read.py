@@ -102,7 +102,7 @@ class TreeReader:
             segment = located.value
             self._check(leaf.child, segment, previous)
             previous = segment.last
-            yield LocatedSegment(segment, located.find_locator)
+            yield LocatedSegment(segment, located)
 
     def entry(self, path: bytes) -> tuple[Entry, Location | None] | None:
         """The entry of exactly this path; reads one segment, and the nodes that lead to it."""

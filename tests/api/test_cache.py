@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.cache import Stager, cache, cached, evict, pin, release, unpin
+from dsv.api.cache import Stager, cache, cached, evict, hold, release
 from dsv.api.tags import delete_tag, tag
 from dsv.cache.layout import FILE_TIME
 from dsv.cache.root import CacheRoot
@@ -106,7 +106,7 @@ def test_holding_and_releasing(ann: Person, folder: Path) -> None:
     assert [
         kept.reason.split(" until")[0] for kept in evict(ann.context(), folder, everything=True).kept
     ] == [f"held by {cached(folder).items[0].leases[0].user}"]
-    with pytest.raises(NotFound, match="hold nothing"):
+    with pytest.raises(NotFound, match="no hold of"):
         release(ann.context(), folder, [Target.parse("scans")], job="slurm 5")
     assert [len(one.ids) for one in release(ann.context(), folder, [Target.parse("scans")])] == [1]
     assert len(evict(ann.context(), folder, everything=True).evicted) == 1
@@ -114,18 +114,18 @@ def test_holding_and_releasing(ann: Person, folder: Path) -> None:
         release(ann.context(), folder, [Target.parse("scans")])
 
 
-def test_pinning_and_unpinning(ann: Person, folder: Path) -> None:
+def test_a_hold_without_an_end(ann: Person, folder: Path) -> None:
     target = Target.parse("scans")
     with pytest.raises(NotFound, match="not in the cache"):
-        pin(ann.context(), folder, [target])
+        hold(ann.context(), folder, [target])
     one(ann, folder)
-    assert pin(ann.context(), folder, [target], why="paper")[0].why == "paper"
+    assert hold(ann.context(), folder, [target], why="paper")[0].why == "paper"
     assert [pinned.why for pinned in cached(folder).items[0].pins] == ["paper"]
-    with pytest.raises(Conflict, match="pinned by"):
+    with pytest.raises(Conflict, match="held by"):
         evict(ann.context(), folder, [target])
-    assert len(unpin(ann.context(), folder, [target])[0].ids) == 1
+    assert len(release(ann.context(), folder, [target])[0].ids) == 1
     with pytest.raises(NotFound):
-        unpin(ann.context(), folder, [target])
+        release(ann.context(), folder, [target])
     assert len(evict(ann.context(), folder, [target]).evicted) == 1
 
 
@@ -234,7 +234,7 @@ def test_what_is_used_by_a_run_stays_and_lets_others_wait_for_room(ann: Person, 
         assert [item.purpose for item in cached(folder).items[0].leases] == ["run"]
         ann.write({"a/1.txt": os.urandom(90_000), "a/2.txt": b"new", "b/run.sh": b"new"})
         ann.sync()
-        with pytest.raises(NoRoom, match="in use or pinned"):
+        with pytest.raises(NoRoom, match="in use or held"):
             one(ann, folder)
         assert read_folder(staged.path) == FILES
         lease.release()
@@ -246,7 +246,7 @@ def test_limits_and_flags(ann: Person, folder: Path) -> None:
     assert evict(ann.context(), folder).evicted == ()
     report = evict(ann.context(), folder, unused_for=0.0, dry_run=True)
     assert len(report.evicted) == 1 and "unused for" in report.evicted[0].reason
-    pin(ann.context(), folder, [Target.parse("scans")])
+    hold(ann.context(), folder, [Target.parse("scans")])
     report = evict(ann.context(), folder, max_size=10)
     assert report.exit_code == 7 and "max_size is 10 B" in report.exceeded[0]
     assert evict(ann.context(), folder, min_free="99%").exit_code == 7

@@ -13,11 +13,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from tests.cache.places import make_root, place, publish
 from tests.exhaustive import examples
 
-from dsv.cache.claims.claims import read_claims
+from dsv.cache.claims.claims import LeaseRecord, PinRecord, read_claims
+from dsv.cache.claims.holds import Hold, end_hold, find_holds, hold
 from dsv.cache.claims.intents import Fired, Intent
 from dsv.cache.claims.leases import Lease
-from dsv.cache.claims.pins import pin, unpin
-from dsv.cache.claims.user_leases import end_lease, own_holds
 from dsv.cache.evict.evict import evict, preview
 from dsv.cache.evict.inventory import take_inventory
 from dsv.cache.evict.policy import EvictionRequest
@@ -99,22 +98,27 @@ class Claims(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def end_hold(self, number: int) -> None:
         """Ends the oldest."""
-        holds = own_holds(self.root, [place(number)])
-        assert len(holds) == self.model[number].holds
-        for hold in holds[:1]:
-            end_lease(self.root, hold)
+        leases = [one for one in self.holds(number) if isinstance(one.claim, LeaseRecord)]
+        assert len(leases) == self.model[number].holds
+        for one in leases[:1]:
+            end_hold(self.root, one)
             self.model[number].holds -= 1
 
+    def holds(self, number: int) -> list[Hold]:
+        return find_holds(self.root, [place(number)])
+
     @rule(number=NUMBERS, forever=st.booleans())
-    def pin(self, number: int, forever: bool) -> None:
-        made = pin(self.root, place(number), seconds=None if forever else 3600)
+    def hold_for_long(self, number: int, forever: bool) -> None:
+        made = hold(self.root, place(number), seconds=None if forever else 3600)
         assert (made is not None) is self.model[number].visible
         self.model[number].pins += made is not None
 
     @rule(number=NUMBERS)
-    def unpin(self, number: int) -> None:
-        gone, kept = unpin(self.root, place(number))
-        assert (len(gone), kept) == (self.model[number].pins, [])
+    def let_go(self, number: int) -> None:
+        pins = [one for one in self.holds(number) if isinstance(one.claim, PinRecord)]
+        assert len(pins) == self.model[number].pins
+        for one in pins:
+            end_hold(self.root, one)
         self.model[number].pins = 0
 
     @rule(target=intents, number=NUMBERS)

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 from tests.cache.places import everything_below, make_root, place, publish
 
+from dsv.cache.claims.holds import end_hold, find_holds, hold
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.owners import Owner
-from dsv.cache.claims.pins import pin
-from dsv.cache.claims.user_leases import end_lease, own_holds
 from dsv.cache.disk import explain
 from dsv.cache.evict.evict import evict
 from dsv.cache.evict.inventory import take_inventory
@@ -230,7 +229,7 @@ class TestSeveralUsers:
             prepare_cache(shared)
             publish(shared, place(1), {"a": b"1"}, age=1e6)
             Lease.take(shared, place(1), "hold", ttl=60)
-            pin(shared, place(1), seconds=0.01)
+            hold(shared, place(1), seconds=0.01)
 
         def bob() -> None:
             prepare_cache(shared)
@@ -244,8 +243,8 @@ class TestSeveralUsers:
             publish(shared, place(2, "others"), {"a": b"1"}, age=1e6)
 
         def ann_again() -> None:
-            (hold,) = own_holds(shared, [place(1)])
-            end_lease(shared, hold)
+            (held,) = find_holds(shared, [place(1)])
+            end_hold(shared, held)
             assert len(evict(shared, CacheSettings(), EvictionRequest(everything=True)).evicted) == 3
 
         as_user(ANN, 0o077, ann)

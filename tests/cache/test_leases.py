@@ -17,12 +17,11 @@ from tests.inputs.small_disk import SmallDisk, small_disk
 from tests.waiting import until
 
 from dsv.cache.claims import claims as claims_module
-from dsv.cache.claims import intents, leases, pins, user_leases
+from dsv.cache.claims import holds, intents, leases
 from dsv.cache.claims.claims import LeaseName, read_claims
+from dsv.cache.claims.holds import end_hold, find_holds, hold
 from dsv.cache.claims.intents import Fired, Intent
 from dsv.cache.claims.leases import Lease
-from dsv.cache.claims.pins import pin, unpin
-from dsv.cache.claims.user_leases import end_lease, own_holds
 from dsv.cache.evict.evict import evict, evict_from, take_stock
 from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.root import CacheRoot
@@ -244,12 +243,11 @@ def test_a_hold_belongs_to_a_person(root: CacheRoot) -> None:
     Lease.take(root, place(), "hold", ttl=3600)
     Lease.take(root, place(), "hold", ttl=3600, job="slurm 7")
     with Lease.take(root, place(), "run"):
-        assert own_holds(root, [place()], user="somebody-else") == []
-        first, second = own_holds(root, [place()])
-        assert own_holds(root, [place()], job="slurm 7") == [second]
-        end_lease(root, first)
-        assert own_holds(root, [place()]) == [second]
-        end_lease(root, second)
+        first, second = find_holds(root, [place()])
+        assert find_holds(root, [place()], job="slurm 7") == [second]
+        end_hold(root, first)
+        assert find_holds(root, [place()]) == [second]
+        end_hold(root, second)
         assert [one.purpose for one in read_claims(root, place()).leases] == ["run"]
 
 
@@ -267,21 +265,21 @@ def test_a_command_that_was_killed_here_stops_protecting_at_once(root: CacheRoot
     assert len(evict(root, CacheSettings(), ALL).evicted) == 1
 
 
-def test_pins_protect_and_have_a_reason_and_an_owner(root: CacheRoot, clock: Clock) -> None:
-    assert pin(root, place(), why="x") is None
+def test_holds_without_an_end_protect_and_have_a_reason_and_an_owner(root: CacheRoot, clock: Clock) -> None:
+    assert hold(root, place(), why="x") is None
     publish(root, place(), {"a": b"1"}, age=1e6)
-    record = pin(root, place(), why="paper")
+    record = hold(root, place(), why="paper")
     assert record is not None
-    assert [one.reason for one in evict(root, CacheSettings(), ALL).kept] == [
-        f"pinned by {record.user}: paper"
-    ]
+    assert [one.reason for one in evict(root, CacheSettings(), ALL).kept] == [f"held by {record.user}: paper"]
     foreign = msgspec.structs.replace(record, id="f" * 32, user="ann")
     root.write_once(root.claims(place()) / f"pin-{foreign.id}", msgspec.json.encode(foreign))
-    gone, kept = unpin(root, place())
-    assert gone == [record.id] and [one.user for one in kept] == ["ann"]
-    gone, kept = unpin(root, place(), everyone=True)
-    assert (len(gone), kept) == (1, [])
-    assert pin(root, place(), seconds=3600) is not None
+    (mine,) = find_holds(root, [place()])
+    assert (mine.id, mine.claim) == (record.id, record)
+    end_hold(root, mine)
+    (other,) = find_holds(root, [place()], everyone=True)
+    assert other.claim == foreign
+    end_hold(root, other)
+    assert hold(root, place(), seconds=3600) is not None
     assert evict(root, CacheSettings(), ALL).evicted == []
     clock.move(3601)
     assert len(evict(root, CacheSettings(), ALL).evicted) == 1
@@ -414,7 +412,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         prefix = shown.pop()
         return [name for name in found if prefix and name.startswith(prefix)]
 
-    for module in (claims_module, leases, pins, user_leases):
+    for module in (claims_module, leases, holds):
         monkeypatch.setattr(module, "list_names", names, raising=False)
     monkeypatch.setattr(system, "kind_of", lambda path: FileSystem(remote=True, sync_each=True))
     return forget
@@ -444,14 +442,14 @@ def test_an_evictor_respects_a_lease_that_one_listing_lacks(
 
 
 @pytest.mark.parametrize("shown", ["", "lease-"])
-@pytest.mark.parametrize("claim", ["lease", "pin"])
+@pytest.mark.parametrize("claim", ["lease", "hold"])
 def test_a_taker_ends_an_intent_that_one_listing_lacks(
     root: CacheRoot, forgetful: Callable[[str], None], shown: str, claim: str
 ) -> None:
     publish(root, place(), {"a": b"1"})
     intent = Intent.declare(root, place(), root.now())
     forgetful(shown)
-    assert Lease.take(root, place(), "run").confirm() if claim == "lease" else pin(root, place())
+    assert Lease.take(root, place(), "run").confirm() if claim == "lease" else hold(root, place())
     assert intent.fire(root.visible(place())) is Fired.VOIDED
 
 
@@ -473,7 +471,7 @@ def test_a_hold_is_released_though_a_listing_lacks_it(
 ) -> None:
     publish(root, place(), {"a": b"1"})
     Lease.take(root, place(), "hold")
-    (hold,) = own_holds(root, [place()])
+    (held,) = find_holds(root, [place()])
     forgetful("entry-")
-    end_lease(root, hold)
-    assert own_holds(root, [place()]) == []
+    end_hold(root, held)
+    assert find_holds(root, [place()]) == []

@@ -127,7 +127,7 @@ def test_room_for_a_commit_is_no_matter_of_another_datasets_max_size() -> None:
     rules = {"scans": DatasetRule(max_size=150), "xrays": DatasetRule(max_size=300)}
     owner = CacheSettings(datasets=rules)
     entries = [
-        candidate(1, 50, 100, "scans", claim="pinned by ann"), candidate(2, 40, 100, "scans", claim="in use"),
+        candidate(1, 50, 100, "scans", claim="held by ann"), candidate(2, 40, 100, "scans", claim="in use"),
         candidate(3, 30, 100), candidate(4, 20, 100),
     ]  # fmt: skip
     room = EvictionRequest(need=Extent(100, 1), dataset="xrays")
@@ -171,7 +171,7 @@ def test_a_flag_is_a_limit_beside_the_owners_and_never_hides_it(
 
 
 def test_named_and_everything() -> None:
-    entries = [candidate(1, 10), candidate(2, 20, claim="pinned by ann"), candidate(3, 30)]
+    entries = [candidate(1, 10), candidate(2, 20, claim="held by ann"), candidate(3, 30)]
     named = plan_eviction(
         entries, settings(), ROOMY, NOW, EvictionRequest(only=frozenset(e.place for e in entries[:2]))
     )

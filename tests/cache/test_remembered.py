@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.cache.places import make_root, place, publish
 
 from dsv.cache.claims.claims import read_claims
+from dsv.cache.claims.holds import end_hold, find_holds, hold
 from dsv.cache.claims.leases import Lease
-from dsv.cache.claims.pins import pin, unpin
 from dsv.cache.evict import remembered_claims
 from dsv.cache.evict.evict import evict, preview
 from dsv.cache.evict.inventory import Inventory, take_inventory
@@ -79,7 +79,7 @@ def test_every_change_of_a_place_is_seen(root: CacheRoot, reads: list[Place]) ->
     moment = root.now()
     record = take_inventory(root).visible[0].record
     assert record is not None
-    pin(root, place(1))
+    hold(root, place(1))
     used_until(root, place(2), moment + 5)
     lease = Lease.take(root, place(3), "hold", ttl=100.0)
     add_share(root, place(4), next_fill(root, 4), Extent(4096, 1))
@@ -111,7 +111,7 @@ def test_a_folder_that_changed_just_now_is_read_again_though_its_time_is_the_sam
     settle(root, 0, -2 * SETTLED)
     changed = root.claims(place(0)).stat().st_mtime_ns
     evict_nothing(root)
-    pin(root, place(0))
+    hold(root, place(0))
     os.utime(root.claims(place(0)), ns=(changed, changed))
     reads.clear()
     item = next(one for one in take_inventory(root).visible if one.place == place(0))
@@ -159,7 +159,7 @@ def test_what_has_gone_is_forgotten(root: CacheRoot) -> None:
 
 
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["use", "hold", "pin", "unpin", "share", "evict", "fill", "look"]), st.integers(0, 3)),
+    st.tuples(st.sampled_from(["use", "hold", "keep", "release", "share", "evict", "fill", "look"]), st.integers(0, 3)),
     max_size=20,
 )  # fmt: skip
 
@@ -194,10 +194,11 @@ def act(root: CacheRoot, what: str, number: int) -> None:
             used_until(root, one, root.now())
         elif what == "hold":
             Lease.take(root, one, "hold", ttl=100.0)
-        elif what == "pin":
-            pin(root, one)
-        elif what == "unpin":
-            unpin(root, one)
+        elif what == "keep":
+            hold(root, one)
+        elif what == "release":
+            for held in find_holds(root, [one]):
+                end_hold(root, held)
         else:
             add_share(root, one, next_fill(root, number), Extent(4096, 1))
 

@@ -98,7 +98,7 @@ def contents(top: Path) -> dict[Path, bytes | None]:
         ("evict --max-files -1", "'-1' is no whole number from 0 on", ""),
         ("evict --max-size -1", "'-1' is not a size", ""),
         ("cache pets --hold -1d", "'-1d' is not a duration", ""),
-        ("pin pets --for -1d", "'-1d' is not a duration", ""),
+        ("hold pets --for -1d", "'-1d' is not a duration", ""),
         ("ls pets pets", "unexpected extra argument", ""),
         ("status --progress=", "there is no progress ''", "--progress "),
         ("config --progress bra", "there is no progress 'bra'", "--progress "),

@@ -1,4 +1,4 @@
-"""cache, cached, release, pin, unpin, evict: their text, their JSON, their exit codes."""
+"""cache, cached, hold, release, evict: their text, their JSON, their exit codes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_hit_imports_nothing_that_fills_or_runs(pets: Dsv) -> None:
     """Importing it would take longer than all that a hit does."""
     banned = [
         "dsv.cache.fill.fill",
-        "dsv.cache.eviction",
+        "dsv.cache.evict",
         "dsv.transfer",
         "dsv.engines",
         "obstore",
@@ -51,7 +51,7 @@ def test_a_hit_imports_nothing_that_fills_or_runs(pets: Dsv) -> None:
         )
         return done.stderr.splitlines()[-1]
 
-    assert imported() == "['dsv.cache.fill.fill', 'dsv.cache.eviction', 'dsv.transfer']"
+    assert imported() == "['dsv.cache.fill.fill', 'dsv.cache.evict', 'dsv.transfer']"
     assert imported() == "[]"
 
 
@@ -99,7 +99,7 @@ def test_cached_is_a_dashboard(pets: Dsv) -> None:
     assert len(empty.lines) == 1
     pets.ok("cache", "pets@v1", "--hold", "1h")
     pets.ok("cache", "pets@v2:train")
-    pets.ok("pin", "pets@v1", "-m", "the paper")
+    pets.ok("hold", "pets@v1", "-m", "the paper")
     report = pets.ok("cached", "--json").json
     assert_documented("cached", report, without="checked.")
     by_name = {tuple(item["names"]): item for item in report["items"]}
@@ -115,7 +115,7 @@ def test_cached_is_a_dashboard(pets: Dsv) -> None:
     assert "of it metadata)" in text
     pets.ok("cache", "pets@v2:train")
     text = pets.ok("cached").out
-    assert "  pinned by " in text
+    assert "  held by " in text
     assert ": the paper\n" in text
     assert "  only train\n" in text
     assert "limits: unused for 1d" in text
@@ -202,9 +202,9 @@ def test_a_dataset_may_have_the_name_of_the_settings_file(dsv: Dsv, name: str) -
     assert here.ok("cached", "--json").json["items"][0]["dataset"] == name
     assert here.ok("cached").err == ""
     assert here.ok("release", name).out.startswith(f"released {name}@")
-    assert here.ok("pin", name).out.startswith(f"pinned {name}@")
+    assert here.ok("hold", name).out.startswith(f"held {name}@")
     settings.write_text(f'max_files = 0\nprotected = ["{name}"]\n')
-    assert here.ok("unpin", name).code == 0
+    assert here.ok("release", name).code == 0
     assert here("evict").code == 7 and path.is_dir()
     settings.write_text("")
     assert here.ok("evict", name).out.startswith(f"evicted {name}@")
@@ -227,10 +227,10 @@ def test_a_person_who_evicts_is_told_that_there_is_nothing_to_evict(pets: Dsv, o
     assert (nothing.out, nothing.err) == ("", f"nothing to evict in {pets.cwd.parent / 'cache'}\n")
     assert pets.ok("evict", option, "--json").err == pets.ok("evict", option, "--quiet").err == ""
     name = name_of(pets.ok("cache", "pets@v1").lines[0])
-    pets.ok("pin", "pets@v1")
+    pets.ok("hold", "pets@v1")
     kept = pets.ok("evict", "--all").err
     assert "nothing to evict" in kept and f"kept {name}" in kept
-    pets.ok("unpin", "pets@v1")
+    pets.ok("release", "pets@v1")
     assert "nothing to evict" not in pets.ok("evict", "--all").err
 
 
@@ -266,7 +266,7 @@ def test_mistakes_of_usage(pets: Dsv) -> None:
         ["evict", "--min-free", "x"],
         ["cache", "pets@v1", "--hold", "0m"],
         ["cache", "pets@v1", "--hold", "9999999d"],
-        ["pin", "pets@v1", "--for", "9999999d"],
+        ["hold", "pets@v1", "--for", "9999999d"],
         ["cache", "pets@v1", "--cache", "s3://bucket"],
         ["release"],
         ["release", "--id", "xyz"],

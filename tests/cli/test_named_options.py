@@ -30,7 +30,7 @@ REFUSED = {
     "revert": "--into --mainline",
     "cache": "--hold --while -j/--jobs",
     "with": "--data -j/--jobs",
-    "pin": "--for",
+    "hold": "--for",
     "evict": "--unused-for --max-size --max-files --min-free",
     "run": "--data --engine --code --out --gpus --gpu-type --tpu --tpu-topology --cpus --memory --time --nodes "
     "--retries --shm-size -p/--param --parallel -j/--jobs",

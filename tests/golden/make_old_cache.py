@@ -93,7 +93,7 @@ def make(folder: Path) -> None:
     os.chdir("/")
     in_a_process(lambda: dsv("cache", "letters@v0"))
     in_a_process(lambda: dsv("cache", "letters@v1"))
-    in_a_process(lambda: dsv("pin", "letters@v1", "-m", "the reference"))
+    in_a_process(lambda: dsv("hold", "letters@v1", "-m", "the reference"))
     in_a_process(lambda: dsv("cache", "letters@v2", "--hold", "36500d"))
     in_a_process(lambda: dsv("cache", "letters@v1:own"))
     in_a_process(killed_while_evicting)

@@ -112,7 +112,7 @@ def test_what_is_claimed_stays_and_the_rest_goes_with_what_the_killed_left(old: 
 
 
 def test_nothing_is_left_once_its_claims_are_ended(old: Old) -> None:
-    old.dsv("unpin", "letters@v1", "--everyone")
+    old.dsv("release", "letters@v1", "--everyone")
     (held,) = (lease["id"] for item in old.dsv("cached")["items"] for lease in item["leases"])
     old.dsv("release", "--id", held)
     assert len(old.dsv("evict", "--all")["evicted"]) == 3

@@ -41,7 +41,7 @@ def synced(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
 
 @pytest.fixture
 def shared(scene: Scene, synced: Mapping[str, bytes]) -> Path:
-    """A cache in which `set@v1` is held and pinned by ann; the head of `main` is newer."""
+    """A cache in which `set@v1` is held twice by ann, once without an end; the head of `main` is newer."""
     scene.reset(synced)
     ann = scene.newcomer()
     ann.ok("tag", "v1", "set")
@@ -52,5 +52,5 @@ def shared(scene: Scene, synced: Mapping[str, bytes]) -> Path:
     in_shared = ann.at(ann.cwd, DSV_CACHE=str(path))
     in_shared.ok("cache", "set@v1", "-q", "--hold", "1h")
     in_shared.ok("cache", "set@v1:b", "-q")
-    in_shared.ok("pin", "set@v1")
+    in_shared.ok("hold", "set@v1")
     return path

@@ -49,8 +49,8 @@ def test_a_link_in_place_of_one_of_dsvs_own_folders(scene: Scene, shared: Path, 
         ["evict"],
         ["evict", "--all"],
         ["evict", "set@v1"],
-        ["pin", "set@v1"],
-        ["unpin", "set@v1", "--everyone"],
+        ["hold", "set@v1"],
+        ["release", "set@v1", "--everyone"],
         ["release", "set@v1"],
         ["cached", "--check"],
     ):
@@ -58,7 +58,7 @@ def test_a_link_in_place_of_one_of_dsvs_own_folders(scene: Scene, shared: Path, 
         assert read_folder(precious) == whole
     place.unlink()
     aside.rename(place)
-    person.ok("unpin", "set@v1", "--everyone")
+    person.ok("release", "set@v1", "--everyone")
     person.ok("cache", "set", "-q")
     assert read_folder(precious) == whole
 
@@ -73,8 +73,7 @@ def test_a_link_in_place_of_what_is_cached(scene: Scene, shared: Path, of: str) 
     commit, newer = visible(shared), shared / "set" / person.ok("resolve", "set").out.strip()
     place = commit if of == "a commit" else newer if of == "another commit" else shared / "set"
     target = "set" if of == "another commit" else "set@v1"
-    for pinned in (["release", "set@v1"], ["unpin", "set@v1"]):
-        person.ok(*pinned)
+    person.ok("release", "set@v1", "--all")
     if of == "a dataset that is not":
         person.ok("evict", "--all")
         assert not place.exists()
@@ -92,10 +91,10 @@ def test_a_link_in_place_of_what_is_cached(scene: Scene, shared: Path, of: str) 
         refused(person("cache", target, "--offline"), 4, str(place), "symlink")
     refused(person("run", target, "--engine", "process", "--", "true"), 125, str(place), "symlink")
     if of.startswith("a dataset"):
-        for arguments in (["evict", target], ["pin", target], ["cached", "--check", target]):
+        for arguments in (["evict", target], ["hold", target], ["cached", "--check", target]):
             refused(person(*arguments), 4, str(place), "symlink")
     elif place == commit:
-        refused(person("pin", target), 4, str(place), "symlink")
+        refused(person("hold", target), 4, str(place), "symlink")
     for arguments in (["evict"], ["evict", "--all"], ["evict", "--unused-for", "1s"], ["cached", "--check"]):
         person.ok(*arguments)
     assert place.name in person.ok("cached").err
@@ -113,8 +112,7 @@ def test_links_in_place_of_a_cached_commit(scene: Scene, shared: Path) -> None:
     write(precious, {"thesis.tex": b"years"})
     path = visible(shared)
     person = ben(scene, shared)
-    person.ok("release", "set@v1")
-    person.ok("unpin", "set@v1", "--everyone")
+    person.ok("release", "set@v1", "--everyone")
     (path / "b").rename(scene.folder / "aside")
     (path / "b").symlink_to(precious)
     (path / "further").symlink_to(precious)

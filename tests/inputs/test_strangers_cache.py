@@ -28,7 +28,7 @@ COMMANDS = (
     ["cache", "set@v1", "-q"],
     ["cache", "set@v1", "-q", "--offline"],
     ["evict", "--unused-for", "1h"],
-    ["release", "set@v1"],
+    ["release", "set@v1", "--all"],
 )
 
 
@@ -178,9 +178,8 @@ def loaded(scene: Scene, synced: Mapping[str, bytes]) -> None:
     person.ok("cache", "set", "--hold", "1h")
     for arguments in (
         ["cached"],
-        ["pin", "set"],
-        ["unpin", "set"],
-        ["release", "set"],
+        ["hold", "set"],
+        ["release", "set", "--all"],
         ["evict", "--all"],
         ["run", "set", "--image", "-", "--", "true"],
         ["run", "set", "--no-log", "--", "true"],
@@ -206,7 +205,7 @@ def test_a_cache_that_one_may_only_read(outside: Path, synced: Mapping[str, byte
     for arguments in (
         ["cache", "set:b"],
         ["cache", "set", "--hold", "1h"],
-        ["pin", "set"],
+        ["hold", "set"],
         ["evict", "--all"],
         ["evict", "set"],
     ):

@@ -53,13 +53,13 @@ def test_what_another_host_did_a_moment_ago_is_known(crew: Crew) -> None:
     one, other = crew.up(0, 1)
     assert one.dsv("cache", "small@v1", "--json").answer().item["files"] == 800
     assert len(other.dsv("cached", "--json").answer().json["items"]) == 1
-    assert other.dsv("pin", "tiny@v1").answer().status == 3
+    assert other.dsv("hold", "tiny@v1").answer().status == 3
     assert one.dsv("cache", "tiny@v1", "--hold", "1h").answer().status == 0
     listed = other.dsv("cached", "--json").answer().json["items"]
     assert [(item["dataset"], len(item["leases"])) for item in listed] == [("small", 0), ("tiny", 1)]
     assert other.dsv("release", "tiny@v1").answer().status == 0
     assert other.dsv("evict", "tiny@v1").answer().status == 0
-    assert one.dsv("pin", "tiny@v1").answer().status == 3
+    assert one.dsv("hold", "tiny@v1").answer().status == 3
 
 
 def test_the_lease_of_a_dead_host_expires(crew: Crew) -> None:

@@ -134,7 +134,7 @@ def test_a_user_without_the_right_to_write_uses_what_is_cached(crew: Crew) -> No
     assert as_user(host, 2005, "cached", group=4000).status == 0
     denied = {
         command: as_user(host, 2005, *command.split(), "--json", group=4000).status
-        for command in ("cache small@v1", "cache tiny@v1 --hold 1h", "evict tiny@v1", "pin tiny@v1")
+        for command in ("cache small@v1", "cache tiny@v1 --hold 1h", "evict tiny@v1", "hold tiny@v1")
     }
     assert set(denied.values()) == {8}, denied
     assert crew.visible() == [path.removeprefix(f"{crew.cache}/")]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dsv.api.cache_stage import CacheItem, NoLease, Stager, cache
 from dsv.api.cached import CachedReport, cached
-from dsv.api.claims import ClaimItem, opened_cache, pin, release, unpin
 from dsv.api.context import Context
+from dsv.api.holds import HoldItem, hold, opened_cache, release
 from dsv.cache.disk import explain
 from dsv.cache.evict import evict as _evict
 from dsv.cache.evict.cleanup import Stuck
@@ -142,7 +142,7 @@ def evict(
     """Frees room: these targets, or what the owner's limits say, made stricter by what is given here.
 
     unused_for in seconds, max_size in bytes, min_free as `10%` or `100G`. Raises `NotFound` for a target
-    that is not cached, `Conflict` for one that somebody uses or has pinned (nothing goes then).
+    that is not cached, `Conflict` for one that somebody uses or holds (nothing goes then).
     """
     if targets and (
         everything or any(one is not None for one in (unused_for, max_size, max_files, min_free))
@@ -190,7 +190,7 @@ def _refuse(root: CacheRoot, kept: Sequence[Due]) -> None:
         raise Conflict(
             f"{place} stays in {root.path}: {kept[0].reason}",
             subject=str(place),
-            hint="dsv cached shows who uses it; dsv release and dsv unpin end claims of yours",
+            hint="dsv cached shows who uses it; dsv release ends your holds",
         )
 
 
@@ -234,17 +234,16 @@ def _dataset(place: Place) -> DatasetName:
 __all__ = [
     "CacheItem",
     "CachedReport",
-    "ClaimItem",
     "EvictedItem",
     "EvictionReport",
     "FailedItem",
+    "HoldItem",
     "KeptItem",
     "NoLease",
     "Stager",
     "cache",
     "cached",
     "evict",
-    "pin",
+    "hold",
     "release",
-    "unpin",
 ]

@@ -77,7 +77,7 @@ class CacheItem:
 
 
 class NoLease:
-    """Stands for a lease if the commit is pinned for good, and the caller may not write to the cache."""
+    """Stands for a lease if the commit is held without an end, and the caller may not write to the cache."""
 
     def __init__(self) -> None:
         self.lost = threading.Event()
@@ -152,7 +152,7 @@ class Stager:
         started = time.monotonic()
         found = self.targets.find(target)
         purpose: Literal["stage", "run"] = "stage" if run is None else "run"
-        claim = Claim(self.root, found, purpose, run=run, optional=self._is_pinned(found.place))
+        claim = Claim(self.root, found, purpose, run=run, optional=self._is_held(found.place))
         try:
             with claim:
                 result = self._fill(found, claim)
@@ -198,12 +198,12 @@ class Stager:
 
     def _may_go(self, found: Found) -> float | None:
         settings = load_settings(self.root)
-        if settings.is_protected(found.dataset) or self._is_pinned(found.place):
+        if settings.is_protected(found.dataset) or self._is_held(found.place):
             return None
         unused_for = settings.unused_for(found.dataset)
         return None if unused_for is None else time.time() + unused_for
 
-    def _is_pinned(self, place: Place) -> bool:
+    def _is_held(self, place: Place) -> bool:
         try:
             return any(pin.until is None for pin in read_claims(self.root, place).pins)
         except OSError:

@@ -25,7 +25,7 @@ _ANSWERS_WITHIN = 600.0
 
 @dataclass(frozen=True, slots=True)
 class HeldData:
-    """Staged targets that a holder holds now. holder: None if all of them are pinned for good in a cache that may
+    """Staged targets that a holder holds now. holder: None if all of them are held without an end in a cache that may
     not be written to, and so need none."""
 
     staged: tuple[Staged, ...]

@@ -313,8 +313,8 @@ def hold_leases() -> int:
 
 
 def _hold_while_alive(order: Order, held: list[Lease], commands: _Commands) -> int:
+    from dsv.cache.claims.holds import end_hold, find_claims
     from dsv.cache.claims.leases import Lease
-    from dsv.cache.claims.user_leases import end_lease, find_leases
     from dsv.cache.layout import Place
     from dsv.cache.root import CacheRoot
     from dsv.fs.process import Watched
@@ -332,8 +332,8 @@ def _hold_while_alive(order: Order, held: list[Lease], commands: _Commands) -> i
             return 1
         lease.hold()
     for id_ in order.replaces:
-        for old in find_leases(root, places, id_):
-            end_lease(root, old)
+        for old in find_claims(root, places, id_):
+            end_hold(root, old)
     _say(" ".join(["held", *(lease.record.owner.id for lease in held)]))
     while not watched.has_ended():
         lost = next((lease for lease in held if lease.lost.is_set()), None)

@@ -40,9 +40,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "cache": "Make commits appear as files in the cache",
         "with": "Run a command while its data is held in the cache",
         "cached": "Show what is cached, who uses it, and the free space",
+        "hold": "Keep a cached commit from eviction",
         "release": "Release holds",
-        "pin": "Keep a cached commit from eviction",
-        "unpin": "Remove a pin",
         "evict": "Free cache space",
     },
     "Runs": {

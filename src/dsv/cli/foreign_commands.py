@@ -29,6 +29,8 @@ OTHER_NAMES: dict[str, str] = {
     "clean": "dsv evict",
     "free": "dsv evict",
     "unhold": "dsv release",
+    "pin": "dsv hold TARGET",
+    "unpin": "dsv release TARGET",
     "exec": "dsv run",
     "train": "dsv run TARGET starts a command on it",
     "submit": "dsv run --detach, or dsv run --on POOL",

@@ -77,7 +77,7 @@ _LEASE_RECORD = msgspec.json.Decoder(LeaseRecord)
 
 
 class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim that stays until it is taken back, or until `until`."""
+    """A hold that `dsv hold` took: it stays until it is released, or until `until`."""
 
     version: int = 1
     id: str
@@ -93,7 +93,7 @@ class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
     def describe(self) -> str:
         why = f": {self.why}" if self.why else ""
         end = "" if self.until is None else f" until {at(self.until)}"
-        return f"pinned by {self.user}{end}{why}"
+        return f"held by {self.user or 'somebody'}{end}{why}"
 
 
 _PIN_RECORD = msgspec.json.Decoder(PinRecord)

@@ -169,7 +169,7 @@ def _request(dataset: str, need: Need) -> EvictionRequest:
 def _no_room(settings: CacheSettings, need: Need, result: EvictionResult) -> NoRoomBeside:
     kept = [due.candidate for due in result.kept]
     stays = [one for one in kept if one.claim]
-    used = f"; {len(stays)} cached commits are in use or pinned" if stays else ""
+    used = f"; {len(stays)} cached commits are in use or held" if stays else ""
     refusal = NoRoomBeside(
         f"no room for {need.place}, which needs {format_bytes(need.bytes)} and {need.files} files: "
         f"{result.exceeded[0]}{used}",

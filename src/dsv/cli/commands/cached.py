@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,10 +14,12 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.output import local_time, printable, rfc3339
 from dsv.cli.table import Column
-from dsv.cli.views.claims import check_cache
-from dsv.errors import UsageError
+from dsv.errors import IntegrityError, UsageError
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, format_duration
+
+if TYPE_CHECKING:
+    from dsv.api.cache_check import CheckedItem, CheckReport
 
 
 @command(
@@ -43,7 +46,7 @@ from dsv.values.units import format_bytes, format_count, format_duration
         "items.last_use": "when it was last asked for",
         "items.leases": "who uses it: id, purpose (run, hold, stage), user, host, run, job, process, "
         "program, until; process: the lease ends with it",
-        "items.pins": "who pinned it: id, user, why, since, until (null: for ever)",
+        "items.pins": "who holds it with 'dsv hold': id, user, why, since, until (null: until it is released)",
         "items.protected": "true if the cache's owner protects the dataset",
         "items.complete": "false if its record is missing",
         "items.may_go": "when it may be evicted for not being used; null: not by age",
@@ -173,7 +176,7 @@ def _details(item: CachedItem) -> list[str]:
     for pin in item.pins:
         end = "" if pin.until is None else f" until {_time(pin.until)}"
         why = f": {pin.why}" if pin.why else ""
-        lines.append(f"pinned by {pin.user}{end}{why}")
+        lines.append(f"held by {pin.user}{end}{why}")
     if item.protected:
         lines.append("protected by the cache's owner")
     if not item.complete:
@@ -318,3 +321,93 @@ def _time(seconds: float) -> str:
 
 def _ago(seconds: float) -> str:
     return "now" if seconds < 10 else f"{format_duration(seconds)} ago"
+
+
+SHOWN = 20
+"""Wrong paths of one commit that are printed; JSON has all."""
+
+
+def check_cache(call: Call, targets: Sequence[Target], *, repair: bool | None) -> None:
+    """Raises `IntegrityError` if something is still wrong.
+
+    repair: None replaces what is wrong; True also removes what was never committed; False changes nothing.
+    """
+    from dsv.api.cache_check import check
+
+    folder = call.settings.cache().path
+    with call.context() as context:
+        report = check(context, folder, targets, repair=repair is not False, remove_foreign=repair is True)
+    if report.exit_code:
+        raise _still_wrong(report, str(folder), repair=repair)
+    if call.json:
+        call.document({"cache": str(folder), "checked": [_check_item(item) for item in report.items]})
+        return
+    for item in report.items:
+        done = []
+        if item.wrong:
+            done.append(f"repaired {item.repaired}: {_paths(item)}")
+        if item.removed:
+            done.append(f"removed {_foreign(item, item.removed)}")
+        what = "; ".join(done) or "as committed"
+        call.line(f"{item.path}: {format_count(item.files, 'file')}, {format_bytes(item.bytes)}, {what}")
+
+
+def _still_wrong(report: CheckReport, folder: str, *, repair: bool | None) -> IntegrityError:
+    wrong = [item for item in report.items if item.still_wrong]
+    return IntegrityError(
+        "cached files are not what was committed:\n  "
+        + "\n  ".join(f"{item.path}: {_fault(item)}" for item in wrong),
+        subject=folder,
+        hint=_hint(wrong, repair=repair),
+    )
+
+
+def _fault(item: CheckedItem) -> str:
+    if item.problem is not None:
+        return item.problem
+    faults = []
+    if item.repaired < len(item.wrong):
+        faults.append(
+            f"{len(item.wrong) - item.repaired} of {format_count(item.files, 'file')}: {_paths(item)}"
+        )
+    if item.removed < item.foreign:
+        faults.append(_foreign(item, item.foreign - item.removed))
+    return "; ".join(faults)
+
+
+def _hint(wrong: list[CheckedItem], *, repair: bool | None) -> str:
+    first = f"{wrong[0].dataset}@{str(wrong[0].commit)[:12]}"
+    if repair is True or any(item.problem is not None for item in wrong):
+        return f"dsv evict {first}, then dsv cache {first}"
+    if any(item.removed < item.foreign for item in wrong):
+        return f"dsv cached --check --repair {first} removes files that were never committed"
+    return f"dsv cached --check {first} repairs it"
+
+
+def _foreign(item: CheckedItem, count: int) -> str:
+    rest = count - len(item.foreign_paths)
+    more = f" and {rest:,} more" if rest > 0 else ""
+    return f"{format_count(count, 'file')} never committed: {', '.join(item.foreign_paths)}{more}"
+
+
+def _paths(item: CheckedItem) -> str:
+    shown = [f"{wrong.path} ({wrong.problem})" for wrong in item.wrong[:SHOWN]]
+    if len(item.wrong) > SHOWN:
+        shown.append(f"and {len(item.wrong) - SHOWN:,} more")
+    return ", ".join(shown)
+
+
+def _check_item(item: CheckedItem) -> dict[str, object]:
+    return {
+        "path": str(item.path),
+        "dataset": str(item.dataset),
+        "commit": str(item.commit),
+        "files": item.files,
+        "bytes": item.bytes,
+        "wrong": [
+            {"path": wrong.path, "problem": wrong.problem, "links": wrong.links} for wrong in item.wrong
+        ],
+        "repaired": item.repaired,
+        "foreign": item.foreign,
+        "removed": item.removed,
+    }

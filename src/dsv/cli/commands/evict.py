@@ -11,7 +11,7 @@ from dsv.api.cache import evict as free_room
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.failure import of_error
-from dsv.cli.views.claims import is_part, place_name
+from dsv.cli.views.holds import is_part, place_name
 from dsv.errors import DsvError
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, parse_duration, parse_size
@@ -24,7 +24,7 @@ from dsv.values.units import format_bytes, format_count, parse_duration, parse_s
         ("dsv evict --dry-run --unused-for 12h", "show what would be evicted"),
         ("dsv evict --max-size 500G --min-free 10%", "stricter limits, least recently used first"),
         ("dsv evict chest-xray@v1", "this commit, whenever it was last used"),
-        ("dsv evict --all", "everything that nobody uses or has pinned"),
+        ("dsv evict --all", "everything that nobody uses or holds"),
     ],
     result={
         "evicted.path": "the folder that it had, or has: parts of one commit differ in it",
@@ -72,14 +72,14 @@ def evict(
         typer.Option("--min-free", metavar="SIZE|PERCENT", help="Evict until this much of the disk is free."),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Evict all that is not in use, pinned or protected.")
+        bool, typer.Option("--all", help="Evict all that is not in use, held or protected.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Only show what would go.")] = False,
 ) -> int:
     """Free cache space.
 
     Without options it applies the limits of the cache's dsv-cache.toml; an option only makes them stricter. What a
-    run or a hold uses, what is pinned and what the owner protects stays. The store is never touched. Prints a
+    run or a hold uses and what the owner protects stays. The store is never touched. Prints a
     line for each commit that went, and nothing when nothing was due (--all and --dry-run say so); exit code 7 says
     that a limit is still exceeded. A commit that can't be removed keeps no other from going; the exit code is then
     that of the failure.

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.claims import release as end_holds
+from dsv.api.holds import release as release_holds
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.views.claims import CLAIM_RESULT, write_claims
+from dsv.cli.views.holds import HOLD_RESULT, write_holds
 from dsv.errors import UsageError
 from dsv.values.names import Target
 
@@ -21,8 +21,9 @@ from dsv.values.names import Target
         ("dsv release --id 3f9c2a7b41d0", "end this hold, and no other"),
         ("dsv release chest-xray@v1 --job $SLURM_JOB_ID", "those that this batch job took"),
         ("dsv release chest-xray@v1 --all", "all that you hold of it"),
+        ("dsv release chest-xray@v1 --everyone", "and what others hold with 'dsv hold'"),
     ],
-    result=CLAIM_RESULT,
+    result=HOLD_RESULT,
 )
 def release(
     call: Call,
@@ -37,22 +38,26 @@ def release(
     everything: Annotated[
         bool, typer.Option("--all", help="All of your holds: of TARGET, or of all that is cached.")
     ] = False,
+    everyone: Annotated[
+        bool, typer.Option("--everyone", help="Also what other people hold with 'dsv hold'.")
+    ] = False,
 ) -> None:
     """Release holds.
 
-    Only your own. If you have several holds of a TARGET, as two jobs of yours have, nothing is released and the exit
-    code is 4: name one with --id. 'dsv cache --hold 3d --json' prints the id of its hold, and 'dsv cached' shows the
-    ids of all. The commit stays cached until something evicts it.
+    Only your own, unless --everyone is given. If you have several holds of a TARGET, as two jobs of yours have, nothing
+    is released and the exit code is 4: name one with --id. 'dsv cache --hold 3d --json' prints the id of its hold, and
+    'dsv cached' shows the ids of all. The commit stays cached until something evicts it.
     """
     if job is not None and ids:
         raise UsageError("name a job or ids, not both", hint="dsv release --id ID")
     with call.context() as context:
-        found = end_holds(
+        found = release_holds(
             context,
             call.settings.cache().path,
             [Target.parse(text) for text in targets or ()],
             ids=ids or (),
             job=job,
             every=everything,
+            everyone=everyone,
         )
-    write_claims(call, found, "released", "hold")
+    write_holds(call, found, "released")

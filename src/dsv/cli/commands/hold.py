@@ -1,4 +1,4 @@
-"""dsv pin."""
+"""dsv hold."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.claims import pin as pin_targets
+from dsv.api.holds import hold as hold_targets
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
-from dsv.cli.views.claims import CLAIM_RESULT, write_claims
+from dsv.cli.views.holds import HOLD_RESULT, write_holds
 from dsv.values.names import Target
 from dsv.values.units import parse_duration
 
 
 @command(
-    "pin",
+    "hold",
     examples=[
-        ("dsv pin chest-xray@v1 -m 'the paper uses it'", "until somebody unpins it"),
-        ("dsv pin chest-xray@v1 --for 2w", "for two weeks"),
+        ("dsv hold chest-xray@v1 -m 'the paper uses it'", "until somebody releases it"),
+        ("dsv hold chest-xray@v1 --for 2w", "for two weeks"),
     ],
-    result=CLAIM_RESULT,
+    result=HOLD_RESULT,
 )
-def pin(
+def hold(
     call: Call,
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...")],
     duration: Annotated[
         str | None,
-        typer.Option("--for", metavar="DURATION", help="How long (default: until it is unpinned)."),
+        typer.Option("--for", metavar="DURATION", help="How long (default: until it is released)."),
     ] = None,
     message: Annotated[
         str, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Why: shown by 'dsv cached'.")
@@ -35,10 +35,10 @@ def pin(
 ) -> None:
     """Keep a cached commit from eviction.
 
-    TARGET has to be cached already; 'dsv cache' does that.
+    TARGET has to be cached already; 'dsv cache --hold' caches and holds at once. 'dsv release' ends the hold.
     """
     seconds = None if duration is None else float(parse_duration(duration))
     wanted = [Target.parse(each) for each in targets]
     with call.context() as context:
-        found = pin_targets(context, call.settings.cache().path, wanted, why=message, seconds=seconds)
-    write_claims(call, found, "pinned", None)
+        found = hold_targets(context, call.settings.cache().path, wanted, why=message, seconds=seconds)
+    write_holds(call, found, "held")

@@ -1,4 +1,4 @@
-"""cache --hold, release, pin and unpin: who may end which claim, and what is told of it."""
+"""cache --hold, hold and release: who may end which hold, and what is printed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from dsv.cache.claims import pins
-from dsv.cache.claims.claims import LeaseName
+from dsv.cache.claims.claims import LeaseName, PinRecord
+from dsv.cache.claims.holds import hold
 from dsv.cache.claims.leases import Lease
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
@@ -93,29 +93,51 @@ def test_a_slurm_job_holds_to_its_end(pets: Dsv) -> None:
     assert_documented("release", released)
 
 
-def test_pins(pets: Dsv) -> None:
-    assert pets("pin", "pets@v1").code == 3
+def test_a_hold_without_an_end(pets: Dsv) -> None:
+    assert pets("hold", "pets@v1").code == 3
     path = pets.ok("cache", "pets@v1").out
-    assert pets.ok("pin", "pets@v1", "-m", "the paper").out == f"pinned {name_of(path.strip())}\n"
-    until = pets.ok("pin", "pets@v1", "--for", "2w", "--json").json
-    assert_documented("pin", until)
+    assert pets.ok("hold", "pets@v1", "-m", "the paper").out == f"held {name_of(path.strip())}\n"
+    until = pets.ok("hold", "pets@v1", "--for", "2w", "--json").json
+    assert_documented("hold", until)
     assert until["items"][0]["until"].endswith("Z")
-    assert ": pinned by " in pets.ok("evict", "--all").err
-    assert pets.ok("unpin", "pets@v1").out.startswith(f"unpinned {name_of(path.strip())}")
-    assert pets("unpin", "pets@v1").code == 3
-    assert pets("pin", "pets@v1", "--for", "soon").code == 2
+    assert ": held by " in pets.ok("evict", "--all").err
+    assert pets.ok("release", "pets@v1", "--all").out == f"released {name_of(path.strip())} (2 holds)\n"
+    assert pets("release", "pets@v1").code == 3
+    assert pets("hold", "pets@v1", "--for", "soon").code == 2
 
 
-def test_a_pin_of_a_commit_pins_no_part_of_it(pets: Dsv) -> None:
+def test_a_hold_of_a_commit_holds_no_part_of_it(pets: Dsv) -> None:
     pets.ok("cache", "pets@v1:train")
-    refused = pets("pin", "pets@v1")
+    refused = pets("hold", "pets@v1")
     assert refused.code == 3 and "has parts of pets@v1, but not all of it" in refused.err
     whole = pets.ok("cache", "pets@v1").lines[0]
-    assert pets.ok("pin", "pets@v1").out == f"pinned {name_of(whole)}\n"
+    assert pets.ok("hold", "pets@v1").out == f"held {name_of(whole)}\n"
     items = pets.ok("cached", "--json").json["items"]
     assert {tuple(item["selection"]): len(item["pins"]) for item in items} == {("train",): 0, (): 1}
-    assert pets.ok("pin", "pets@v1:train").out.endswith("+\n")
-    assert pets.ok("unpin", "pets@v1").out.count("unpinned ") == 2
+    assert pets.ok("hold", "pets@v1:train").out.endswith("+\n")
+    refused = pets("release", "pets@v1")
+    assert refused.code == 4 and " (a part of it), taken " in refused.err
+    assert pets.ok("release", "pets@v1", "--all").out.count("released ") == 2
+
+
+def test_another_s_hold_is_released_only_for_everyone(pets: Dsv) -> None:
+    folder = Path(pets.ok("cache", "pets@v1").lines[0])
+    root, place = CacheRoot(folder.parents[1]), Place("pets", folder.name)
+    for number, user in enumerate(("ann", "bob")):
+        record = PinRecord(id=f"{number}" * 32, user=user, why="the paper", since=1.0)
+        root.write_once(root.claims(place) / f"pin-{record.id}", msgspec.json.encode(record))
+    refused = pets("release", "pets@v1")
+    assert refused.code == 4 and "held by ann, bob, not by you" in refused.err
+    assert pets("release", "--id", "0" * 32).code == 4
+    assert pets("release", "--all", "--everyone").code == 2
+    assert pets.ok("release", "--id", "0" * 32, "--everyone", "--json").json["items"][0]["ids"] == ["0" * 32]
+    assert pets.ok("release", "pets@v1", "--everyone").out == f"released {name_of(str(folder))}\n"
+    assert pets.ok("evict", "pets@v1").code == 0
+
+
+def test_a_pin_is_called_a_hold(pets: Dsv) -> None:
+    assert "dsv hold TARGET" in pets("pin", "pets@v1").err
+    assert "dsv release TARGET" in pets("unpin", "pets@v1").err
 
 
 def test_a_claim_that_ends_after_all_calendars_is_shown(pets: Dsv) -> None:
@@ -123,8 +145,8 @@ def test_a_claim_that_ends_after_all_calendars_is_shown(pets: Dsv) -> None:
     folder = Path(pets.ok("cache", "pets@v1").lines[0])
     place = Place("pets", folder.name)
     for seconds in (1e12, 1e306):
-        pins.pin(CacheRoot(folder.parents[1]), place, seconds=seconds)
-    assert "pinned" in pets.ok("cached").out
+        hold(CacheRoot(folder.parents[1]), place, seconds=seconds)
+    assert "held by" in pets.ok("cached").out
     shown = pets.ok("cached", "--json").json["items"][0]["pins"]
     assert [pin["until"] for pin in shown] == ["9999-12-30T00:00:00Z"] * 2
 

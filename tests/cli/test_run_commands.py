@@ -273,3 +273,19 @@ def test_a_metric_of_thousands_of_digits_loses_no_record(pets: Dsv) -> None:
     job = 'printf "{\\"x\\": %0300d1}" 7 | tr 0 9 > "$DSV_OUT/metrics.json"'
     assert pets.process("run", "pets@v1", "--", "sh", "-c", job).code == 0
     assert len(pets.ok("runs", "--filter", "metrics.x>1e300", "--sort", "metrics.x").lines) == 2
+
+
+def test_code_and_outputs_of_runs_are_named_in_the_cache(pets: Dsv) -> None:
+    write_files(pets.cwd.parent / "code", {"job.sh": b"echo 1 >$DSV_OUT/model"})
+    job = ("--code", "../code", "--keep-output", "--json-file", "result.json", "--", "sh", "job.sh")
+    assert pets.process("run", "pets@v1", *job).code == 0
+    run = json.loads((pets.cwd / "result.json").read_text())["run"]
+    record = pets.ok("runs", run, "--json").json["items"][0]
+    output = record["output"]["tree"]
+    pets.ok("cache", f"pets@{output}")
+    made_for = {item["commit"]: item["made_for"] for item in pets.ok("cached", "--json").json["items"]}
+    assert made_for[record["commit"]] is None
+    assert made_for[record["code"]["tree"]] == "code of a run" and made_for[output] == f"output of run {run}"
+    assert f"output of run {run}" in pets.ok("cached").out
+    answer = pets.at(pets.cwd, _DSV_COMPLETE="fish").process("ls", f"@{output[:4]}").lines
+    assert f"@{output[:12]}\toutput of run {run}" in answer

@@ -15,10 +15,12 @@ from dsv.cache.fill import directory, reservations
 from dsv.cache.fill.parts import estimated_room
 from dsv.cache.fill.workers import read_workers
 from dsv.cache.layout import Place
+from dsv.cache.record import local_commit
 from dsv.cache.root import CacheRoot, refuse_symlinks
 from dsv.cache.settings import CacheSettings, load_settings
 from dsv.cache.tracking_refs import KnownRefs
 from dsv.errors import UsageError
+from dsv.run.record import tree_of_run
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName
 
@@ -53,7 +55,8 @@ class PinItem:
 class CachedItem:
     """One cached commit, or a selection of one. Times are seconds since 1970, by the file server's clock.
 
-    names: tags and branches that name it now, as far as this cache has heard. own_bytes: of disk, not
+    names: tags and branches that name it now, as far as this cache knows. made_for: `code of a run` or `output of
+    run ID`; None for any other commit. own_bytes: of disk, not
     shared with other cached commits (from records; only an eviction measures it). complete: its record was
     found. may_go: when it may be evicted for not being used; None if a claim or the owner keeps it, or
     if nothing is evicted for its age.
@@ -64,6 +67,7 @@ class CachedItem:
     commit: CommitId
     selection: tuple[str, ...]
     names: tuple[str, ...]
+    made_for: str | None
     files: int
     bytes: int
     own_bytes: int
@@ -139,9 +143,10 @@ def cached(folder: Path) -> CachedReport:
     try:
         fills = _fills(root, inventory.now)
         names = _Names(root)
+        made_for = {item.place: _made_for(root, item) for item in inventory.visible}
         own = _own_bytes(inventory.visible)
         items = tuple(
-            _item(root, item, names.of(item), own[item.place], settings, inventory.now)
+            _item(root, item, names.of(item), made_for[item.place], own[item.place], settings, inventory.now)
             for item in sorted(inventory.visible, key=lambda one: (one.place.dataset, -one.last_use))
         )
         return CachedReport(
@@ -157,7 +162,13 @@ def cached(folder: Path) -> CachedReport:
 
 
 def _item(
-    root: CacheRoot, item: Item, names: tuple[str, ...], own: int, settings: CacheSettings, now: float
+    root: CacheRoot,
+    item: Item,
+    names: tuple[str, ...],
+    made_for: str | None,
+    own: int,
+    settings: CacheSettings,
+    now: float,
 ) -> CachedItem:
     record = item.record
     protected = settings.is_protected(item.dataset)
@@ -169,6 +180,7 @@ def _item(
         commit=item.place.commit,
         selection=record.selection if record else (),
         names=names,
+        made_for=made_for,
         files=record.files if record else 0,
         bytes=record.bytes if record else 0,
         own_bytes=own,
@@ -186,6 +198,12 @@ def _item(
         complete=record is not None,
         may_go=None if stays or unused_for is None else item.last_use + unused_for,
     )
+
+
+def _made_for(root: CacheRoot, item: Item) -> str | None:
+    """Return what a commit that no tag or branch names was made for, if that is a run."""
+    commit = local_commit(root, item.place)
+    return None if commit is None else tree_of_run(commit)
 
 
 class _Names:

@@ -146,13 +146,22 @@ class Names:
         dataset = self._dataset(text)
         if dataset is None:
             return []
-        rows = {str(place.commit)[:12]: "cached" for place in self._places(dataset)}
+        rows = {str(place.commit)[:12]: self._made_for(place) or "cached" for place in self._places(dataset)}
         for datasets in self._remembered().values():
             known = datasets.get(str(dataset))
             rows.update(
                 (commit[:12], message) for commit, message in (() if known is None else known.commits)
             )
         return list(rows.items())
+
+    def _made_for(self, place: Place) -> str | None:
+        """Return `code of a run` or `output of run ID` for a cached commit that was made for a run."""
+        from dsv.cache.record import local_commit
+        from dsv.cache.root import CacheRoot
+        from dsv.run.record import tree_of_run
+
+        commit = self._in_time(lambda: local_commit(CacheRoot(self._cache()), place), None)
+        return None if commit is None else tree_of_run(commit)
 
     def _trees(self, text: str, revision: str) -> Iterator[Path]:
         """Yield folders that hold the files of a commit, the likeliest first."""

@@ -16,7 +16,7 @@ from dsv.periodic import now_ms
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.write import write_tree
-from dsv.run.record import RunId, RunOutput
+from dsv.run.record import CODE_OF_A_RUN, OUTPUT_OF_RUN, TREE_AUTHOR, RunId, RunOutput
 from dsv.transfer.file_reader import Problem
 from dsv.transfer.save import Source, save_sources
 from dsv.transfer.upload import Uploader
@@ -97,9 +97,9 @@ def commit_code(
         lambda problems: _refuse(problems, folder),
         dataset=dataset,
         branch=CODE_BRANCH,
-        author="dsv",
+        author=TREE_AUTHOR,
         time_ms=0,
-        message="code of a run",
+        message=CODE_OF_A_RUN,
     )
     return commit_id, session
 
@@ -199,7 +199,7 @@ class KeptOutput:
             branch=OUTPUT_BRANCH,
             author=self._context.writer.author,
             time_ms=now_ms(),
-            message=f"output of run {run}",
+            message=f"{OUTPUT_OF_RUN}{run}",
         )
         return RunOutput(commit_id.hex(), commit.files, commit.bytes, _told(problems))
 

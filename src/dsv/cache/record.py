@@ -9,6 +9,7 @@ sees it as it is, and so cannot be misled by a client that still remembers the v
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,12 @@ import msgspec
 from dsv.cache.disk import own_folder
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
+from dsv.errors import DsvError
+from dsv.format.commit import Commit
+from dsv.format.envelope import RECORD_MAX
 from dsv.fs.files import list_names, read_json
+from dsv.repo.objects.metadata import MetadataCache
+from dsv.values.ids import CommitId, StoreId
 
 PREFIX = "entry-"
 _VERSION = 1
@@ -94,6 +100,18 @@ def lookup(root: CacheRoot, place: Place, *, fresh: bool = False) -> Cached | No
     path = root.visible(place)
     record = read_record(root, place) if own_folder(path.parent) and own_folder(path) else None
     return None if record is None else Cached(path, record)
+
+
+def local_commit(root: CacheRoot, place: Place) -> Commit | None:
+    """Return the commit of a cached place, if the cache has a copy of it."""
+    with suppress(OSError, DsvError):
+        record = read_record(root, place)
+        if record is not None:
+            metadata = MetadataCache(root.metadata(StoreId.parse(record.store)))
+            data = metadata.get("commit", str(place.commit), RECORD_MAX)
+            if data is not None and CommitId.hash(data) == place.commit:
+                return Commit.decode(data)
+    return None
 
 
 def refresh(root: CacheRoot, place: Place) -> None:

@@ -14,6 +14,7 @@ from typing import Final, Self
 import msgspec
 
 from dsv.errors import DsvError, IntegrityError, Unsupported, UsageError
+from dsv.format.commit import Commit
 from dsv.run.parameters import SweepId, SweepSeat
 from dsv.run.resources import PassedOver
 from dsv.values.ids import CommitId
@@ -574,3 +575,19 @@ def decode_part(data: bytes, subject: str) -> tuple[RunPart, Usage | None]:
 
 # msgspec learns a dataclass when it first meets it; see `run`.
 msgspec.json.Decoder(RunPart)
+
+
+CODE_OF_A_RUN: Final = "code of a run"
+OUTPUT_OF_RUN: Final = "output of run "
+TREE_AUTHOR: Final = "dsv"
+"""Author of the commits of code, which are the same whoever makes them."""
+
+
+def tree_of_run(commit: Commit) -> str | None:
+    """Return what a commit has of a run, `code of a run` or `output of run X`; None for any other commit."""
+    if commit.parents:
+        return None
+    if commit.message == CODE_OF_A_RUN and commit.author == TREE_AUTHOR:
+        return commit.message
+    run = commit.message.removeprefix(OUTPUT_OF_RUN)
+    return commit.message if run != commit.message and _RUN_ID.fullmatch(run) else None

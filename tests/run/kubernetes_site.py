@@ -10,19 +10,17 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.kit import clusters
 from tests.labs.kubernetes import Kubernetes
 from tests.labs.kubernetes_config import BUSYBOX
-from tests.labs.machine import environment
 from tests.waiting import PATIENCE, until
 
-DSV = str(Path(sys.executable).with_name("dsv"))
 DOCUMENTS = Path(__file__).parents[2] / "docs/operations/kubernetes"
 OF_A_SITE = {
     "export": "nfs: {server: files.example.org, path: /export/training}",
@@ -41,12 +39,11 @@ def document(name: str, **replaced: str) -> str:
     return text
 
 
-@dataclass(frozen=True)
-class Site:
+@dataclass
+class Site(clusters.Site):
     """`export` is what the claim stands for. Pods see it under its own name, as this machine does."""
 
     cluster: Kubernetes
-    folder: Path
 
     @property
     def export(self) -> Path:
@@ -54,29 +51,12 @@ class Site:
 
     @property
     def environ(self) -> dict[str, str]:
-        kept = {name: value for name, value in environment().items() if not name.startswith("XDG_")}
-        home, config = self.folder / "home", self.folder / "user.conf"
-        return {**kept, "PATH": os.environ["PATH"], "HOME": str(home), "KUBECONFIG": str(config)}
+        kept = {name: value for name, value in super().environ.items() if not name.startswith("XDG_")}
+        return {**kept, "HOME": str(self.folder / "home"), "KUBECONFIG": str(self.folder / "user.conf")}
 
-    def dsv(self, *words: str, code: int | None = 0) -> str:
-        """What dsv prints."""
-        done = self.start(*words)
-        out, err = done.communicate(timeout=PATIENCE)
-        assert code is None or done.returncode == code, f"{done.returncode}: {out}{err}"
-        return out if code == 0 else out + err
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """dsv in a terminal of its own."""
-        pipe = subprocess.PIPE
-        return subprocess.Popen(
-            [DSV, *words], env=self.environ, cwd=self.folder, text=True, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe,
-        )  # fmt: skip
-
-    def last(self) -> dict[str, Any]:
-        """The record of the newest run."""
-        items: list[dict[str, Any]] = json.loads(self.dsv("runs", "--json", "-n", "1"))["items"]
-        return items[0] if items else {}
+    @property
+    def outs(self) -> Path:
+        return self.export / "runs"
 
     def end(self, terminal: subprocess.Popen[str]) -> tuple[int, str, str]:
         """How a run ended: for whoever started it, in its record, and the error there."""
@@ -85,10 +65,6 @@ class Site:
         assert record["exit_code"] == terminal.returncode, f"{record}\n{out}{err}"
         return terminal.returncode, record["end"], record["error"] or ""
 
-    def out(self) -> Path:
-        """The output folder of the newest run."""
-        return max((self.export / "runs" / "digits").glob("*"))
-
     def ready(self, terminal: subprocess.Popen[str], attempt: int = 1) -> None:
         def begun() -> bool:
             found = list((self.export / "runs" / "digits").glob("*"))
@@ -96,9 +72,6 @@ class Site:
 
         until(lambda: begun() or terminal.poll() is not None, "the start of the job")
         assert begun(), terminal.communicate()
-
-    def go(self) -> None:
-        (self.out() / "go").touch()
 
     def pod(self) -> dict[str, Any]:
         """The pod of the newest run, which the cluster knows to run."""
@@ -131,7 +104,7 @@ class Site:
 @contextmanager
 def made(cluster: Kubernetes, folder: Path, image: str) -> Iterator[Site]:
     """A site with the dataset `digits`, which has one file, `part`; folder: an empty one."""
-    site = Site(cluster, folder)
+    site = Site(folder, cluster)
     for name in ("export", "home", "data"):
         (folder / name).mkdir(parents=True)
     site.export.chmod(0o777)  # as a provisioner of volumes makes it

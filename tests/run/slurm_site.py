@@ -2,82 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from tests.labs.machine import environment
+from tests.kit import clusters
+from tests.kit.clusters import WAIT, save_digits
 from tests.labs.slurm import SlurmNodes
-from tests.waiting import PATIENCE, until
-
-DSV = str(Path(sys.executable).with_name("dsv"))
-WAIT = 'touch "$DSV_OUT/ready.$DSV_ATTEMPT.$NODE_RANK"; until [ -e "$DSV_OUT/go" ]; do sleep 0.1; done'
+from tests.waiting import until
 
 
 @dataclass
-class Site:
+class Site(clusters.Site):
     """A store, a cache and an output folder that every node sees, and a user with a pool on Slurm."""
 
     slurm: SlurmNodes
-    folder: Path
 
-    def argv(self, *words: str) -> list[str]:
-        return [DSV, *words]
+    @property
+    def env(self) -> dict[str, str]:
+        return self.slurm.env
 
-    def dsv(self, *words: str, node: str | None = None, code: int | None = 0) -> str:
-        """stdout of dsv, as typed here or on a node."""
-        argv = self.argv(*words) if node is None else self.slurm.on_node(node, self.argv(*words))
-        done = subprocess.run(
-            argv,
-            env={**environment(self.slurm.env), "PATH": os.environ["PATH"]},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-        assert code is None or done.returncode == code, done.stdout + done.stderr
-        return done.stdout if code == 0 else done.stdout + done.stderr
-
-    def start(self, *words: str, node: str | None = None, path: str | None = None) -> subprocess.Popen[str]:
-        """dsv in a terminal of its own, here or on a node."""
-        argv = self.argv(*words) if node is None else self.slurm.on_node(node, self.argv(*words))
-        return subprocess.Popen(
-            argv,
-            env={**environment(self.slurm.env), "PATH": path or os.environ["PATH"]},
-            cwd=self.folder,
-            text=True,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    def last(self) -> dict[str, Any]:
-        items: list[dict[str, Any]] = json.loads(self.dsv("runs", "--json", "-n", "1"))["items"]
-        return items[0] if items else {}
-
-    def out(self) -> Path:
-        """The output folder of the last run."""
-        until(self._outs, "the run")
-        return max(self._outs())
-
-    def _outs(self) -> list[Path]:
-        return [path for path in (self.folder / "out").glob("digits/*") if path.suffix != ".job"]
+    def argv(self, words: Sequence[str], node: str | None = None) -> list[str]:
+        typed = super().argv(words, None)
+        return typed if node is None else self.slurm.on_node(node, typed)
 
     def ready(self, attempt: int = 1, nodes: int = 1) -> None:
         until(lambda: self.has(*(f"ready.{attempt}.{node}" for node in range(nodes))), "the start of the job")
-
-    def has(self, *names: str) -> bool:
-        return all((self.out() / name).exists() for name in names)
-
-    def go(self) -> None:
-        (self.out() / "go").touch()
 
     def held(self) -> bool:
         """Whether somebody on another machine is kept from evicting the data."""
@@ -102,15 +53,8 @@ class Site:
 
 
 def make_site(folder: Path, slurm: SlurmNodes) -> Site:
-    numpy = pytest.importorskip("numpy")
-    from sklearn.datasets import load_digits
-
-    site = Site(slurm, folder)
-    bunch = load_digits()
-    rows = numpy.column_stack([bunch.data, bunch.target])
-    (folder / "data").mkdir()
-    for number in range(2):
-        numpy.save(folder / "data" / f"part{number}.npy", rows[number::2])
+    site = Site(folder, slurm)
+    save_digits(folder / "data")
     for key, value in (
         ("store", folder / "store"),
         ("cache", folder / "cache"),

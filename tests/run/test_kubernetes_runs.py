@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,52 +17,22 @@ import pytest
 import tomli_w
 
 import dsv
+from tests.kit import clusters
+from tests.kit.clusters import DSV, TWO_NODES, save_digits
 from tests.labs import kubernetes as lab
 from tests.labs.kubernetes_config import BUSYBOX
-from tests.labs.machine import environment
 from tests.waiting import PATIENCE, until
 
-DSV = str(Path(sys.executable).with_name("dsv"))
 IMAGE = f"docker.io/{BUSYBOX}"
-TRAIN = """
-import json, os, socket, sys, time
-import numpy
-out, rank = os.environ["DSV_OUT"], int(os.environ["NODE_RANK"])
-shard = numpy.load(f"{os.environ['DSV_DATA']}/part{rank}.npy")
-x, y = shard[:, :64] / 16, numpy.eye(10)[shard[:, 64].astype(int)]
+TRAIN = f"""{TWO_NODES}
 weights = numpy.zeros((64, 10))
-place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-if rank == 0:
-    listener = socket.create_server(place)
-    peer = listener.accept()[0]
-else:
-    while True:
-        try:
-            peer = socket.create_connection(place)
-            break
-        except OSError:
-            time.sleep(0.1)
-def exchange(array):
-    peer.sendall(array.tobytes())
-    data = b""
-    while len(data) < array.nbytes:
-        piece = peer.recv(array.nbytes - len(data))
-        if not piece:
-            sys.exit("the other node is gone")
-        data += piece
-    return numpy.frombuffer(data).reshape(array.shape)
 for step in range(json.loads(os.environ["DSV_PARAMS"])["steps"]):
-    chances = numpy.exp(x @ weights)
-    gradient = x.T @ (chances / chances.sum(1, keepdims=True) - y) / len(x)
-    weights = weights - 0.5 * (gradient + exchange(gradient)) / 2
+    weights = improved(weights)
     if step == 40:
-        open(f"{out}/half.{rank}", "w").close()
-        while not os.path.exists(f"{out}/go"):
+        open(out + f"/half.{{rank}}", "w").close()
+        while not os.path.exists(out + "/go"):
             time.sleep(0.1)
-right = float((numpy.argmax(x @ weights, 1) == numpy.argmax(y, 1)).mean())
-print(f"node {rank} has {right:.2f}", flush=True)
-if rank == 0:
-    json.dump({"accuracy": right}, open(f"{out}/metrics.json", "w"))
+report(weights)
 """
 WAIT = 'touch "$DSV_OUT/ready"; until [ -e "$DSV_OUT/go" ]; do sleep 0.1; done'
 
@@ -84,48 +53,18 @@ def of_this_machine() -> dict[str, Any]:
 
 
 @dataclass
-class Site:
+class Site(clusters.Site):
     """A store, and a user with a pool on Kubernetes, whose nodes have a file server at /nfs."""
 
     cluster: lab.Kubernetes
-    folder: Path
 
-    def dsv(self, *words: str, code: int | None = 0) -> str:
-        done = subprocess.run(
-            [DSV, *words],
-            env=self._environment(),
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-        assert code is None or done.returncode == code, done.stdout + done.stderr
-        return done.stdout if code == 0 else done.stdout + done.stderr
+    @property
+    def env(self) -> dict[str, str]:
+        return self.cluster.env
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """dsv in a terminal of its own."""
-        return subprocess.Popen(
-            [DSV, *words],
-            env=self._environment(),
-            cwd=self.folder,
-            text=True,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    def last(self) -> dict[str, Any]:
-        items: list[dict[str, Any]] = json.loads(self.dsv("runs", "--json", "-n", "1"))["items"]
-        return items[0] if items else {}
-
-    def out(self) -> Path:
-        """The output folder of the last run, as the file server has it."""
-        until(lambda: any((self.nfs / "out").glob("digits/*")), "the run")
-        return max((self.nfs / "out").glob("digits/*"))
-
-    def has(self, *names: str) -> bool:
-        return all((self.out() / name).exists() for name in names)
+    @property
+    def outs(self) -> Path:
+        return self.nfs / "out"
 
     def held(self) -> bool:
         """Whether somebody on the file server is kept from evicting the data."""
@@ -136,22 +75,13 @@ class Site:
     def nfs(self) -> Path:
         return self.folder / "nfs"
 
-    def _environment(self) -> dict[str, str]:
-        return {**environment(self.cluster.env), "PATH": os.environ["PATH"]}
-
 
 @pytest.fixture
 def site(tmp_path: Path, kubernetes: lab.Kubernetes) -> Site:
-    numpy = pytest.importorskip("numpy")
-    from sklearn.datasets import load_digits
-
-    site = Site(kubernetes, tmp_path)
-    bunch = load_digits()
-    rows = numpy.column_stack([bunch.data, bunch.target])
-    for name in ("data", "nfs/cache", "nfs/out", "store"):
+    site = Site(tmp_path, kubernetes)
+    for name in ("nfs/cache", "nfs/out", "store"):
         (tmp_path / name).mkdir(parents=True)
-    for number in range(2):
-        numpy.save(tmp_path / "data" / f"part{number}.npy", rows[number::2])
+    save_digits(tmp_path / "data")
     pool = {
         "engine": "kubernetes",
         "cache": "/nfs/cache",

@@ -10,8 +10,9 @@ import subprocess
 
 import pytest
 
+from tests.kit.clusters import WAIT
 from tests.labs.machine import environment
-from tests.run.slurm_site import WAIT, Site, run_of
+from tests.run.slurm_site import Site, run_of
 from tests.waiting import PATIENCE, until
 
 
@@ -36,7 +37,7 @@ def test_a_run_outlives_its_terminal(site: Site) -> None:
     """The terminal is closed: dsv goes on without it, and the record is as ever."""
     mine, its = pty.openpty()
     dsv = subprocess.Popen(
-        ["setsid", "--ctty", *site.argv(*run_of(script=f"echo first; {WAIT}; echo last; exit 3"))],
+        ["setsid", "--ctty", *site.argv(run_of(script=f"echo first; {WAIT}; echo last; exit 3"))],
         env={**environment(site.slurm.env), "PATH": os.environ["PATH"]},
         cwd=site.folder,
         stdin=its,

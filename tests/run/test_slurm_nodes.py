@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.slurm_site import DSV, Site, run_of
+from tests.kit.clusters import DSV
+from tests.run.slurm_site import Site, run_of
 from tests.waiting import PATIENCE, until
 
 SLOW = """\

@@ -1,0 +1,135 @@
+"""A user at a cluster: dsv typed in a terminal, and what the newest run of the dataset `digits` is and has written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.labs.machine import environment
+from tests.waiting import PATIENCE, until
+
+DSV = str(Path(sys.executable).with_name("dsv"))
+WAIT = 'touch "$DSV_OUT/ready.$DSV_ATTEMPT.$NODE_RANK"; until [ -e "$DSV_OUT/go" ]; do sleep 0.1; done'
+TWO_NODES = """
+import json, os, socket, sys, time
+import numpy
+out, rank = os.environ["DSV_OUT"], int(os.environ["NODE_RANK"])
+shard = numpy.load(f"{os.environ['DSV_DATA']}/part{rank}.npy")
+x, y = shard[:, :64] / 16, numpy.eye(10)[shard[:, 64].astype(int)]
+place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if rank == 0:
+    listener = socket.create_server(place)
+    peer = listener.accept()[0]
+else:
+    while True:
+        try:
+            peer = socket.create_connection(place)
+            break
+        except OSError:
+            time.sleep(0.05)
+def exchange(array):
+    peer.sendall(array.tobytes())
+    data = b""
+    while len(data) < array.nbytes:
+        piece = peer.recv(array.nbytes - len(data))
+        if not piece:
+            sys.exit("the other node is gone")
+        data += piece
+    return numpy.frombuffer(data).reshape(array.shape)
+def improved(weights):
+    chances = numpy.exp(x @ weights)
+    gradient = x.T @ (chances / chances.sum(1, keepdims=True) - y) / len(x)
+    return weights - 0.5 * (gradient + exchange(gradient)) / 2
+def report(weights, **more):
+    right = float((numpy.argmax(x @ weights, 1) == numpy.argmax(y, 1)).mean())
+    print(f"node {rank} has {right:.2f}", flush=True)
+    if rank == 0:
+        json.dump({"accuracy": right, **more}, open(f"{out}/metrics.json", "w"))
+"""
+"""The beginning of a program that trains on two nodes, of which each has one part of the data."""
+
+
+@dataclass
+class Site:
+    """`folder` is where the user types."""
+
+    folder: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables that reach the cluster."""
+        return {}
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {**environment(self.env), "PATH": os.environ["PATH"]}
+
+    @property
+    def outs(self) -> Path:
+        """The folder of all output folders, as this machine sees it."""
+        return self.folder / "out"
+
+    def argv(self, words: Sequence[str], node: str | None = None) -> list[str]:
+        """dsv as it is typed here, or on a node."""
+        assert node is None
+        return [DSV, *words]
+
+    def dsv(self, *words: str, node: str | None = None, code: int | None = 0) -> str:
+        """stdout of dsv; all that it prints if `code` is not 0. None allows any exit code."""
+        terminal = self.start(*words, node=node)
+        try:
+            out, err = terminal.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            terminal.kill()
+            raise
+        assert code is None or terminal.returncode == code, f"{terminal.returncode}: {out}{err}"
+        return out if code == 0 else out + err
+
+    def start(self, *words: str, node: str | None = None, path: str | None = None) -> subprocess.Popen[str]:
+        """dsv in a terminal of its own."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            self.argv(words, node), env={**self.environ, **({"PATH": path} if path else {})},
+            cwd=self.folder, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+        )  # fmt: skip
+
+    def last(self) -> dict[str, Any]:
+        """The record of the newest run."""
+        items: list[dict[str, Any]] = json.loads(self.dsv("runs", "--json", "-n", "1"))["items"]
+        return items[0] if items else {}
+
+    def out(self) -> Path:
+        """The output folder of the newest run."""
+        until(self._outs, "the run")
+        return max(self._outs())
+
+    def _outs(self) -> list[Path]:
+        return [path for path in self.outs.glob("digits/*") if path.suffix != ".job"]
+
+    def has(self, *names: str) -> bool:
+        return all((self.out() / name).exists() for name in names)
+
+    def go(self) -> None:
+        """Let a job end that runs `WAIT`."""
+        (self.out() / "go").touch()
+
+
+def save_digits(folder: Path) -> None:
+    """Write handwritten digits in two parts into a new folder, for `TWO_NODES`."""
+    numpy = pytest.importorskip("numpy")
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    rows = numpy.column_stack([bunch.data, bunch.target])
+    folder.mkdir()
+    for number in range(2):
+        numpy.save(folder / f"part{number}.npy", rows[number::2])

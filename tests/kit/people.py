@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from dsv.api import context as context_module
 from dsv.api.context import Context
 from dsv.api.init import init
 from dsv.api.settings import Settings, Source
@@ -20,6 +19,7 @@ from dsv.api.sync import Synced, SyncRequest, sync
 from dsv.format.records import Writer
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
+from dsv.store import open as opening
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
 from dsv.store.options import StoreOptions
@@ -134,12 +134,12 @@ def every_store_is(store: Store) -> Iterator[None]:
         def close(self) -> None:
             pass
 
-    before = context_module.open_store
-    context_module.open_store = lambda *_, **__: Kept()  # type: ignore[assignment,misc]
+    before = opening.open_store
+    opening.open_store = lambda *_, **__: Kept()  # type: ignore[assignment,misc]
     try:
         yield
     finally:
-        context_module.open_store = before
+        opening.open_store = before
 
 
 Edit = Mapping[str, bytes | None]

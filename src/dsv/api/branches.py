@@ -14,7 +14,6 @@ from dsv.api.context import check_binding
 from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
 from dsv.format.records import MESSAGE_MAX, RENAME, RENAMED_TO, Action, RefEntry
 from dsv.repo.history import ahead_behind, only_in
-from dsv.repo.name_checks import check_new_branch, naming
 from dsv.repo.refs.branches import LostRace
 from dsv.store.base import together
 from dsv.values.ids import Nonce
@@ -85,6 +84,8 @@ def branches(context: Context, dataset: DatasetName | None) -> list[BranchItem]:
 
 def create_branch(context: Context, name: BranchPath, target: Target, message: str = "") -> BranchItem:
     """Makes a branch at the commit that `target` means. Raises `Conflict` for a name that is taken."""
+    from dsv.repo.name_checks import check_new_branch
+
     wanted = _target(context, name, target)
     with context.repository(wanted) as repository:
         resolved = context.resolve(repository, wanted)
@@ -152,6 +153,8 @@ def restore_branch(context: Context, name: BranchPath, message: str = "") -> Bra
     """Brings a deleted branch back to where it was. Raises `NotFound` for one that never was, and `Conflict` if it is
     not deleted, if the name has been taken since, or if gc is removing its commit.
     """
+    from dsv.repo.name_checks import check_new_branch
+
     with context.repository() as repository:
         dataset = dataset_of(context, repository, name.dataset)
         newest = repository.refs.newest(dataset, name.branch)
@@ -200,6 +203,8 @@ def put_move(
 
     Raises `Conflict` if somebody else has moved it since `after`.
     """
+    from dsv.repo.name_checks import naming
+
     if len(action.message) > MESSAGE_MAX:
         raise UsageError(
             f"the message has {len(action.message):,} characters, and a move of a branch takes {MESSAGE_MAX}",
@@ -370,6 +375,8 @@ def rename_branch(context: Context, old: BranchPath, new: BranchName, message: s
 
 def _new_name(context: Context, repository: Repository, head: Head, new: BranchName, message: str) -> Head:
     """The branch of the new name at the old one's commit; perhaps an earlier, killed call has made it."""
+    from dsv.repo.name_checks import check_new_branch
+
     newest = repository.refs.newest(head.dataset, new)
     action = _action(_RENAMED_FROM + head.branch, message)
     if newest is not None and not newest.entry.deleted:

@@ -12,25 +12,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from dsv.api.cache_targets import Found, Targets
-from dsv.api.context import Context
-from dsv.api.settings import Settings, StoreChoice
-from dsv.cache.claims.claims import LeaseRecord, read_claims
+from dsv.api.cache_targets import Targets
+from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.leases import Lease
 from dsv.cache.disk import explain
 from dsv.cache.fill.request import FillRequest, FillResult
-from dsv.cache.layout import Place
 from dsv.cache.record import lookup
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import load_settings, prepare_cache
 from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported, UsageError
 from dsv.run.staged import Staged
-from dsv.store.options import StoreOptions
-from dsv.values.ids import CommitId
-from dsv.values.names import DatasetName, Target
 
 if TYPE_CHECKING:
+    from dsv.api.cache_targets import Found
+    from dsv.api.context import Context
+    from dsv.api.settings import Settings, StoreChoice
+    from dsv.cache.claims.claims import LeaseRecord
+    from dsv.cache.layout import Place
     from dsv.run.record import RunId
+    from dsv.store.options import StoreOptions
+    from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName, Target
 
 _TRIES = 5
 _CLAIM_ROOM = (1 << 20, 16)  # bytes and files to make room for if not even a claim has any

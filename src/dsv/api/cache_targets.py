@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Self
 
 from blake3 import blake3
 
-from dsv.api.context import Context
 from dsv.cache.disk import explain, own_folder
 from dsv.cache.fill.request import HelperSpec
 from dsv.cache.layout import Place, folder_name
@@ -20,19 +19,21 @@ from dsv.cache.root import CacheRoot
 from dsv.cache.tracking_refs import KnownRef, KnownRefs
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
 from dsv.fs.files import FULL, list_names, read_small, replace_file
-from dsv.repo.refs.resolve import Resolved
-from dsv.repo.repository import Repository
-from dsv.values.ids import CommitId, StoreId
-from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName, Target, clean_path
+from dsv.values.ids import CommitId
+from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName, clean_path
 from dsv.values.paths import PathSet
 from dsv.values.units import format_duration
-from dsv.workspace.open import NO_COPIES, Copies
-from dsv.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
+    from dsv.api.context import Context
     from dsv.api.settings import Settings
     from dsv.cache.fill.source import StoreSource
-    from dsv.values.names import DatasetName
+    from dsv.repo.refs.resolve import Resolved
+    from dsv.repo.repository import Repository
+    from dsv.values.ids import StoreId
+    from dsv.values.names import DatasetName, Target
+    from dsv.workspace.open import Copies
+    from dsv.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,8 @@ def lending(context: Context, repository: Repository, dataset: DatasetName) -> I
 
     roots = nearby_caches(context.settings)
     if not roots:
+        from dsv.workspace.open import NO_COPIES
+
         yield NO_COPIES
         return
     own = context.metadata_folder(repository.id)

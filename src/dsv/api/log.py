@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,16 +12,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from dsv.api.branches import BranchPath, dataset_of
-from dsv.diff.renames import Difference, Found, differences, find_renames
 from dsv.errors import NotFound
 from dsv.format.commit import Commit
 from dsv.format.records import Action
 from dsv.repo import history
 from dsv.repo.history import CommitsAhead
-from dsv.repo.objects.recipes import read_chunks
-from dsv.repo.path_history import PathHistory
-from dsv.repo.tree.diff import What, diff_trees
-from dsv.repo.tree.read import TreeReader
 from dsv.store.base import together
 from dsv.values.ids import CommitId
 from dsv.values.names import Rev, Target
@@ -30,9 +25,11 @@ from dsv.values.paths import show as quote
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
+    from dsv.diff.renames import Difference, Found
     from dsv.format.records import RefEntry, TagValue
     from dsv.format.tree import Entry
     from dsv.repo.objects.objects import Objects
+    from dsv.repo.path_history import PathHistory
     from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
     from dsv.values.names import BranchName, DatasetName, TagName
@@ -105,6 +102,9 @@ def follow(objects: Objects, start: CommitId, path: bytes) -> Iterator[Step]:
     At a merge that took the file from one parent, that parent is followed, else the first one that has it. Raises
     `NotFound` if the commit has no such file.
     """
+    from dsv.repo.path_history import PathHistory
+    from dsv.repo.tree.read import TreeReader
+
     entry = TreeReader(objects, start).entry(path)
     if entry is None:
         raise NotFound(
@@ -138,6 +138,11 @@ def follow(objects: Objects, start: CommitId, path: bytes) -> Iterator[Step]:
 
 def _step(objects: Objects, commit_id: CommitId, commit: Commit, now: Entry) -> Difference:
     """What a commit did to the file, compared with the first parent that has it."""
+    from dsv.diff.renames import Difference, differences, find_renames
+    from dsv.repo.objects.recipes import read_chunks
+    from dsv.repo.tree.diff import What, diff_trees
+    from dsv.repo.tree.read import TreeReader
+
     after = TreeReader(objects, commit_id)
     parents = [TreeReader(objects, parent) for parent in commit.parents]
     for parent in parents:
@@ -181,37 +186,36 @@ class LogItem:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which commits of a history to give. paths: only those that changed something there, as the dataset has them.
-
-    author, text: part of the author and of the message, in any case. stat: with its change. follow: of one file, under
-    the names that it had. graph: to be drawn with lines between commits, so that all are found before any is given
-    unless every one fits.
-    """
+    """Which commits of a history to give, and what with each of them."""
 
     limit: int | None = None
     paths: tuple[bytes, ...] = ()
+    """Only commits that changed something at these paths of the dataset."""
     since_ms: float | None = None
     until_ms: float | None = None
-    author: str | None = None
-    text: str | None = None
+    filters: Sequence[Callable[[Commit], bool]] = ()
+    """Only commits for which each of these is true."""
     first_parent: bool = False
     stat: bool = False
+    """Give the change of each commit too."""
     follow: bytes | None = None
+    """Only commits that changed this one file, under the names that it had."""
     graph: bool = False
+    """Give each commit its nearest ancestors, for lines between them: all are found before any is given, unless every
+    one fits."""
 
     @property
     def takes_all(self) -> bool:
         """Whether each commit of the history fits."""
-        asked = (self.since_ms, self.until_ms, self.author, self.text, self.follow)
-        return not self.paths and all(value is None for value in asked)
+        asked = (self.since_ms, self.until_ms, self.follow)
+        return not self.paths and not self.filters and all(value is None for value in asked)
 
     def fits(self, commit: Commit) -> bool:
         """As far as the commit alone can tell."""
         return (
             (self.since_ms is None or commit.time_ms >= self.since_ms)
             and (self.until_ms is None or commit.time_ms <= self.until_ms)
-            and (self.author is None or self.author.casefold() in commit.author.casefold())
-            and (self.text is None or self.text.casefold() in commit.message.casefold())
+            and all(fits(commit) for fits in self.filters)
         )
 
 
@@ -295,6 +299,8 @@ def _chosen(
         for commit_id, commit in walked:
             yield commit_id, commit, query.fits(commit)
         return
+    from dsv.repo.path_history import PathHistory
+
     scope = PathSet.of(query.paths)
     looked = PathHistory(repository.objects, scope)
     waiting = deque[LogEntry]()
@@ -329,6 +335,11 @@ def _touches(commits: CommitsAhead, looked: PathHistory, one: LogEntry, query: Q
 
 
 def _change(repository: Repository, item: LogItem, scope: PathSet) -> Found:
+    from dsv.diff.renames import Found, differences, find_renames
+    from dsv.repo.objects.recipes import read_chunks
+    from dsv.repo.tree.diff import diff_trees
+    from dsv.repo.tree.read import TreeReader
+
     objects = repository.objects
     parent = item.commit.parents[0] if item.commit.parents else None
     before = None if parent is None else TreeReader(objects, parent)

@@ -93,6 +93,13 @@ class Call(typer.Context):
     def quiet(self) -> bool:
         return self.flags.quiet
 
+    def typed(self) -> set[str]:
+        """Return the names of the parameters that were given on the command line."""
+        sources = {name: self.get_parameter_source(name) for name in self.params}
+        return {
+            name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"
+        }
+
     def enter(self) -> None:
         """-C: every relative path of the command line means one below this folder. Raises `NotFound`.
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from dsv.errors import Conflict
-from dsv.format.records import Writer
-from dsv.repo.refs.branches import Head
-from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader, reach_tree
-from dsv.values.ids import CommitId
-from dsv.values.names import BranchName, DatasetName, TagName
+from dsv.values.names import BranchName, TagName
+
+if TYPE_CHECKING:
+    from dsv.format.records import Writer
+    from dsv.repo.refs.branches import Head
+    from dsv.repo.repository import Repository
+    from dsv.values.ids import CommitId
+    from dsv.values.names import DatasetName
 
 
 @contextmanager

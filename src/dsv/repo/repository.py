@@ -24,10 +24,8 @@ from dsv.repo.format_log import (
     make_layout,
     read_layout,
 )
-from dsv.repo.last_seen_move import check_remembered
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects, get_commit
-from dsv.repo.protection import refused_move
 from dsv.repo.refs.branches import Refs
 from dsv.store.base import Put, both
 from dsv.store.split import names_of, places_of, split_of
@@ -35,7 +33,7 @@ from dsv.values.ids import Nonce, StoreId
 
 if TYPE_CHECKING:
     from dsv.format.commit import Commit
-    from dsv.format.records import Feature
+    from dsv.format.records import Feature, Limits, RefEntry
     from dsv.periodic import Clock
     from dsv.repo.format_log import (
         Format,
@@ -60,12 +58,23 @@ class Repository:
         self.clock = clock
         self.objects = Objects(store, metadata, refs.heard)
         self.refs = refs
-        refs.refused = partial(refused_move, self.objects)
+        refs.refused = self._refused
         self.remembered: Remembered | None = None
         """Where the workspace around has met its branch before."""
 
+    def _refused(
+        self, limits: Limits, before: CommitId | None, entry: RefEntry, *, merge: bool
+    ) -> str | None:
+        from dsv.repo.protection import refused_move  # which only a protected branch needs
+
+        return refused_move(self.objects, limits, before, entry, merge=merge)
+
     def check_remembered(self) -> None:
         """Raises `IntegrityError` if the branch that is remembered was met, and a move has other bytes by now."""
+        if self.remembered is None:
+            return
+        from dsv.repo.last_seen_move import check_remembered
+
         check_remembered(self.refs, self.objects, self.names_url, self.remembered)
 
     @property

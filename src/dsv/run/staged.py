@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from dsv.run.node_order import StoreAccess
-from dsv.run.record import RunId, RunOutput
-from dsv.values.ids import CommitId
-from dsv.values.names import DatasetName, Target
+if TYPE_CHECKING:
+    from dsv.run.node_order import StoreAccess
+    from dsv.run.record import RunId, RunOutput
+    from dsv.values.ids import CommitId
+    from dsv.values.names import DatasetName, Target
 
 
 @dataclass(frozen=True, slots=True)

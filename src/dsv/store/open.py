@@ -10,7 +10,6 @@ from typing import Final
 from dsv.errors import Unreachable, UsageError
 from dsv.store.base import Store
 from dsv.store.directory import DirectoryStore
-from dsv.store.memory import MemoryStore
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
 from dsv.store.split import SplitStore
@@ -75,6 +74,8 @@ def _open_directory(url: str, options: StoreOptions, create: bool) -> Store:
 
 
 def _open_memory(url: str, options: StoreOptions, create: bool) -> Store:
+    from dsv.store.memory import MemoryStore
+
     return MemoryStore.named(url.removeprefix("memory://"))
 
 

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.cache import check_link, make_link
 from dsv.api.cache_stage import CacheItem
 from dsv.api.cache_stage import cache as materialize
 from dsv.cli.call import Call
@@ -102,6 +101,8 @@ def cache(
     if link is not None and len(wanted) != 1:
         raise UsageError("--link takes one target", subject=link, hint="dsv cache TARGET --link LINK")
     if link is not None:
+        from dsv.api.cache import check_link
+
         check_link(Path(link))
     seconds, job = _hold(hold, call.around.environ)
     with call.context() as context:
@@ -113,6 +114,8 @@ def cache(
         else:
             found = materialize(context, folder, wanted, hold=seconds, job=job, offline=offline, jobs=jobs)
     if link is not None:
+        from dsv.api.cache import make_link
+
         make_link(Path(link), found[0].path)
         call.say(f"{link} leads to {found[0].path}")
     if call.json:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,6 @@ from dsv.cli.call import Call
 from dsv.cli.declare import PATHS, command, text, whole
 from dsv.cli.options.targets import Offline, commit_target, dataset_paths, one_of
 from dsv.cli.output import printable, to_json
-from dsv.cli.views import differences as told
 from dsv.cli.views.history import (
     COMMIT_KEYS,
     MOVE_KEYS,
@@ -24,10 +23,29 @@ from dsv.cli.views.history import (
     commit_lines,
     show_moves,
 )
-from dsv.diff.summary import Summary
 from dsv.errors import UsageError
 from dsv.values.names import Target
 from dsv.values.units import parse_moment
+
+if TYPE_CHECKING:
+    from dsv.format.commit import Commit
+
+_FILTERS = f"{__name__}.filters"
+
+
+def _filter(fits: Callable[[Commit, Any], bool]) -> Callable[..., Any]:
+    """Make an option a filter, as its callback: only commits are shown that fit the option's value.
+
+    A new filter is one more parameter of `log`.
+    """
+
+    def remember(call: typer.Context, value: Any) -> Any:
+        if value:
+            call.meta.setdefault(_FILTERS, []).append(lambda commit: fits(commit, value))
+        return value
+
+    return remember
+
 
 FOLDERS = 20
 """Folders that --stat tells one by one for each commit; the others share a row."""
@@ -44,10 +62,23 @@ Since = Annotated[
 Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Commits up to then.")]
 Author = Annotated[
     str | None,
-    typer.Option("--author", parser=text, metavar="TEXT", help="Commits of whose author this is part."),
+    typer.Option(
+        "--author",
+        parser=text,
+        callback=_filter(lambda commit, part: part.casefold() in commit.author.casefold()),
+        metavar="TEXT",
+        help="Commits of whose author this is part.",
+    ),
 ]
 Grep = Annotated[
-    str | None, typer.Option("--grep", parser=text, metavar="TEXT", help="Commits whose message has this.")
+    str | None,
+    typer.Option(
+        "--grep",
+        parser=text,
+        callback=_filter(lambda commit, part: part.casefold() in commit.message.casefold()),
+        metavar="TEXT",
+        help="Commits whose message has this.",
+    ),
 ]
 FirstParent = Annotated[
     bool, typer.Option("--first-parent", help="Of a merge, follow the branch that was merged into.")
@@ -117,26 +148,22 @@ def log(
     """
     one_of(json=call.json, jsonl=jsonl, oneline=oneline)
     if reflog is not None:
-        others = (
-            target, call.words, since, until, author, grep, follow, first_parent, graph, stat, oneline, offline
-        )  # fmt: skip
-        show_moves(call, reflog, limit, others, jsonl=jsonl)
+        show_moves(call, reflog, limit, jsonl=jsonl)
         return
     one_of(json=call.json, jsonl=jsonl, graph=graph)
     one_of(follow=follow, graph=graph)
     wanted = commit_target("log", target)
     with call.context(offline=offline) as context:
         query = Query(
-            limit,
-            dataset_paths(context, call.words, [wanted]),
-            _moment(context, since),
-            _moment(context, until, end=True),
-            author,
-            grep,
-            first_parent,
-            stat,
-            _followed(call, context, follow, wanted),
-            graph,
+            limit=limit,
+            paths=dataset_paths(context, call.words, [wanted]),
+            since_ms=_moment(context, since),
+            until_ms=_moment(context, until, end=True),
+            filters=call.meta.get(_FILTERS, ()),
+            first_parent=first_parent,
+            stat=stat,
+            follow=_followed(call, context, follow, wanted),
+            graph=graph,
         )
         with read_log(context, wanted, query) as items:
             if jsonl:
@@ -162,6 +189,9 @@ def _moment(context: Context, typed: str | None, *, end: bool = False) -> float 
 
 
 def _item(item: LogItem) -> dict[str, object]:
+    from dsv.cli.views import differences as told
+    from dsv.diff.summary import Summary
+
     step = None if item.step is None else item.step.difference
     followed = told.item(step) if step is not None else {}
     folders = None if item.found is None else Summary(item.found.differences).by_folder()
@@ -202,6 +232,11 @@ def _lines(call: Call, item: LogItem, *, oneline: bool) -> list[str]:
         lines = [commit_line(item.id, item.commit, item.names, ink)]
     else:
         lines = commit_lines(item.id, item.commit, item.names, ink)
+    if item.step is None and item.found is None:
+        return lines
+    from dsv.cli.views import differences as told
+    from dsv.diff.summary import Summary
+
     if item.step is not None:
         one = item.step.difference
         since = ", and its content is the same since" if item.step.present else ""

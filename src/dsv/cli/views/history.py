@@ -150,11 +150,9 @@ MOVE_KEYS = {
 }
 
 
-def show_moves(
-    call: Call, branch: str, limit: int | None, others: tuple[object, ...], *, jsonl: bool
-) -> None:
-    """others: arguments that select or show commits, for which a list of moves has no use."""
-    if any(others):
+def show_moves(call: Call, branch: str, limit: int | None, *, jsonl: bool) -> None:
+    """Show the moves of a branch. Raises `UsageError` for arguments that select or show commits."""
+    if call.words or not call.typed() <= {"reflog", "limit", "jsonl"}:
         raise UsageError(
             "--reflog shows the moves of a branch, and takes nothing but -n, --json and --jsonl",
             subject="--reflog",

@@ -144,7 +144,7 @@ def test_a_pod_that_no_machine_has_room_for_is_told_from_one_that_waits(
     job = KubernetesJob(Machines(), "training", "job", "u0", pods={"u1": pod})  # type: ignore[arg-type]
     looking = follow.KubernetesRun.__new__(follow.KubernetesRun)
     looking._job, looking._waits, looking._autoscaling = job, {}, False
-    looking._said = {without_numbers(f"the job waits: {said}")}
+    looking._printed = {without_numbers(f"the job waits: {said}")}
     looking._measured = -60.0
     facts = JobSnapshot({"metadata": {"name": "job", "uid": "u0"}, "spec": {}}, (pod,))
     assert looking._check_waiting(facts) is None

@@ -253,7 +253,7 @@ def test_a_job_that_has_waited_for_long_is_not_ended_by_the_first_word_of_a_miss
     run = KubernetesRun.__new__(KubernetesRun)
     job = KubernetesJob(cluster, "training", "job", "u0")  # type: ignore[arg-type]
     run._job, run._waits, run._asked, run._printed_evictions = job, {}, 0.0, set()
-    monkeypatch.setattr(run, "_say", lambda _: None)
+    monkeypatch.setattr(run, "_print_once", lambda _: None)
     facts = job.look()
     assert isinstance(facts, JobSnapshot)
 
@@ -275,7 +275,7 @@ def test_that_a_queue_took_the_place_of_a_job_away_is_told_each_time(monkeypatch
     monkeypatch.setattr("dsv.run.engines.kubernetes.follow.monotonic", lambda: now[0])
     monkeypatch.setattr(KubernetesJob, "workloads", lambda _: _pending(full))
     run = KubernetesRun.__new__(KubernetesRun)
-    run._waits, run._asked, run._printed_evictions, run._said = {}, 0.0, set(), set()
+    run._waits, run._asked, run._printed_evictions, run._printed = {}, 0.0, set(), set()
     run._job = KubernetesJob(Cluster(begun=False), "training", "job", "u0")  # type: ignore[arg-type]
     said: list[str] = []
     monkeypatch.setattr("os.write", lambda _, data: said.append(data.decode()))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from dsv.run.engines.kubernetes.api import SECONDS, KubernetesApi, Refusal, passes
-from dsv.run.engines.kubernetes.job_status import Obstacle, Pod
+from dsv.run.engines.kubernetes.job_status import Obstacle, Pod, one_line
 from dsv.run.engines.kubernetes.manifest import GPU_LABELS
 from dsv.run.engines.kubernetes.options import COMMIT_KEY, KubernetesOptions
 from dsv.run.record import EndCause
@@ -259,7 +259,7 @@ def ask_queue_state(api: KubernetesApi, queue: str, seconds: float) -> tuple[int
     active = _condition(answer, "Active")
     closed = active is not None and active.get("status") == "False"
     said = (
-        _one_line(active.get("message") or str(active.get("reason")))
+        one_line(active.get("message") or str(active.get("reason")))
         if active is not None and closed
         else None
     )
@@ -293,7 +293,7 @@ def evicted_by_queue(answer: Sequence[Mapping[str, Any]] | Refusal) -> tuple[End
     if found is None or found.get("status") != "True":
         return EndCause.PREEMPTED, "its queue took its place away"
     cause = EndCause.PREEMPTED if found.get("reason") == "Preempted" else EndCause.EVICTED
-    return cause, _one_line(found.get("message") or str(found.get("reason")))
+    return cause, one_line(found.get("message") or str(found.get("reason")))
 
 
 def _why(workload: Mapping[str, Any]) -> str | None:
@@ -303,9 +303,9 @@ def _why(workload: Mapping[str, Any]) -> str | None:
     if reserved is not None and reserved.get("status") == "True":
         checks = [each for each in status.get("admissionChecks") or () if each.get("state") != "Ready"]
         return next(
-            (f"{each['name']}: {_one_line(each.get('message') or each['state'])}" for each in checks), None
+            (f"{each['name']}: {one_line(each.get('message') or each['state'])}" for each in checks), None
         )
-    return None if reserved is None else _one_line(reserved.get("message") or "") or None
+    return None if reserved is None else one_line(reserved.get("message") or "") or None
 
 
 def _condition(thing: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
@@ -323,7 +323,3 @@ def _is_missing(said: str) -> bool:
 
 def _obstacle(reason: str, patience: float | None) -> Obstacle:
     return Obstacle(reason, EndCause.UNSCHEDULABLE, patience)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -56,7 +56,7 @@ class KubernetesRun:
         self._kills = 0
         self._pending_signals: list[str] = []  # signals that have not reached the command yet, in their order
         self._waits: dict[str, float] = {}  # by reason, since when the job waits for it
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self._printed_evictions: set[str] = set()  # pods whose eviction by the queue was printed
         self._asked = 0.0  # when the queue was last asked why the job waits
         self._measured = -_PATIENT  # when its pods were last compared with the machines
@@ -115,7 +115,7 @@ class KubernetesRun:
                         return Ended(exit_code=CANNOT_LAUNCH, launched=known.begun, seen=False, reason=reason)
                 return gone(known, killed=self._kills > 0)
             if isinstance(facts, Refusal):
-                self._say(facts.no_answer.message)
+                self._print_once(facts.no_answer.message)
             else:
                 self._logs.look(facts)
                 if (done := ended(facts)) is not None:
@@ -124,7 +124,7 @@ class KubernetesRun:
                     self._job.end_waiting_pods(facts)
                     return self._with_metrics(done, facts)
                 if (problem := self._job.fail_lost_pods()) is not None:
-                    self._say(
+                    self._print_once(
                         f"the cluster does not let a pod of a lost machine be given up: {problem.message}"
                     )
                 if (stuck := self._check_waiting(facts)) is not None:
@@ -156,7 +156,7 @@ class KubernetesRun:
             if not key.endswith(":begin"):
                 del self._waits[key]
         for key, obstacle in found.items():
-            self._say(f"the job waits: {obstacle.reason}")
+            self._print_once(f"the job waits: {obstacle.reason}")
             if obstacle.patience is not None and self._since(key) > obstacle.patience:
                 return _cannot_begin(obstacle)
             if obstacle.lacks_room and not self._autoscaling and self._can_never_fit(facts, key):
@@ -178,7 +178,7 @@ class KubernetesRun:
             return None
         self._asked = monotonic()
         found = waiting(facts.queue, self._job.workloads())
-        self._say(f"the job waits: {found.reason}")
+        self._print_once(f"the job waits: {found.reason}")
         if facts.begun or found.patience is None:
             self._waits.pop("for good", None)  # an earlier reason may be hours old
             return None
@@ -193,8 +193,8 @@ class KubernetesRun:
         new = found.keys() - self._printed_evictions
         if new:
             self._printed_evictions |= new
-            self._said.clear()  # it waits again, so the reasons are printed again
-            self._say(f"the queue {facts.queue} took the job's place away: {found[min(new)]}")
+            self._printed.clear()  # it waits again, so the reasons are printed again
+            self._print_once(f"the queue {facts.queue} took the job's place away: {found[min(new)]}")
 
     def _obstacle(self, facts: JobSnapshot, pod: Pod) -> Obstacle | None:
         if pod.begun or pod.is_over:
@@ -230,11 +230,11 @@ class KubernetesRun:
                 del self._pending_signals[0]
             return bool(self._pending_signals)
 
-    def _say(self, text: str) -> None:
+    def _print_once(self, text: str) -> None:
         """Print to the job's stderr, once for texts that differ only in numbers such as ports."""
         words = without_numbers(text)
-        if words not in self._said:
-            self._said.add(words)
+        if words not in self._printed:
+            self._printed.add(words)
             with suppress(OSError):
                 os.write(self._err, f"[dsv] {text}\n".encode())
 

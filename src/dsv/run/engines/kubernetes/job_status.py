@@ -251,7 +251,7 @@ class Pod:
         if ended is not None and _never_started(ended):
             waiting.append(ended)
         for each in waiting:
-            reason, message = each.get("reason", ""), _one_line(each.get("message") or each.get("reason", ""))
+            reason, message = each.get("reason", ""), one_line(each.get("message") or each.get("reason", ""))
             if reason in _NO_IMAGE:
                 surely = reason == "InvalidImageName" or _SURELY_NOT.search(message) is not None
                 return Obstacle(message, EndCause.IMAGE_NOT_PULLED, 3.0 if surely else 120.0)
@@ -259,7 +259,7 @@ class Pod:
                 return Obstacle(message, EndCause.NOT_STARTED, 3.0 if ended is not None else 20.0)
         for each in self._status.get("conditions") or ():
             if each.get("type") == "PodScheduled" and each.get("reason") == "Unschedulable":
-                return _unschedulable(_one_line(each.get("message", "")), autoscaling)
+                return _unschedulable(one_line(each.get("message", "")), autoscaling)
         return None
 
     @property
@@ -321,7 +321,7 @@ def milliseconds(text: str | None) -> int | None:
     return None
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     return " ".join(text.split())
 
 

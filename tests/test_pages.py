@@ -57,6 +57,11 @@ def test_every_message_of_the_troubleshooting_page_is_in_the_code() -> None:
     assert [message for message in quoted if not any(_fits(message, text) for text in known)] == []
 
 
+def test_no_page_has_the_marks_of_a_conflict() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    assert [page.name for page in pages if re.search(r"^(<{7}|>{7}) ", page.read_text(), re.MULTILINE)] == []
+
+
 def test_json_in_the_pages_is_json() -> None:
     found = [
         block

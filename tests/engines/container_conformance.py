@@ -53,7 +53,7 @@ class ContainerConformance(EngineConformance):
         gone.source.rmdir()
         done = bench.run(bench.shell("exit 0", mounts=(gone,)))
         assert (done.code, done.outcome.launched) == (125, False)
-        assert done.outcome.cause is None
+        assert done.outcome.cause is EndCause.NOT_STARTED
         assert not gone.source.exists()
 
     @pytest.mark.parametrize("image", ["--privileged", "-v/:/host", "", "a b", "a\nb"])
@@ -111,7 +111,7 @@ class ContainerConformance(EngineConformance):
 
     def test_a_container_within_its_limits_goes_on(self, bench: Bench) -> None:
         done = bench.run(bench.shell("df -k /dev/shm | tail -n 1", memory_bytes=64 << 20, cpus=0.5))
-        assert (done.code, done.outcome.cause) == (0, None)
+        assert (done.code, done.outcome.cause) == (0, EndCause.EXITED)
         assert int(done.stdout.split()[1]) == (32 << 20) >> 10
 
     def test_the_image_is_known_afterwards(self, bench: Bench) -> None:

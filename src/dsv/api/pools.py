@@ -40,12 +40,12 @@ from dsv.values.units import format_bytes, format_duration
 
 
 def all_pools(settings: Settings) -> dict[str, Pool]:
-    """Those that can be read, by name; nothing is checked."""
+    """Return the pools that can be read, by name; nothing is checked."""
     return {name: _read(settings, name) for name in settings.names("pools")}
 
 
 def engines_of(environ: Mapping[str, str], settings: Settings) -> Engines:
-    """What makes the engine of a run that was started some time ago, perhaps by somebody else."""
+    """Return a maker of engines for runs that were started some time ago, perhaps by somebody else."""
     return Engines(environ, all_pools(settings))
 
 
@@ -130,7 +130,10 @@ def _read(settings: Settings, name: str) -> Pool:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a job asks of a pool. image: False if it is not known whether it needs one. data: with the size of each."""
+    """The job that a pool is asked about.
+
+    image: False if it is not known whether it needs one. data: with the size of each.
+    """
 
     resources: Resources = field(default_factory=Resources)
     image: str | bool | None = False

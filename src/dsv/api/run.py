@@ -155,7 +155,7 @@ def dry_run(
     placing: Placing | None = None,
     force: bool = False,
 ) -> Plan:
-    """What `run` would have the engine run, but for the id of the run. Fetches and starts nothing.
+    """Return the plan that `run` would submit, but for the id of the run. Fetches and starts nothing.
 
     Code that the machines of a cluster have from the store is committed: otherwise nobody could submit what is shown.
     force: however large it is.
@@ -184,7 +184,7 @@ def prepared(
     jobs: int | None = None,
     force: bool = False,
 ) -> Iterator[JobSpec]:
-    """What the runs of a sweep have in common: the commits that its targets mean now, and its code.
+    """Yield what the runs of a sweep have in common: the commits that its targets mean now, and its code.
 
     stage: the data is fetched into this cache, once for all of them, and held meanwhile.
     """

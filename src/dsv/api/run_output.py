@@ -71,7 +71,7 @@ class Source(ABC):
         return Copied(self.name, len(files), sum(item.size for item in files), self.left_out, known)
 
     def is_same(self, folder: Path) -> bool:
-        """Whether this folder has just this output."""
+        """Check that this folder has this output and nothing else."""
         items, left_out = _list(folder)
         if left_out or [_shape(item) for item in items] != [_shape(item) for item in self.items]:
             return False
@@ -79,7 +79,7 @@ class Source(ABC):
 
     @abstractmethod
     def has(self, folder: Path, item: Item) -> bool:
-        """Whether a file with this content is there."""
+        """Check that a file with this content is there."""
 
     @abstractmethod
     def contents(self, items: Sequence[Item], opened: ExitStack) -> Iterator[tuple[Item, Iterator[bytes]]]:
@@ -185,7 +185,7 @@ class TreeSource(Source):
 
 
 def _list(folder: Path) -> tuple[list[Item], tuple[str, ...]]:
-    """What is in a folder, by its paths; and what can't be copied."""
+    """List a folder by its paths; and what can't be copied."""
     items: list[Item] = []
     left_out: list[str] = []
 
@@ -305,7 +305,7 @@ def _machine() -> str:
 
 
 def _put_in_place(tree: Path, whole: Path, source: Source, to: Path) -> bool:
-    """Whether another machine has put the same output there meanwhile."""
+    """Rename the whole copy. True if another machine has put the same output there meanwhile."""
     try:
         tree.rename(whole)
         return False

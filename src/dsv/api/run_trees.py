@@ -28,7 +28,7 @@ from dsv.workspace.scan.ignore import NAME
 from dsv.workspace.scan.walk import Walk
 
 Sources = Sequence[tuple[bytes, Source]]
-"""What goes into a commit, in tree order, by its path there."""
+"""The files of a commit, in tree order, by their paths there."""
 
 
 def commit_sources(
@@ -70,7 +70,7 @@ LARGEST: Final = 200_000_000
 """Bytes of code. What is larger is hardly code, but a checkpoint or an environment that nobody meant."""
 GITIGNORE: Final = ".gitignore"
 CODE_BRANCH: Final = BranchName("code")
-"""What the commit says that it was made for. There is no such branch."""
+"""The branch in the commit's fields. There is no such branch."""
 
 
 def commit_code(
@@ -105,7 +105,7 @@ def commit_code(
 
 
 def _code_sources(folder: Path) -> list[tuple[bytes, Source]]:
-    """What is code, in tree order, by its path in the folder."""
+    """Return the files of the code, in tree order, by their paths in the folder."""
     top = _work_tree(folder)
     start = b"" if top == folder else os.fsencode(folder.relative_to(top))
     walk = Walk(top, start, (GITIGNORE, NAME))
@@ -149,7 +149,7 @@ def _refuse(problems: list[Problem], folder: Path) -> None:
 
 
 OUTPUT_BRANCH: Final = BranchName("output")
-"""What the commit says that it was made for. There is no such branch."""
+"""The branch in the commit's fields. There is no such branch."""
 _NAMED: Final = 50
 """Paths that the record names one by one, of those that were left out."""
 _RESERVED: Final = (".git", ".dsv")
@@ -205,7 +205,7 @@ class KeptOutput:
 
 
 def _output_sources(folder: Path) -> tuple[Sources, list[Problem]]:
-    """What goes into the tree, and what can't."""
+    """Return what goes into the tree, and what can't."""
     walk = Walk(folder, ignoring=())
     found = walk.sources()
     problems = [*walk.problems, *_reserved(folder)]

@@ -87,7 +87,7 @@ class Runs:
             raise error from None
 
     def log(self, record: RunRecord) -> bytes | None:
-        """What a run that has ended wrote, as far as it is kept: of one that was cut off, by this machine."""
+        """Read the log of a run that has ended, as far as it is kept: of one that was cut off, by this machine."""
         kept = run_log(self.runs, self.spool, record)
         if kept is not None:
             return kept
@@ -99,8 +99,10 @@ class Runs:
             return None
 
     def settle(self, views: Iterable[RunView], engines: Engines) -> list[RunView]:
-        """The same runs as the clusters that have their jobs know them now. Records whose jobs are over, and that
-        nobody else completes, are completed."""
+        """Return the same runs as the clusters that have their jobs know them now.
+
+        Records whose jobs are over, and that nobody else completes, are completed.
+        """
         settler = Settler(engines, self.runs, self.marks.supervised(), self.state / ANSWERS)
         settled = []
         for view in views:

@@ -28,7 +28,7 @@ from dsv.run.sweep_driver import Driven
 
 
 def is_sweep(typed: Typed) -> bool:
-    """Whether several runs are asked for."""
+    """Check that several runs are asked for."""
     return typed.sweep or (typed.again is not None and names_sweep(typed.again))
 
 

@@ -160,7 +160,7 @@ def under_way(state: Path) -> list[UnderWay]:
 
 
 def is_dead(process: Process, host: str) -> bool:
-    """Whether a process of this machine is known to be gone. host: as of `this_machine`, where it was started."""
+    """Check that a process of this machine is known to be gone. host: as of `this_machine`, where it was started."""
     fate = process.fate()
     if fate is not Fate.UNKNOWN:
         return fate is Fate.DEAD
@@ -181,7 +181,7 @@ def this_machine() -> str:
 
 
 _START_SECONDS: Final = 35.0
-"""How long the end of a run waits for its start to be sent: a little more than a refused connection takes."""
+"""Seconds that the end of a run waits for its start to be sent: a little more than a refused connection takes."""
 
 
 class RunRecords:
@@ -193,11 +193,11 @@ class RunRecords:
         self._spool = spool
         self._runs = runs
         self.begun = False
-        """Whether the start of the job is recorded."""
+        """True once the start of the job is recorded."""
         self.under_way = False
-        """Whether the run is known to other commands as one that has not ended."""
+        """True while other commands know the run as one that has not ended."""
         self.starts = 0
-        """How often the start of a job was recorded: once for each pool whose engine took it."""
+        """The number of starts that were recorded: one for each pool whose engine took it."""
         self._live: Path | None = None
         self._start: Thread | None = None
         self._start_problem: DsvError | None = None
@@ -268,7 +268,7 @@ class RunRecords:
             return Interrupted("sending the record was interrupted")
 
     def is_in_store(self, problem: DsvError | None) -> bool:
-        """Whether all that is known of the run has been sent. problem: what `send` returned."""
+        """Check that all that is known of the run has been sent. problem: what `send` returned."""
         return self._runs is not None and problem is None and not self.under_way
 
     def told_by_others(self, record: RunRecord) -> RunRecord | None:

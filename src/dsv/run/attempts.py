@@ -115,7 +115,7 @@ def metrics_of(launch: Launch, before: tuple[int, int, int] | None, ended: Ended
 def part_of(
     ended: Ended, *, attempt: int, host: str, started_ms: int, ended_ms: int, by: str | None
 ) -> RunPart:
-    """What the record says of one attempt on this machine. by: who asked for its end, if somebody did."""
+    """Return the record's part for one attempt on this machine. by: who asked for its end, if somebody did."""
     return RunPart(
         attempt=attempt,
         host=host,
@@ -144,7 +144,7 @@ def _masked_part(launch: Launch, part: RunPart) -> RunPart:
 
 
 def _make_output(launch: Launch) -> tuple[int, int, int] | None:
-    """What the job finds there. Returns what tells its metrics from older ones."""
+    """Make the output folder. Return what tells the job's metrics from older ones."""
     make_folder(launch.out, launch.other_folder)
     if launch.skeleton is not None:
         make_skeleton(launch.main.path, tuple(launch.further), launch.skeleton)
@@ -154,7 +154,10 @@ def _make_output(launch: Launch) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How a job is watched over. hung_up: what to do if the terminal goes away, and the job lives on without it."""
+    """The leases and signals of a job while it runs.
+
+    hung_up: what to do if the terminal goes away, and the job lives on without it.
+    """
 
     leases: Sequence[Lease]
     signals: Signals

@@ -121,7 +121,7 @@ def assemble(start: RunRecord, parts: Iterable[RunPart], log: LogInfo | None = N
 
 
 def end_of_parts(start: RunRecord, parts: Iterable[RunPart]) -> Ended:
-    """How a run ended, as its nodes tell it."""
+    """Tell from the parts of its nodes how a run ended."""
     found = tuple(sorted(parts, key=lambda each: (each.attempt, each.node)))
     decided = deciding_part(found)
     if decided is None or decided.end is None:
@@ -183,7 +183,7 @@ def put_together(
 
 
 def is_over(start: RunRecord, parts: Iterable[RunPart]) -> bool:
-    """Whether every node of the last attempt has ended, and no other attempt is due."""
+    """Check that every node of the last attempt has ended, and that no other attempt is due."""
     found = list(parts)
     last = max((each.attempt for each in found), default=0)
     of_last = {each.node for each in found if each.attempt == last and each.end is not None}
@@ -226,7 +226,7 @@ def with_metrics(record: RunRecord, read: Callable[[], Metrics], secrets: KnownS
 def kept_log(
     record: RunRecord, read: Callable[[], LogKeeper | None], secrets: KnownSecrets
 ) -> KeptLog | None:
-    """What it wrote, as far as it is kept; why it is not, if it may show a secret that is not known here."""
+    """Return its log, as far as it is kept; why it is not, if it may show a secret that is not known here."""
     return salvaged(lambda: _log(record, read, secrets), no_log)
 
 
@@ -466,8 +466,11 @@ def _keep_end(record: RunRecord, log: bytes | None, spool: Spool, runs: RunStore
 def _what_became_of(
     record: RunRecord, engines: Engines, warn: Callable[[str], None], grace: float | None
 ) -> tuple[Ended, FoundJob | None] | None:
-    """What to record of a run whose supervisor is gone: how its job ended if the engine can tell, else what is not
-    known; and the job, if a cluster keeps what it has left. None if the job lives, or may live."""
+    """Return what to record of a run whose supervisor is gone: how its job ended if the engine can tell, else what is
+    not known; and the job, if a cluster keeps what it has left.
+
+    None if the job lives, or may live.
+    """
     try:
         job = find_job(record, engines)
     except Unreachable as error:
@@ -493,7 +496,7 @@ def _what_became_of(
 
 
 def _begun(dataset: DatasetName, run: RunId, spool: Spool, runs: RunStore) -> RunRecord | None:
-    """What is known of a run: what waits here is never older than what the store has."""
+    """Read what is known of a run: what waits here is never older than what the store has."""
     for record in spool.records(lambda part: (part.dataset, part.run) == (dataset, run), lambda _: None):
         return record
     for stored in runs.listing(dataset, run):

@@ -30,9 +30,9 @@ SPOOLS: Final = "unsent-runs"
 ANSWERS: Final = "last-answers"
 """The folder of what clusters said last of each run, below the user's state. A file has the state of one run."""
 LIVE_LOG: Final = "live.log"
-"""What a detached job has written so far, in the folder of its run."""
+"""The file with the output of a detached job so far, in the folder of its run."""
 MESSAGES: Final = "dsv.log"
-"""What dsv has to say of a run that has no terminal, in the folder of the run."""
+"""The file with dsv's messages about a run that has no terminal, in the folder of the run."""
 PARAMS_FILE, METRICS_FILE = "params.json", "metrics.json"
 _GIT_SECONDS: Final = 20.0
 
@@ -72,7 +72,7 @@ class RunPlace:
 
 
 def first_time(place: RunPlace, what: str) -> bool:
-    """Whether this is the first time that this user is told of this on this machine."""
+    """Check that this user sees this note for the first time on this machine."""
     try:
         folder = place.state / "told"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def run_folder(state: Path, dataset: DatasetName, run: RunId) -> Path:
 
 
 def job_folder(out: str, dataset: DatasetName, run: RunId) -> Path:
-    """What the job of a run leaves about itself, in a pool whose output goes here."""
+    """Return the folder of a job's own files, in a pool whose output goes to `out`."""
     return Path(out) / dataset.component / f"{run}.job"
 
 
@@ -217,7 +217,7 @@ def metrics_stamp(out: Path) -> tuple[int, int, int] | None:
 
 
 def read_metrics(out: Path, before: tuple[int, int, int] | None) -> Metrics:
-    """What the job wrote to `metrics.json`: at most 1 MiB, a JSON object, in a plain file."""
+    """Read `metrics.json` of the job: at most 1 MiB, a JSON object, in a plain file."""
     if metrics_stamp(out) in (None, before):
         return Metrics()
     try:

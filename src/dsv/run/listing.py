@@ -32,7 +32,7 @@ _PART = re.compile(rf"[0-9a-f-]{{{_SHORTEST},}}", re.ASCII)
 
 
 class RunKey(NamedTuple):
-    """What tells a run from every other one of a store: records may have been copied to another dataset."""
+    """The key of a run, unlike that of any other one of a store: records may have been copied to another dataset."""
 
     run: RunId
     dataset: str
@@ -202,7 +202,7 @@ def ended_here(folder: Path, text: str, dataset: str | None = None) -> tuple[Run
 
 
 def run_log(runs: RunStore, spool: Spool, record: RunRecord) -> bytes | None:
-    """What the run wrote: head and tail of it; None if it was not kept."""
+    """Read the log of a run, its head and its tail; None if it was not kept."""
     waiting = spool.log(record.dataset, record.run)
     if waiting is not None:
         return waiting
@@ -212,7 +212,7 @@ def run_log(runs: RunStore, spool: Spool, record: RunRecord) -> bytes | None:
 
 
 def _view(record: RunRecord, waiting: Mapping[RunKey, RunRecord]) -> RunView:
-    """What waits here is newer than what the store has of the same run."""
+    """Return the newer of what waits here and what the store has of the same run."""
     here = waiting.get(RunKey.of(record))
     if here is not None and here.state.is_terminal and not record.state.is_terminal:
         return RunView(here, sent=False)
@@ -275,7 +275,7 @@ def _spools(folder: Path) -> Iterator[Spool]:
 
 
 def matches(run: RunId, text: str) -> bool:
-    """Whether a text may mean a run by its id."""
+    """Check that a text may mean a run by its id."""
     return _PART.fullmatch(text) is not None and (run.startswith(text) or run.endswith(text))
 
 
@@ -333,7 +333,7 @@ def _key(one: UnderWay) -> RunKey:
 
 
 def is_here(one: UnderWay) -> bool:
-    """Whether this machine knows the process that supervises the run, dead or alive."""
+    """Check that the run's supervisor is or was a process of this machine."""
     return Process(*one.mark.process).kernel == Process.here().kernel
 
 

@@ -42,9 +42,11 @@ class NodeSeat:
 
 @dataclass(frozen=True, slots=True)
 class NodeResult:
-    """What a node did for a run. part: for the record; log: what is kept of the output, None if none is. problem: why
-    this is not in the store; it then waits on this machine. finished: this node was the last one, and has completed
-    the record of the run."""
+    """The work of one node for a run.
+
+    part: for the record; log: what is kept of the output, None if none is. problem: why this is not in the store;
+    it then waits on this machine. finished: this node was the last one, and has completed the record of the run.
+    """
 
     part: RunPart
     log: bytes | None
@@ -59,7 +61,7 @@ class NodeResult:
 
 
 def node_variables(order: NodeOrder, seat: NodeSeat, staged: Sequence[Staged], out: Path) -> dict[str, str]:
-    """What the command on a node finds in its environment. staged: of `order.all_data`, in its order."""
+    """Return the variables of the command on a node. staged: of `order.all_data`, in its order."""
     seen = [each.at or str(where.path) for each, where in zip(order.all_data, staged, strict=True)]
     main = order.data[0]
     variables = {

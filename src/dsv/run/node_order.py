@@ -1,4 +1,4 @@
-"""What the nodes of a run are given: the data, the store, and the variables of their rendezvous."""
+"""The order for the nodes of a run: the data, the store, and the variables of their rendezvous."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ NO_ACCESS: Final = StoreAccess()
 
 LOWEST_PORT: Final = 20_000
 PORTS: Final = 10_000
-"""How many ports are in use from the lowest on: below those that Linux gives to outgoing connections."""
+"""The number of ports from the lowest on: below those that Linux gives to outgoing connections."""
 PASSED: Final = "DSV_JOB_"
 """With this the names begin under which dsv on a node has the job's own variables, which thus change nothing there."""
 
 
 def node_environment(rank: int, addresses: Sequence[str], port: int) -> dict[str, str]:
-    """What node `rank` of a job gets, so that `torchrun` and `jax.distributed` need no further flags.
+    """Return the variables of node `rank` of a job, so that `torchrun` and `jax.distributed` need no further flags.
 
     addresses: of all nodes by their ranks, as each of the others can reach them; the first is the one that they meet
     at. WORLD_SIZE and NODE_RANK count nodes: `torchrun` replaces WORLD_SIZE for the processes that it starts, and a
@@ -67,7 +67,7 @@ def meeting_port(run: str) -> int:
 
 MAX_ORDER: Final = 4 << 20
 OUTPUT_SECONDS: Final = 3600
-"""How long a machine of a cluster may take, once the command has ended, to send the output to the store."""
+"""Seconds that a machine of a cluster may take, once the command has ended, to send the output to the store."""
 _VERSION: Final = 1
 
 
@@ -113,7 +113,7 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def sends_output(text: str, run: str) -> bool:
-        """Whether an order says that the output goes to the store. text: as it was encoded; empty for none."""
+        """Check that an order sends the output to the store. text: as it was encoded; empty for none."""
         return bool(text) and NodeOrder.decode(text.encode(), run).keep_output
 
     @classmethod
@@ -138,7 +138,7 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def all_data(self) -> tuple[OrderedData, ...]:
-        """What a node makes sure of: the data, and the code if there is any."""
+        """The data that a node stages, and the code if there is any."""
         return self.data if self.code is None else (*self.data, self.code)
 
     @property

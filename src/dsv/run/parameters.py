@@ -42,7 +42,7 @@ class SweepId(str):
 
     @property
     def begun(self) -> str:
-        """What the ids of its runs are not below: they begin with a time as well."""
+        """A lower bound of the ids of its runs, which begin with a time as well."""
         return self.removeprefix(PREFIX)[:15]
 
     @property
@@ -51,7 +51,7 @@ class SweepId(str):
         return f"{PREFIX}{self[-8:]}"
 
     def is_meant_by(self, text: str) -> bool:
-        """Whether a text may mean it by its id: all of it, or `sweep-` and four characters or more of an end of it."""
+        """Check that a text may mean it by its id: all of it, or `sweep-` and four characters or more of its end."""
         part = text.removeprefix(PREFIX)
         own = self.removeprefix(PREFIX)
         return _PART.fullmatch(part) is not None and (own.startswith(part) or own.endswith(part))
@@ -76,7 +76,7 @@ class SweepSeat:
 
     @property
     def is_possible(self) -> bool:
-        """Whether there is such a run. A record may say anything, and a later dsv may have larger sweeps."""
+        """Check that there is such a run. A record may say anything, and a later dsv may have larger sweeps."""
         return 1 <= self.number <= self.of <= MOST_READ and self.of == count_of(self.axes)
 
     @property
@@ -85,7 +85,7 @@ class SweepSeat:
 
 
 def names_sweep(text: str) -> bool:
-    """Whether a text can only be the id of a sweep, or part of one. `sweep-base` may be the name of a run."""
+    """Check that a text can only be the id of a sweep, or part of one. `sweep-base` may be the name of a run."""
     return text.startswith(PREFIX) and _PART.fullmatch(text.removeprefix(PREFIX)) is not None
 
 
@@ -157,7 +157,7 @@ def combination(axes: Mapping[str, Sequence[Json]], number: int) -> dict[str, Js
 
 
 def count_of(axes: Mapping[str, Sequence[Json]]) -> int:
-    """How many combinations there are."""
+    """Return the number of combinations."""
     return math.prod(len(values) for values in axes.values())
 
 

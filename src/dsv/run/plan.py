@@ -88,7 +88,7 @@ class Launch:
 
     @property
     def other_folder(self) -> str:
-        """What helps if the folders of the run can't be made."""
+        """A hint if the folders of the run can't be made."""
         pool = self.spec.pool
         if pool is None or pool.out is None or self.spec.out is not None:
             return "--out FOLDER, one that you may write to"
@@ -96,7 +96,7 @@ class Launch:
 
     @property
     def keeps_output(self) -> bool:
-        """Whether the output goes to the store: if that was asked for, and of a cluster if nobody named a place for
+        """True if the output goes to the store: if that was asked for, and of a cluster if nobody named a place for
         it, neither for the run nor for its pool."""
         pool = self.spec.pool
         named = self.spec.out is not None or (pool is not None and pool.out is not None)
@@ -108,11 +108,11 @@ class Launch:
         return self.scratch / "data" if self.further and self._mounts_data() else None
 
     def plan(self) -> Plan:
-        """What the engine will run. Pure but for a look at the commit's top folder. Raises as `Engine.plan`."""
+        """Return the engine's plan. Pure but for a look at the commit's top folder. Raises as `Engine.plan`."""
         return self.chosen.engine.plan(self._job(), self.chosen.facts)
 
     def record(self, plan: Plan, started_ms: int) -> RunRecord:
-        """What is known when the job starts."""
+        """Return the record as it is known when the job starts."""
         spec, facts = self.spec, self.chosen.facts
         command = self.masker.argv(spec.command)
         options = plan.argv[: len(plan.argv) - len(spec.command)]
@@ -162,7 +162,7 @@ class Launch:
         return replace(state, path=self.masker.name(state.path), tree=tree)
 
     def _mounts_data(self) -> bool:
-        """Whether the job sees the data elsewhere than it is."""
+        """Check that the job sees the data elsewhere than it is."""
         probe = Mount(self.main.path, "/data")
         return self.chosen.engine.place(probe) == probe.target
 
@@ -225,7 +225,7 @@ class Launch:
         return folder if self.chosen.engine.shares_folders else self.main.path.with_name("CODE")
 
     def _staging(self) -> dict[str, Any]:
-        """What the machines of an engine that queues do with the data."""
+        """Return what the machines of an engine that queues do with the data."""
         if not self.chosen.engine.queues:
             return {}
         targets = {name: self._exactly(name, each) for name, each in self.staged.items()}

@@ -25,7 +25,7 @@ class Prefer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFacts:
-    """What is known of a pool, for one job.
+    """The facts about a pool, for one job.
 
     unreachable: why it gave no answer. refused: why its engine can't run the job at all. capacity: None without an
     answer. cached: whether its cache has the data; None if that can't be seen from here. no_room: why the data has no
@@ -176,7 +176,7 @@ def take_turns(pools: Sequence[str], wait: float, stay: Stay[_T]) -> _T:
 
 
 def is_taken_back(status: JobStatus | None) -> bool:
-    """What `Engine.withdraw` has to answer before the job may be submitted anywhere else. A job that somebody stopped
+    """Check the answer of `Engine.withdraw` before the job may be submitted anywhere else. A job that somebody stopped
     is not to begin at another pool either."""
     stopped = status is not None and status.ended is not None and status.ended.stopped is not None
     return status is not None and not stopped and status.state in (RunState.CUT_OFF, RunState.NOT_LAUNCHED)

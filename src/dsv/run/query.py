@@ -97,7 +97,7 @@ class Filter:
 def choose_runs(
     views: Iterable[RunView], filters: Sequence[Filter], sort: str | None, reverse: bool, limit: int | None
 ) -> list[RunView]:
-    """Those that match all filters, in the order of a key, those without it last; at most `limit` of them.
+    """Return the runs that match all filters, in the order of a key, those without it last; at most `limit` of them.
 
     sort: the largest first with a `-` before the key, the smallest with a `+`, and else a metric's best; the order
     stays what it was for None. Raises `UsageError` for a key that no record has, and `NotFound` for a parameter or
@@ -128,7 +128,7 @@ def sort_order(text: str) -> tuple[str, bool]:
 
 
 def look_up(value: Json, key: str) -> Json:
-    """What a key means in a document; None for nothing. A name with a dot in it goes before one below another."""
+    """Return the value of a key in a document, or None. A name with a dot in it goes before one below another."""
     if not key:
         return value
     parts = key.split(".")

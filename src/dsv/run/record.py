@@ -58,13 +58,13 @@ class EndCause(StrEnum):
 
     @property
     def is_disruption(self) -> bool:
-        """Whether the job had no part in its end, so that another attempt may well succeed."""
+        """Check that the job had no part in its end, so that another attempt may well succeed."""
         return self in (EndCause.EVICTED, EndCause.PREEMPTED, EndCause.NODE_LOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPart:
-    """What one node did in one attempt. A run on one machine has one part for each attempt.
+    """One node in one attempt. A run on one machine has one part for each attempt.
 
     node: its number from 0; attempt: from 1; host: what the node is called; end: None while it goes on; error: what
     else is to be said of the end, in the engine's words.
@@ -148,8 +148,11 @@ def _error_of_clock(parts: list[RunPart], host: str | None, after_ms: int, befor
 
 
 def may_try_again(part: RunPart) -> bool:
-    """Whether a further attempt makes sense after this end. Not if somebody ended it or its time was over, nor if the
-    command never began, which it would not the next time either."""
+    """Check that a further attempt makes sense after this end.
+
+    Not if somebody ended it or its time was over, nor if the command never began, which it would not the next time
+    either.
+    """
     if part.end is None or part.succeeded:
         return False
     return part.end.is_disruption or part.end in (EndCause.EXITED, EndCause.OUT_OF_MEMORY)
@@ -287,7 +290,7 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a job took, as far as it could be seen.
+    """The resources that a job used, as far as they could be measured.
 
     peak_memory_bytes: the most of samples twice a second, page cache and mapped files not counted; None where
     it was over too soon. cpu_seconds: user and system, of all its processes.
@@ -299,7 +302,7 @@ class Usage:
 
 
 def joint_usage(of_nodes: Iterable[Usage]) -> Usage | None:
-    """What several nodes took: the memory of the one that took the most, the time of all."""
+    """Add up the usage of several nodes: the memory of the one that took the most, the time of all."""
     found = list(of_nodes)
     if not found:
         return None
@@ -412,7 +415,7 @@ class RunRecord:
 
     @property
     def commits(self) -> tuple[tuple[DatasetName, CommitId], ...]:
-        """What this record keeps alive."""
+        """Return the commits that this record keeps alive."""
         kept = [(each.dataset, each.commit) for each in self.data]
         if self.code is not None and self.code.tree is not None:
             kept.append((self.dataset, CommitId.parse(self.code.tree)))
@@ -456,7 +459,7 @@ class RunRecord:
 
 
 def _odd_member(record: RunRecord) -> str | None:
-    """What no dsv writes, and what readers would stumble over."""
+    """Refuse what no dsv writes, and what readers could not handle."""
     if record.gpus not in (None, "all") and _COUNT.fullmatch(record.gpus) is None:
         return f"gpus {record.gpus[:40]!r}"
     if record.sweep is not None and not record.sweep.is_possible:
@@ -465,7 +468,7 @@ def _odd_member(record: RunRecord) -> str | None:
 
 
 def _has_odd_number(record: RunRecord) -> bool:
-    """Whether a number has more than 64 bits, which no dsv writes."""
+    """Check that a number has more than 64 bits, which no dsv writes."""
     counts = [
         record.started_ms,
         record.ended_ms or 0,

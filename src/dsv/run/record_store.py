@@ -61,7 +61,7 @@ class RunStore:
 
     @property
     def _store(self) -> Store:
-        """What every method goes through."""
+        """The store; a subclass opens it on first use."""
         return self._given
 
     def write(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> None:
@@ -96,7 +96,7 @@ class RunStore:
         raise NotFound(f"there is no run {run} here", subject=run, hint="dsv runs lists them")
 
     def read(self, stored: StoredRun) -> RunRecord:
-        """What is known of a run. Raises `NotFound` where neither its start nor its end is there."""
+        """Read what is known of a run. Raises `NotFound` if neither its start nor its end is there."""
         part = RECORD if RECORD in stored.parts else newest_start(stored.parts)
         key = run_key(stored.dataset, stored.run, part)
         record = RunRecord.decode(self._store.get(key, MAX_RECORD), key)
@@ -125,13 +125,13 @@ class RunStore:
             return error
 
     def log(self, stored: StoredRun) -> bytes | None:
-        """What the run wrote, masked, head and tail of it; None where it was not kept."""
+        """Read the log of a run, masked, its head and its tail; None if it was not kept."""
         if LOG not in stored.parts:
             return None
         return self._store.get(run_key(stored.dataset, stored.run, LOG), MAX_RECORD)
 
     def node_parts(self, stored: StoredRun) -> list[RunPart]:
-        """What each node left in each attempt, by attempt and node. Raises `IntegrityError`, `Unsupported`."""
+        """Read the part of each node in each attempt, by attempt and node. Raises `IntegrityError`, `Unsupported`."""
         return [part for part, _ in self.node_parts_and_usage(stored)]
 
     def node_parts_and_usage(self, stored: StoredRun) -> list[tuple[RunPart, Usage | None]]:
@@ -203,7 +203,7 @@ class Spool:
         return target
 
     def waiting(self, skipped: Callable[[DsvError], None] = lambda _: None) -> list[SpooledPart]:
-        """What waits, oldest run first, each run's parts in the order in which they are sent.
+        """Return the parts that wait, oldest run first, each run's parts in the order in which they are sent.
 
         skipped: told of each folder that can't be read.
         """
@@ -294,7 +294,7 @@ class Spool:
 
 
 def _is_complete(runs: RunStore, part: SpooledPart) -> bool:
-    """Whether this tells the end of a run, and the store has that already."""
+    """Check that this part tells the end of a run, and that the store has that already."""
     if part.part not in (LOG, RECORD):
         return False
     stored = [each for each in runs.listing(part.dataset, part.run) if RECORD in each.parts]

@@ -23,7 +23,7 @@ _TOPOLOGY = re.compile(r"[1-9][0-9]{0,3}(?:x[1-9][0-9]{0,3}){1,2}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What one run asks for. All but `nodes`, `tpu`, `retries` are for each node.
+    """The resources that one run asks for. All but `nodes`, `tpu`, `retries` are for each node.
 
     gpus: how many, `ALL_GPUS`, or None. gpu_type: a part of the model's name, such as A100. tpu: a slice such as
     v5e-8, and tpu_topology its shape such as 2x4. cpus: may be a fraction. time_seconds: how long one attempt may
@@ -90,7 +90,7 @@ def parse_retries(text: str | int) -> int:
 
 
 def check_resources(wanted: Resources) -> None:
-    """What can't be asked for together. Raises `UsageError`."""
+    """Refuse resources that can't be asked for together. Raises `UsageError`."""
     if wanted.gpu_type is not None and wanted.gpus is None:
         raise UsageError(
             "--gpu-type says which GPUs, and not how many",
@@ -116,14 +116,14 @@ def check_resources(wanted: Resources) -> None:
 
 
 def tpu_chips(tpu: str) -> int:
-    """How many chips a slice of this name has."""
+    """Return the number of chips in a slice of this name."""
     match = _TPU.fullmatch(tpu)
     assert match is not None  # it was parsed
     return int(match[2])
 
 
 def is_type(model: str, wanted: str) -> bool:
-    """Whether a GPU of this model is of the type that was asked for: its words are all in the model's name.
+    """Check that a GPU of this model is of the type that was asked for: its words are all in the model's name.
 
     `A100` means `NVIDIA A100-SXM4-80GB`, `a100-80gb` does too, and `A10` doesn't.
     """
@@ -170,7 +170,7 @@ class NodeRoom:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an engine says of its machines, asked with a certain job in mind.
+    """The machines of an engine, as far as they matter to a certain job.
 
     nodes: those that such a job may run on at all. waiting: jobs in the queue; None if the engine doesn't say. grows:
     the cluster adds machines on demand, so that none being there now means waiting, and not never. never: why this job
@@ -191,7 +191,7 @@ class Capacity:
 
 
 def counted(counts: Iterable[GpuCount]) -> tuple[GpuCount, ...]:
-    """Those of one kind together, in the order in which the kinds come first."""
+    """Add up the GPUs of each kind, in the order in which the kinds first appear."""
     free: dict[str, int] = {}
     total: dict[str, int] = {}
     for each in counts:
@@ -202,14 +202,14 @@ def counted(counts: Iterable[GpuCount]) -> tuple[GpuCount, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a job can begin. never, not_now: why it never can, or can't now; None and None if it can."""
+    """The answer whether a job can begin. never, not_now: why it never can, or can't now; None and None if it can."""
 
     never: str | None = None
     not_now: str | None = None
 
 
 def fit(wanted: Resources, capacity: Capacity) -> Fit:
-    """What the free room means for a job that asks for this."""
+    """Compare what a job asks for with what is free."""
     if capacity.never is not None:
         return Fit(never=capacity.never)
     able = [node for node in capacity.nodes if _has(wanted, node, free=False)]

@@ -120,7 +120,7 @@ def seated(spec: JobSpec, seat: SweepSeat) -> JobSpec:
 
 
 def check_spec(spec: JobSpec) -> None:
-    """What can be seen to be wrong before anything is resolved. Raises `UsageError`."""
+    """Refuse what is wrong by itself, before anything is resolved. Raises `UsageError`."""
     for name in spec.env:
         if name.startswith("DSV_"):
             raise UsageError(f"{name} is set by dsv itself", subject=name)
@@ -260,7 +260,7 @@ def again(
     log: bool = True,
     keep_output: bool = False,
 ) -> Again:
-    """The same commits, image, engine, code folder, command and parameters.
+    """Make the spec that repeats a run: the same commits, image, engine, code, command and parameters.
 
     command, engine_args: used instead of the recorded ones; env: values, which come before those that the caller's
     environment has; params: those that the record hides. Raises `UsageError` if a hidden value is not given again.

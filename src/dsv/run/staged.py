@@ -1,4 +1,4 @@
-"""What runs and the cache tell each other of a commit that is there."""
+"""The interface between runs and the cache: how data and code are staged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Lease(Protocol):
 
 
 class DataStaging(Protocol):
-    """What a node of a run needs of the cache."""
+    """The functions of the cache that a node of a run needs."""
 
     def locate(self, target: Target) -> Staged:
         """Where the target is or would be; fetches none of it. `hit`: whether it is there, whole."""
@@ -63,14 +63,14 @@ class DataStaging(Protocol):
 
 
 class Staging(DataStaging, Protocol):
-    """What a run needs of the cache."""
+    """The functions of the cache that a run needs."""
 
     def elsewhere(self) -> tuple[str, ...]:
         """The options with which dsv on another machine finds the same store and cache."""
         ...
 
     def access(self) -> StoreAccess:
-        """What dsv elsewhere needs to reach the store by those options, if it has no configuration that says so.
+        """Return what dsv elsewhere needs to reach the store by those options, if it has no configuration that says so.
 
         Raises `UsageError`, `NotFound` or `Denied` for a setting that no other machine can be given."""
         ...
@@ -89,7 +89,7 @@ class Staging(DataStaging, Protocol):
         ...
 
     def sent_output(self, run: RunId) -> RunOutput:
-        """What the machine of the job has committed. That it hasn't is a result."""
+        """Return the output that the machine of the job has committed. An output without it says why not."""
         ...
 
     def keep_output(self, folder: Path, run: RunId) -> RunOutput:

@@ -35,7 +35,7 @@ from dsv.values.names import Target
 from dsv.values.progress import NoProgress, Progress
 
 _GPUS: Final = re.compile(r"gpu|cdi|nvidia|device|gres|node configuration", re.IGNORECASE)
-"""What engines say if it is the GPUs that keep a job from starting."""
+"""Words in the messages of engines if the GPUs keep a job from starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """What is the same for a run at whichever pool. sinks: descriptors for what the job writes; terminals: those of
+    """One run at whichever pool. sinks: descriptors for what the job writes; terminals: those of
     this process that are terminals, which can't be told once they are gone."""
 
     records: RunRecords
@@ -308,7 +308,7 @@ def _not_started(decided: Launch, error: BaseException) -> Ended:
 
 
 def dry_run(spec: JobSpec, *, place: RunPlace, staging: Staging) -> Plan:
-    """What `run` would have the engine run, but for the id of the run. Fetches and starts nothing; code that other
+    """Return the plan that `run` would submit, but for the id of the run. Fetches and starts nothing; code that other
     machines have from the store is committed, as what is run names its commit."""
     check_spec(spec)
     with as_launch_error():
@@ -359,13 +359,15 @@ def _decide(spec: JobSpec, place: RunPlace, staging: Staging, run: RunId | None 
 
 
 def _all_shared_memory(engine: Engine, spec: JobSpec) -> bool:
-    """Whether a run is repeated where no job has shared memory of its own; nobody asked for that of the first one."""
+    """Check that a run is repeated where no job has shared memory of its own, which nobody asked for at first."""
     return spec.again_of is not None and spec.shm_bytes is not None and "shm_bytes" not in engine.gives
 
 
 def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:
-    """What a person should know before it starts. Everything that can be found wrong is found here, before the first
-    byte is fetched."""
+    """Return what a person should know before it starts.
+
+    Everything that can be found wrong is found here, before the first byte is fetched.
+    """
     plan, note = decided.plan(), decided.chosen.note
     return plan.notes if note is None or not first_time(place, "plain-process") else (note, *plan.notes)
 

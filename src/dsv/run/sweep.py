@@ -243,7 +243,7 @@ class SweepView:
         return failed if failed is not None or self.not_begun or None in codes else 0
 
     def counts(self) -> dict[str, int]:
-        """How many runs are in which state, in words, those that say most first."""
+        """Count the runs in each state, in words, the most important first."""
         words = Counter(_word(view.record) for view in self.latest.values())
         words[NOT_BEGUN] = 0 if self.chosen else len(self.not_begun)
         order = ["ok", "failed", "cut off", "not run", "running"]
@@ -317,7 +317,7 @@ class SweepPlan:
     begun: frozenset[int] = frozenset()
     """The numbers of the runs that were started before."""
     going: tuple[tuple[int, RunId], ...] = ()
-    """Those of them that run now, on this machine."""
+    """The runs among them that go on now, on this machine."""
     again: RunId | None = None
     """The run from whose record the others are made, if the sweep is continued."""
     turn: int = 1

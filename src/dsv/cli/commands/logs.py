@@ -73,7 +73,7 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
 
 
 def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool = False) -> bool:
-    """What its engine keeps of a job. alive: only of one that lives. False if there is no such job."""
+    """Print what its engine keeps of a job. alive: only of one that lives. False if there is no such job."""
     job = find_job(record, engines_of(call.around.environ, call.settings))
     if job is None or (alive and not job.status.lives) or (log := job.logs(follow)) is None:
         return False

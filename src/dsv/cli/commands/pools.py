@@ -74,7 +74,7 @@ def pools(
 
 
 def _configured(call: Call) -> tuple[list[Pool], list[PoolReport]]:
-    """Those that can be asked, and those whose settings are wrong."""
+    """Return the pools that can be asked, and those whose settings are wrong."""
     checked, wrong = [], []
     for name, pool in all_pools(call.settings).items():
         try:
@@ -111,7 +111,7 @@ def _write_table(call: Call, reports: Sequence[PoolReport], *, with_target: bool
 
 
 def _row(report: PoolReport, with_target: bool) -> list[str]:
-    """What is wrong with a pool has a line of its own below the table, as it may be long."""
+    """Print each pool's problem in a line of its own below the table, as it may be long."""
     facts = report.facts
     known = facts.capacity
     if known is None:

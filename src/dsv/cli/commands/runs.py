@@ -188,7 +188,10 @@ def runs(
 
 
 def _known_here(call: Call, ids: list[str], named: DatasetName | None, away: Unreachable) -> list[RunView]:
-    """What this machine knows while the store is away. Raises `away` if it doesn't know what was asked for."""
+    """Return what this machine knows while the store is not reachable.
+
+    Raises `away` if it doesn't know what was asked for.
+    """
     state = call.settings.state
     found = [run_known_here(state, text) for text in ids] if ids else runs_known_here(state)
     views = [view for view in found if view is not None and named in (None, view.record.dataset)]
@@ -258,7 +261,7 @@ def _write_each(call: Call, views: list[RunView]) -> None:
 
 
 def _check(call: Call, ids: list[str], *, compare: bool, as_csv: bool, only: Mapping[str, bool]) -> None:
-    """What makes no sense together is refused, not ignored. only: options that take one run and no other option."""
+    """Refuse options that make no sense together. only: options that take one run and no other option."""
     for option in (option for option, given in only.items() if given):
         if len(ids) != 1 or compare or as_csv or sum(only.values()) > 1:
             raise UsageError(f"{option} needs one run, and nothing else", hint=f"dsv runs ID {option}")

@@ -197,7 +197,7 @@ def _tell_sweep(call: Call, before: SweepView) -> None:
 
 
 def is_in_cluster(call: Call, record: RunRecord | None) -> bool:
-    """Whether a cluster holds the job, so that it can be ended from any machine."""
+    """Check that a cluster holds the job, so that it can be ended from any machine."""
     engine = (
         None
         if record is None

@@ -25,7 +25,10 @@ from dsv.values.units import parse_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Typed:
-    """What was typed; None for what was left out. options: of the run, by the field of `JobSpec`; env: as typed."""
+    """The options as they were typed; None for those left out.
+
+    options: of the run, by the field of `JobSpec`; env: as typed.
+    """
 
     target: str | None
     again: str | None

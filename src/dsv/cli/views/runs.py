@@ -79,7 +79,7 @@ def name_lines(record: RunRecord) -> list[tuple[str, str | None]]:
 
 
 def result_text(record: RunRecord) -> str:
-    """How it ended, or what it does."""
+    """Return how a run ended, or its state."""
     match record.state:
         case RunState.ENDED:
             if record.exit_code == 0 and record.end in (None, EndCause.EXITED):

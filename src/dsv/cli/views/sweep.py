@@ -1,4 +1,4 @@
-"""What is seen of a sweep while its runs go on: on a terminal a line for each run, else a line for each event."""
+"""The progress of a sweep while its runs go on: on a terminal a line for each run, else a line for each event."""
 
 from __future__ import annotations
 

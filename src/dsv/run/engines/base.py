@@ -1,4 +1,4 @@
-"""What an engine is: something that takes a job, runs it, and answers questions about it later.
+"""The interface of engines: an engine takes a job, runs it, and answers questions about it later.
 
     facts = engine.probe()                     what is there, once
     plan = engine.plan(job, facts)             pure: what will be run, as a value that `--dry-run` prints
@@ -67,7 +67,7 @@ class Task(Resources):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Task):
-    """What is to be run, in terms that fit every engine.
+    """One job, in terms that fit every engine.
 
     run: the id of the run, a label; name: of the container; env: added to what the engine gives every job; workdir: as
     the job sees it, None for the engine's own; scratch: an empty folder of this run, for the engine's files. Of an
@@ -96,7 +96,7 @@ class Job(Task):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What planning has to know about the machine and the engine on it.
+    """The facts about a machine and the engine on it that planning needs.
 
     where: which daemon, kernel or cluster would hold the job, as in a `JobRef`; rootless: the engine runs as the
     caller; remapped: root in its containers is nobody outside; init: the options that put an init process into a
@@ -143,7 +143,7 @@ class PrivateFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What will be run. `env` is added to the caller's environment: values are there, never in argv.
+    """The plan of a job. `env` is added to the caller's environment: values are there, never in argv.
 
     argv: one command line that does the same when a person types it; script: the batch script or the manifest that a
     cluster gets, complete, so that a person can submit it without dsv; where: as in `Facts`; memory_bytes, cpus: what
@@ -179,7 +179,7 @@ class ImageIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a job ended. exit_code: the command's own, 128 + n after signal n; 125 to 127 if it never began.
+    """The end of a job. exit_code: the command's own, 128 + n after signal n; 125 to 127 if it never began.
 
     reason: for people, if the exit code alone doesn't say it; hint: what they can do about it. cause: why it ended,
     if the engine knows of another cause than the command itself. seen: False if nobody knows how it ended, nor even
@@ -215,7 +215,7 @@ class NoPlaceYet(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What an engine says of a job.
+    """The state of a job, as its engine tells it.
 
     state: `SUBMITTED` (it has not begun), `QUEUED`, `RUNNING`, `ENDED`, `NOT_LAUNCHED`, or `CUT_OFF` if the engine has
     no such job any more. exit_code: of a job that has ended, if the engine knows it.
@@ -235,7 +235,7 @@ class JobStatus:
 
 
 class NodeLeft(Protocol):
-    """How the command of one node ended, from what it left there; of an engine whose nodes each keep that."""
+    """The end of the command on one node, from what it left there; of an engine whose nodes each keep that."""
 
     @property
     def part(self) -> RunPart: ...
@@ -245,12 +245,12 @@ class NodeLeft(Protocol):
 
     @property
     def is_clear(self) -> bool:
-        """Whether the node can tell why it ended. Only the cluster knows why it stopped or killed a command."""
+        """True if the node can tell why it ended. Only the cluster knows why it stopped or killed a command."""
         ...
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the cluster ended the node, and not dsv the command."""
+        """True if the cluster ended the node, and not dsv the command."""
         ...
 
     def put_back(self) -> RunPart:
@@ -292,13 +292,13 @@ class Engine(Protocol):
 
     name: ClassVar[str]
     takes_image: ClassVar[bool | None]
-    """Whether it needs an image, or takes none; None if its pool decides that."""
+    """True if it needs an image, False if it takes none; None if its pool decides that."""
     queues: ClassVar[bool]
-    """Whether it holds a job back itself until there is room. If it doesn't, dsv waits before it submits."""
+    """True if it holds a job back itself until there is room. If it doesn't, dsv waits before it submits."""
     gpu_hint: ClassVar[str]
-    """What may help if a job with GPUs can't be started."""
+    """A hint if a job with GPUs can't be started."""
     shares_folders: ClassVar[bool]
-    """Whether its jobs see the folders of this machine under their names, so that what they leave is seen here."""
+    """True if its jobs see the folders of this machine under their names, so that what they leave is seen here."""
     gives: ClassVar[frozenset[str]]
     """The fields of `Resources`, and `shm_bytes`, that it can give a job, besides those of `limits.SEEN_TO`. A job that
     asks for more is refused before anything of it is fetched."""
@@ -313,7 +313,7 @@ class Engine(Protocol):
         ...
 
     def capacity(self, wanted: Resources) -> Capacity | NoEngine:
-        """What it has, and what of it is free, for a job that asks for this. At most a few seconds.
+        """Return what it has for a job that asks for this, and what of that is free. At most a few seconds.
 
         A cluster leaves out the nodes that such a job can't run on (drained, tainted, of another partition, without
         the TPU), and says with `not_now` and `never` what its quotas and limits mean for the job.
@@ -338,7 +338,7 @@ class Engine(Protocol):
         ...
 
     def plan(self, job: Job, facts: Facts) -> Plan:
-        """What will be run. Pure. Raises `UsageError` and `LaunchError` for what can't be.
+        """Plan a job. Pure. Raises `UsageError` and `LaunchError` for what can't be run.
 
         A cluster: the manifest or the batch script is one of `files`, and `argv` is the command that submits it.
         """
@@ -370,7 +370,7 @@ class Engine(Protocol):
         ...
 
     def status(self, ref: JobRef) -> JobStatus | None:
-        """What has become of the job. None without an answer: the engine is down, or this one doesn't hold the job.
+        """Return the state of the job. None without an answer: the engine is down, or this one doesn't hold the job.
 
         A cluster: `QUEUED` while it waits for room. One that forgets its jobs after a while (Slurm without
         accounting) reads the end from a file that the job leaves.
@@ -378,7 +378,8 @@ class Engine(Protocol):
         ...
 
     def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
-        """What the engine keeps of the job's output, stdout and stderr together; with `follow` until the job's end.
+        """Read what the engine keeps of the job's output, stdout and stderr together; with `follow` until the job's
+        end.
 
         None if it keeps nothing: of a plain process, only the process that is attached has the output.
         """

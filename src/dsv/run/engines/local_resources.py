@@ -90,7 +90,7 @@ _ASKED: Final[dict[str, tuple[str, Callable[[Resources], bool]]]] = {
     "retries": ("--retries", lambda wanted: wanted.retries != 0),
     "forward": ("--forward-credentials", lambda wanted: isinstance(wanted, Task) and wanted.forward),
 }
-"""What not every engine has: its option, and whether a job asks for it."""
+"""Resources that not every engine has: the option, and a check that a job asks for it."""
 
 
 def not_given(engine: Engine | type[Engine], wanted: Resources) -> tuple[str, ...]:

@@ -143,7 +143,7 @@ _CLIENTS_WORDS: Final = re.compile(
     rb"(?:^|(?<=\n))(?:Error\b|error\b|docker: |time=\"|unexpected EOF|EOF|context canceled)"
     rb"|(?:Error response from daemon|error during connect|error waiting for container)"
 )
-"""What the docker and podman programs say themselves, on the stderr that they share with the job."""
+"""The messages of the docker and podman programs themselves, on the stderr that they share with the job."""
 
 
 class Rejoin:
@@ -162,7 +162,7 @@ class Rejoin:
         self._found = False
 
     def take(self, data: bytes) -> bytes:
-        """What is new of the next bytes of the log."""
+        """Return the new part of the next bytes of the log."""
         if self._found:
             return data
         if not self.fits:
@@ -189,7 +189,7 @@ class Rejoin:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """How many bytes two strings have in common at their beginnings."""
+    """Return the length of the common prefix of two strings."""
     return next(index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
 
 
@@ -260,7 +260,7 @@ class LiveLog:
 
 @contextmanager
 def read_live(path: Path, follow: Callable[[], bool] | None) -> Iterator[Iterator[bytes]]:
-    """What has been written so far; with `follow`, also what is written while that is true.
+    """Read what has been written so far; with `follow`, also what is written while that is true.
 
     Raises `FileNotFoundError` if the record has been kept meanwhile, which has the log.
     """

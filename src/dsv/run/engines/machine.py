@@ -25,7 +25,7 @@ class GpuModel:
     name: str
 
     def is_called(self, name: str) -> bool:
-        """Whether this index, UUID, or beginning of a UUID means it."""
+        """Check that this index, UUID, or beginning of a UUID means it."""
         return name == str(self.index) or (bool(name) and self.uuid.startswith(name))
 
 

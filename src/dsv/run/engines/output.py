@@ -1,4 +1,4 @@
-"""What a job writes, on its way to the terminal and into the log.
+"""The output of a job, on its way to the terminal and into the log.
 
 For each of the two streams one thread reads and one writes, with a bounded queue between them. A slow terminal slows
 the job, as a pipe does. A stuck one can be let go of, so that it keeps no job from ending. If the terminal's reader
@@ -75,7 +75,7 @@ class _Stream:
             self._owed = self._taken + (0 if self._source is None else _waiting(self._source))
 
     def settled(self) -> bool:
-        """Whether all of it was read, and written or dropped."""
+        """Check that all of it was read, and written or dropped."""
         with self._change:
             over = self._owed is not None and self._passed >= self._owed
             if self._source is not None and over and monotonic() - self._since > LAST_READ:
@@ -200,7 +200,7 @@ class Output:
 
 
 def _waiting(source: IO[bytes]) -> int:
-    """How many bytes are in a pipe."""
+    """Return the number of bytes in a pipe."""
     try:
         answer = fcntl.ioctl(source, termios.FIONREAD, bytes(4))
     except (OSError, ValueError):  # closed meanwhile

@@ -420,7 +420,7 @@ def _is_launcher(pid: int) -> bool:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """What the launcher has taken, which is no time of the command's."""
+    """Return the seconds that the process used before it became the command."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -428,6 +428,6 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _is_there(command: str, cwd: Path | None, environ: Mapping[str, str]) -> bool:
-    """Whether there is a file that the command means: one in the folders of PATH, unless it names a folder."""
+    """Check that the command's file exists: in the folders of PATH, unless the command names a folder."""
     folders = [""] if "/" in command else os.get_exec_path(environ)
     return any(Path(cwd or ".", folder, command).exists() for folder in folders)

@@ -77,7 +77,7 @@ def create(
 
 
 def _hint(engine: str, reason: str) -> str | None:
-    """What to do if the name that was asked for is that of another container, which is all that a name tells apart."""
+    """Return a hint if another container has the name that was asked for."""
     taken = _TAKEN.search(reason)
     if taken is None:
         return None
@@ -87,12 +87,12 @@ def _hint(engine: str, reason: str) -> str | None:
 
 
 def is_id(text: str) -> bool:
-    """Whether it is an id of a container, and not an option for instance."""
+    """Check that it is an id of a container, and not an option for instance."""
     return _ID.fullmatch(text) is not None
 
 
 def why(line: str) -> str:
-    """What an engine's program says is wrong, without what it puts in front."""
+    """Return the error that an engine's program printed, without its prefix."""
     return _PREFIX.sub("", line)
 
 
@@ -337,7 +337,10 @@ class ContainerRun:
         )
 
     def _out_of_memory(self, details: dict[str, Any], exit_code: int) -> str | None:
-        """What to say if it ended for want of memory. Podman doesn't always notice, and then only the signal tells."""
+        """Return the message if it ended for want of memory.
+
+        Podman doesn't always notice, and then only the signal tells.
+        """
         if (details.get("State") or {}).get("OOMKilled"):
             return "the engine ended it: out of memory"
         limit = (details.get("HostConfig") or {}).get("Memory")
@@ -353,7 +356,7 @@ class ContainerRun:
         return code
 
     def _await_end(self, code: int) -> tuple[dict[str, Any] | None, bool]:
-        """What the engine says of the container once that lives no more, as `inspect`; and whether all of its output
+        """Return what the engine says of the container once it has ended, as `inspect`; and whether all of its output
         was taken. None if the engine had no answer for too long, or while the job was to be killed.
 
         code: of the program, which is the container's own if it stayed to the end.

@@ -237,7 +237,7 @@ class ContainerEngine(ContainerProgram):
         return self._where
 
     def _environment(self, job: Job, facts: Facts) -> tuple[dict[str, str], tuple[PrivateFile, ...]]:
-        """What goes by the program's own environment, and what by a file."""
+        """Return the variables that go by the program's own environment, and those that go by a file."""
         env = dict(job.env)
         if facts.machine.uid != 0:  # a user that the image knows nothing of: no home, no name
             for name, value in (

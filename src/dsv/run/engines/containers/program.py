@@ -72,7 +72,7 @@ class ContainerProgram(ABC):
 
     @contextmanager
     def read_logs(self, container: str, follow: bool) -> Iterator[Iterator[bytes]]:
-        """What the engine keeps of a container's output, both streams together."""
+        """Read what the engine keeps of a container's output, both streams together."""
         program = subprocess.Popen(
             [self.name, "logs", *(("--follow",) if follow else ()), container],
             env=dict(self.environ),
@@ -90,7 +90,7 @@ class ContainerProgram(ABC):
                 program.wait()
 
     def inspect(self, container: str) -> dict[str, Any] | None:
-        """What the engine knows about a container: empty if it says that there is none of that id.
+        """Return what the engine knows about a container: empty if there is none of that id.
 
         None if it gave no answer, for instance because its daemon is down.
         """
@@ -128,7 +128,7 @@ def status_of(details: Mapping[str, Any]) -> JobStatus:
 
 
 def lives(details: Mapping[str, Any]) -> bool:
-    """Whether its command runs, or may go on."""
+    """Check that its command runs, or may continue."""
     state = details.get("State") or {}
     return bool(state.get("Running")) or state.get("Status") in ("paused", "restarting", "stopping")
 
@@ -138,7 +138,7 @@ def has_begun(details: Mapping[str, Any]) -> bool:
 
 
 def load_json(data: bytes) -> object:
-    """What the program answered; None if that is not JSON."""
+    """Decode the program's answer; None if it is not JSON."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

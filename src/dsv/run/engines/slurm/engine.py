@@ -306,12 +306,12 @@ class Slurm:
         return answer.text
 
     def _elsewhere(self, ref: JobRef) -> bool:
-        """Whether the job is another cluster's. An answer that is missing says nothing of that."""
+        """Check that the job is another cluster's. A missing answer does not tell."""
         answer = self._program.cluster()
         return answer.problem is None and answer.text != ref.where
 
     def _end(self, ref: JobRef, seconds: float) -> JobStatus | None:
-        """How the job ended within this time; None if it didn't."""
+        """Wait for the job's end for this time; None if it has not ended."""
         deadline = monotonic() + seconds
         while monotonic() < deadline:
             self._program.forget()

@@ -1,4 +1,4 @@
-"""How a job on Slurm ended, from the files in its folder and from what squeue still knows."""
+"""Tell how a job on Slurm ended, from the files in its folder and from what squeue still knows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FAILED: Final = re.compile(r"^srun: error: \S+: tasks? ([0-9]+)[^:\n]*: Exited 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a job left of its last attempt.
+    """The files that a job left of its last attempt.
 
     nodes: how many it had, which all have a part if all began; earlier: of the attempts before. end: its exit code,
     once it is over for good; stopped: who asked dsv to end it; late: the time of a command was over; log: what Slurm
@@ -55,7 +55,7 @@ class Left:
 
     @property
     def was_to_go_on(self) -> bool:
-        """Whether Slurm had ended the last attempt so as to begin another."""
+        """Check that Slurm ended the last attempt in order to start another."""
         told = self.end is None and _REQUEUED.search(last_attempt(self.log)) is not None
         return told and self.attempt <= self.retries
 
@@ -119,13 +119,13 @@ def _last_written(folder: Path) -> int | None:
 
 
 def _first_to_fail(folder: Path) -> str:
-    """What the node wrote that srun names first; the others were ended because of that, and may say so."""
+    """Read what the node wrote that srun names first; the others were ended because of that, and may say so."""
     named = _FAILED.search(last_attempt(_text(folder / "slurm.log")))
     return "".join(map(_text, sorted(folder.glob(f"err.{'*' if named is None else named[1]}"))))
 
 
 def nodes_of(folder: Path) -> int:
-    """How many nodes the job was to have, as its script says."""
+    """Read the number of the job's nodes from its script."""
     return _number_in(folder, r"^#SBATCH --nodes=([0-9]+)$", 1)
 
 
@@ -181,7 +181,7 @@ def _part(path: Path) -> RunPart | None:
 
 
 def _is_late(folder: Path, part: RunPart) -> bool:
-    """Whether the time of its command was over, so that the script told it to end."""
+    """Check that the script ended the command because its time was over."""
     return os.path.lexists(folder / f"late.{part.attempt}.{part.node}")
 
 
@@ -221,13 +221,13 @@ _CAUSES: Final = (
     (EndCause.OUT_OF_MEMORY, {"OUT_OF_MEMORY"}, re.compile("Out Of Memory|oom-kill event")),
     (EndCause.CANCELLED, {"CANCELLED", "REVOKED"}, re.compile(r"CANCELLED AT \S+ \*\*\*")),
 )
-"""What Slurm calls each cause: the state of the job, and what it writes to the job's log."""
+"""Slurm's words for each cause: the state of the job, and what it writes to the job's log."""
 _CUT_SHORT: Final[dict[EndCause | None, int]] = {
     EndCause.TIME_LIMIT: TIMED_OUT,
     EndCause.PREEMPTED: 143,
     EndCause.NODE_LOST: _KILLED,
 }
-"""What the exit code is then, if the command called it a success, or could not say a code any more."""
+"""The exit code in that case, if the command called it a success, or could not say a code any more."""
 _SAID: Final = {
     EndCause.PREEMPTED: "Slurm gave its place to a job that is more important",
     EndCause.TIME_LIMIT: "its time was over",
@@ -238,8 +238,8 @@ _SAID: Final = {
 
 
 def is_late(job: Queued | None, left: Left) -> bool:
-    """Whether the script has ended, as Slurm says, and this machine does not see all yet that it left: what a file
-    server told of a folder may be believed for a minute."""
+    """Check that the script has ended, as Slurm says, and that this machine does not see all yet that it left: what a
+    file server told of a folder may be believed for a minute."""
     if job is None or job.state not in ("COMPLETED", "FAILED") or job.was_killed:
         return False
     return left.end is None or (left.end == 0 and not left.succeeded)
@@ -272,7 +272,7 @@ def _with_end(part: RunPart, cause: EndCause, written_ms: int | None) -> RunPart
 
 
 def left_here(left: Left) -> Ended | None:
-    """How the job ended, told on its own node while Slurm still has it: None if that can't be told there."""
+    """Return how the job ended, on its own node while Slurm still has it; None if that can't be told there."""
     done = None if left.end is None else ended(None, left, settled=True)
     return done if done is not None and done.seen else None
 
@@ -333,7 +333,8 @@ def _killed(job: Queued, left: Left) -> Ended:
 
 
 def _was_not_run(job: Queued, left: Left) -> bool:
-    """Whether Slurm had given nodes to the job, and its batch script, which writes to the log first, did not run."""
+    """Check that Slurm had given nodes to the job, and that its batch script, which writes to the log first, did not
+    run."""
     ran = left.begun or left.end is not None or left.stopped is not None or bool(left.log)
     return job.state == "CANCELLED" and bool(job.nodes) and not ran
 
@@ -360,7 +361,10 @@ def _untold(left: Left) -> Ended:
 
 
 def _why_not_begun(job: Queued | None) -> str | None:
-    """What Slurm says of a job that ended before it began. Of one that was cancelled it says why it waited before."""
+    """Return what Slurm says of a job that ended before it began.
+
+    Of one that was cancelled it says why it waited before.
+    """
     if job is None:
         return None
     return "it was cancelled before it began" if job.state == "CANCELLED" else job.reason

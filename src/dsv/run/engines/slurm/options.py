@@ -1,4 +1,4 @@
-"""What a pool says of its Slurm: the table [pools.NAME.slurm] of the configuration."""
+"""The settings of a pool on Slurm: the table [pools.NAME.slurm] of the configuration."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class Queued:
 
     @property
     def waits(self) -> bool:
-        """Whether Slurm is to begin it, for the first time or again."""
+        """Check that Slurm is to start it, for the first time or again."""
         return self.state in _QUEUED
 
     @property
@@ -189,7 +189,7 @@ class Queued:
 
     @property
     def was_killed(self) -> bool:
-        """Whether its batch script ended in another way than by itself, or could not be started."""
+        """Check that its batch script did not end by itself, or could not be started."""
         return self.reason == "JobLaunchFailure"
 
     @property
@@ -222,7 +222,7 @@ class Queued:
 
 
 def read_queue(text: str) -> dict[str, Queued]:
-    """What squeue printed, by the number of the job."""
+    """Parse what squeue printed, by the number of the job."""
     found = {}
     for line in text.splitlines():
         fields = line.split("|", 4)
@@ -242,7 +242,7 @@ def job_folder(ref: JobRef) -> Path:
 
 
 def words(text: str) -> str:
-    """What one of the programs says of a failure, in one line."""
+    """Return a program's message about a failure, in one line."""
     lines = [re.sub(r"^\w+: (?:error|fatal): ", "", line.strip()) for line in text.splitlines()]
     said = [line for line in lines if line]
     return "; ".join(dict.fromkeys(said)) or "no word"
@@ -250,14 +250,14 @@ def words(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a program printed. problem: its own words if it failed, None if it didn't."""
+    """The output of a program. problem: its message if it failed, else None."""
 
     text: str = ""
     problem: str | None = None
 
     @property
     def is_away(self) -> bool:
-        """Whether the controller gave no answer at all."""
+        """Check that the controller gave no answer at all."""
         return self.problem is not None and any(each in self.problem for each in _AWAY)
 
 
@@ -335,7 +335,10 @@ class SlurmProgram:
         return read_queue(answer.text).get(number), answer
 
     def restarts(self, number: str) -> int | None:
-        """How often Slurm has queued a job again. None if it doesn't know the job any more, or gives no answer."""
+        """Return how often Slurm has queued a job again.
+
+        None if it doesn't know the job any more, or gives no answer.
+        """
         said = self.call("scontrol", "--oneliner", "show", "job", number).text
         found = re.search(r" Restarts=([0-9]{1,6}) ", said)
         return None if found is None else int(found[1])
@@ -344,13 +347,13 @@ class SlurmProgram:
         return self.call("squeue", "--noheader", "--states=all", f"--format={_FORMAT}", which)
 
     def forget(self) -> None:
-        """What was asked before has changed since."""
+        """Forget earlier answers: the queue has changed."""
         _shared(self.environ).since = monotonic()
 
 
 @dataclass(slots=True)
 class _Shared:
-    """What this process knows of one queue. asked: when; since: an older answer is of no use."""
+    """One queue as this process knows it. asked: when; since: an older answer is of no use."""
 
     file: Path | None
     lock: Lock = field(default_factory=Lock)

@@ -171,7 +171,7 @@ class Follower:
     _begun: dict[str, bytes] = field(default_factory=dict)
 
     def step(self, *, last: bool = False) -> int:
-        """How many bytes there were. last: the job is over, so that half a line is a line."""
+        """Read what is new, and return the number of bytes. last: the job is over, so that half a line is a line."""
         total = 0
         for path in sorted(self.folder.glob(f"{self.stream}.*")):
             while data := self._piece(path):
@@ -222,7 +222,7 @@ def _look_afresh(folder: Path) -> None:
 
 
 def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]]:
-    """What the job has written, stdout and stderr together; with `follow` until its end."""
+    """Read what the job has written, stdout and stderr together; with `follow` until its end."""
 
     def collect(writer: int, stop: Event) -> None:
         streams = [Follower(job_folder(ref), stream, writer) for stream in ("out", "err")]

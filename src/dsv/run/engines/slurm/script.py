@@ -213,11 +213,11 @@ MEETING: Final = (
     "PET_MASTER_ADDR",
     "PET_MASTER_PORT",
 )
-"""What the script tells each of several nodes."""
+"""The variables that the script passes to each of several nodes."""
 GRACE: Final = 30
 """Seconds that a command has to end once its time is over; as long as Slurm itself gives it in most places."""
 STAGE_SECONDS: Final = 1800
-"""What Slurm's time limit has room for besides the command's own time and its grace, if the pool says nothing."""
+"""Seconds of Slurm's time limit besides the command's own time and its grace, if the pool says nothing."""
 CLOSE_SECONDS: Final = 120
 """Seconds for the last step of the job, which completes the record of the run, if it sends no output to the store."""
 _HUNG: Final = 30
@@ -327,7 +327,7 @@ def sbatch_options(batch: Batch) -> list[str]:
 
 
 def _task(batch: Batch) -> str:
-    """What each node runs; srun gets it as one argument."""
+    """Return the script of each node; srun gets it as one argument."""
     command = shlex.join(batch.command)
     text = TASK.format(
         end=_delimiter(batch),
@@ -377,7 +377,7 @@ def _exports(batch: Batch) -> str:
 
 
 def _waits(batch: Batch) -> bool:
-    """Whether a node with its data waits for others that may not have theirs."""
+    """Check that a node with its data waits for others that may not have theirs."""
     return batch.nodes > 1 and bool(batch.hold)
 
 

@@ -52,7 +52,7 @@ FOR_CLI_ONLY = {"print", "input", "exit", "quit", "breakpoint", "os._exit"} | {
 }
 # Processes of their own, that others start and talk to by pipes.
 PROGRAMS = {
-    PACKAGE / "store/races.py",
+    PACKAGE / "store/probe.py",
     PACKAGE / "fs/sync_process.py",
     PACKAGE / "cache/fill/helper_process.py",
     PACKAGE / "cache/hold.py",

@@ -10,12 +10,12 @@ import pytest
 from dsv.api.cache import CacheItem, cache, evict
 from dsv.errors import DsvError
 from dsv.store.base import Store
-from dsv.store.faulty import Crash, Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
 from dsv.store.retry import Retrying
 from dsv.values.names import Target
 from tests.exhaustive import some
 from tests.kit.people import Files, Person, every_store_is, read_folder
+from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
 
 RNG = random.Random(11)
 FIRST: Files = {

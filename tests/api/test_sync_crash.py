@@ -19,7 +19,6 @@ from dsv.format import keys
 from dsv.repo.repository import Repository
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.directory import DirectoryStore
-from dsv.store.faulty import Crash, Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
 from dsv.store.probe import prove, prove_data
 from dsv.store.retry import Retrying
@@ -27,6 +26,7 @@ from dsv.store.split import SplitStore
 from dsv.values.names import MAIN
 from tests.exhaustive import some
 from tests.kit.people import SCANS, Files, Person, every_store_is, read_commit
+from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
 
 RNG = random.Random(7)
 BEFORE: Files = {"a/one": b"1", "a/two.sh": b"2", "old": RNG.randbytes(2 << 20)}

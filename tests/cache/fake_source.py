@@ -24,8 +24,7 @@ from dsv.format.locator import Location
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.segment import Segment
 from dsv.format.tree import Child, Cutter, Entry, Kind
-from dsv.repo.tree.nodes import Leaf
-from dsv.repo.tree.read import LocatedSegment
+from dsv.repo.tree.read import Leaf, LocatedSegment
 from dsv.transfer.download import Wanted
 from dsv.values.ids import ChunkId, CommitId, FileId, RecipeId, SegmentId, StoreId
 from dsv.values.paths import sort_key

@@ -9,12 +9,12 @@ from dsv.repo.move_refs import NamesMove, Stamp
 from dsv.repo.refs.branches import LostRace, Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
-from dsv.store.faulty import Fault, Faulty
 from dsv.store.memory import MemoryStore
 from dsv.store.retry import Retrying
 from dsv.store.split import SplitStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
+from tests.store.faulty import Fault, Faulty
 
 PETS = DatasetName.parse("pets")
 SIDE = BranchName.parse("side")

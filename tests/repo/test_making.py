@@ -12,10 +12,10 @@ from dsv.errors import Conflict
 from dsv.format import keys
 from dsv.repo.repository import Repository
 from dsv.store.base import Bytes, Put, Store
-from dsv.store.faulty import Crash, Fault, Faulty, Kind
 from dsv.store.memory import MemoryStore
 from dsv.store.split import SplitStore
 from dsv.store.wrappers import Wrapper
+from tests.store.faulty import Crash, Fault, Faulty, Kind
 
 MAKERS = 8
 

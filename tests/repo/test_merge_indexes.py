@@ -23,11 +23,11 @@ from dsv.repo.objects import indexes as remote_module
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.base import Bytes, Put, Store
-from dsv.store.faulty import Crash, Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
 from dsv.store.wrappers import Counting, Wrapper
 from dsv.values.ids import ChunkId, CommitId, Id, IndexId, PackId
 from tests.kit.repositories import WRITER, commit, condemn, create, packs, read
+from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
 
 
 class Clocked(MemoryStore):

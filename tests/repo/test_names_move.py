@@ -24,10 +24,10 @@ from dsv.repo.move_refs import NamesMove, Stamp
 from dsv.repo.refs.branches import Moved
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.faulty import Crash, Fault, Kind
 from dsv.values.ids import Nonce, SessionId
 from dsv.values.names import MAIN, DatasetName, TagName
 from tests.repo.moving_world import PETS, WRITER, World, commit, entry, move, run, tag
+from tests.store.faulty import Crash, Fault, Kind
 
 
 def calls_of_a_move(split: bool) -> int:

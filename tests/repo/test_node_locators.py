@@ -15,7 +15,7 @@ from dsv.format import tree as model_tree
 from dsv.format.index import Index, IndexBuilder
 from dsv.format.records import FormatEntry
 from dsv.repo.format_log import NAMED_RECORDS, features, make_layout
-from dsv.repo.path_history import PathHistory
+from dsv.repo.history import PathHistory
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree import write

@@ -10,7 +10,6 @@ from itertools import count
 from pathlib import Path
 
 from dsv.repo.repository import Repository
-from dsv.store.faulty import Crash, Fault, Faulty, Kind
 from dsv.store.open import open_raw
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
@@ -18,6 +17,7 @@ from dsv.store.split import SplitStore
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN
 from tests.kit.people import SCANS, Files, Person, every_store_is, read_commit
+from tests.store.faulty import Crash, Fault, Faulty, Kind
 
 WithFaults = Callable[[SplitStore, int], tuple[SplitStore, Faulty]]
 

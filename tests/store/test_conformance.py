@@ -12,7 +12,6 @@ import pytest
 
 import dsv.store
 from dsv.store.directory import DirectoryStore
-from dsv.store.faulty import Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
 from dsv.store.open import SCHEMES, open_raw, open_store
 from dsv.store.options import StoreOptions
@@ -22,6 +21,7 @@ from dsv.store.wrappers import Counting, Wrapper
 from tests.store.azure import Azurite, OutsideAzure
 from tests.store.buckets import Bucket
 from tests.store.conformance import ANSWERS, SharedStoreConformance, StoreConformance, Subject, subjects
+from tests.store.faulty import Fault, Faulty, Kind, Operation
 from tests.store.outside import OutsideDirectory, OutsideMemory, OutsideS3
 from tests.store.servers_on_moto import TOKEN
 

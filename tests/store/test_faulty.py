@@ -9,8 +9,8 @@ import pytest
 
 from dsv.errors import IntegrityError
 from dsv.store.base import Busy, NoAnswer, Put, Store
-from dsv.store.faulty import Crash, Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
+from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
 
 CALLS: dict[Operation, Callable[[Store], object]] = {
     Operation.GET: lambda store: store.get("there"),

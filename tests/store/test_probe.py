@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import Denied, NotFound, Unreachable
-from dsv.store import races
+from dsv.store import probe
 from dsv.store.base import Bytes, Item, Put
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
@@ -175,8 +175,8 @@ def test_a_server_that_answers_ranges_with_the_whole(lax_bucket: Bucket) -> None
 
 
 def test_a_race_whose_processes_hang_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(races, "_SECONDS", 0.0)
+    monkeypatch.setattr(probe, "_SECONDS", 0.0)
     with closing(DirectoryStore(tmp_path)) as store:
         with pytest.raises(Unreachable, match=r"the test of .* took more than 0 s"):
-            races.race(store, StoreOptions(), keys=1)
+            probe.race(store, StoreOptions(), keys=1)
         assert list(store.list("")) == []

@@ -20,10 +20,10 @@ from dsv.errors import (
     Unreachable,
 )
 from dsv.store.base import LARGEST, Busy, Bytes, Item, NoAnswer, Put, Store
-from dsv.store.faulty import Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
 from dsv.store.retry import Retrying, RetryPolicy
 from dsv.store.wrappers import Wrapper
+from tests.store.faulty import Fault, Faulty, Kind, Operation
 
 
 @dataclass

@@ -12,14 +12,14 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader
 from dsv.store.base import Store
-from dsv.store.faulty import Fault, Faulty, Operation
-from dsv.store.faulty import Kind as FaultKind
 from dsv.store.memory import MemoryStore
 from dsv.store.wrappers import Counting
 from dsv.transfer.download import Donor, Fetcher, Wanted, donor_chunks
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import FileId, RecipeId
 from tests.kit.repositories import WRITER, commit, create, read, store_content
+from tests.store.faulty import Fault, Faulty, Operation
+from tests.store.faulty import Kind as FaultKind
 
 
 def random_files(count: int, size: int) -> dict[str, bytes | None]:

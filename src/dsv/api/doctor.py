@@ -30,8 +30,7 @@ from dsv.run.engine_list import ENGINES, engine_of
 from dsv.run.engines.base import NoEngine
 from dsv.store.base import Store
 from dsv.store.options import StoreOptions
-from dsv.store.probe import Proof, prove, prove_data
-from dsv.store.races import KEYS, PROCESSES, THREADS, race
+from dsv.store.probe import KEYS, PROCESSES, THREADS, Proof, prove, prove_data, race
 from dsv.store.split import split_of
 from dsv.store.wrappers import Counting
 from dsv.values.units import format_bytes

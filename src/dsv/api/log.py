@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from dsv.diff.renames import Difference, Found
     from dsv.format.records import RefEntry, TagValue
     from dsv.format.tree import Entry
+    from dsv.repo.history import PathHistory
     from dsv.repo.objects.objects import Objects
-    from dsv.repo.path_history import PathHistory
     from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
     from dsv.values.names import BranchName, DatasetName, TagName
@@ -102,7 +102,7 @@ def follow(objects: Objects, start: CommitId, path: bytes) -> Iterator[Step]:
     At a merge that took the file from one parent, that parent is followed, else the first one that has it. Raises
     `NotFound` if the commit has no such file.
     """
-    from dsv.repo.path_history import PathHistory
+    from dsv.repo.history import PathHistory
     from dsv.repo.tree.read import TreeReader
 
     entry = TreeReader(objects, start).entry(path)
@@ -299,7 +299,7 @@ def _chosen(
         for commit_id, commit in walked:
             yield commit_id, commit, query.fits(commit)
         return
-    from dsv.repo.path_history import PathHistory
+    from dsv.repo.history import PathHistory
 
     scope = PathSet.of(query.paths)
     looked = PathHistory(repository.objects, scope)

@@ -16,7 +16,7 @@ from dsv.format.recipe import SINGLE_CHUNK_MAX, FileCutter, Recipe, build_recipe
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Node
 from dsv.repo.session import Session
-from dsv.repo.tree.nodes import Part
+from dsv.repo.tree.read import Part
 from dsv.store.base import Bytes
 from dsv.transfer.packing import Memory, PackStream, Row, SealedPack, Sender
 from dsv.values.ids import EMPTY_FILE, ChunkId, FileId, Id, NodeId, PackId, RecipeId, SegmentId

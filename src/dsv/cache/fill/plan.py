@@ -33,7 +33,7 @@ from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, NotFound
 from dsv.format.tree import Kind
 from dsv.fs import system
-from dsv.repo.tree.nodes import Leaf
+from dsv.repo.tree.read import Leaf
 from dsv.values.paths import PathSet, fold_clashes, show
 
 

@@ -19,8 +19,7 @@ from dsv.errors import IntegrityError
 from dsv.format.locator import Location
 from dsv.format.tree import Entry
 from dsv.repo.repository import Repository
-from dsv.repo.tree.nodes import Leaf
-from dsv.repo.tree.read import LocatedSegment, TreeReader
+from dsv.repo.tree.read import Leaf, LocatedSegment, TreeReader
 from dsv.transfer.download import READ_AHEAD, Donor, Fetcher, Wanted, donor_chunks
 from dsv.values.ids import ChunkId, CommitId, RecipeId
 from dsv.values.names import DatasetName

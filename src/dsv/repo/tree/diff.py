@@ -14,8 +14,7 @@ from dsv.values.paths import WHOLE, sort_key
 
 if TYPE_CHECKING:
     from dsv.format.segment import Segment
-    from dsv.repo.tree.nodes import Leaf
-    from dsv.repo.tree.read import LocatedSegment, TreeReader
+    from dsv.repo.tree.read import Leaf, LocatedSegment, TreeReader
     from dsv.values.ids import Id
     from dsv.values.paths import Scope
 

@@ -17,8 +17,7 @@ from dsv.repo.objects.objects import checked
 from dsv.repo.objects.ranges import RangeReader, spans
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.tree.nodes import Part
-from dsv.repo.tree.read import LocatedSegment, Reached, TreeReader, reach_tree
+from dsv.repo.tree.read import LocatedSegment, Part, Reached, TreeReader, reach_tree
 from dsv.transfer.download import SPAN
 from dsv.transfer.file_reader import Problem
 from dsv.transfer.save import save_file

@@ -16,6 +16,10 @@ _SHARED = {
     "nfs_hosts, which stay up": re.compile(r"tests/nfs/"),
     "nfs_hosts": re.compile(r"tests/(labs/|\w+/test_nfs)"),
 }
+# Each of these takes minutes on a busy machine: begun last, one of them would go on alone.
+_LONG = re.compile(
+    r"tests/(real/|cli/test_demo|store/test_(names_moving|winners_that_change|names_elsewhere|policies))"
+)
 EXCLUSIVE = {
     "nfs_hosts": "test_nfs*.py",
     "slurm_nodes": "test_slurm*.py",
@@ -48,8 +52,15 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         return crashed
 
     def schedule(self) -> None:
-        """As the base does; a worker that takes the place of another begins even if there is only one unit for it."""
+        """As the base does, but long tests come first, after those that share hosts or a cluster.
+
+        A worker that takes the place of another begins even if there is only one unit for it.
+        """
         replaces = self.collection is not None
         super().schedule()
+        first = [scope for scope in self.workqueue if scope in _SHARED]
+        first += [scope for scope in self.workqueue if _LONG.match(scope)]
+        for scope in reversed(first):
+            self.workqueue.move_to_end(scope, last=False)
         for node in self.nodes if replaces else ():
             self._reschedule(node)  # a worker runs a test when it knows the next one, or that there is none

@@ -98,7 +98,7 @@ def test_an_engine_is_chosen_by_what_it_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("engine", ["docker", "podman"])
+@pytest.mark.parametrize("engine", ["docker", pytest.param("podman", marks=pytest.mark.exhaustive)])
 def test_the_tour_in_real_containers(visitor: Dsv, engine: str, request: pytest.FixtureRequest) -> None:
     lab = request.getfixturevalue("docker_engine" if engine == "docker" else "podman")
     result = visitor.at(visitor.cwd, **lab.env).process("demo", "--engine", engine)

@@ -18,7 +18,7 @@ from tests.real.documents import document
 EXAMPLE = Path(__file__).parents[2] / "examples/digits"
 
 
-@pytest.fixture(params=["docker_engine", "podman"])
+@pytest.fixture(params=["docker_engine", pytest.param("podman", marks=pytest.mark.exhaustive)])
 def engine(request: pytest.FixtureRequest) -> ContainerEngine:
     chosen = request.getfixturevalue(request.param)
     assert isinstance(chosen, ContainerEngine)

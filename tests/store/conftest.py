@@ -111,9 +111,9 @@ def world(ceph_s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ceph_s3.remove_bucket(bucket)
 
 
-@pytest.fixture(params=["ignores", "501", "honours"])
+@pytest.fixture(params=["ignores", "501", pytest.param("honours", marks=pytest.mark.exhaustive)])
 def kept(request: pytest.FixtureRequest, world: World) -> World:
-    """The same with a server of each kind."""
+    """The same with a server of each kind; most tests of `world` have one that honours conditions."""
     world.does.ignores_condition = request.param == "ignores"
     world.does.condition_answer = 501 if request.param == "501" else None
     return world

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.cache import Stager, cache, cached, evict, hold, release
+from dsv.api.cache import Stager, cache
+from dsv.api.cached import cached
+from dsv.api.evict import evict
+from dsv.api.holds import hold, release
 from dsv.api.tags import delete_tag, tag
 from dsv.cache.layout import FILE_TIME
 from dsv.cache.root import CacheRoot

@@ -11,7 +11,7 @@ import pytest
 
 import dsv
 from dsv.api import environment
-from dsv.api.cache_stage import cache
+from dsv.api.cache import cache
 from dsv.api.init import init
 from dsv.api.ls_cat import resolve
 from dsv.api.settings import BUILT_IN

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from dsv.api import cache_targets
-from dsv.api.cache import cache, evict
+from dsv.api.cache import cache
 from dsv.api.cache_targets import nearby_caches as find_caches
 from dsv.api.clone import Cloned, clone
+from dsv.api.evict import evict
 from dsv.api.pull import pull
 from dsv.api.restore import restore
 from dsv.api.rollback import rollback

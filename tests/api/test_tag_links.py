@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.cache import cache, cached, evict
+from dsv.api.cache import cache
+from dsv.api.cached import cached
+from dsv.api.evict import evict
 from dsv.api.tags import tag as make_tag
 from dsv.cache.claims.intents import Fired, Intent
 from dsv.cache.layout import Place

@@ -223,7 +223,7 @@ def test_what_its_killed_supervisor_could_not_end_is_ended_by_stop(here: Dsv) ->
 
 STAGES_FOR_EVER = """
 import threading
-from dsv.api.cache_stage import Stager
+from dsv.api.cache import Stager
 from dsv.cli.detach import main
 Stager.stage = lambda *_: threading.Event().wait()
 main()

@@ -1,33 +1,230 @@
-"""The cache from outside: making commits appear, claiming them, letting them go."""
+"""Make commits appear in a cache, under a claim: for `cache`, `with` and `run`.
+
+The modules that fill are imported only for a fill: a hit takes less time than importing them.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
 
-from dsv.api.cache_stage import CacheItem, NoLease, Stager, cache
-from dsv.api.cached import CachedReport, cached
-from dsv.api.context import Context
-from dsv.api.holds import HoldItem, hold, opened_cache, release
+from dsv.api.cache_targets import Targets
+from dsv.cache.claims.claims import read_claims
+from dsv.cache.claims.leases import Lease
 from dsv.cache.disk import explain
-from dsv.cache.evict import evict as _evict
-from dsv.cache.evict.cleanup import Stuck
-from dsv.cache.evict.policy import Due, EvictionRequest
-from dsv.cache.layout import Place
+from dsv.cache.fill.request import FillRequest, FillResult
+from dsv.cache.record import lookup
 from dsv.cache.root import CacheRoot
-from dsv.cache.settings import Amount, Limits, check_writable, load_settings
-from dsv.errors import Conflict, DsvError, NotFound, UsageError
-from dsv.fs.errors import about
-from dsv.fs.files import replace_link
-from dsv.values.ids import CommitId
-from dsv.values.names import DatasetName, Target
-from dsv.values.units import format_bytes, format_count
+from dsv.cache.settings import load_settings, prepare_cache
+from dsv.errors import Conflict, Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported, UsageError
+from dsv.run.staged import Staged
+from dsv.values.names import Target
+
+if TYPE_CHECKING:
+    from dsv.api.cache_targets import Found
+    from dsv.api.context import Context
+    from dsv.api.settings import Settings, StoreChoice
+    from dsv.cache.claims.claims import LeaseRecord
+    from dsv.cache.layout import Place
+    from dsv.run.record import RunId
+    from dsv.store.options import StoreOptions
+
+_TRIES = 5
+_CLAIM_ROOM = (1 << 20, 16)  # bytes and files to make room for if not even a claim has any
+
+
+class NoLease:
+    """Stands for a lease if the commit is held without an end, and the caller may not write to the cache."""
+
+    def __init__(self) -> None:
+        self.lost = threading.Event()
+        self.reason = ""
+
+    def release(self) -> None:
+        """Do nothing: there is no lease."""
+
+
+class Stager:
+    """Stages targets into one cache; `close` it at the end.
+
+    jobs: processes on this host; None for as many as suit it.
+    """
+
+    def __init__(
+        self, context: Context, root: CacheRoot, *, offline: bool = False, jobs: int | None = None
+    ) -> None:
+        self.root = root
+        self.targets = Targets(context, root, offline=offline)
+        self._context = context
+        self._offline = offline
+        self._jobs = jobs
+
+    @property
+    def settings(self) -> Settings:
+        return self._context.settings
+
+    def store_options(self, store: StoreChoice) -> StoreOptions:
+        return self._context.store_options(store)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.targets.__exit__()
+
+    def cache(self, target: Target, *, hold: float | None = None, job: str | None = None) -> Staged:
+        """Make the target appear; `hold` keeps it for so many seconds, for this user (and batch job)."""
+        started = time.monotonic()
+        found = self.targets.find(target)
+        try:
+            with Claim(self.root, found, "stage", optional=hold is None) as claim:
+                result = self._fill(found, claim)
+                held = None if hold is None else self._hold(found.place, hold, job)
+                may_go = None if hold is not None else self._may_go(found)
+        except OSError as error:
+            raise explain(error, self.root.path) from error
+        staged = _staged(found, result, started)
+        if held is None:
+            return replace(staged, may_go=may_go)
+        return replace(staged, hold=held.owner.id, held_until=held.until)
+
+    def locate(self, target: Target) -> Staged:
+        """Return where the target is or would be; fetch no files."""
+        found = self.targets.find(target)
+        try:
+            there = lookup(self.root, found.place)
+        except OSError as error:
+            raise explain(error, self.root.path) from error
+        path = self.root.visible(found.place)
+        if there is not None:
+            record = there.record
+            return Staged(path, found.dataset, found.commit, record.files, record.bytes, hit=True)
+        if self._offline:
+            raise self._not_there(found)
+        commit = self.targets.repository.objects.commit(found.commit)
+        return Staged(path, found.dataset, found.commit, commit.files, commit.bytes, hit=False)
+
+    def stage(self, target: Target, run: RunId | None) -> tuple[Staged, Lease | NoLease]:
+        """Make the target appear, under a lease of the run that renews itself until it is released.
+
+        Without a run the lease is this process's own, and ends with it for others on this host.
+        """
+        started = time.monotonic()
+        found = self.targets.find(target)
+        purpose: Literal["stage", "run"] = "stage" if run is None else "run"
+        claim = Claim(self.root, found, purpose, run=run, optional=self._is_held(found.place))
+        try:
+            with claim:
+                result = self._fill(found, claim)
+                lease = claim.keep()
+        except OSError as error:
+            raise explain(error, self.root.path) from error
+        return _staged(found, result, started), lease or NoLease()
+
+    def _fill(self, found: Found, claim: Claim) -> FillResult:
+        """Fill if need be. With a claim that stands, the commit stays from the moment it is seen."""
+        if claim.stands:
+            self.targets.bind(found)
+            self.targets.remember(found)
+        for _ in range(_TRIES):
+            there = lookup(self.root, found.place, fresh=self._offline and claim.stands)
+            if there is None and self._offline:
+                raise self._not_there(found)
+            result = self._make(found) if there is None else FillResult.of(there)
+            if claim.confirm():
+                if claim.stands:
+                    self.targets.show_tags(found, filled=there is None)
+                return result
+        raise Unreachable(
+            f"{found.place} is repeatedly evicted from {self.root.path}", subject=str(found.place)
+        )
+
+    def _make(self, found: Found) -> FillResult:
+        from dsv.cache.evict.ensure_room import RoomMaker
+        from dsv.cache.fill.fill import fill
+
+        return fill(
+            self.root,
+            FillRequest(found.place.dataset, found.commit, found.store, found.selection),
+            self.targets.source(),
+            ensure_room=RoomMaker(self.root, found.dataset),
+            jobs=self._jobs,
+            progress=self._context.progress,
+            helper=self.targets.helper(),
+        )
+
+    def _hold(self, place: Place, seconds: float, job: str | None) -> LeaseRecord:
+        return Lease.take(self.root, place, "hold", ttl=seconds, job=job).record
+
+    def _may_go(self, found: Found) -> float | None:
+        settings = load_settings(self.root)
+        if settings.is_protected(found.dataset) or self._is_held(found.place):
+            return None
+        unused_for = settings.unused_for(found.dataset)
+        return None if unused_for is None else time.time() + unused_for
+
+    def _is_held(self, place: Place) -> bool:
+        try:
+            return any(pin.until is None for pin in read_claims(self.root, place).pins)
+        except OSError:
+            return False
+
+    def _not_there(self, found: Found) -> NotFound:
+        return NotFound(
+            f"{found.place} is not in the cache {self.root.path}",
+            subject=str(found.place),
+            hint="leave out --offline to fetch it",
+        )
+
+
+def _staged(found: Found, result: FillResult, started: float) -> Staged:
+    return Staged(
+        path=result.path,
+        dataset=found.dataset,
+        commit=found.commit,
+        files=result.files,
+        bytes=result.bytes,
+        hit=result.hit,
+        seconds=time.monotonic() - started,
+        fetched_bytes=result.fetched_bytes,
+        linked_files=result.linked_files,
+    )
+
+
+def cache(
+    context: Context,
+    folder: Path,
+    targets: Sequence[Target],
+    *,
+    hold: float | None = None,
+    job: str | None = None,
+    offline: bool = False,
+    jobs: int | None = None,
+) -> list[Staged]:
+    """Make every target appear below `folder`, in the order given.
+
+    hold: seconds for which this user keeps them, whatever becomes of this process. job: the batch job that wants it.
+    offline: the store is not asked. jobs: processes on this host that fill. Raises what `Stager.cache`
+    raises, and `UsageError` for no target.
+    """
+    if not targets:
+        raise UsageError("no target given", hint="dsv cache DATASET@REV")
+    if hold is not None and hold <= 0:
+        raise UsageError("the hold must be longer than 0 seconds", hint="--hold 3d")
+    with Stager(context, CacheRoot(folder), offline=offline, jobs=jobs) as stager:
+        return [stager.cache(target, hold=hold, job=job) for target in targets]
 
 
 def check_link(link: Path) -> None:
-    """Whether a symlink can be made there, before anything is fetched for it. Raises `Conflict`, `NotFound`."""
+    """Check that a symlink can be made there, before anything is fetched for it. Raises `Conflict`, `NotFound`."""
     if not link.parent.is_dir():
         raise NotFound(
             f"there is no folder {link.parent} for the link",
@@ -39,7 +236,10 @@ def check_link(link: Path) -> None:
 
 
 def make_link(link: Path, target: Path) -> None:
-    """Makes the symlink, or replaces the one that is there in one step. Raises `Conflict` for anything else there."""
+    """Make the symlink, or replace the one that is there in one step. Raises `Conflict` for anything else there."""
+    from dsv.fs.errors import about
+    from dsv.fs.files import replace_link
+
     with about(link):
         try:
             replace_link(link, str(target))
@@ -55,195 +255,68 @@ def _taken(link: Path) -> Conflict:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class EvictedItem:
-    """A commit that was evicted, or would be. bytes, files: of its content. freed_bytes: room that is free now.
+class Claim:
+    """A lease for as long as a block lasts, unless `keep` takes it out.
 
-    foreign: files in it that no fill had put there; foreign_paths: some of them.
+    optional: if the cache may not be written to, or is full, what is cached already may be used without one.
     """
 
-    path: Path
-    dataset: DatasetName
-    commit: CommitId
-    bytes: int
-    files: int
-    freed_bytes: int
-    reason: str
-    foreign: int = 0
-    foreign_paths: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class KeptItem:
-    path: Path
-    dataset: DatasetName
-    commit: CommitId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class FailedItem:
-    """A commit that was to go. half_removed: it is out of sight, and the rest goes with the next evict."""
-
-    path: Path
-    dataset: DatasetName
-    commit: CommitId
-    error: DsvError
-    half_removed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StuckItem:
-    """What an earlier eviction left in the trash, and this one could not delete either. of: its commit;
-    None if that isn't known. bytes, files: room on disk that it takes.
-    """
-
-    path: Path
-    of: str | None
-    bytes: int
-    files: int
-    error: DsvError
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionReport:
-    """exceeded: the limits that do not hold even now; `exit_code` is 7 then, and that of the first error if
-    something failed. freed_bytes: with what killed processes had left."""
-
-    evicted: tuple[EvictedItem, ...]
-    kept: tuple[KeptItem, ...]
-    freed_bytes: int
-    exceeded: tuple[str, ...]
-    dry_run: bool
-    failed: tuple[FailedItem, ...] = ()
-    stuck: tuple[StuckItem, ...] = ()
+    def __init__(
+        self,
+        root: CacheRoot,
+        found: Found,
+        purpose: Literal["stage", "run"],
+        *,
+        run: str | None = None,
+        optional: bool,
+    ) -> None:
+        self._root = root
+        self._found = found
+        self._purpose: Literal["stage", "run"] = purpose
+        self._run = run
+        self._optional = optional
+        self._lease: Lease | None = None
 
     @property
-    def exit_code(self) -> int:
-        errors = [failed.error for failed in self.failed] + [stuck.error for stuck in self.stuck]
-        if errors:
-            return errors[0].exit_code
-        return 7 if self.exceeded else 0
+    def stands(self) -> bool:
+        return self._lease is not None
 
+    def confirm(self) -> bool:
+        return self._lease is None or self._lease.confirm()
 
-def evict(
-    context: Context,
-    folder: Path,
-    targets: Sequence[Target] = (),
-    *,
-    unused_for: float | None = None,
-    max_size: int | None = None,
-    max_files: int | None = None,
-    min_free: str | None = None,
-    everything: bool = False,
-    dry_run: bool = False,
-    on_evicted: Callable[[EvictedItem], None] = lambda _: None,
-) -> EvictionReport:
-    """Frees room: these targets, or what the owner's limits say, made stricter by what is given here.
+    def keep(self) -> Lease | None:
+        lease, self._lease = self._lease, None
+        return lease
 
-    unused_for in seconds, max_size in bytes, min_free as `10%` or `100G`. Raises `NotFound` for a target
-    that is not cached, `Conflict` for one that somebody uses or holds (nothing goes then).
-    """
-    if targets and (
-        everything or any(one is not None for one in (unused_for, max_size, max_files, min_free))
-    ):
-        raise UsageError("name targets or limits, not both", hint="dsv evict --dry-run shows what would go")
-    free = () if min_free is None else (Amount.parse(min_free),)
-    limits = Limits(unused_for=unused_for, max_size=max_size, max_files=max_files, min_free=free)
-    with opened_cache(context, folder) as (root, finder):
-        settings = load_settings(root).tightened(limits)
-        request = EvictionRequest(everything=everything)
-        if targets:
-            check_writable(root, settings)
-            request = EvictionRequest(
-                only=frozenset(place for target in targets for place in finder.find_cached(target))
-            )
-            _refuse(root, _evict.preview(root, settings, request, exact=False).kept)
-        if dry_run:
-            result = _evict.preview(root, settings, request)
-        else:
-            result = _evict.evict(
-                root, settings, request, on_evicted=lambda one: on_evicted(_evicted(root, one))
-            )
-        if targets and not result.evicted and not result.failures:
-            _refuse(root, result.kept)
-    return EvictionReport(
-        evicted=tuple(_evicted(root, one) for one in result.evicted),
-        kept=tuple(_kept(root, due) for due in result.kept),
-        freed_bytes=result.freed.bytes,
-        exceeded=tuple(result.exceeded),
-        dry_run=dry_run,
-        failed=tuple(
-            FailedItem(
-                root.visible(place), _dataset(place), place.commit, error, place in result.half_removed
-            )
-            for place, error in result.failures.items()
-        ),
-        stuck=tuple(_stuck(one) for one in result.stuck),
-    )
+    def __enter__(self) -> Self:
+        refused = self._take()
+        usable = self._optional and isinstance(refused, Denied | NoRoom | Unsupported)
+        if usable and lookup(self._root, self._found.place) is not None:
+            return self
+        if isinstance(refused, NoRoom):  # a disk that others have filled to the last byte
+            from dsv.cache.evict.ensure_room import RoomMaker
+            from dsv.cache.fill.reservations import Need
 
+            place = self._found.place
+            RoomMaker(self._root, self._found.dataset)(Need(place, *_CLAIM_ROOM, keep=frozenset((place,))))
+            refused = self._take()
+        if refused is not None:
+            raise refused
+        return self
 
-def _refuse(root: CacheRoot, kept: Sequence[Due]) -> None:
-    """Refuses targets that must stay, before anything is evicted."""
-    if kept:
-        place = kept[0].candidate.place
-        raise Conflict(
-            f"{place} stays in {root.path}: {kept[0].reason}",
-            subject=str(place),
-            hint="dsv cached shows who uses it; dsv release ends your holds",
-        )
+    def _take(self) -> DsvError | None:
+        """Take the lease; return why it could not be had."""
+        try:
+            prepare_cache(self._root)
+            self._lease = Lease.take(self._root, self._found.place, self._purpose, run=self._run).hold()
+        except DsvError as error:
+            return error
+        except OSError as error:
+            refused = explain(error, self._root.path, "hold data in")
+            refused.__cause__ = error
+            return refused
+        return None
 
-
-def _evicted(root: CacheRoot, one: _evict.Evicted) -> EvictedItem:
-    place = one.candidate.place
-    return EvictedItem(
-        path=root.visible(place),
-        dataset=_dataset(place),
-        commit=place.commit,
-        bytes=one.candidate.bytes,
-        files=one.candidate.files,
-        freed_bytes=one.freed.bytes,
-        reason=one.reason,
-        foreign=one.foreign,
-        foreign_paths=one.foreign_paths,
-    )
-
-
-def _stuck(one: Stuck) -> StuckItem:
-    of = None if one.place is None else str(one.place)
-    cause = explain(one.error, one.path, "delete")
-    size = f"{format_bytes(one.room.bytes)} in {format_count(one.room.files, 'file')}"
-    earlier = f"an earlier eviction of {of}" if of else "an earlier eviction"
-    error = type(cause)(
-        f"{cause.message}; {earlier} left it, {size}",
-        subject=str(one.path),
-        hint=f"see what keeps it (lsattr -R {one.path}, or who owns it), then: dsv evict",
-    )
-    return StuckItem(one.path, of, one.room.bytes, one.room.files, error)
-
-
-def _kept(root: CacheRoot, due: Due) -> KeptItem:
-    place = due.candidate.place
-    return KeptItem(root.visible(place), _dataset(place), place.commit, due.reason)
-
-
-def _dataset(place: Place) -> DatasetName:
-    return place.dataset_name
-
-
-__all__ = [
-    "CacheItem",
-    "CachedReport",
-    "EvictedItem",
-    "EvictionReport",
-    "FailedItem",
-    "HoldItem",
-    "KeptItem",
-    "NoLease",
-    "Stager",
-    "cache",
-    "cached",
-    "evict",
-    "hold",
-    "release",
-]
+    def __exit__(self, *_: object) -> None:
+        if self._lease is not None:
+            self._lease.release()

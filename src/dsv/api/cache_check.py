@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.api.cache_stage import Claim
+from dsv.api.cache import Claim
 from dsv.api.cache_targets import Found, Targets
 from dsv.api.context import Context
 from dsv.cache.disk import explain

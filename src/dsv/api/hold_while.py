@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.api.cache_stage import CacheItem, NoLease, Stager
+from dsv.api.cache import NoLease, Stager
 from dsv.api.context import Context
 from dsv.cache.disk import explain
 from dsv.cache.hold import LeaseHolder, Order
@@ -95,7 +95,7 @@ def cache_while(
     *,
     offline: bool = False,
     jobs: int | None = None,
-) -> list[CacheItem]:
+) -> list[Staged]:
     """As `cache`, with a hold that lasts exactly as long as process `pid` of this host. Raises as `hold_while`, and
     `NotFound` if there is no such process.
     """
@@ -109,7 +109,7 @@ def cache_while(
     )
     if held.holder is not None:
         held.holder.close()
-    return [CacheItem.of(one) for one in held.staged]
+    return list(held.staged)
 
 
 def environment_of(staged: Staged, further: Mapping[str, Staged]) -> dict[str, str]:

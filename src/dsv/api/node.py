@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import structs
 
-from dsv.api.cache_stage import Stager
+from dsv.api.cache import Stager
 from dsv.api.context import Context
 from dsv.api.run import LateRunStore
 from dsv.api.run_trees import KeptOutput

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import sleep
 
-from dsv.api.cache_stage import Stager
+from dsv.api.cache import Stager
 from dsv.api.cache_targets import Found
 from dsv.api.cached import RoomItem, cached
 from dsv.api.context import Context

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from dsv.api.cache_stage import NoLease, Stager
+from dsv.api.cache import NoLease, Stager
 from dsv.api.context import Context
 from dsv.api.pools import Placed, Placing
 from dsv.api.run_trees import KeptOutput, commit_code

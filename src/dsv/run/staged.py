@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A commit, or part of one, in the cache: where it is, or would be.
-
-    hit: whether it was there already; seconds, fetched_bytes: what getting it took, bytes read from the store;
-    linked_files: those that another cached commit had.
-    """
+    """A commit, or part of one, in the cache: where it is, or would be. Times are seconds since 1970."""
 
     path: Path
     dataset: DatasetName
@@ -27,9 +23,18 @@ class Staged:
     files: int
     bytes: int
     hit: bool
+    """It was there already."""
     seconds: float = 0.0
+    """What getting it took."""
     fetched_bytes: int = 0
+    """Read from the store for it."""
     linked_files: int = 0
+    """Those that another cached commit had."""
+    hold: str | None = None
+    """The id of the hold that was asked for."""
+    held_until: float | None = None
+    may_go: float | None = None
+    """When it may be evicted for not being used, if it is not held; None if that never happens."""
 
 
 class Flag(Protocol):

@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.cache_stage import CacheItem
-from dsv.api.cache_stage import cache as materialize
+from dsv.api.cache import cache as materialize
+from dsv.api.cache import check_link, make_link
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.options.targets import Offline
 from dsv.cli.output import local_time, rfc3339
 from dsv.errors import UsageError
+from dsv.run.staged import Staged
 from dsv.values.names import Target
 from dsv.values.units import LONGEST, format_bytes, format_count, format_duration, parse_duration
 
@@ -101,8 +102,6 @@ def cache(
     if link is not None and len(wanted) != 1:
         raise UsageError("--link takes one target", subject=link, hint="dsv cache TARGET --link LINK")
     if link is not None:
-        from dsv.api.cache import check_link
-
         check_link(Path(link))
     seconds, job = _hold(hold, call.around.environ)
     with call.context() as context:
@@ -114,8 +113,6 @@ def cache(
         else:
             found = materialize(context, folder, wanted, hold=seconds, job=job, offline=offline, jobs=jobs)
     if link is not None:
-        from dsv.api.cache import make_link
-
         make_link(Path(link), found[0].path)
         call.say(f"{link} leads to {found[0].path}")
     if call.json:
@@ -138,7 +135,7 @@ def _hold(hold: str | None, environ: Mapping[str, str]) -> tuple[float | None, s
     return (left, job) if left > 0 else (None, job)
 
 
-def item_of(item: CacheItem) -> dict[str, object]:
+def item_of(item: Staged) -> dict[str, object]:
     """For `--json`."""
     return {
         "path": str(item.path),
@@ -154,7 +151,7 @@ def item_of(item: CacheItem) -> dict[str, object]:
     }
 
 
-def _story(item: CacheItem, while_pid: int | None) -> str:
+def _story(item: Staged, while_pid: int | None) -> str:
     name = f"{item.dataset}@{str(item.commit)[:12]}"
     if item.hit:
         what = f"{name} was cached already: {format_count(item.files, 'file')}, {format_bytes(item.bytes)}"

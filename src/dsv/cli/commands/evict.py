@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.cache import EvictedItem, EvictionReport, KeptItem
-from dsv.api.cache import evict as free_room
+from dsv.api.evict import EvictedItem, EvictionReport, KeptItem
+from dsv.api.evict import evict as free_room
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.failure import of_error

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.cache_stage import CacheItem
 from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
 from dsv.cache.hold import PROGRAM
 from dsv.cli.call import Call
@@ -20,6 +19,7 @@ from dsv.cli.launch import launching
 from dsv.cli.options.targets import Offline
 from dsv.cli.output import document, to_json
 from dsv.errors import UsageError
+from dsv.run.staged import Staged
 from dsv.values.names import Target, parse_data
 
 
@@ -83,14 +83,14 @@ def with_(
             jobs=jobs,
         )
     if json_file is not None:
-        _write(call, json_file, [CacheItem.of(each) for each in held.staged])
+        _write(call, json_file, held.staged)
     variables = environment_of(held.staged[0], dict(zip(further, held.staged[1:], strict=True)))
     with launching():
         _exec(held, call.words, {**call.around.environ, **variables})
     raise AssertionError("unreachable")
 
 
-def _write(call: Call, name: str, items: Sequence[CacheItem]) -> None:
+def _write(call: Call, name: str, items: Sequence[Staged]) -> None:
     """That it can't be written keeps no command from running."""
     try:
         Path(name).write_text(to_json(document({"items": [item_of(each) for each in items]})) + "\n")

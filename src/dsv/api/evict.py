@@ -1,0 +1,205 @@
+"""Evict cached commits: free room in a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.api.context import Context
+from dsv.api.holds import opened_cache
+from dsv.cache.disk import explain
+from dsv.cache.evict import evict as _evict
+from dsv.cache.evict.cleanup import Stuck
+from dsv.cache.evict.policy import Due, EvictionRequest
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
+from dsv.cache.settings import Amount, Limits, check_writable, load_settings
+from dsv.errors import Conflict, DsvError, UsageError
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName, Target
+from dsv.values.units import format_bytes, format_count
+
+
+@dataclass(frozen=True, slots=True)
+class EvictedItem:
+    """A commit that was evicted, or would be."""
+
+    path: Path
+    dataset: DatasetName
+    commit: CommitId
+    bytes: int
+    """Of its content, as `files`."""
+    files: int
+    freed_bytes: int
+    """Room that is free now."""
+    reason: str
+    foreign: int = 0
+    """Files in it that dsv had not put there."""
+    foreign_paths: tuple[str, ...] = ()
+    """Some of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptItem:
+    """A commit that stays, and why."""
+
+    path: Path
+    dataset: DatasetName
+    commit: CommitId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailedItem:
+    """A commit that could not be evicted."""
+
+    path: Path
+    dataset: DatasetName
+    commit: CommitId
+    error: DsvError
+    half_removed: bool
+    """It is out of sight, and the rest goes with the next evict."""
+
+
+@dataclass(frozen=True, slots=True)
+class StuckItem:
+    """What an earlier eviction left in the trash, and this one could not delete either."""
+
+    path: Path
+    of: str | None
+    """Its commit; None if that isn't known."""
+    bytes: int
+    """Room on disk that it takes, as `files`."""
+    files: int
+    error: DsvError
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionReport:
+    """What an eviction did. `exit_code` is that of the first error, or 7 if a limit is still exceeded."""
+
+    evicted: tuple[EvictedItem, ...]
+    kept: tuple[KeptItem, ...]
+    freed_bytes: int
+    """With what killed processes had left."""
+    exceeded: tuple[str, ...]
+    """The limits that do not hold even now."""
+    dry_run: bool
+    failed: tuple[FailedItem, ...] = ()
+    stuck: tuple[StuckItem, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        errors = [failed.error for failed in self.failed] + [stuck.error for stuck in self.stuck]
+        if errors:
+            return errors[0].exit_code
+        return 7 if self.exceeded else 0
+
+
+def evict(
+    context: Context,
+    folder: Path,
+    targets: Sequence[Target] = (),
+    *,
+    unused_for: float | None = None,
+    max_size: int | None = None,
+    max_files: int | None = None,
+    min_free: str | None = None,
+    everything: bool = False,
+    dry_run: bool = False,
+    on_evicted: Callable[[EvictedItem], None] = lambda _: None,
+) -> EvictionReport:
+    """Evict these targets, or what the owner's limits say, made stricter by what is given here.
+
+    unused_for in seconds, max_size in bytes, min_free as `10%` or `100G`. Raises `NotFound` for a target
+    that is not cached, `Conflict` for one that somebody uses or holds (nothing goes then).
+    """
+    if targets and (
+        everything or any(one is not None for one in (unused_for, max_size, max_files, min_free))
+    ):
+        raise UsageError("name targets or limits, not both", hint="dsv evict --dry-run shows what would go")
+    free = () if min_free is None else (Amount.parse(min_free),)
+    limits = Limits(unused_for=unused_for, max_size=max_size, max_files=max_files, min_free=free)
+    with opened_cache(context, folder) as (root, finder):
+        settings = load_settings(root).tightened(limits)
+        request = EvictionRequest(everything=everything)
+        if targets:
+            check_writable(root, settings)
+            request = EvictionRequest(
+                only=frozenset(place for target in targets for place in finder.find_cached(target))
+            )
+            _refuse(root, _evict.preview(root, settings, request, exact=False).kept)
+        if dry_run:
+            result = _evict.preview(root, settings, request)
+        else:
+            result = _evict.evict(
+                root, settings, request, on_evicted=lambda one: on_evicted(_evicted(root, one))
+            )
+        if targets and not result.evicted and not result.failures:
+            _refuse(root, result.kept)
+    return EvictionReport(
+        evicted=tuple(_evicted(root, one) for one in result.evicted),
+        kept=tuple(_kept(root, due) for due in result.kept),
+        freed_bytes=result.freed.bytes,
+        exceeded=tuple(result.exceeded),
+        dry_run=dry_run,
+        failed=tuple(
+            FailedItem(
+                root.visible(place), _dataset(place), place.commit, error, place in result.half_removed
+            )
+            for place, error in result.failures.items()
+        ),
+        stuck=tuple(_stuck(one) for one in result.stuck),
+    )
+
+
+def _refuse(root: CacheRoot, kept: Sequence[Due]) -> None:
+    """Refuse targets that must stay, before anything is evicted."""
+    if kept:
+        place = kept[0].candidate.place
+        raise Conflict(
+            f"{place} stays in {root.path}: {kept[0].reason}",
+            subject=str(place),
+            hint="dsv cached shows who uses it; dsv release ends your holds",
+        )
+
+
+def _evicted(root: CacheRoot, one: _evict.Evicted) -> EvictedItem:
+    place = one.candidate.place
+    return EvictedItem(
+        path=root.visible(place),
+        dataset=_dataset(place),
+        commit=place.commit,
+        bytes=one.candidate.bytes,
+        files=one.candidate.files,
+        freed_bytes=one.freed.bytes,
+        reason=one.reason,
+        foreign=one.foreign,
+        foreign_paths=one.foreign_paths,
+    )
+
+
+def _stuck(one: Stuck) -> StuckItem:
+    of = None if one.place is None else str(one.place)
+    cause = explain(one.error, one.path, "delete")
+    size = f"{format_bytes(one.room.bytes)} in {format_count(one.room.files, 'file')}"
+    earlier = f"an earlier eviction of {of}" if of else "an earlier eviction"
+    error = type(cause)(
+        f"{cause.message}; {earlier} left it, {size}",
+        subject=str(one.path),
+        hint=f"see what keeps it (lsattr -R {one.path}, or who owns it), then: dsv evict",
+    )
+    return StuckItem(one.path, of, one.room.bytes, one.room.files, error)
+
+
+def _kept(root: CacheRoot, due: Due) -> KeptItem:
+    place = due.candidate.place
+    return KeptItem(root.visible(place), _dataset(place), place.commit, due.reason)
+
+
+def _dataset(place: Place) -> DatasetName:
+    return place.dataset_name
+
+
+__all__ = ["EvictedItem", "EvictionReport", "FailedItem", "KeptItem", "StuckItem", "evict"]

@@ -98,6 +98,36 @@ def test_typer_asks_the_parameters_of_dsv_for_their_values(dsv: Dsv) -> None:
     assert (shown.returncode, shown.stdout) == (0, "s3://b\n"), shown.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "most"),
+    [
+        ("status", 90),
+        ("log", 90),
+        ("resolve", 92),
+        ("cache pets@v1", 106),
+        ("cached", 200),
+        ("sync", 200),
+        ("pull", 200),
+        ("runs", 200),
+        ("doctor", 200),
+    ],
+)
+def test_a_command_imports_little(pets: Dsv, line: str, most: int) -> None:
+    """Modules of dsv, and pydantic, which typer imports for options that cli/param_types.py leaves to it."""
+    pets.ok("cache", "pets@v1")
+    code = (
+        f"import sys; sys.argv = ['dsv', *{line.split()!r}]\n"
+        "from dsv.cli.main import main; main()\n"
+        "print(*(name for name in sys.modules if name.partition('.')[0] in ('dsv', 'pydantic')), file=sys.stderr)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env=dict(pets.environ), cwd=pets.cwd, capture_output=True, text=True
+    )
+    imported = shown.stderr.splitlines()[-1].split()
+    assert "pydantic" not in imported
+    assert len(imported) <= most, imported
+
+
 def test_start_is_at_most_eight_times_an_empty_python(dsv: Dsv) -> None:
     """Interleaved, and the fastest of each: a busy machine delays all of them alike."""
     lines = {

@@ -12,7 +12,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import Command, command
 from dsv.cli.failure import Failure
 from dsv.cli.process_env import Surroundings
-from dsv.cli.style import PLAIN, Ink
+from dsv.cli.style import PLAIN, Ink, wrapped
 from tests.kit.dsv import Dsv, write_files
 
 CODES = re.compile(r"\x1b\[[\d;]*m")
@@ -22,7 +22,7 @@ CODES = re.compile(r"\x1b\[[\d;]*m")
 def changed(pets: Dsv) -> Dsv:
     write_files(pets.cwd, {"new": b"x", "a.txt": b"gamma\n"})
     (pets.cwd / "train/1.png").unlink()
-    return pets
+    return pets.at(pets.cwd, COLUMNS="500")  # so that no line is broken
 
 
 def test_each_way_to_differ_has_its_colour(changed: Dsv) -> None:
@@ -96,3 +96,11 @@ def test_a_bar_is_drawn_only_where_it_can_be_drawn_over(
     add_command(work)
     assert dsv.at(dsv.cwd, **environ)("work", terminal=terminal).code == 0
     assert seen == ["Bar" if drawn else "Lines"]
+
+
+def test_long_notes_break_between_words_and_commands_stay_whole() -> None:
+    text = "\x1b[33mwarning:\x1b[0m the store was not asked\nhint: dsv cache pets@v1 --hold 3d\n"
+    assert wrapped(text, 20) == (
+        "\x1b[33mwarning:\x1b[0m the store\nwas not asked\nhint: dsv cache pets@v1 --hold 3d\n"
+    )
+    assert wrapped("a-word-that-is-longer-than-the-line", 10) == "a-word-that-is-longer-than-the-line"

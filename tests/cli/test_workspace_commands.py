@@ -73,7 +73,7 @@ def test_status_on_a_terminal_tells_many_paths_by_the_folder(pets: Dsv) -> None:
     write_files(pets.cwd, {f"val/{number}": b"x" for number in range(5)})
     (pets.cwd / "train/1.png").unlink()
     terminal = pets.at(pets.cwd, NO_COLOR="1")
-    shown = terminal("status", terminal=True, width=80)
+    shown = terminal("status", terminal=True, width=100)
     assert shown.out.splitlines() == [
         "FOLDER  ADDED  REMOVED     SIZE",
         "new/    1,500           1.50 kB",

@@ -28,6 +28,7 @@ from dsv.cli.global_options import global_options
 from dsv.cli.output import Output, ReaderGone
 from dsv.cli.param_types import take_as_typed
 from dsv.cli.process_env import Surroundings
+from dsv.cli.style import wrapped
 from dsv.errors import Terminated, UsageError
 
 INTERRUPTED = (130, 143)
@@ -159,7 +160,8 @@ def _fail(error: BaseException, arguments: Sequence[str], session: Session) -> i
         failure = replace(failure, hint="the same command goes on from here")
     try:
         if not ((session.flags.json or "--json" in _options(arguments)) and _publish(failure, session.out)):
-            around.stderr.write(failure.text(around.stderr_ink))
+            text = failure.text(around.stderr_ink)
+            around.stderr.write(wrapped(text, around.columns()) if around.stderr_is_terminal else text)
             around.stderr.flush()
     except (BrokenPipeError, ReaderGone):
         pass

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dsv.cli.output import document, printable, to_json, write_items
-from dsv.cli.style import Style
+from dsv.cli.style import Style, wrapped
 from dsv.cli.table import Screen, write_table
 from dsv.errors import NotFound, UsageError
 
@@ -249,6 +249,8 @@ class Call(typer.Context):
         from dsv.cli.failure import without_passwords
 
         text = without_passwords(text)
+        if self.around.stderr_is_terminal:
+            text = wrapped(text, self.around.columns())
         try:
             self.around.stderr.write(text + "\n")
             self.around.stderr.flush()

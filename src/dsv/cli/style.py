@@ -5,6 +5,7 @@ Colour repeats what the words say. Nothing is said by colour alone.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,3 +46,26 @@ CHANGES = {
     "refused": Style.ERROR,
 }
 """By the words that `dsv status` uses."""
+
+
+_PAINT = re.compile(r"\x1b\[[0-9;]*m")
+_KEPT = re.compile(r" |hint:|next:|then:|or, ")
+"""Lines with a command to copy, and those that are indented."""
+
+
+def wrapped(text: str, columns: int) -> str:
+    """Break lines that are longer than a terminal between two words, but for lines with a command to copy."""
+    lines = []
+    for line in text.split("\n"):
+        if _KEPT.match(_PAINT.sub("", line)):
+            lines.append(line)
+            continue
+        row, *words = line.split(" ")
+        for word in words:
+            if len(_PAINT.sub("", row)) + 1 + len(_PAINT.sub("", word)) > columns:
+                lines.append(row)
+                row = word
+            else:
+                row = f"{row} {word}"
+        lines.append(row)
+    return "\n".join(lines)

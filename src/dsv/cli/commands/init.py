@@ -46,6 +46,7 @@ def init(
         bool,
         typer.Option(
             "--single-writer",
+            hidden=True,
             help="Accept a store that can't promise that one of several writers wins; every sync warns.",
         ),
     ] = False,

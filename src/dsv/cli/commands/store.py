@@ -59,7 +59,7 @@ ACTIONS = ("check", "merge-indexes", "move-names", "rebuild-names")
 )
 def store(
     call: Call,
-    action: Annotated[str, typer.Argument(metavar="check|merge-indexes|move-names|rebuild-names")],
+    action: Annotated[str, typer.Argument(metavar="check|move-names|rebuild-names")],
     place: Annotated[
         str | None, typer.Argument(metavar="[PLACE]", help="For move-names: a folder, or a URL.")
     ] = None,

@@ -34,6 +34,7 @@ Jobs = Annotated[
     typer.Option(
         "-j",
         "--jobs",
+        hidden=True,
         parser=whole(1),
         metavar="N",
         help="Number of processes that read small files (default: automatic).",

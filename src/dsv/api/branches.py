@@ -282,7 +282,7 @@ def moved_meanwhile(head: Head) -> Conflict:
 
 
 def _target(context: Context, name: BranchPath, target: Target) -> Target:
-    """Where a branch is to be, in the dataset that its name or the target gives."""
+    """Return where a branch is to be, in the dataset that its name or the target gives."""
     if name.dataset is None:
         return target
     if target.dataset is not None and target.dataset != name.dataset:

@@ -32,7 +32,7 @@ def connect(
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Context:
-    """What every function of `dsv.api` takes, with the settings that a command would have.
+    """Return what every function of `dsv.api` takes, with the settings that a command would have.
 
     environ: usually `os.environ`. Of it, of the workspace around `cwd` (None: the working folder), and of the config
     files come the store, the cache, the author, and credentials. store, cache, author: what `--store`, `--cache` and

@@ -124,7 +124,7 @@ class Context:
             error.hint = f"{error.hint}; {offer}" if error.hint else offer
 
     def _can_answer_offline(self, target: Target) -> bool:
-        """Whether the target's commit, its tree, and the file that it names can be read without the store."""
+        """Return whether the target's commit, its tree, and the file that it names can be read without the store."""
         from dsv.repo.tree.read import TreeReader
 
         try:

@@ -35,7 +35,7 @@ from dsv.values.toml import MAX_BYTES, binding, read_toml
 
 
 def read_config(data: bytes, origin: str) -> Source:
-    """What a config.toml says. Raises `UsageError` if it's not TOML, or a value isn't text."""
+    """Return what a config.toml says. Raises `UsageError` if it's not TOML, or a value isn't text."""
     values: dict[str, str] = {}
     raw: dict[str, Json] = {}
     unknown: list[str] = []
@@ -57,7 +57,7 @@ def read_config(data: bytes, origin: str) -> Source:
 
 
 def _jsonable(value: object) -> Json:
-    """What TOML has and JSON lacks is a date: as text."""
+    """Return a value of TOML as JSON can hold it: a date becomes text."""
     if isinstance(value, dict):
         return {key: _jsonable(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -288,7 +288,7 @@ def user_at_host() -> str:
 
 
 def _git_author(cwd: Path) -> Setting | None:
-    """What `git commit` would use here; None where git or its user.name is missing."""
+    """Return what `git commit` would use here; None where git or its user.name is missing."""
     try:
         answer = subprocess.run(
             ["git", "config", "--null", "--get-regexp", r"^user\.(name|email)$"],
@@ -311,7 +311,8 @@ def _git_author(cwd: Path) -> Setting | None:
 
 
 def read_settings(path: Path) -> bytes | None:
-    """What a file of settings holds, of one that is too large a little more than may be; None if there is none."""
+    """Return what a file of settings holds, of one that is too large a little more than may be; None if there is
+    none."""
     try:
         if stat.S_ISFIFO(path.stat().st_mode) and not str(path).startswith(_OPEN):
             raise UsageError(

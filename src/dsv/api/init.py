@@ -134,7 +134,7 @@ def make_place(context: Context, split: SplitStore) -> None:
 
 
 def prove_names(store: Store, *, single_writer: bool = False) -> Proof:
-    """What is found out of a place that is to hold names. Raises `Unsupported` if it may not."""
+    """Test a place that is to hold names, and return the result. Raises `Unsupported` if it cannot hold them."""
     proof = prove(store)
     if proof.unsupported and single_writer:
         store.conditional = False

@@ -137,7 +137,7 @@ def follow(objects: Objects, start: CommitId, path: bytes) -> Iterator[Step]:
 
 
 def _step(objects: Objects, commit_id: CommitId, commit: Commit, now: Entry) -> Difference:
-    """What a commit did to the file, compared with the first parent that has it."""
+    """Return what a commit did to the file, compared with the first parent that has it."""
     from dsv.diff.renames import Difference, differences, find_renames
     from dsv.repo.objects.recipes import read_chunks
     from dsv.repo.tree.diff import What, diff_trees
@@ -206,7 +206,7 @@ class Query:
 
     @property
     def takes_all(self) -> bool:
-        """Whether each commit of the history fits."""
+        """Return whether each commit of the history fits."""
         asked = (self.since_ms, self.until_ms, self.follow)
         return not self.paths and not self.filters and all(value is None for value in asked)
 
@@ -326,7 +326,8 @@ def _chosen(
 
 
 def _touches(commits: CommitsAhead, looked: PathHistory, one: LogEntry, query: Query) -> bool:
-    """Whether a commit differs at the paths from each of its parents; a merge that took one side as it was does not."""
+    """Return whether a commit differs at the paths from each of its parents; a merge that took one side as it was does
+    not."""
     _, commit = one
     if not commit.parents:
         return looked.differs(None, one)

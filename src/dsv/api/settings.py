@@ -92,7 +92,8 @@ class StoreChoice:
 
     @property
     def called(self) -> str:
-        """What a workspace keeps of it. A name brings along how the store is reached, today and when it has moved.
+        """Return what a workspace keeps of it. A name brings along how the store is reached, today and when it has
+        moved.
 
         Raises `UsageError` for a folder whose name is no text.
         """
@@ -190,8 +191,8 @@ class Settings:
         return _with_names(choice, kept, None if names is None else self._located(names))
 
     def place_of_names(self) -> Setting | None:
-        """Where the settings say that the names of the store in effect are; None if the store itself has them. Raises
-        as `store`.
+        """Return where the settings say that the names of the store in effect are; None if the store itself has them.
+        Raises as `store`.
         """
         choice = self.store()
         if choice.names is None or choice.names_origin is None:
@@ -199,7 +200,7 @@ class Settings:
         return Setting("names", choice.names, choice.names_origin)
 
     def _said_with(self, origin: str) -> Setting | None:
-        """Where the names are by --names, or by the same source that names the store."""
+        """Return where the names are by --names, or by the same source that names the store."""
         for source in self.sources:
             said = source.setting("names")
             if said is not None and source.origin in ("--names", origin):
@@ -207,7 +208,7 @@ class Settings:
         return None
 
     def _configured_names(self, url: str) -> Setting | None:
-        """Where the names are of a configured store that has this URL."""
+        """Return where the names are of a configured store that has this URL."""
         for name in self.names("stores"):
             place, named = self.get(f"stores.{name}.names"), self.get(f"stores.{name}.url")
             if place is not None and named is not None and self._location(named) == url:
@@ -293,12 +294,12 @@ def _with_names(choice: StoreChoice, kept: Setting | None, configured: Setting |
 
 
 def is_name(text: str) -> bool:
-    """Whether this names a configured store or cache, rather than being a URL or a folder itself."""
+    """Return whether this names a configured store or cache, rather than being a URL or a folder itself."""
     return bool(text) and "/" not in text and text not in (".", "..", "~")
 
 
 def no_folder(setting: Setting) -> UsageError:
-    """What to raise for a cache that is a URL."""
+    """Return what to raise for a cache that is a URL."""
     return UsageError(
         f"a cache is a folder, not {setting.value}",
         subject=setting.value,
@@ -307,8 +308,8 @@ def no_folder(setting: Setting) -> UsageError:
 
 
 def is_engines_key(key: str) -> bool:
-    """Whether the engine of a pool reads this key, such as `pools.a100.slurm.partition`: only it knows what may be
-    there, and the value may be anything."""
+    """Return whether the engine of a pool reads this key, such as `pools.a100.slurm.partition`: only it knows what may
+    be there, and the value may be anything."""
     table, *rest = key.split(".")
     return table == "pools" and len(rest) == 3 and all(rest)
 
@@ -336,12 +337,12 @@ def check_key(key: str) -> None:
 
 
 def is_reserved(key: str) -> bool:
-    """Whether it would be a setting of the pool that needs none."""
+    """Return whether it would be a setting of the pool that needs none."""
     return key.startswith(f"pools.{HERE}.")
 
 
 def is_key(key: str) -> bool:
-    """Whether a config file may have this key, such as `stores.lake.url`."""
+    """Return whether a config file may have this key, such as `stores.lake.url`."""
     table, *rest = key.split(".")
     if not rest:
         return key in PLAIN_KEYS
@@ -362,5 +363,5 @@ def read_environment(environ: Mapping[str, str]) -> list[Source]:
 
 
 def read_workspace(values: Mapping[str, str], origin: str) -> Source:
-    """What a workspace is bound to; anything else in it is ignored."""
+    """Return what a workspace is bound to; anything else in it is ignored."""
     return Source(origin, {key: values[key] for key in WORKSPACE_KEYS if key in values})

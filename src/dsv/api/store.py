@@ -300,7 +300,7 @@ def _below(places: SplitStore) -> str:
 
 
 def _target(places: SplitStore, wanted: str, found: _Found) -> str:
-    """What the log calls the place. Below the data it is a new one each time, as old names there stay."""
+    """Return what the log calls the place. Below the data it is a new one each time, as old names there stay."""
     under_way = found.going or (found.log.entries[-1] if found.log.has(NAMES_MOVING) else None)
     going = None if under_way is None else under_way.names
     target = wanted

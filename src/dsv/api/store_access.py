@@ -43,7 +43,7 @@ def store_access(store: StoreChoice, options: StoreOptions) -> StoreAccess:
 
 
 def _of_profile(store: StoreChoice, options: StoreOptions) -> tuple[str | None, str | None]:
-    """Where the store is: by its own settings, or else by those of its profile."""
+    """Return where the store is: by its own settings, or else by those of its profile."""
     from dsv.store.credentials import aws_session, profile_endpoint
 
     session = aws_session(store.url, options)

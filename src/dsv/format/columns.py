@@ -104,7 +104,7 @@ def cut(data: bytes, width: int) -> list[bytes]:
 
 
 def surely_below(column: array[int], limit: int) -> bool:
-    """Whether no number has a digit to base 256 that could make it `limit` or more. False leaves it open.
+    """Return whether no number has a digit to base 256 that could make it `limit` or more. False leaves it open.
 
     Python makes an object of every number that `max` looks at. This looks at one digit of all numbers at a time, which
     takes a tenth of the work.
@@ -120,12 +120,12 @@ def surely_below(column: array[int], limit: int) -> bool:
 
 
 def any_above(column: array[int], limit: int) -> bool:
-    """Whether a number is larger than `limit`."""
+    """Return whether a number is larger than `limit`."""
     return not surely_below(column, limit + 1) and max(column) > limit
 
 
 def count_zeros(column: array[int]) -> int:
-    """How many numbers are zero. Mostly none is, and that is found out in a fifth of the work of counting."""
+    """Return how many numbers are zero. Mostly none is, and that is found out in a fifth of the work of counting."""
     words = array("I", column.tobytes())
     if column.itemsize > words.itemsize:
         words = words[:: column.itemsize // words.itemsize]  # of a zero they are all zero
@@ -133,8 +133,8 @@ def count_zeros(column: array[int]) -> int:
 
 
 def first_seen(values: array[int], count: int) -> bool:
-    """Whether the numbers below `count` all occur, no others do, and each first occurs behind the one below it: a
-    table without slack."""
+    """Return whether the numbers below `count` all occur, no others do, and each first occurs behind the one below it:
+    a table without slack."""
     if count > len(_DIGITS) or not surely_below(values, len(_DIGITS)):
         return list(dict.fromkeys(values)) == list(range(count))
     digits = little(values)[:: values.itemsize]

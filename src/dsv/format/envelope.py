@@ -44,7 +44,7 @@ def header(kind: str, version: int = 1) -> bytes:
 
 
 def strip_header(data: Buffer, kind: str, version: int = 1) -> memoryview:
-    """What follows the header line. Raises `IntegrityError`, or `Unsupported` for a newer version."""
+    """Return what follows the header line. Raises `IntegrityError`, or `Unsupported` for a newer version."""
     view = memoryview(data)
     match = _HEADER.match(bytes(view[:_MAX_HEADER]))
     if match is None:

@@ -109,7 +109,7 @@ class Index:
         return int.from_bytes(rows[:4], "big"), int.from_bytes(rows[-ROW_SIZE : 4 - ROW_SIZE], "big")
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
-        """Where the object lies. Raises `Unsupported` where that is in no pack, `NotFound` if erased."""
+        """Return where the object lies. Raises `Unsupported` where that is in no pack, `NotFound` if erased."""
         bucket = object_id[0]
         heads = self._heads[bucket]
         if heads is None:
@@ -156,7 +156,8 @@ class Index:
 
 
 def location_at(rows: memoryview, at: int, packs: list[PackId]) -> Location:
-    """What the row at this offset says. Raises `Unsupported` if that is in no pack, `NotFound` if it was erased."""
+    """Return what the row at this offset says. Raises `Unsupported` if that is in no pack, `NotFound` if it was
+    erased."""
     _, where, codec, pack, offset, stored, length, tail = _PLACE.unpack_from(rows, at + 32)
     if where == IN_PACK:
         try:
@@ -371,18 +372,18 @@ class IndexFilter:
                 yield block
 
     def span(self, block: int) -> tuple[int, int]:
-        """Where the block lies in the index file: offset and length."""
+        """Return where the block lies in the index file: offset and length."""
         rows = min(BLOCK_ROWS, self._rows - block * BLOCK_ROWS)
         return FIXED_SIZE + 16 * len(self.packs) + block * BLOCK_ROWS * ROW_SIZE, rows * ROW_SIZE
 
     def is_block(self, block: int, rows: Buffer) -> bool:
-        """Whether these are the rows that the filter was made from."""
+        """Return whether these are the rows that the filter was made from."""
         return (
             blake3(rows).digest(_BLOCK_HASH) == self._hashes[_BLOCK_HASH * block : _BLOCK_HASH * (block + 1)]
         )
 
     def find(self, rows: memoryview, kind: ObjectKind, object_id: Id) -> Location | None:
-        """Where the object lies by the rows of a block. Raises as `Index.find`."""
+        """Return where the object lies by the rows of a block. Raises as `Index.find`."""
         for at in range(0, len(rows), ROW_SIZE):
             if rows[at + 32] == kind and bytes(rows[at : at + 32]) == object_id:
                 return location_at(rows, at, self.packs)

@@ -91,13 +91,13 @@ class Standing(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> dict[IndexId, MergedFile | None]:
-        """What is to be read, and of the files of runs what they may hold."""
+        """Return what is to be read, and of the files of runs what they may hold."""
         found: dict[IndexId, MergedFile | None] = {one.id: one for run in self.runs for one in run}
         return found | dict.fromkeys(self.loose)
 
 
 def stand(listed: Iterable[IndexId], records: Iterable[IndexMerge]) -> Standing:
-    """What stands, of the files that were listed, by the latest records.
+    """Return what stands, of the files that were listed, by the latest records.
 
     A record counts only if all files of its runs were listed. If one of them was replaced in turn, by a merge that ran
     at the same time, the newer ones have its rows.
@@ -128,7 +128,7 @@ def units(standing: Standing, rows: Mapping[IndexId, int]) -> list[Unit]:
 
 
 def crowd(found: Sequence[Unit], most_rows: int) -> int:
-    """How many units may still be merged: one with half of the most rows stays as it is."""
+    """Return how many units may still be merged: one with half of the most rows stays as it is."""
     return sum(2 * unit.rows <= most_rows for unit in found)
 
 

@@ -42,12 +42,12 @@ N = TypeVar("N", DatasetName, BranchName, TagName)
 
 
 def needs_winner(key: str) -> bool:
-    """Whether of several writers of this key, or of any with this prefix, exactly one has to win."""
+    """Return whether of several writers of this key, or of any with this prefix, exactly one has to win."""
     return key.startswith(_NEED_A_WINNER)
 
 
 def first_stays(key: str) -> bool:
-    """Whether a later writer of this key may have other bytes, and the first ones are to stay.
+    """Return whether a later writer of this key may have other bytes, and the first ones are to stay.
 
     Every other key is random or derived from what it holds, so that to write it twice is to write the same bytes.
     """
@@ -162,7 +162,7 @@ def parse_branch_rule_key(key: str) -> tuple[DatasetName, BranchName, int] | Non
 
 
 def parse_branch_number(key: str) -> int | None:
-    """Which move of its branch this key is; the first is 0."""
+    """Return which move of its branch this key is; the first is 0."""
     parsed = parse_branch_key(key)
     return None if parsed is None else parsed[2]
 
@@ -204,7 +204,7 @@ def erased_key(erased: ErasedId) -> str:
 
 
 def parse_dataset(key: str) -> DatasetName | None:
-    """Which dataset a key below `refs/` or `runs/` belongs to."""
+    """Return which dataset a key below `refs/` or `runs/` belongs to."""
     parts = key.split("/", 2)
     if len(parts) < 3 or parts[0] not in ("refs", "runs"):
         return None

@@ -164,7 +164,8 @@ class Locator(msgspec.Struct, frozen=True):
 
 
 def _surely_in_a_pack(offsets: array[int], stored: array[int], tails: array[int]) -> bool:
-    """Whether no place can end beyond `PACK_MAX`. False leaves it open: packs that are nearly so large are rare."""
+    """Return whether no place can end beyond `PACK_MAX`. False leaves it open: packs that are nearly so large are
+    rare."""
     part = PACK_MAX // 8
     return (
         surely_below(offsets, PACK_MAX - 2 * part)

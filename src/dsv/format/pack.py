@@ -98,7 +98,7 @@ class PackBuilder:
         return offset
 
     def has_room(self, packed: Packed, limit: int) -> bool:
-        """Whether the pack would have at most `limit` bytes with these."""
+        """Return whether the pack would have at most `limit` bytes with these."""
         rows = len(self._kinds) + len(packed.ids)
         return self._end + len(packed.data) + _ROW * rows + FOOTER_SIZE <= limit and rows <= MAX_ROWS
 

@@ -332,7 +332,7 @@ class Limits(msgspec.Struct, frozen=True):
     max_removals: int | None = None
 
     def fault(self) -> str | None:
-        """What is wrong with it, if anything is."""
+        """Return what is wrong with it, if anything is."""
         if list(self.who) != sorted(set(self.who)) or "" in self.who:
             return "its authors are not sorted, each once"
         if self.max_removals is not None and not 0 <= self.max_removals <= 100:
@@ -340,7 +340,8 @@ class Limits(msgspec.Struct, frozen=True):
         return None
 
     def names(self, author: str) -> bool:
-        """Whether this author is one of those who may move the branch: by the whole text, the name, or the address."""
+        """Return whether this author is one of those who may move the branch: by the whole text, the name, or the
+        address."""
         name, _, address = author.partition("<")
         known = {part.strip(" >").casefold() for part in (author, name, address)} | {author.casefold()}
         return not self.who or any(one.casefold() in known for one in self.who)
@@ -486,7 +487,7 @@ class Writer(msgspec.Struct, frozen=True):
 
 
 def describe_limits(limits: Limits) -> str:
-    """What a rule says, in a few words."""
+    """Return what a rule says, in a few words."""
     said = ["only merges"] if limits.only_merge else []
     said += [f"only {', '.join(limits.who)}"] if limits.who else []
     said += [f"at most {limits.max_removals} % removed"] if limits.max_removals is not None else []

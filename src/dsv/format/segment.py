@@ -95,7 +95,7 @@ class Segment:
 
     @property
     def files(self) -> int:
-        """How many entries are files."""
+        """Return how many entries are files."""
         return len(self.file_ids) // 32
 
     @property
@@ -107,7 +107,7 @@ class Segment:
 
     @property
     def without_content(self) -> int:
-        """How many entries have no bytes: empty files, symlinks and folders."""
+        """Return how many entries have no bytes: empty files, symlinks and folders."""
         if self._zeros is None:
             self._zeros = count_zeros(self.sizes)
         return self._zeros
@@ -175,7 +175,7 @@ class Segment:
         )
 
     def _same_but_for_files(self, other: Segment) -> bool:
-        """Whether only the contents and modes of files can differ, and no file has a recipe."""
+        """Return whether only the contents and modes of files can differ, and no file has a recipe."""
         return (
             not self.recipe_ids
             and not other.recipe_ids
@@ -195,7 +195,7 @@ class Segment:
 
     @property
     def _plain(self) -> bool:
-        """Whether all entries are files of one chunk."""
+        """Return whether all entries are files of one chunk."""
         return self.files == len(self) and not self.recipe_ids
 
     def _plain_rows(self) -> Iterator[tuple[bytes, int, int, bytes]]:

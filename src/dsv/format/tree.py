@@ -72,7 +72,7 @@ class Cutter:
         self._bytes = 0
 
     def add(self, path: bytes) -> bool:
-        """Whether the segment or node ends with this entry's (child's last) path."""
+        """Return whether the segment or node ends with this entry's (child's last) path."""
         self._count += 1
         self._bytes += len(path) + 1
         if (
@@ -192,7 +192,7 @@ class Outline(NamedTuple):
 
 
 def count_of_children(data: Buffer) -> int:
-    """How many children an encoded node says that it has, unchecked. Raises `IntegrityError`, `Unsupported`."""
+    """Return how many children an encoded node says that it has, unchecked. Raises `IntegrityError`, `Unsupported`."""
     read = ColumnReader("node", data)
     read.u32(MAX_LEVEL, "levels")
     return read.u32(MAX_ENTRIES, "children")
@@ -273,6 +273,6 @@ class Totals(NamedTuple):
 
 
 def parent(node_id: NodeId, children: Iterable[Child]) -> Child:
-    """How the level above lists a node with these children; there is at least one."""
+    """Return how the level above lists a node with these children; there is at least one."""
     below = list(children)
     return Child(below[-1].last, node_id, *Totals.of(below))

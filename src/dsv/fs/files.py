@@ -155,7 +155,8 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_json(path: Path, decoder: msgspec.json.Decoder[_T], limit: int = 1 << 20) -> _T | None:
-    """What a small file holds; None if there is none, or if the decoder can't make sense of it. Raises `OSError`."""
+    """Return what a small file holds; None if there is none, or if the decoder can't make sense of it. Raises
+    `OSError`."""
     data = read_small(path, limit)
     try:
         return None if data is None else decoder.decode(data)

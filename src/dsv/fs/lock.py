@@ -69,7 +69,7 @@ class Owner(msgspec.Struct, frozen=True):
             return None
 
     def fate(self) -> Fate:
-        """Whether the process runs, if this process can know it."""
+        """Return whether the process runs, if this process can know it."""
         return Process(self.system, self.pid, self.started).fate()
 
 
@@ -202,7 +202,7 @@ def _holder(folder: Path, number: int) -> Held | None:
 
 
 def _heard_of(path: Path, owner: Owner | None) -> float:
-    """When the holder last said that it lives. Raises `OSError`."""
+    """Return when the holder last said that it lives. Raises `OSError`."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         return float(read_file(path.with_name(path.name + _ALIVE)))
     return owner.taken if owner is not None and owner.taken else path.stat().st_mtime

@@ -65,13 +65,13 @@ def write_back_ns() -> int | None:
 
 
 def is_old(ctime_ns: int) -> bool:
-    """Whether a file that changed then has long been written back."""
+    """Return whether a file that changed then has long been written back."""
     age = write_back_ns()
     return age is not None and ctime_ns < time.time_ns() - age
 
 
 def has_writers(descriptor: int) -> bool:
-    """Whether anybody has the file, which is open for reading alone, open for writing or mapped so.
+    """Return whether anybody has the file, which is open for reading alone, open for writing or mapped so.
 
     True also where that can't be known: of another user's file, and on most file systems that are no plain disk.
     """

@@ -44,7 +44,7 @@ class Process(msgspec.Struct, frozen=True):
         return cls(_kernel(pid), pid, max(_start(pid) or 0, 0))
 
     def fate(self) -> Fate:
-        """Whether it runs, as far as this process can know. A zombie counts as dead."""
+        """Return whether it runs, as far as this process can know. A zombie counts as dead."""
         if not self.kernel or self.kernel != _kernel(os.getpid()) or self.pid <= 0 or not self.start:
             return Fate.UNKNOWN
         start = _start(self.pid)
@@ -117,7 +117,7 @@ def _kernel(pid: int) -> str:
 
 
 def _start(pid: int) -> int | None:
-    """When a process started; -1 for one that ended and waits to be reaped, None if that can't be read."""
+    """Return when a process started; -1 for one that ended and waits to be reaped, None if that can't be read."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return _ZOMBIE if fields[0] in (b"Z", b"X") else int(fields[19])

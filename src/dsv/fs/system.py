@@ -46,8 +46,8 @@ def kind_of(path: Path) -> FileSystem:
 
 
 def name_of(path: Path) -> str:
-    """What the kernel calls the file system that `path` is on, such as `ext4` or `nfs4`; empty if it doesn't say.
-    Raises `OSError`."""
+    """Return what the kernel calls the file system that `path` is on, such as `ext4` or `nfs4`; empty if it doesn't
+    say. Raises `OSError`."""
     device = path.stat().st_dev
     with suppress(OSError):
         for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
@@ -109,7 +109,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def magic(path: Path) -> int:
-    """What statfs(2) calls the type of the file system; 0 where that is not known. Raises `OSError`."""
+    """Return what statfs(2) calls the type of the file system; 0 where that is not known. Raises `OSError`."""
     if sys.platform != "linux":
         return 0
     buffer = ctypes.create_string_buffer(512)  # struct statfs has 120 bytes; f_type is its first long

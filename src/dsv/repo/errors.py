@@ -28,7 +28,7 @@ def put_back(key: str) -> str:
 
 
 def damaged(kind: ObjectKind, object_id: Id, where: Location) -> IntegrityError:
-    """What lies at `where` is not this object."""
+    """Return the error for bytes at `where` that are not this object."""
     return IntegrityError(
         f"{kind.name.lower()} {object_id} in pack {where.pack} at {where.offset} is damaged",
         subject=str(object_id),

@@ -33,13 +33,13 @@ _LOOKED_AT = 1000
 
 
 def has_data(store: Store) -> bool:
-    """Whether there is what only a store can have, though its format may be gone."""
+    """Return whether there is what only a store can have, though its format may be gone."""
 
     return any(together([partial(_any_of, store, prefix, parse) for prefix, parse in _DATA]))
 
 
 def has_names(store: Store) -> bool:
-    """Whether there is a branch."""
+    """Return whether there is a branch."""
     return _any_of(store, keys.REFS_PREFIX, keys.parse_branch_key)
 
 
@@ -141,12 +141,13 @@ class Format(msgspec.Struct, frozen=True):
 
     @property
     def named_records(self) -> bool:
-        """Whether every ref, tag and commit carries the names that it was made for: decided when a store is made."""
+        """Return whether every ref, tag and commit carries the names that it was made for: decided when a store is
+        made."""
         return any(one.name == NAMED_RECORDS for one in self.entries[0].features)
 
     @property
     def node_locators(self) -> bool:
-        """Whether every node has a locator behind it: decided when a store is made."""
+        """Return whether every node has a locator behind it: decided when a store is made."""
         return any(one.name == NODE_LOCATORS for one in self.entries[0].features)
 
     def has(self, feature: str) -> bool:
@@ -223,8 +224,8 @@ def _whole_log(data: Store, entries: list[FormatEntry]) -> Format:
 
 
 def has_layout(store: Store) -> bool:
-    """Whether a store was made here, or one half of a store in two places. Raises `IntegrityError` if one was made and
-    its format is gone."""
+    """Return whether a store was made here, or one half of a store in two places. Raises `IntegrityError` if one was
+    made and its format is gone."""
     split = split_of(store)
     if split is not None:
         return read_entry(split.data, 0) is not None or (has_data(split.data) and lost_format(split.data))

@@ -64,7 +64,7 @@ def walk(commits: Commits, starts: Iterable[CommitId]) -> Iterator[tuple[CommitI
 
 
 def is_ancestor(commits: Commits, ancestor: CommitId, descendant: CommitId) -> bool:
-    """Whether `descendant` is `ancestor`, or was made on top of it."""
+    """Return whether `descendant` is `ancestor`, or was made on top of it."""
     painting = _Painting(commits, ancestor, descendant)
     while not painting.flags[ancestor] & _RIGHT and painting.open:
         painting.step()
@@ -88,7 +88,7 @@ def merge_bases(commits: Commits, left: CommitId, right: CommitId) -> tuple[Comm
 
 
 def ahead_behind(commits: Commits, left: CommitId, right: CommitId) -> Distance:
-    """How many commits `left` has that `right` has not, and the other way round."""
+    """Return how many commits `left` has that `right` has not, and the other way round."""
     painting = _Painting(commits, left, right)
     while not painting.settled:
         painting.step()
@@ -97,7 +97,8 @@ def ahead_behind(commits: Commits, left: CommitId, right: CommitId) -> Distance:
 
 
 def only_in(commits: Commits, commit_id: CommitId, others: Iterable[CommitId]) -> int:
-    """How many commits a commit has, itself counted, that none of the others has: these are lost with its last name."""
+    """Return how many commits a commit has, itself counted, that none of the others has: these are lost with its last
+    name."""
     painting = _Painting(commits, commit_id, *others)
     while not painting.settled and not painting.flags[commit_id] & _RIGHT:
         painting.step()
@@ -204,7 +205,7 @@ class _Painting:
 
     @property
     def settled(self) -> bool:
-        """Whether no flag can change any more: nothing is left, or one common ancestor of everything reached."""
+        """Return whether no flag can change any more: nothing is left, or one common ancestor of everything reached."""
         if self.open:
             return False
         return not self._frontier or (self._frontier.only() is not None and not self._passed_a_root)
@@ -348,7 +349,7 @@ class PathHistory:
         self._places: dict[CommitId, dict[Id, Location | None]] = {}
 
     def differs(self, before: tuple[CommitId, Commit] | None, after: tuple[CommitId, Commit] | None) -> bool:
-        """Whether the two commits have something different at the paths. None: an empty tree."""
+        """Return whether the two commits have something different at the paths. None: an empty tree."""
         left, right = _Side(self, before), _Side(self, after)
         while left.places or right.places:
             if left.level == right.level:
@@ -380,7 +381,7 @@ class PathHistory:
         return found
 
     def parts(self, commit_id: CommitId, commit: Commit, place: _Place) -> tuple[Part, ...]:
-        """What a segment has at the paths, as far as it can differ."""
+        """Return what a segment has at the paths, as far as it can differ."""
         found = self._parts.get(place.id)
         if found is None:
             read = self._read(ObjectKind.SEGMENT, commit_id, commit, place)

@@ -49,17 +49,18 @@ class StandingRows:
         self._read: dict[IndexId, Index | None] = {}
 
     def have_all(self, found: Index) -> bool:
-        """Whether every row of a file that was replaced is in others. False if it has rows of a kind not known here."""
+        """Return whether every row of a file that was replaced is in others. False if it has rows of a kind not known
+        here."""
         known = sum(1 for _ in found.rows()) + sum(1 for _ in found.erased())
         return known == len(found) and not self.lack_any(found)
 
     def lack_any(self, found: Index) -> bool:
-        """Whether a file has a row that no other has; of a kind not known here, nobody can tell."""
+        """Return whether a file has a row that no other has; of a kind not known here, nobody can tell."""
         places = all(self._have(*row) for row in found.rows())
         return not (places and all(self._have(*row, None) for row in found.erased()))
 
     def _have(self, kind: ObjectKind, object_id: Id, place: Location | None) -> bool:
-        """Whether a file has the place, or says that the object was erased, which counts more than any place."""
+        """Return whether a file has the place, or says that the object was erased, which counts more than any place."""
         head = int.from_bytes(object_id[:4], "big")
         for index_id, file in self._files:
             if file is not None and not file.first <= head <= file.last:

@@ -272,7 +272,7 @@ def moves_elsewhere(old: str, said: FormatEntry) -> Conflict:
 
 
 def _numbered(key: str) -> tuple[DatasetName, BranchName, int] | None:
-    """Which move of a branch it is, or which rule; None for every other key."""
+    """Return which move of a branch it is, or which rule; None for every other key."""
     return keys.parse_branch_key(key) or keys.parse_branch_rule_key(key)
 
 

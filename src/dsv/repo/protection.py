@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def refused_move(
     objects: Objects, limits: Limits, before: CommitId | None, entry: RefEntry, *, merge: bool
 ) -> str | None:
-    """Why the branch may not go from `before` to what the entry names; None if it may. merge: a merge does it."""
+    """Return why the branch may not go from `before` to what the entry names; None if it may. merge: a merge does
+    it."""
     if entry.commit == before and not entry.deleted:
         return None  # it stays where it is, as when its rule is changed
     commit = None if entry.commit is None else objects.commit(entry.commit)

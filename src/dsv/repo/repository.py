@@ -182,7 +182,7 @@ class Repository:
 
     @classmethod
     def exists(cls, store: Store) -> bool:
-        """Whether a store was made here. Raises `IntegrityError` if one was, and its format is gone."""
+        """Return whether a store was made here. Raises `IntegrityError` if one was, and its format is gone."""
         return has_layout(store)
 
 

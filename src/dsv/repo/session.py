@@ -96,25 +96,26 @@ class Session:
         self._renewal.stop()
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
-        """Where the store already has an object that this session may refer to, in a pack that is not condemned."""
+        """Return where the store already has an object that this session may refer to, in a pack that is not
+        condemned."""
         return self.repository.objects.indexes.find(kind, object_id, usable=self.may_rely)
 
     def may_rely(self, kind: ObjectKind, object_id: Id, pack_id: PackId) -> bool:
-        """Whether the store has the object in this pack, as far as anybody here knows, and gc is not about to remove
-        the pack. The pack is looked for once."""
+        """Return whether the store has the object in this pack, as far as anybody here knows, and gc is not about to
+        remove the pack. The pack is looked for once."""
         return pack_id not in self.condemned and self._packs.may_rely(kind, object_id, pack_id)
 
     def avoids(self, pack_id: PackId) -> bool:
-        """Whether a pack is condemned, or something in it may be lost or damaged; asks nothing."""
+        """Return whether a pack is condemned, or something in it may be lost or damaged; asks nothing."""
         return pack_id in self.condemned or self._packs.is_suspect(pack_id)
 
     @property
     def avoids_any(self) -> bool:
-        """Whether there is any pack that `avoids` is about."""
+        """Return whether there is any pack that `avoids` is about."""
         return bool(self.condemned) or self._packs.any_suspect
 
     def has_pack(self, pack_id: PackId, size: int) -> bool:
-        """Whether a pack of an earlier, killed session is still there, whole, and not condemned."""
+        """Return whether a pack of an earlier, killed session is still there, whole, and not condemned."""
         if pack_id in self.condemned:
             return False
         return any(

@@ -129,7 +129,7 @@ class Store(Protocol):
         ...
 
     def modified(self, key: str) -> float:
-        """When the object was made, in seconds since 1970 by the store's clock. Raises NotFound."""
+        """Return when the object was made, in seconds since 1970 by the store's clock. Raises NotFound."""
         ...
 
     def delete(self, key: str) -> None:
@@ -170,7 +170,7 @@ def check_folder(prefix: str) -> str:
 
 
 def is_component(name: str) -> bool:
-    """Whether a file or folder of this name may be part of a key."""
+    """Return whether a file or folder of this name may be part of a key."""
     return _ONE_COMPONENT.match(name) is not None
 
 
@@ -213,7 +213,7 @@ _this_thread: Final = (
 
 
 def both(one: Callable[[], _A], other: Callable[[], _B]) -> tuple[_A, _B]:
-    """What the two calls return, made at the same time. Raises what `one` raised, else what `other` did.
+    """Return what the two calls return, made at the same time. Raises what `one` raised, else what `other` did.
 
     Both have ended by then; only a signal does not wait for them. One after the other if it is called by one of so
     many of `together` that no more should be under way.

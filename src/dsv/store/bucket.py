@@ -45,7 +45,7 @@ def bucket_warnings(url: str, options: StoreOptions) -> tuple[str, ...]:
 
 
 def warnings_for(bucket: str, prefix: str, settings: BucketSettings) -> tuple[str, ...]:
-    """What these settings mean for a store under `prefix`, worst first. Pure."""
+    """Return what these settings mean for a store under `prefix`, worst first. Pure."""
     rules = [rule for rule in settings.lifecycle if _applies(rule, prefix)]
     found = [text for rule in rules for text in _rule_warnings(rule, bucket)]
     if settings.public:
@@ -107,7 +107,8 @@ def read_settings(url: str, options: StoreOptions) -> BucketSettings:
 
 
 def names_anybody(policy: object) -> bool:
-    """Whether a policy allows something to `*`, or can't be read. Ceph calls any policy public that names a user."""
+    """Return whether a policy allows something to `*`, or can't be read. Ceph calls any policy public that names a
+    user."""
     try:
         statements = json.loads(str(policy))["Statement"]
         allowed = [one for one in statements if one["Effect"] == "Allow"]
@@ -160,7 +161,7 @@ def _when(action: Mapping[str, Any]) -> str:
 
 
 def _applies(rule: Mapping[str, Any], prefix: str) -> bool:
-    """Whether the rule is on, and concerns any key below the store's prefix. dsv's objects have no tags."""
+    """Return whether the rule is on, and concerns any key below the store's prefix. dsv's objects have no tags."""
     if rule.get("Status") != "Enabled":
         return False
     chosen = rule.get("Filter") or {}

@@ -353,7 +353,7 @@ class DirectoryStore:
             os.close(folder)
 
     def _has(self, folders: _Folders, name: str) -> bool:
-        """Whether the name is known to be taken, so that no large file is written for nothing."""
+        """Return whether the name is known to be taken, so that no large file is written for nothing."""
         with unless_gone(), self._folder(folders) as folder:
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode):

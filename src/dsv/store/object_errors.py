@@ -73,7 +73,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def login_hint(url: str) -> str:
-    """What gives credentials to a store of this kind."""
+    """Return what gives credentials to a store of this kind."""
     return _LOGIN[url.partition(":")[0]]
 
 

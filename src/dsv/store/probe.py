@@ -49,7 +49,7 @@ class Proof(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the store may be used by several writers. Order is not needed for that."""
+        """Return whether the store may be used by several writers. Order is not needed for that."""
         return self.put_if_absent_ok and self.listing_ok
 
 
@@ -73,7 +73,7 @@ def prove(store: Store, *, writers: int = WRITERS, rounds: int = ROUNDS) -> Proo
 
 
 def prove_data(store: Store, *, writers: int = WRITERS) -> tuple[str, ...]:
-    """What keeps a store from holding data whose names are elsewhere; empty if nothing does.
+    """Return the reasons that keep a store from holding data whose names are elsewhere; empty if nothing does.
 
     Many write at once, and read back what they wrote: whole, in ranges, and in a listing. Raises what the store raises.
     """
@@ -97,7 +97,7 @@ def prove_data(store: Store, *, writers: int = WRITERS) -> tuple[str, ...]:
 
 
 def same_place(one: Store, other: Store) -> bool:
-    """Whether what is written to one store is there in the other, whatever both are called."""
+    """Return whether what is written to one store is there in the other, whatever both are called."""
     with _probe_folder(one) as (folder, written):
         key = f"{folder}same"
         written.append(key)
@@ -181,8 +181,8 @@ _SECONDS: Final = 120.0
 
 
 def race(store: Store, options: StoreOptions, *, keys: int = KEYS) -> tuple[str, ...]:
-    """What went wrong if many writers in several processes put the same keys; empty if exactly one won each of them,
-    and its bytes are there. Raises `Unreachable` if a process could not reach the store.
+    """Return what went wrong if many writers in several processes put the same keys; empty if exactly one won each of
+    them, and its bytes are there. Raises `Unreachable` if a process could not reach the store.
 
     store: open here, by whose URL the others open it with `options`.
     """

@@ -39,7 +39,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     longest_wait: float = 8.0
 
     def wait(self, attempt: int, chance: float) -> float:
-        """How long to wait after the `attempt`-th failure (from 1); `chance`, in [0, 1), spreads callers."""
+        """Return how long to wait after the `attempt`-th failure (from 1); `chance`, in [0, 1), spreads callers."""
         longest = min(self.longest_wait, self.first_wait * 2.0 ** (attempt - 1))
         return longest * (0.5 + 0.5 * chance)
 

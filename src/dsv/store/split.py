@@ -96,7 +96,7 @@ class SplitStore:
         self.data.conditional = value
 
     def place_of(self, key: str) -> Store:
-        """Where a key, or all that begin with a prefix, are kept."""
+        """Return where a key, or all that begin with a prefix, are kept."""
         return self.names if needs_winner(key) else self.data
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:

@@ -92,7 +92,7 @@ class Counts(msgspec.Struct, frozen=True):
         return self.gets + self.ranges + self.puts + self.lists + self.deletes
 
     def __sub__(self, earlier: Counts) -> Counts:
-        """What happened since `earlier`."""
+        """Return the counts since `earlier`."""
         return Counts(*(getattr(self, name) - getattr(earlier, name) for name in self.__struct_fields__))
 
 

@@ -237,7 +237,7 @@ def _has_donor(piece: _Piece) -> bool:
 
 
 def _read_donor(piece: _Piece) -> bytes | None:
-    """What the donor has in the chunk's place; None if it can't be read."""
+    """Return what the donor has in the chunk's place; None if it can't be read."""
     donor = piece.wanted.donor
     assert donor is not None and piece.chunk is not None
     offset, length = donor.chunks[piece.chunk]
@@ -257,7 +257,7 @@ def _at_once(path: str, flags: int) -> int:
 def donor_chunks(
     objects: Objects, recipe_id: RecipeId, where: Location | None = None
 ) -> dict[ChunkId, tuple[int, int]]:
-    """Where each chunk lies in a file with this recipe: id -> (offset, length), for a `Donor`."""
+    """Return where each chunk lies in a file with this recipe: id -> (offset, length), for a `Donor`."""
     found: dict[ChunkId, tuple[int, int]] = {}
     offset = 0
     for chunk, length, _ in Fetcher(objects)._chunks(recipe_id, where):

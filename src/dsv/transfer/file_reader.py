@@ -79,12 +79,12 @@ class StableRead(msgspec.Struct, Generic[T], frozen=True):
 
 
 def same_times(before: os.stat_result, after: os.stat_result) -> bool:
-    """Whether nobody wrote to a file, nor changed its mode, between two looks at one descriptor."""
+    """Return whether nobody wrote to a file, nor changed its mode, between two looks at one descriptor."""
     return _times(before) == _times(after)
 
 
 def is_quiet(descriptor: int, now: os.stat_result) -> bool:
-    """Whether a file is known to have no unseen writer: it is old, or nobody can write to it.
+    """Return whether a file is known to have no unseen writer: it is old, or nobody can write to it.
 
     To be asked before it is read: anyone who maps it later changes its times.
     """

@@ -108,7 +108,7 @@ class Slot:
         return _LENGTH.pack(len(encoded))
 
     def read(self, length: bytes) -> Batch:
-        """What `write` left, by what it gave."""
+        """Return what `write` left, by what it gave."""
         return _batches.decode(self._answer[: _LENGTH.unpack(length)[0]])
 
 
@@ -210,7 +210,7 @@ _MOST = 4
 
 
 def suitable(files: int, processors: int) -> int:
-    """How many helper processes suit this amount of work and this machine."""
+    """Return how many helper processes suit this amount of work and this machine."""
     return min(processors - 1, _MOST) if files >= _WORTH else 0
 
 
@@ -364,11 +364,11 @@ class _Reader:
 
     @property
     def has_answered(self) -> bool:
-        """Whether `answer` need not wait."""
+        """Return whether `answer` need not wait."""
         return self._pipe.poll(0)
 
     def answer(self, run: Run[T]) -> Batch | None:
-        """What was read for the run, the oldest that was asked for; None if the process has died."""
+        """Return what was read for the run, the oldest that was asked for; None if the process has died."""
         try:
             return self._slots[run.slot].read(self._pipe.recv_bytes())
         except (EOFError, OSError):

@@ -325,7 +325,7 @@ class Uploader:
         return top
 
     def _whole_recipe(self, recipe_id: RecipeId) -> Location | None:
-        """Where a recipe lies all of whose content is in the store, outside condemned packs as it is itself."""
+        """Return where a recipe lies all of whose content is in the store, outside condemned packs as it is itself."""
         found = self._catalog.find(ObjectKind.RECIPE, recipe_id)
         if found is None:
             return self._rebuild_recipe(recipe_id)
@@ -337,7 +337,7 @@ class Uploader:
         return found
 
     def _place(self, recipe: Recipe, child: Id) -> Location | None:
-        """Where something that a recipe lists lies, if the store has all of it."""
+        """Return where something that a recipe lists lies, if the store has all of it."""
         if recipe.level == 0:
             return self._catalog.find(ObjectKind.CHUNK, child)
         return self._whole_recipe(RecipeId(child))

@@ -27,7 +27,7 @@ def parse_json(text: str) -> Json:
 
 
 def json_or_text(text: str) -> Json:
-    """What a person typed: JSON if it is JSON (`0.1`, `true`, `[1,2]`), else the text itself, as `NaN` is."""
+    """Return what a person typed: JSON if it is JSON (`0.1`, `true`, `[1,2]`), else the text itself, as `NaN` is."""
 
     def refuse(constant: str) -> Json:
         raise ValueError(constant)
@@ -73,8 +73,8 @@ def finite_number(text: str) -> float:
 
 
 def is_text(value: str) -> bool:
-    """Whether it can be written as UTF-8: a string may hold half characters (lone surrogates), of JSON's escapes or
-    in place of a name's bytes that are no UTF-8.
+    """Return whether it can be written as UTF-8: a string may hold half characters (lone surrogates), of JSON's escapes
+    or in place of a name's bytes that are no UTF-8.
     """
     return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
 

@@ -123,7 +123,7 @@ class Rev(msgspec.Struct, frozen=True):
 
 
 def _revision_like(text: str) -> str:
-    """What may have been meant by a text that is no revision."""
+    """Return a hint for a text that is not a revision."""
     return f"such as main{text}" if re.fullmatch(r"~[0-9]+", text) else "such as main, v1.0 or main~2"
 
 

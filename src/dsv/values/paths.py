@@ -95,7 +95,7 @@ def disorder(blob: bytes) -> int | None:
 
 
 def _any_longer(blob: bytes, limit: int) -> bool:
-    """Whether one of the paths in the blob has more than `limit` bytes."""
+    """Return whether one of the paths in the blob has more than `limit` bytes."""
     start, last = 0, len(blob) - limit
     while start < last:
         start = blob.rfind(b"\0", start, start + limit + 1) + 1
@@ -221,13 +221,13 @@ class Scope(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether it is every path."""
+        """Return whether it is every path."""
         ...
 
     def __contains__(self, path: bytes) -> bool: ...
 
     def overlaps(self, after: bytes | None, last: bytes) -> bool:
-        """Whether sorted paths in (`after`, `last`] may be in it; `after` None: from the start."""
+        """Return whether sorted paths in (`after`, `last`] may be in it; `after` None: from the start."""
         ...
 
 
@@ -282,11 +282,11 @@ class PathSet(msgspec.Struct, frozen=True):
         return at > 0 and _is_below(key, self.keys[at - 1])
 
     def touches(self, path: bytes) -> bool:
-        """Whether the path is in the set or leads to something in it."""
+        """Return whether the path is in the set or leads to something in it."""
         return path in self or self._has_below(path)
 
     def overlaps(self, after: bytes | None, last: bytes) -> bool:
-        """Whether sorted paths in (`after`, `last`] may be in the set; `after` None: from the start."""
+        """Return whether sorted paths in (`after`, `last`] may be in the set; `after` None: from the start."""
         if self.whole:
             return True
         low = b"" if after is None else sort_key(after)

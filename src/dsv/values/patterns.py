@@ -84,7 +84,7 @@ class Pattern:
 
     @cached_property
     def _accepts(self) -> Callable[[bytes, int], object]:
-        """Whether a text matches from a place on, which is where the literal beginning ends."""
+        """Return whether a text matches from a place on, which is where the literal beginning ends."""
         tokens = _tokens(self.text, len(self._literal))
         if tokens is None:
             return lambda text, start: False
@@ -183,7 +183,7 @@ def _trimmed(line: bytes) -> bytes:
 
 
 def _tokens(text: bytes, at: int) -> list[_Token] | None:
-    """What the text asks for from a place on; None if nothing can match it."""
+    """Return what the text asks for from a place on; None if nothing can match it."""
     tokens: list[_Token] = []
     while at < len(text):
         byte = text[at]
@@ -293,16 +293,16 @@ class PathPattern:
 
     @cached_property
     def start(self) -> bytes:
-        """What every path begins with that it matches, or that lies below one."""
+        """Return what every path begins with that it matches, or that lies below one."""
         wild = min((at for byte in _WILDCARDS if (at := self.text.find(byte)) >= 0), default=len(self.text))
         return self.text[:wild]
 
     def matches(self, path: bytes, *, folder: bool) -> bool:
-        """Whether this very path matches; those below a folder that matches are for the caller."""
+        """Return whether this very path matches; those below a folder that matches are for the caller."""
         return self._pattern.matches(path, path.rpartition(b"/")[2], directory=folder)
 
     def may_match_below(self, folder: bytes) -> bool:
-        """Whether it may match something below a folder that neither matches nor lies below one that does."""
+        """Return whether it may match something below a folder that neither matches nor lies below one that does."""
         if not folder:
             return True
         names = folder.split(b"/")
@@ -329,7 +329,7 @@ class PathPattern:
 
 
 def is_pattern(path: bytes) -> bool:
-    """Whether a path has characters that a pattern gives another meaning to."""
+    """Return whether a path has characters that a pattern gives another meaning to."""
     return any(byte in path for byte in _WILD)
 
 
@@ -368,7 +368,7 @@ class SparsePatterns:
 
     @property
     def whole(self) -> bool:
-        """Whether it is everything."""
+        """Return whether it is everything."""
         return self.lines is None
 
     @property
@@ -416,7 +416,7 @@ class SparsePatterns:
         return self.matches(path)
 
     def matches(self, path: bytes) -> bool:
-        """Whether the lines choose the path."""
+        """Return whether the lines choose the path."""
         if self.lines is None:
             return True
         decider, all_below = self._folder(path.rpartition(b"/")[0])
@@ -428,7 +428,7 @@ class SparsePatterns:
         return self._verdict(decider)
 
     def overlaps(self, after: bytes | None, last: bytes) -> bool:
-        """Whether sorted paths in (`after`, `last`] may belong to it; `after` None: from the start."""
+        """Return whether sorted paths in (`after`, `last`] may belong to it; `after` None: from the start."""
         if self.lines is None:
             return True
         folder = _common_folder(after, last)
@@ -449,11 +449,12 @@ class SparsePatterns:
         return False
 
     def all_below(self, folder: bytes) -> bool | None:
-        """Whether everything below the folder belongs to it, or nothing does; None: some may, and some may not."""
+        """Return whether everything below the folder belongs to it, or nothing does; None: some may, and some may
+        not."""
         return True if self.lines is None else self._folder(folder)[1]
 
     def leads_to(self, folder: bytes) -> bool:
-        """Whether something below the folder may belong to it."""
+        """Return whether something below the folder may belong to it."""
         return self.lines is None or self._folder(folder)[1] is not False
 
     def _folder(self, folder: bytes) -> tuple[int, bool | None]:

@@ -115,7 +115,7 @@ _GLANCE = 512
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether any value of this name is taken to be secret: `HF_TOKEN`, `dbPassword`, `PGPASSWORD`, `id_token`.
+    """Return whether any value of this name is taken to be secret: `HF_TOKEN`, `dbPassword`, `PGPASSWORD`, `id_token`.
 
     `max_tokens`, `pad_token`, `token_id`, `tokenizer`, `compass`, `author`, `key` and `PWD` are not.
     """
@@ -124,7 +124,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a value is taken to be secret by its name or, for a key of any kind, because it looks random."""
+    """Return whether a value is taken to be secret by its name or, for a key of any kind, because it looks random."""
     words = _WORDS.findall(name)
     is_key = bool(words) and words[-1].lower() == "key"
     return is_secret_name(name) or (is_key and _RANDOM.search(value) is not None)
@@ -361,7 +361,7 @@ def _may_be_secret(value: str) -> bool:
 
 
 def _stands_alone(value: str) -> bool:
-    """Whether it is long enough to be looked for without its name."""
+    """Return whether it is long enough to be looked for without its name."""
     return len(value) >= (_GIVEN if _is_number(value) else A_WORD)
 
 

@@ -25,7 +25,7 @@ def read_toml(data: bytes) -> dict[str, object]:
 
 
 def binding(document: dict[str, object]) -> dict[str, object]:
-    """What a workspace is bound to. A sparse one has it in a table, so that older versions refuse it."""
+    """Return what a workspace is bound to. A sparse one has it in a table, so that older versions refuse it."""
     inner = document.get("workspace")
     return inner if isinstance(inner, dict) else document
 

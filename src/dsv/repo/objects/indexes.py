@@ -134,7 +134,7 @@ class RemoteIndex:
         return self._whole
 
     def _look(self, known: IndexFilter, kind: ObjectKind, object_id: Id) -> tuple[Location | None, bool]:
-        """What the rows say, and whether that is sure."""
+        """Return what the rows say, and whether that is sure."""
         for block in known.blocks(object_id):
             rows = self._parts.get(block)
             if rows is None:
@@ -208,7 +208,7 @@ class Indexes:
         """Merged files that were met damaged, and whose originals are read instead. They count as not listed."""
 
     def find(self, kind: ObjectKind, object_id: Id, *, usable: Usable = _any_pack) -> Location | None:
-        """Where the object lies, in a pack that is usable; None is a miss in what was loaded so far."""
+        """Return where the object lies, in a pack that is usable; None is a miss in what was loaded so far."""
         found = self._find(kind, object_id, usable)
         return self._find(kind, object_id, usable) if found is None and self._replace_gone() else found
 
@@ -294,7 +294,7 @@ class Indexes:
         return found if found is not None else self._read(index_id)
 
     def is_remote(self, index_id: IndexId) -> bool:
-        """Whether it is a large file that is not here."""
+        """Return whether it is a large file that is not here."""
         return isinstance(self._loaded.get(index_id), RemoteIndex)
 
     def proved(self, index_id: IndexId, most_bytes: int) -> Index | None:
@@ -334,7 +334,7 @@ class Indexes:
             raise index.was_erased(object_id)
 
     def _replace_gone(self) -> bool:
-        """Whether partly read files are gone from the store. If so, loads the files that replaced them."""
+        """Return whether partly read files are gone from the store. If so, loads the files that replaced them."""
         gone, self._gone = self._gone, set()
         if not gone:
             return False
@@ -402,7 +402,7 @@ class Indexes:
         return parsed
 
     def _has_originals(self, index_id: IndexId) -> bool:
-        """Whether all that a merge wrote to the file is listed in other files too.
+        """Return whether all that a merge wrote to the file is listed in other files too.
 
         Only a record of one run says so: that run is its own. Of the runs of earlier merges, which a record may name as
         well, the originals may have been deleted before it was written.

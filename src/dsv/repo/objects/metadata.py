@@ -75,7 +75,7 @@ class MetadataCache:
             replace_file(path, data, mode=mode & 0o444, sync=False)
 
     def names(self, kind: str) -> list[str]:
-        """What there are copies of."""
+        """Return what there are copies of."""
         found = set() if self._behind is None else set(self._behind.names(kind))
         if self._folder is not None:
             with contextlib.suppress(OSError):
@@ -108,5 +108,5 @@ def _make_folder(folder: Path) -> int:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Where the folder is shared, another user may have put a pipe there, and opening that must not hang."""
+    """Open a file without waiting: in a shared folder another user may have put a pipe there."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -62,7 +62,7 @@ STORED_CHILD: Final = 30
 
 
 def has_real_ids(stored: int, node: Buffer) -> bool:
-    """Whether so few stored bytes can hold the ids of a node's children, which all differ.
+    """Return whether so few stored bytes can hold the ids of a node's children, which all differ.
 
     A reader keeps every child of a tree in memory, before it has read what is below. Ids that somebody made up
     compress to almost nothing, and some MB of such nodes would take it GBs.
@@ -71,7 +71,7 @@ def has_real_ids(stored: int, node: Buffer) -> bool:
 
 
 def is_possible(kind: ObjectKind, where: Location) -> bool:
-    """Whether an object of this kind, and its own locator, can have the lengths that a location gives."""
+    """Return whether an object of this kind, and its own locator, can have the lengths that a location gives."""
     rows = LOCATOR_ROWS.get(kind)
     tail = 0 if rows is None else largest(rows) + FRAME_SLACK
     limit = OBJECT_LIMITS[kind]
@@ -216,7 +216,7 @@ class Objects:
         return decoded(Commit.decode, data, "commit", commit_id)
 
     def is_at_hand(self, commit_id: CommitId) -> bool:
-        """Whether the commit can be given without a request."""
+        """Return whether the commit can be given without a request."""
         return (
             commit_id in self._stored or self._metadata.get("commit", str(commit_id), RECORD_MAX) is not None
         )
@@ -232,8 +232,8 @@ class Objects:
         return both(partial(self.commit, commit_id), partial(self.commit_locator, commit_id))
 
     def commit_locator(self, commit_id: CommitId) -> Locator | None:
-        """Where the commit's root node lies, if that is recorded; advisory. In a store without `node-locators`, where
-        all of its nodes and segments lie."""
+        """Return where the commit's root node lies, if that is recorded; advisory. In a store without `node-locators`,
+        where all of its nodes and segments lie."""
         name = str(commit_id)
         data = self._metadata.get("commit-locator", name, _LOCATOR_MAX)
         if data is not None:
@@ -283,7 +283,8 @@ class Objects:
         return segment.encode(self._segments.paths.split)
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location:
-        """Where an object lies by the index. Raises `IntegrityError`: what is asked for is referenced by something."""
+        """Return where an object lies by the index. Raises `IntegrityError`: what is asked for is referenced by
+        something."""
         impossible: Location | None = None
         for found in self._places(kind, object_id):
             if is_possible(kind, found):
@@ -372,7 +373,7 @@ class Objects:
         return Located(data, locator)
 
     def _bytes_at(self, kind: ObjectKind, object_id: Id, where: Location, tail: int = 0) -> memoryview:
-        """What is stored at `where`, with so many bytes of a tail. Raises `NotFound`, `IntegrityError`."""
+        """Return what is stored at `where`, with so many bytes of a tail. Raises `NotFound`, `IntegrityError`."""
         if not is_possible(kind, where):
             raise damaged(kind, object_id, where)
         return self.store.get_range(keys.pack_key(where.pack), where.offset, where.stored + tail)
@@ -492,7 +493,7 @@ def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Bytes) -> 
 
 
 def _locator(data: Bytes, max_rows: int) -> Locator | None:
-    """What can't be read, or is of a newer version, is as good as absent: the index knows all that it says."""
+    """Return the decoded locator; None if it is damaged or of a newer version, as the index has all that it says."""
     try:
         return Locator.decode(data, max_rows)
     except (IntegrityError, Unsupported):

@@ -51,21 +51,21 @@ class Packs:
         self._listed = False
 
     def may_rely(self, kind: ObjectKind, object_id: Id, pack_id: PackId) -> bool:
-        """Whether a new commit may refer to an object in this pack: the pack is there, and no read on this machine has
-        found the object damaged in it."""
+        """Return whether a new commit may refer to an object in this pack: the pack is there, and no read on this
+        machine has found the object damaged in it."""
         return (pack_id, kind, object_id) not in self._known_damage() and not self.is_lost(pack_id)
 
     def is_suspect(self, pack_id: PackId) -> bool:
-        """Whether the pack is known to be lost, or may have damaged objects. Asks nothing."""
+        """Return whether the pack is known to be lost, or may have damaged objects. Asks nothing."""
         return pack_id in self.known_lost or pack_id in self._suspect
 
     @property
     def any_suspect(self) -> bool:
-        """Whether there is any pack that `is_suspect` is about."""
+        """Return whether there is any pack that `is_suspect` is about."""
         return bool(self.known_lost or self._suspect or self.missing)
 
     def is_lost(self, pack_id: PackId) -> bool:
-        """Whether the store lacks the pack."""
+        """Return whether the store lacks the pack."""
         if pack_id in self._present:
             return False
         if pack_id in self.known_lost:
@@ -117,8 +117,8 @@ class Packs:
         self._metadata.put(_MISSING, f"{kind.value}-{object_id}", b"")
 
     def noted(self) -> bool:
-        """Whether something that some process here found lost or damaged still is, and was not stored again since.
-        Asks nothing if there is no note."""
+        """Return whether something that some process here found lost or damaged still is, and was not stored again
+        since. Asks nothing if there is no note."""
         for name in self._metadata.names(_LOST):
             with suppress(UsageError):
                 pack_id = PackId.parse(name)

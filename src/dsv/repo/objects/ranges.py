@@ -45,7 +45,7 @@ class Span(msgspec.Struct, Generic[Item]):
         return self.size + ITEM * len(self.items)
 
     def growth(self, where: Location) -> int | None:
-        """How many bytes more it would have with that in it; None where that lies too far off."""
+        """Return how many bytes more it would have with that in it; None where that lies too far off."""
         first, last = where.offset, _end(where)
         if first > self.end + GAP or last + GAP < self.start:
             return None

@@ -31,7 +31,8 @@ def shared_bytes(
     after: Entry,
     locations: tuple[Location | None, Location | None] = (None, None),
 ) -> int:
-    """How many bytes of `after` lie in chunks that `before` has too. Reads only recipes that one of them has alone."""
+    """Return how many bytes of `after` lie in chunks that `before` has too. Reads only recipes that one of them has
+    alone."""
     if before.file_id == after.file_id:
         return after.size
     if before.recipe_id is None or after.recipe_id is None:

@@ -153,7 +153,7 @@ class Refs(Tags):
         return there
 
     def branch_or_tag(self, dataset: DatasetName, text: str) -> Head | TagValue | None:
-        """What a name means, which is never both; None for one that has gone, or never was."""
+        """Return what a name means, which is never both; None for one that has gone, or never was."""
         branch, tag = BranchName.parse(text), TagName.parse(text)
         if self._beginning(dataset, branch) is None:
             found = both(partial(self.head_or_none, dataset, branch), partial(self.tag, dataset, tag))
@@ -241,7 +241,7 @@ class Refs(Tags):
             raise changed(self._store.url, key, what, now)
 
     def limits(self, dataset: DatasetName, branch: BranchName) -> Limits | None:
-        """What a protected branch allows; None for any other, which costs a listing that is made anyway."""
+        """Return what a protected branch allows; None for any other, which costs a listing that is made anyway."""
         rule = self.rule(dataset, branch)
         return None if rule is None else rule.limits
 

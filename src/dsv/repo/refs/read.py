@@ -97,7 +97,7 @@ class _Smallest:
         self._rules = 0
 
     def add(self, key: str) -> bool:
-        """Whether it was kept. Keys are added in order."""
+        """Add a key, in order, and return whether it was kept."""
         rule = keys.parse_branch_rule_key(key) is not None
         kept = self._rules < 1 if rule else len(self.keys) - self._rules < 2
         if kept:

@@ -90,7 +90,7 @@ def _is_whole(digits: str) -> bool:
 
 
 def _says(commit: Commit | None, dataset: DatasetName) -> bool:
-    """Whether the commit itself says that it was made for the dataset."""
+    """Return whether the commit itself says that it was made for the dataset."""
     return commit is not None and commit.dataset == dataset
 
 

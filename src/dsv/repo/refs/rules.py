@@ -52,7 +52,7 @@ def read_rule(store: Store, dataset: DatasetName, branch: BranchName, number: in
 
 
 def refused_mover(limits: Limits, author: str, *, merge: bool) -> str | None:
-    """Why this author may not move the branch in this way, as far as that is known before there is a commit."""
+    """Return why this author may not move the branch in this way, as far as that is known before there is a commit."""
     if not limits.names(author):
         return f"{author} is not among those who may move it, {', '.join(limits.who)}"
     if limits.only_merge and not merge:

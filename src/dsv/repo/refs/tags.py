@@ -59,7 +59,7 @@ class Tags:
         return None if self.store_id is None else tombstone(self._store, self.store_id, dataset)
 
     def erased(self, dataset: DatasetName) -> NotFound | None:
-        """What to raise for a dataset that was erased; None if it was not."""
+        """Return what to raise for a dataset that was erased; None if it was not."""
         found = self.erasure(dataset)
         return None if found is None else gone(dataset, found, self._store.url)
 
@@ -72,7 +72,7 @@ class Tags:
         return there
 
     def tag(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
-        """What the tag names; None where it never was or is deleted."""
+        """Return what the tag names; None where it never was or is deleted."""
         try:
             value, deleted = both(
                 partial(self._tag_value, dataset, tag), partial(self._tombstone, dataset, tag)
@@ -249,7 +249,7 @@ class Tags:
 
 
 def named_parts(kind: type[Name], parts: Iterable[str]) -> list[Name]:
-    """What is no name was put there by somebody else, and is passed over."""
+    """Return the parts that are names; others were put there by somebody else."""
     found: list[Name] = []
     for part in parts:
         with suppress(UsageError):

@@ -48,7 +48,8 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def difference(before: Entry | None, after: Entry | None) -> What | None:
-    """How one path's entry changed; None if it did not. A recipe is how a content is stored, and no difference."""
+    """Return how one path's entry changed; None if it did not. A recipe is how a content is stored, and no
+    difference."""
     if before is None or after is None:
         return None if before is after else What.ADDED if before is None else What.REMOVED
     if retyped(before.kind, after.kind):
@@ -63,7 +64,7 @@ def difference(before: Entry | None, after: Entry | None) -> What | None:
 
 
 def retyped(before: Kind, after: Kind) -> bool:
-    """Whether a file, symlink or empty folder became another of these."""
+    """Return whether a file, symlink or empty folder became another of these."""
     return _type(before) is not _type(after)
 
 
@@ -201,7 +202,7 @@ def _diff_rows(before: _Rows, after: _Rows) -> Iterator[Change]:
 
 
 def _end_alike(before: _Rows, after: _Rows) -> bool:
-    """Whether both are at the start of a segment, and these end with the same path."""
+    """Return whether both are at the start of a segment, and these end with the same path."""
     old, new = before.current(), after.current()
     if old is None or new is None or not (before.untouched and after.untouched):
         return False
@@ -234,7 +235,7 @@ class _Rows:
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing of the current segment was taken."""
+        """Return whether nothing of the current segment was taken."""
         return self._rows is None
 
     def current(self) -> LocatedSegment | None:

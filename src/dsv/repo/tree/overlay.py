@@ -59,7 +59,7 @@ class EditedTree(Generic[Source]):
             self._void.add(folder)
 
     def find(self, path: bytes) -> Placed[Source] | None:
-        """What is at exactly this path: a file, a symlink, or an empty folder."""
+        """Return what is at exactly this path: a file, a symlink, or an empty folder."""
         placed = self._placed.get(path)
         if placed is not None or path in self._gone:
             return placed
@@ -67,7 +67,7 @@ class EditedTree(Generic[Source]):
         return None if found.entry is None else Placed(found.entry.kind, found.entry, found.location)
 
     def is_folder(self, path: bytes) -> bool:
-        """Whether the path is the whole tree, an empty folder, or has something below it."""
+        """Return whether the path is the whole tree, an empty folder, or has something below it."""
         here = self.find(path) if path else None
         return not path or (here is not None and here.kind is Kind.EMPTY_DIRECTORY) or self._has_below(path)
 
@@ -141,7 +141,7 @@ class EditedTree(Generic[Source]):
         self._filled.update(folders_above(path))
 
     def changes(self) -> list[tuple[bytes, Placed[Source] | None]]:
-        """What differs from the base in tree order; None is a path that goes."""
+        """Return what differs from the base in tree order; None is a path that goes."""
         found: dict[bytes, Placed[Source] | None] = dict.fromkeys(self._gone)
         found.update(self._placed)
         return [
@@ -149,7 +149,7 @@ class EditedTree(Generic[Source]):
         ]
 
     def had(self, path: bytes) -> bool:
-        """Whether the base has exactly this path."""
+        """Return whether the base has exactly this path."""
         return self._ask(path).entry is not None
 
     def _is_same(self, path: bytes, what: Placed[Source] | None) -> bool:

@@ -61,7 +61,7 @@ class TreeNodes:
         """By a node's id and last path: no other place of the tree has both."""
 
     def top(self) -> list[Leaf]:
-        """What the root lists: segments, if the commit's level is 1."""
+        """Return what the root lists: segments, if the commit's level is 1."""
         if self._top is None:
             locator = self._locator
             listed = iter(()) if locator is None else locator.locations()
@@ -74,7 +74,7 @@ class TreeNodes:
         return self._top
 
     def below(self, parts: Sequence[Part], level: int) -> list[Leaf]:
-        """What these nodes of a level list, in order."""
+        """Return what these nodes of a level list, in order."""
         self.top()
         missing = [part for part in parts if _place(part) not in self._below]
         found = self._objects.nodes((NodeId(part.child.id), part.where) for part in missing)
@@ -153,7 +153,7 @@ class TreeNodes:
     def _opened(
         self, said: Part | None, found: Located[Node], level: int, listed: Iterable[Location]
     ) -> list[Leaf]:
-        """What a node lists, with the places that its locator gives, or else the next ones of the commit's."""
+        """Return what a node lists, with the places that its locator gives, or else the next ones of the commit's."""
         before = None if said is None else said.before
         self._check(None if said is None else said.child, found.value, level, before)
         places = iter(()) if found.locator is None else found.locator.locations()
@@ -245,11 +245,11 @@ class TreeReader:
         return self._nodes.last()
 
     def top(self) -> list[Leaf]:
-        """What the root lists."""
+        """Return what the root lists."""
         return self._nodes.top()
 
     def below_nodes(self, parts: Sequence[Part], level: int) -> list[Leaf]:
-        """What these nodes of a level list, in order."""
+        """Return what these nodes of a level list, in order."""
         return self._nodes.below(parts, level)
 
     def nodes(self) -> list[tuple[ObjectKind, NodeId, Location | None]]:

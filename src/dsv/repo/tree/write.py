@@ -25,12 +25,12 @@ class TreeSink(Protocol):
 
     @property
     def node_locators(self) -> bool:
-        """Whether a node is stored with a locator of its own. Else the commit's locator lists the whole tree."""
+        """Return whether a node is stored with a locator of its own. Else the commit's locator lists the whole tree."""
         ...
 
     @property
     def keeps_nodes(self) -> bool:
-        """Whether a commit may go on referring to a node without a look at what is below it."""
+        """Return whether a commit may go on referring to a node without a look at what is below it."""
         ...
 
     def put_segment(self, segment: Segment, locator: Locator) -> tuple[SegmentId, Location]: ...
@@ -38,19 +38,20 @@ class TreeSink(Protocol):
     def put_node(self, node: Node, locations: list[Location]) -> tuple[NodeId, Location]: ...
 
     def kept_location(self, kind: ObjectKind, part: Part) -> Location:
-        """Where a segment or node that stays lies, outside condemned packs."""
+        """Return where a segment or node that stays lies, outside condemned packs."""
         ...
 
     def avoids(self, pack_id: PackId) -> bool:
-        """Whether a pack is condemned, or lost: nothing new may refer to what lies in it. Asks nothing."""
+        """Return whether a pack is condemned, or lost: nothing new may refer to what lies in it. Asks nothing."""
         ...
 
     def content_location(self, entry: Entry, known: Location | None) -> Location:
-        """Where an entry's content lies, outside condemned packs; `known` is from its segment's locator."""
+        """Return where an entry's content lies, outside condemned packs; `known` is from its segment's locator."""
         ...
 
     def new_location(self, entry: Entry, known: Location | None) -> Location:
-        """Where the content of an entry that the base may lack lies. The store has it there, whatever `known` says.
+        """Return where the content of an entry that the base may lack lies. The store has it there, whatever `known`
+        says.
 
         Raises `IntegrityError` if the store has it nowhere, and `Conflict` if gc is about to remove it.
         """
@@ -92,8 +93,8 @@ class Levels:
         self._previous: bytes | None = None
 
     def is_aligned(self, level: int) -> bool:
-        """Whether the next entry starts a segment or a node of this level, as it did in the base. For levels above 1
-        `write_full` comes first."""
+        """Return whether the next entry starts a segment or a node of this level, as it did in the base. For levels
+        above 1 `write_full` comes first."""
         return not self._columns.paths and not any(one.waiting for one in self._levels[:level])
 
     def add(self, entry: Entry, location: Location | None) -> None:

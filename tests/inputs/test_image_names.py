@@ -49,7 +49,7 @@ def test_it_is_refused_before_anything_is_done(person: Dsv, image: str) -> None:
     """No data is fetched, no engine asked, nothing recorded; not even for a dry run."""
     for further in ([], ["--dry-run"], ["--engine", "docker"], ["--engine", "process"]):
         result = person("run", "set", f"--image={image}", *further, "--", "true")
-        refused(result, 2, "is no name of an image" if image.strip() else "--image is empty")
+        refused(result, 2, "is not the name of an image" if image.strip() else "--image is empty")
         assert "\x1b" not in result.err
     nothing_partial(person)
     assert calls(person) == ""

@@ -78,7 +78,7 @@ def test_an_api_server_that_is_away_costs_nothing(site: Site) -> None:
     stop = site.start("stop", "--grace", "10m", site.out().name)
     assert stop.stderr is not None
     said = stop.stderr.readline()
-    assert "is told to end once its cluster answers" in said and "Kubernetes does not answer" in said
+    assert "is stopped once its cluster answers" in said and "Kubernetes does not answer" in said
     site.cluster.start_api()
     _, error = stop.communicate(timeout=PATIENCE)
     assert stop.returncode == 0, error

@@ -170,7 +170,7 @@ def test_an_output_folder_in_a_workspace_is_refused(shop: Shop) -> None:
 def test_an_output_folder_that_cannot_be_made_says_what_helps(shop: Shop) -> None:
     shop.place.cwd.mkdir(exist_ok=True)
     (shop.place.cwd / "file").touch()
-    with pytest.raises(LaunchError, match="file/out can't be made: Not a directory") as caught:
+    with pytest.raises(LaunchError, match="file/out can't be created: Not a directory") as caught:
         shop.run("true", out=Path("file/out"))
     assert caught.value.hint is not None and "--out FOLDER" in caught.value.hint
 
@@ -180,13 +180,13 @@ def test_metrics_that_do_not_count(shop: Shop) -> None:
     secret = shop.home / "secret"
     secret.write_text('{"a": 1}')
     for script, problem in (
-        ("echo '[1]' > metrics.json", "no JSON object"),
-        ("echo '{' > metrics.json", "no JSON"),
+        ("echo '[1]' > metrics.json", "not a JSON object"),
+        ("echo '{' > metrics.json", "not valid JSON"),
         (f"ln -s {secret} metrics.json", "symlink"),
-        ("mkfifo metrics.json", "no plain file"),
+        ("mkfifo metrics.json", "not a regular file"),
         ("head -c 2000000 /dev/zero > metrics.json", "larger"),
-        ("python3 -c 'print(\"[\" * 100000)' > metrics.json", "no JSON"),
-        ('printf \'{"a": "\\377"}\' > metrics.json', "no JSON"),
+        ("python3 -c 'print(\"[\" * 100000)' > metrics.json", "not valid JSON"),
+        ('printf \'{"a": "\\377"}\' > metrics.json', "not valid JSON"),
         (r"""echo '{"a": ["\ud800"]}' > metrics.json""", "half a character"),
         (r"""echo '{"\udfff": 1}' > metrics.json""", "half a character"),
     ):

@@ -373,7 +373,7 @@ class Placing:
         cache = cache_folder(self.context.settings, pool)
         if cache is None:
             raise Unsupported(
-                f"the cache of the pool {pool.name} is no folder: {pool.cache}",
+                f"the cache of the pool {pool.name} is not a folder: {pool.cache}",
                 subject=pool.name,
                 hint=f"dsv config pools.{pool.name}.cache DIR",
             )

@@ -138,7 +138,7 @@ def make_folder(folder: Path, hint: str | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(
-            f"{folder} can't be made: {error.strerror}",
+            f"{folder} can't be created: {error.strerror}",
             subject=str(folder),
             hint=hint,
         ) from error
@@ -192,7 +192,7 @@ def make_skeleton(main: Path, further: Sequence[str], skeleton: Path) -> None:
         for name in further:
             (skeleton / name).mkdir()
     except OSError as error:
-        raise LaunchError(f"{skeleton} can't be made: {error.strerror}", subject=str(skeleton)) from error
+        raise LaunchError(f"{skeleton} can't be created: {error.strerror}", subject=str(skeleton)) from error
 
 
 def remove_scratch(folder: Path) -> None:
@@ -224,7 +224,7 @@ def read_metrics(out: Path, before: tuple[int, int, int] | None) -> Metrics:
         descriptor = os.open(out / METRICS_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return Metrics(problem="it is no plain file")
+                return Metrics(problem="it is not a regular file")
             data = file.read(MAX_METRICS + 1)
     except OSError as error:
         return Metrics(problem="it is a symlink" if (out / METRICS_FILE).is_symlink() else error.strerror)
@@ -237,8 +237,8 @@ def parse_metrics(data: bytes) -> Metrics:
     try:
         values = parse_json(data.decode("utf-8"))
     except ValueError as error:
-        return Metrics(problem=f"it is no JSON: {error}")
-    return Metrics(values) if isinstance(values, dict) else Metrics(problem="it is no JSON object")
+        return Metrics(problem=f"it is not valid JSON: {error}")
+    return Metrics(values) if isinstance(values, dict) else Metrics(problem="it is not a JSON object")
 
 
 def code_state(folder: Path, environ: Mapping[str, str]) -> CodeState:

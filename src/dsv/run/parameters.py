@@ -37,7 +37,7 @@ class SweepId(str):
     def parse(cls, text: str) -> Self:
         """Raises `UsageError`."""
         if _SWEEP_ID.fullmatch(text) is None:
-            raise UsageError(f"{text!r} is no id of a sweep", subject=text, hint="dsv runs lists them")
+            raise UsageError(f"{text!r} is not the id of a sweep", subject=text, hint="dsv runs lists them")
         return cls(text)
 
     @property

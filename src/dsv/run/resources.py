@@ -46,28 +46,30 @@ def parse_gpus(text: str) -> int:
     if text == "all":
         return ALL_GPUS
     if not re.fullmatch(r"[1-9][0-9]{0,3}", text, re.ASCII):
-        raise UsageError(f"{text!r} is no number of GPUs", subject=text, hint="--gpus 2, or --gpus all")
+        raise UsageError(f"{text!r} is not a number of GPUs", subject=text, hint="--gpus 2, or --gpus all")
     return int(text)
 
 
 def parse_gpu_type(text: str) -> str:
     """Raises `UsageError`."""
     if _GPU_TYPE.fullmatch(text) is None:
-        raise UsageError(f"{text!r} is no type of GPU", subject=text, hint="--gpu-type A100")
+        raise UsageError(f"{text!r} is not a type of GPU", subject=text, hint="--gpu-type A100")
     return text
 
 
 def parse_tpu(text: str) -> str:
     """A slice: the version, and the number of chips. Raises `UsageError`."""
     if _TPU.fullmatch(text) is None:
-        raise UsageError(f"{text!r} is no TPU slice", subject=text, hint="--tpu v5e-8")
+        raise UsageError(f"{text!r} is not a TPU slice", subject=text, hint="--tpu v5e-8")
     return text
 
 
 def parse_topology(text: str) -> str:
     """Raises `UsageError`."""
     if _TOPOLOGY.fullmatch(text) is None:
-        raise UsageError(f"{text!r} is no topology of a TPU slice", subject=text, hint="--tpu-topology 2x4")
+        raise UsageError(
+            f"{text!r} is not a topology of a TPU slice", subject=text, hint="--tpu-topology 2x4"
+        )
     return text
 
 
@@ -75,7 +77,7 @@ def parse_cpus(text: str) -> float:
     """Raises `UsageError`."""
     value = float(text) if _CPUS.fullmatch(text) else 0.0
     if value <= 0:
-        raise UsageError(f"{text!r} is no number of CPUs", subject=text, hint="--cpus 4, or --cpus 1.5")
+        raise UsageError(f"{text!r} is not a number of CPUs", subject=text, hint="--cpus 4, or --cpus 1.5")
     return value
 
 
@@ -136,7 +138,7 @@ def _words(text: str) -> list[str]:
 
 def _whole(text: str, what: str, least: int, most: int, hint: str) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", text, re.ASCII) or not least <= int(text) <= most:
-        raise UsageError(f"{text!r} is no {what} ({least} to {most:,})", subject=text, hint=hint)
+        raise UsageError(f"{text!r} is not a {what} ({least} to {most:,})", subject=text, hint=hint)
     return int(text)
 
 

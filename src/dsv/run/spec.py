@@ -151,14 +151,18 @@ def _recorded_gpus(text: str | None) -> int | None:
 def _parse_memory(text: str) -> int:
     size = parse_size(text)
     if size < LEAST_MEMORY:
-        raise UsageError(f"{text} of memory is too little for any command", subject=text, hint="--memory 16G")
+        raise UsageError(
+            f"{text} of memory is too little to start a command", subject=text, hint="--memory 16G"
+        )
     return size
 
 
 def _parse_time(text: str) -> int:
     seconds = parse_duration(text)
     if seconds < 1:
-        raise UsageError(f"a time limit of {text} is none", subject=text, hint="--time 12h")
+        raise UsageError(
+            f"a time limit has to be at least a second, not {text}", subject=text, hint="--time 12h"
+        )
     return seconds
 
 

@@ -87,7 +87,7 @@ Out = Annotated[
         "items.engine": "what started it",
         "items.pool": "the pool that it went to; null if it ran where it was typed",
         "items.passed_over": "the pools that it did not go to, or did not stay at: pool, reason",
-        "items.then": "the pools that it goes on to, in this order, if it does not begin in time",
+        "items.then": "the next pools, in this order, if it does not begin in time",
         "items.engine_version": "the engine's version",
         "items.job": "the job as the engine knows it: engine, run, where, id; null before it has it",
         "items.image": "the image as it was named",

@@ -43,7 +43,7 @@ Grace = Annotated[
     examples=[
         ("dsv stop 4f2a9c01", "SIGTERM, and 20 seconds later SIGKILL"),
         ("dsv stop baseline --grace 5m", "five minutes to save a model"),
-        ("dsv stop sweep-1f2e3d4c", "the runs of a sweep that go on; nothing more of it is begun"),
+        ("dsv stop sweep-1f2e3d4c", "the running runs of a sweep; no more of them are started"),
         ("dsv stop 4f2a9c01 --grace 0", "at once, also if it has been asked to stop before"),
     ],
     result={
@@ -219,7 +219,7 @@ def _told_of_silence(call: Call, record: RunRecord | None) -> Callable[[], None]
             return
         said = True
         call.warn(
-            f"run {record.run} is told to end once its cluster answers; Ctrl-C ends the waiting: {found.reason}"
+            f"run {record.run} is stopped once its cluster answers; Ctrl-C ends the waiting: {found.reason}"
         )
 
     return look

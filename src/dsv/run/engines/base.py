@@ -5,11 +5,11 @@
     ref = engine.submit(plan, ...)             the engine has the job, which has not begun
     ...                                        the caller writes the reference down
     handle = engine.attach(ref, ...)           the job begins; its output arrives
-    supervise(handle, ...)                     see supervise.py
+    supervise(handle, ...)                     in attach.py
     status, logs, cancel, list                 by the reference, from any process, later
 
-`Foreground` of foreground.py does submit, write down and attach. A new engine implements `Engine` and `Handle`, is
-registered in run/engine_list.py, and joins the conformance suite.
+`Foreground` of attach.py submits, writes the reference down and attaches. A new engine implements `Engine` and
+`Handle`, is registered in run/engine_list.py, and joins the conformance suite.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ class Handle(Protocol):
 class Engine(Protocol):
     """A way of running jobs.
 
-    On one machine, a job ends with the process that is attached to it (see guard.py). In a cluster it doesn't: there
+    On one machine, a job ends with the process that is attached to it (see reaper.py). In a cluster it doesn't: there
     the cluster holds the job, and whoever attaches only looks on.
     """
 
@@ -441,7 +441,7 @@ def check_image(image: str | None) -> str:
         raise UsageError("this engine needs an image", hint="dsv run --image IMAGE …")
     if not image or image.startswith("-") or not image.isprintable() or any(c.isspace() for c in image):
         raise UsageError(
-            f"{image!r} is no name of an image",
+            f"{image!r} is not the name of an image",
             subject=image,
             hint="dsv run --image NAME …; options for the engine itself go by --engine-arg",
         )

@@ -102,7 +102,7 @@ def test_an_engine_that_does_not_answer_ends_no_run(here: Dsv, docker_engine: Co
     away = here.at(here.cwd, **{**docker_engine.env, "DOCKER_HOST": f"unix://{here.home}/none"})
     looked = away.ok("runs", run, "--json")
     assert looked.json["items"][0]["state"] == "running"
-    assert "whether its job still runs is not known: docker does not answer" in looked.err
+    assert "the engine does not answer: docker does not answer" in looked.err
     refused = away("stop", run, "--grace", "0")
     assert refused.code == 6 and "may still run" in refused.err
     assert containers("stop", run, "--grace", "0").code == 0

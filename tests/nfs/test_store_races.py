@@ -184,7 +184,7 @@ def _race(lab: nfs_hosts.NfsHosts, bucket: str, served: S3Server, near: S3Server
     answers = [task.answer() for task in made]
     assert sorted(answer.status for answer in answers) == [0] + [4] * (race.racers - 1), answers
     lost = [me for me, answer in enumerate(answers) if answer.status]
-    assert all("dataset xrays exists already" in answers[me].err for me in lost), answers
+    assert all("dataset xrays already exists" in answers[me].err for me in lost), answers
     assert len([*(lab.export / "names/format").iterdir()]) == 1
     (first,) = set(range(race.racers)) - set(lost)
     ok(hosts[first % HOSTS].start("sh", "-c", f"echo begin > /run/w{first}/begin.txt"))

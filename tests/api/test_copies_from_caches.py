@@ -23,8 +23,8 @@ from dsv.api.restore import restore
 from dsv.api.rollback import rollback
 from dsv.api.settings import Source
 from dsv.api.switch import switch
-from dsv.cache.lending import lenders, lent_files
-from dsv.cache.lending.shelf import Shelf
+from dsv.cache import lending
+from dsv.cache.lending import Shelf
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.values.names import BranchName, Target
 from tests.kit.people import Files, Person, read_folder
@@ -202,9 +202,9 @@ class Hanging:
         self.release = threading.Event()
         self.called = threading.Event()
         for module, name in (
-            (lenders, "FIND_SECONDS"),
-            (lenders, "LOOK_SECONDS"),
-            (lent_files, "READ_SECONDS"),
+            (lending, "FIND_SECONDS"),
+            (lending, "LOOK_SECONDS"),
+            (lending, "READ_SECONDS"),
         ):
             monkeypatch.setattr(module, name, 0.01)
 
@@ -219,12 +219,12 @@ def test_a_cache_that_hangs_holds_nobody_up(bob: Person, monkeypatch: pytest.Mon
     hanging = Hanging(monkeypatch)
     if where == "read":
         for name in ("FIND_SECONDS", "LOOK_SECONDS"):
-            monkeypatch.setattr(lenders, name, 600.0)
-        monkeypatch.setattr(lent_files, "_open_all", hanging.wait)
+            monkeypatch.setattr(lending, name, 600.0)
+        monkeypatch.setattr(lending, "_open_all", hanging.wait)
     else:
         if where == "find":
-            monkeypatch.setattr(lenders, "FIND_SECONDS", 600.0)
-            monkeypatch.setattr(lenders.Lenders, "copies", lambda _: MetadataCache(None))
+            monkeypatch.setattr(lending, "FIND_SECONDS", 600.0)
+            monkeypatch.setattr(lending.Lenders, "copies", lambda _: MetadataCache(None))
         monkeypatch.setattr(Shelf, where, hanging.wait)
     try:
         assert cloned(bob).cached_files == 0

@@ -138,7 +138,7 @@ def nearby_caches(settings: Settings) -> list[Path]:
 @contextmanager
 def lending(context: Context, repository: Repository, dataset: DatasetName) -> Iterator[Copies]:
     """What this machine's caches have of a dataset. They are asked when it is first needed, for metadata too."""
-    from dsv.cache.lending.lenders import Lenders
+    from dsv.cache.lending import Lenders
 
     roots = nearby_caches(context.settings)
     if not roots:

@@ -1,1 +1,0 @@
-"""Files of cached commits that a workspace may copy."""

@@ -102,9 +102,9 @@ def test_typer_asks_the_parameters_of_dsv_for_their_values(dsv: Dsv) -> None:
     ("line", "most"),
     [
         ("status", 90),
-        ("log", 90),
+        ("log", 92),
         ("resolve", 92),
-        ("cache pets@v1", 106),
+        ("cache pets@v1", 108),
         ("cached", 200),
         ("sync", 200),
         ("pull", 200),

@@ -29,7 +29,6 @@ from tests.store.proxy import Behaviour, proxy
 ROUNDS = int(os.environ.get("RACE_ROUNDS", "10"))
 OUTAGE_EVERY = int(os.environ.get("RACE_OUTAGE_EVERY", "5"))  # rounds
 HOSTS, ON_EACH = 3, 2
-MOVE_EVERY = 50  # rounds
 PATIENCE = 600.0  # seconds for a round
 CONFIG = """
 store = "grid"
@@ -67,12 +66,6 @@ class Race:
         config.write_text(CONFIG.format(self.crew.store, self.crew.lab.export / self.names))
         environ = {"DSV_CONFIG": str(config), "DSV_CACHE": str(home / "cache")}
         return Dsv(home, home, {**plain_environment(home), **self.near.env, **environ})
-
-    def move_names(self, name: str) -> None:
-        """All others go on meanwhile, and none of them is told."""
-        moved = ok(self.hosts[-1].dsv("store", "move-names", f"/mnt/nfs/{name}", "--json"))
-        assert moved.json["before"] == f"/mnt/nfs/{self.names}", moved
-        self.names = name
 
     @property
     def racers(self) -> int:
@@ -217,12 +210,10 @@ def check_all(race: Race, published: dict[str, dict[str, bytes]]) -> None:
 
 @pytest.mark.timeout(0 if ROUNDS > 20 else 1200)
 def test_one_workspace_of_six_wins_each_round(race: Race) -> None:
-    """The names' server goes off while they sync, at another moment each time, and comes back; and the names move."""
+    """The names' server goes off while they sync, at another moment each time, and comes back."""
     chance, outages = random.Random(1), []
 
     def strike(number: int) -> None:
-        if number % MOVE_EVERY == 4:
-            race.move_names(f"names-{number}")
         if not OUTAGE_EVERY or number % OUTAGE_EVERY != OUTAGE_EVERY // 2:
             return
         before, later = len(race.does.log), chance.randrange(60)

@@ -99,7 +99,7 @@ def test_a_flipped_bit_in_a_chunk_is_named_and_costs_that_file_alone(scene: Scen
         refused(use(person, "set"), 5, *told)
         nothing_partial(person, FILES)
     document = person("cat", "set:a.bin", "--json").json["error"]
-    assert (document["kind"], document["object"], document["retryable"]) == ("integrity", str(row.id), False)
+    assert (document["kind"], document["object"], document["retryable"]) == ("integrity", "set:a.bin", False)
 
 
 def test_a_flipped_bit_anywhere_in_a_large_or_compressed_file(scene: Scene, synced: Keys) -> None:

@@ -1,6 +1,6 @@
 """Workspaces on several hosts race for one branch over a bucket that lets every writer win; the names lie on NFS.
 
-They race to make the store, too, and while they race their names move. Every few rounds the file server loses its
+They race to make the store, too. Every few rounds the file server loses its
 power. A few rounds by default; RACE_ROUNDS=200 in the environment makes as many as it says, and RACE_OUTAGE_EVERY=0
 leaves the file server alone.
 """

@@ -45,7 +45,7 @@ def test_a_container_that_nobody_can_see_any_more(tmp_path: Path, monkeypatch: p
     record = shop.runs.read(shop.runs.listing(SCANS)[0])
     assert (result.exit_code, record.exit_code, record.state) == (125, 125, RunState.CUT_OFF)
     assert "did not answer" in (record.error or "")
-    assert result.error is not None and "is not known" in result.error.message
+    assert result.error is not None and "could not determine whether" in result.error.message
     assert record.run in (result.error.hint or "") and "docker ps" in (result.error.hint or "")
 
 

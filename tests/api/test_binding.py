@@ -95,6 +95,8 @@ def inits_at_once(
     scans = keys.branches_prefix(DatasetName.parse("slides"))
 
     def put(store: MemoryStore, key: str, data: Bytes) -> Put:
+        if key.startswith(scans):
+            both_put.wait()  # both have seen that there is no such dataset
         with one_by_one:
             if ignores(key):
                 with suppress(NotFound):

@@ -55,3 +55,25 @@ def test_after_a_failure_nothing_further_is_begun() -> None:
 def test_nothing_and_one_thing_take_no_thread() -> None:
     assert together([]) == []
     assert together([threading.current_thread]) == [threading.main_thread()]
+
+
+@pytest.mark.parametrize("granted", [0, 1, 3])
+def test_where_the_system_grants_fewer_threads_everything_is_asked_all_the_same(
+    granted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's limit of processes, or of memory: "can't start new thread"."""
+    start, started = threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) >= granted:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    assert together([partial(str, number) for number in range(40)]) == [str(number) for number in range(40)]
+    started.clear()
+    assert both(lambda: "one", lambda: both(lambda: 2, lambda: 3)) == ("one", (2, 3))
+    started.clear()
+    with pytest.raises(ZeroDivisionError):
+        both(lambda: 1 // 0, lambda: 1)

@@ -220,18 +220,19 @@ def both(one: Callable[[], _A], other: Callable[[], _B]) -> tuple[_A, _B]:
     """
     if getattr(_this_thread, "busy", False):
         return one(), other()
-    with _Threads(2) as pool:
-        first, second = pool.submit(one), pool.submit(other)
-        futures: list[Future[Any]] = [first, second]
-        wait(futures)
-    return first.result(), second.result()
+    answers: list[Any] = _ask([one, other], first_failure_ends=False)
+    return answers[0], answers[1]
 
 
 def together(calls: Sequence[Callable[[], _T]]) -> list[_T]:
     """As `both`, with any number of calls; after a failure no further one is begun."""
     if len(calls) < 2:
         return [call() for call in calls]
-    answers: dict[int, _T] = {}
+    return _ask(calls, first_failure_ends=True)
+
+
+def _ask(calls: Sequence[Callable[[], Any]], *, first_failure_ends: bool) -> list[Any]:
+    answers: dict[int, Any] = {}
     failures: dict[int, BaseException] = {}
     numbers = iter(range(len(calls)))
     stopped = threading.Event()
@@ -244,17 +245,30 @@ def together(calls: Sequence[Callable[[], _T]]) -> list[_T]:
                 answers[number] = calls[number]()
             except BaseException as error:  # noqa: BLE001 (it is raised by the caller's thread)
                 failures[number] = error
-                stopped.set()
+                if first_failure_ends:
+                    stopped.set()
 
     threads = min(len(calls), _CONNECTIONS)
     with _Threads(threads, busy=len(calls) >= _CONNECTIONS) as pool:
         try:
-            wait([pool.submit(work) for _ in range(threads)])
+            if begun := list(_begun(pool, work, threads)):
+                wait(begun)
+            else:
+                work()
         finally:
             stopped.set()  # a signal does not wait for the other calls
     if failures:
         raise failures[min(failures)]
     return [answers[number] for number in range(len(calls))]
+
+
+def _begun(pool: ThreadPoolExecutor, work: Callable[[], None], count: int) -> Iterator[Future[None]]:
+    """Start `work` in up to `count` threads: in fewer where the system grants no more."""
+    for _ in range(count):
+        try:
+            yield pool.submit(work)
+        except RuntimeError:  # "can't start new thread"
+            return
 
 
 class _Threads(ThreadPoolExecutor):

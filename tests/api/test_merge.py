@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from dsv.api.cherry_pick import Picked, PickRequest, cherry_pick
-from dsv.api.merge import Merged, MergeRequest, merge
+from dsv.api.merge import Merged, MergeRequest, cherry_pick, merge
 from dsv.errors import NotFound, Unsupported, UsageError
 from dsv.format import keys
 from dsv.merge.paths import Choice, Choices, ConflictKind, MergeConflict
@@ -404,8 +403,8 @@ def test_a_file_of_the_users_settles_a_path(scans: Dataset, size: int, tmp_path:
     assert "'l.csv': from a resolved file" in scans.repository().objects.commit(scans.head()).message
 
 
-def picked(scans: Dataset, commit: CommitId, path: bytes) -> Picked:
-    return cherry_pick(scans.context, PickRequest(scans.target(str(commit)), PathSet.of([path]), MAIN))
+def picked(scans: Dataset, commit: CommitId, path: bytes) -> Merged:
+    return cherry_pick(scans.context, MergeRequest(scans.target(str(commit)), MAIN, paths=PathSet.of([path])))
 
 
 def test_a_picked_path_brings_no_file_that_took_the_place_of_its_folder(scans: Dataset) -> None:

@@ -11,10 +11,9 @@ import pytest
 from msgspec import structs
 
 from dsv.api.branches import branches, create_branch, delete_branch, rename_branch, reset_branch
-from dsv.api.cherry_pick import PickRequest, cherry_pick
 from dsv.api.edits import EditRequest, Remove, edit
 from dsv.api.log import reflog
-from dsv.api.merge import MergeRequest, merge
+from dsv.api.merge import MergeRequest, cherry_pick, merge
 from dsv.api.protection import protect_branch
 from dsv.api.rollback import rollback
 from dsv.api.sync import SyncRequest, sync
@@ -391,7 +390,7 @@ def test_a_dry_run_keeps_to_the_rule(tmp_path: Path) -> None:
         lambda: merge(
             ann.context(), MergeRequest(Target.parse("scans@less"), fast_forward=False, dry_run=True)
         ),
-        lambda: cherry_pick(ann.context(), PickRequest(Target.parse("scans@less"), dry_run=True)),
+        lambda: cherry_pick(ann.context(), MergeRequest(Target.parse("scans@less"), dry_run=True)),
         lambda: edit(ann.context(), Target.parse("scans@main"), [Remove("f*")], remove),
     ):
         with pytest.raises(Conflict, match=many):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.cherry_pick import PickRequest, cherry_pick, revert
 from dsv.api.clone import clone
 from dsv.api.context import Context
+from dsv.api.merge import MergeRequest, cherry_pick, revert
 from dsv.api.pull import pull
 from dsv.api.restore import restore
 from dsv.api.tags import tag, tags
@@ -87,7 +87,7 @@ def test_no_tag_is_given_to_a_commit_that_the_store_has_not(ann: Person) -> None
 
 @pytest.mark.parametrize("work", [cherry_pick, revert])
 def test_a_commit_that_the_store_has_lost_gives_nothing_to_a_branch(
-    ann: Person, tmp_path: Path, work: Callable[[Context, PickRequest], object]
+    ann: Person, tmp_path: Path, work: Callable[[Context, MergeRequest], object]
 ) -> None:
     lost = (ann.workspace / ".dsv/base").read_text().strip()
     if work is revert:  # of a commit that removes what another lost one has added
@@ -97,7 +97,7 @@ def test_a_commit_that_the_store_has_lost_gives_nothing_to_a_branch(
         put_back(tmp_path)
     before = head(ann)
     with pytest.raises(IntegrityError, match="is named, but not in"):
-        work(ann.context(), PickRequest(Target.parse(f"scans@{lost}")))
+        work(ann.context(), MergeRequest(Target.parse(f"scans@{lost}")))
     assert head(ann) == before
 
 
@@ -182,7 +182,7 @@ def test_a_commit_of_lost_contents_is_made_whole_by_who_has_its_files(
     with monkeypatch.context() as patch:
         patch.setattr(Objects, "check_stored", lambda *_: None)
         patch.setattr(Uploader, "new_location", lambda self, entry, known: known)
-        cherry_pick(ann.context(), PickRequest(Target.parse(f"scans@{lost}")))
+        cherry_pick(ann.context(), MergeRequest(Target.parse(f"scans@{lost}")))
     with pytest.raises(IntegrityError):
         ann.read(head(ann))
     pull(ann.context())

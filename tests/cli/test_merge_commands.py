@@ -47,6 +47,18 @@ def test_a_local_change_in_the_way_stays_and_the_workspace_is_left_behind(forked
     ]
 
 
+def test_a_program_is_told_that_the_workspace_is_left_behind(forked: Dsv) -> None:
+    write_files(forked.cwd, {"b": b"\0mine"})
+    found = forked.ok("merge", "side", "--json").json["workspace"]
+    assert found["status"] == "not-updated" and "'b' was changed here" in found["reason"]
+    forked.ok("restore", "--force")
+    forked.ok("pull")
+    write_files(forked.cwd, {"b": b"\0again"})
+    assert (
+        forked.ok("revert", "main", "--mainline", "1", "--json").json["workspace"]["status"] == "not-updated"
+    )
+
+
 def test_a_workspace_of_another_branch_or_dataset_is_left_alone(forked: Dsv) -> None:
     forked.ok("switch", "side")
     done = forked.ok("merge", "side", "--into", "main")
@@ -60,6 +72,7 @@ def test_a_merge_without_a_workspace(forked: Dsv, dsv: Dsv) -> None:
     assert (tried["commit"], tried["outcome"], tried["added"]) == (None, "merged", 1)
     done = outside.ok("merge", "pets@main", "--into", "side", "-m", "why", "--json").json
     assert done["branch"] == "side" and done["conflicts"] == []
+    assert tried["workspace"] is done["workspace"] is None
     assert json.loads(outside.ok("resolve", "pets@side", "--json").out)["commit"] == done["commit"]
     assert outside.ok("merge", "pets@side", "--json").json["outcome"] == "fast-forward"
     plain = outside("merge", "side")
@@ -165,6 +178,7 @@ def test_a_revert_of_what_was_changed_again_is_a_conflict(forked: Dsv) -> None:
     assert told.code == 4 and [one["path"] for one in told.json["conflicts"]] == ["a"]
     done = forked.ok("revert", "main~1", "--ours", "a", "--json").json
     assert done["any_change"] and done["changed"] == 1
+    assert done["workspace"] == {"status": "updated", "reason": None}
 
 
 def test_a_store_that_may_only_be_read_is_told_before_anything(forked: Dsv, dsv: Dsv) -> None:

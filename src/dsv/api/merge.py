@@ -1,225 +1,299 @@
-"""Merging branches in the store; a workspace is not needed, and one that follows the branch is brought along."""
+"""Merging a branch into another, and applying or undoing the changes of one commit.
+
+No workspace is needed; one that follows the branch is updated.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from dsv.api.context import Context, check_binding
-from dsv.api.pull import Pulled, bring_along
-from dsv.errors import Conflict, DsvError, UsageError
-from dsv.format.records import RefEntry
-from dsv.merge.apply import ContentMerger, MergeCounts, MergedTree
+from dsv.api.pull import Pulled, update_workspace
+from dsv.errors import Conflict, DsvError, NotFound, UsageError
+from dsv.merge.apply import Changes, ContentMerger, MergeCounts, MergedTree
 from dsv.merge.base import MergeBase, find_merge_base
 from dsv.merge.paths import Choices
-from dsv.repo.name_checks import naming
+from dsv.repo.name_checks import point_branch
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
+from dsv.repo.tree.diff import Change, diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.commit import Committed, Draft, commit_changes
-from dsv.values.ids import CommitId, Nonce
+from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, Target
+from dsv.values.paths import PathSet, show
 
 ATTEMPTS = 20
-"""So often a branch that others move meanwhile is tried again."""
+"""Attempts at a branch that others move meanwhile."""
+
+Action = Literal["merge", "cherry-pick", "revert"]
 
 
 @dataclass(frozen=True, slots=True)
 class MergeRequest:
-    """What to merge, and how.
-
-    source: a branch, tag or commit of a dataset. into: None means the branch of the workspace, if it is one of this
-    dataset, and else `main`. message: None says what is merged. fast_forward: move the branch to `source` without a
-    commit of its own if it has nothing that `source` has not. table_key: the column that tells the rows of CSV and
-    Parquet files; None merges no tables by rows.
-    """
+    """What to merge or apply, and how."""
 
     source: Target
+    """A branch, a tag or a commit."""
     into: BranchName | None = None
+    """None means the workspace's branch, if it is one of this dataset, else `main`."""
     choices: Choices = field(default_factory=Choices)
     message: str | None = None
-    fast_forward: bool = True
+    """None means a message that names the source."""
     table_key: str | None = None
+    """The column that identifies the rows of CSV and Parquet files; None merges no tables by rows."""
     dry_run: bool = False
+    fast_forward: bool = True
+    """Merge: move the branch without a new commit if it has nothing that the source lacks."""
+    paths: PathSet = field(default_factory=PathSet)
+    """Cherry-pick and revert: only the changes at and below these paths."""
+    mainline: int | None = None
+    """Cherry-pick and revert: the number, from 1, of the parent that a merge commit is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A branch after a merge, or as it would be after it.
-
-    commit: the branch's head now; None if the merge was only tried. before: its head before, if it had a commit.
-    source: the commit that was merged. bases: what both were made from. counts: what changed on the branch.
-    up_to_date: the branch had all of `source`. fast_forwarded: it had nothing else. without_effect: paths for which a
-    side was chosen, but that had no conflict. here: as `bring_along` gives it.
-    """
+    """A branch after a merge, a cherry-pick or a revert, or as a dry run says it would be."""
 
     dataset: DatasetName
     branch: BranchName
     commit: CommitId | None
+    """The head of the branch; None after a dry run."""
     before: CommitId | None
     source: CommitId
-    bases: tuple[CommitId, ...]
+    bases: tuple[CommitId, ...] = ()
+    """The commits that both sides of a merge were made from."""
     counts: MergeCounts = field(default_factory=MergeCounts)
     up_to_date: bool = False
+    """The branch had all of the source."""
     fast_forwarded: bool = False
     uploaded_bytes: int = 0
     without_effect: tuple[bytes, ...] = ()
+    """Paths for which a side was chosen, but that had no conflict."""
     here: Pulled | DsvError | None = None
+    """The update of the workspace, see `update_workspace`."""
+
+    @property
+    def any_change(self) -> bool:
+        """False if the branch had these changes already."""
+        return self.counts.any
 
 
 def merge(context: Context, request: MergeRequest) -> Merged:
-    """Makes a commit with both sides' changes on a branch, and publishes it; begins anew if the branch moves meanwhile.
+    """Publish a commit with the changes of both sides; begin anew if the branch moves meanwhile.
 
     Raises `MergeConflict` with all conflicts, and nothing written, if both sides changed a path and nothing was chosen
     for it.
     """
+    return _run(context, request, "merge")
+
+
+def cherry_pick(context: Context, request: MergeRequest) -> Merged:
+    """Publish a commit on a branch with the changes of another commit. Raises `MergeConflict`."""
+    return _run(context, request, "cherry-pick")
+
+
+def revert(context: Context, request: MergeRequest) -> Merged:
+    """Publish a commit on a branch that undoes the changes of another commit. Raises `MergeConflict`."""
+    return _run(context, request, "revert")
+
+
+def _run(context: Context, request: MergeRequest, action: Action) -> Merged:
     with context.repository(request.source) as repository:
-        dataset = dataset_of(context, repository, request.source)
-        branch = into_branch(context, dataset, request.into)
+        workspace = context.workspace_or_none()
+        dataset = request.source.dataset
+        if dataset is None:
+            if workspace is None:
+                raise UsageError(
+                    f"{request.source or 'the target'} names no dataset, and this is no workspace",
+                    subject=str(request.source) or None,
+                    hint=f"write DATASET@{request.source.rev or 'BRANCH'}; dsv datasets lists the names",
+                )
+            check_binding(workspace, repository)
+            dataset = workspace.dataset
+        followed = workspace.branch if workspace is not None and workspace.dataset == dataset else MAIN
+        branch = request.into or followed
         source = resolve(repository.refs, repository.objects, dataset, request.source.rev).commit
         for _ in range(ATTEMPTS):
             head = repository.refs.head(dataset, branch)
             repository.check_remembered()
-            done = _Merge(context, repository, request, head, source).run()
+            attempt = _Attempt(context, repository, request, action, head, source)
+            done = attempt.merge() if action == "merge" else attempt.pick()
             if isinstance(done, Merged):
                 if done.commit in (None, head.commit):
                     return done
-                return replace(done, here=bring_along(context, repository, dataset, branch, "dsv merge"))
-        raise too_busy(dataset, branch)
-
-
-def dataset_of(context: Context, repository: Repository, target: Target) -> DatasetName:
-    """The dataset that a target names, or that of the workspace. Raises `UsageError` if there is none."""
-    if target.dataset is not None:
-        return target.dataset
-    workspace = context.workspace_or_none()
-    if workspace is None:
-        raise UsageError(
-            f"{target or 'the target'} names no dataset, and this is no workspace",
-            subject=str(target) or None,
-            hint=f"write DATASET@{target.rev or 'BRANCH'}; dsv datasets lists the names",
+                return replace(
+                    done, here=update_workspace(context, repository, dataset, branch, f"dsv {action}")
+                )
+        raise Conflict(
+            f"others moved branch {branch} of {dataset} {ATTEMPTS} times while this was worked out; "
+            "nothing was published",
+            subject=f"{dataset}@{branch}",
+            hint="run the same command again when it is quieter",
         )
-    check_binding(workspace, repository)
-    return workspace.dataset
 
 
-def into_branch(context: Context, dataset: DatasetName, named: BranchName | None) -> BranchName:
-    """The branch that was named, else the one that the workspace follows, if it is of this dataset, else `main`."""
-    if named is not None:
-        return named
-    workspace = context.workspace_or_none()
-    return workspace.branch if workspace is not None and workspace.dataset == dataset else MAIN
-
-
-def too_busy(dataset: DatasetName, branch: BranchName) -> Conflict:
-    return Conflict(
-        f"others moved branch {branch} of {dataset} {ATTEMPTS} times while this was worked out; nothing was published",
-        subject=f"{dataset}@{branch}",
-        hint="run the same command again when it is quieter",
-    )
-
-
-def check_rule(
-    repository: Repository, head: Head, author: str, tree: MergedTree, *, merge: bool = False
-) -> None:
-    """Raises `Conflict` if the branch's rule refuses the merged tree, before anything is done."""
-    entries = 0 if tree.ours is None else tree.ours.commit.entries
-    removed = tree.counts.removed
-    repository.refs.check_mover(head, author, merge=merge, removed=removed, entries=entries)
-
-
-class _Merge:
+@dataclass(frozen=True, slots=True)
+class _Attempt:
     """One attempt, at one head of the branch."""
 
-    def __init__(
-        self, context: Context, repository: Repository, request: MergeRequest, head: Head, source: CommitId
-    ) -> None:
-        self._context = context
-        self._repository = repository
-        self._request = request
-        self._head = head
-        self._source = source
+    context: Context
+    repository: Repository
+    request: MergeRequest
+    action: Action
+    head: Head
+    source: CommitId
+
+    def merge(self) -> Merged | LostRace:
+        objects, head = self.repository.objects, self.head
         base = MergeBase(())
         if head.commit is not None:
-            base = find_merge_base(repository.objects, head.commit, source)
-        self._base = base
-
-    def run(self) -> Merged | LostRace:
-        head, bases = self._head, self._base.commits
-        if self._source in bases:
-            without_effect = self._request.choices.without_effect(())
-            return replace(self._result(), commit=head.commit, up_to_date=True, without_effect=without_effect)
-        tree = self._work_out()
-        if head.commit is None or (head.commit in bases and self._request.fast_forward):
-            return self._fast_forward(tree)
-        tree.check("; dsv diff shows the sides")
-        check_rule(self._repository, head, self._context.writer.author, tree, merge=True)
-        if self._request.dry_run:
-            return replace(self._result(), counts=tree.counts, without_effect=tree.without_effect)
-        return self._commit(head.commit, tree)
-
-    def _work_out(self) -> MergedTree:
-        objects, ours = self._repository.objects, self._head.commit
-        tree = MergedTree(
-            None if ours is None else TreeReader(objects, ours),
-            TreeReader(objects, self._source),
-            lambda: self._base.changes(objects, ours),
-            lambda: self._base.changes(objects, self._source),
-            ContentMerger(objects, self._request.table_key),
-            self._request.choices,
+            base = find_merge_base(objects, head.commit, self.source)
+        if self.source in base.commits:
+            without_effect = self.request.choices.without_effect(())
+            return replace(
+                self._result(), commit=head.commit, bases=base.commits, up_to_date=True,
+                without_effect=without_effect,
+            )  # fmt: skip
+        tree = self._merged_tree(
+            self._tree(self.source),
+            lambda: base.changes(objects, head.commit),
+            lambda: base.changes(objects, self.source),
         )
+        done = replace(
+            self._result(), bases=base.commits, counts=tree.counts, without_effect=tree.without_effect
+        )
+        if head.commit is None or (head.commit in base.commits and self.request.fast_forward):
+            return self._fast_forward(tree, replace(done, fast_forwarded=True))
+        tree.check("; dsv diff shows the sides")
+        self._check_rule(tree)
+        message = f"merge {self.request.source.rev or Rev(str(MAIN))} into {head.branch}"
+        return self._commit(tree, done, message, (head.commit, self.source))
+
+    def pick(self) -> Merged | LostRace:
+        base, theirs = self._tree(self._parent()), self._tree(self.source)
+        if self.action == "revert":
+            base, theirs = theirs, base
+        self._check_paths(base, theirs)
+        ours = self._tree(self.head.commit)
+        tree = self._merged_tree(
+            theirs, lambda: diff_trees(base, ours), lambda: self._chosen(diff_trees(base, theirs))
+        )
+        tree.check("; --ours is what the branch has, --theirs what the commit brings")
+        done = replace(self._result(), counts=tree.counts, without_effect=tree.without_effect)
+        if not tree.counts.any:
+            return replace(done, commit=self.head.commit)
+        self._check_rule(tree)
+        parents = () if self.head.commit is None else (self.head.commit,)
+        taken = tuple(sorted({one.commit_id for one in (base, theirs) if one is not None}))
+        return self._commit(tree, done, self._pick_message(), parents, taken)
+
+    def _merged_tree(self, theirs: TreeReader | None, of_ours: Changes, of_theirs: Changes) -> MergedTree:
+        merger = ContentMerger(self.repository.objects, self.request.table_key)
+        ours = self._tree(self.head.commit)
+        tree = MergedTree(ours, theirs, of_ours, of_theirs, merger, self.request.choices)
         tree.work_out()
         return tree
 
-    def _commit(self, ours: CommitId, tree: MergedTree) -> Merged | LostRace:
-        message = self._request.message
-        if message is None:
-            message = f"merge {_name(self._request.source)} into {self._head.branch}"
-        draft = Draft(
-            self._head.dataset,
-            self._head.branch,
-            self._head,
-            (ours, self._source),
-            tree.message(message),
-            "merge",
-        )
-        done = commit_changes(self._repository, self._context.writer, draft, tree.ours, tree.tree_changes)
-        if isinstance(done, LostRace):
-            return done
-        assert isinstance(done, Committed)  # a commit with two parents is always made
-        return replace(
-            self._result(),
-            commit=done.id,
-            counts=tree.counts,
-            uploaded_bytes=done.uploaded_bytes,
-            without_effect=tree.without_effect,
+    def _check_rule(self, tree: MergedTree) -> None:
+        """Raise `Conflict` if the branch's rule refuses the merged tree, before anything is done."""
+        entries = 0 if tree.ours is None else tree.ours.commit.entries
+        self.repository.refs.check_mover(
+            self.head,
+            self.context.writer.author,
+            merge=self.action == "merge",
+            removed=tree.counts.removed,
+            entries=entries,
         )
 
-    def _fast_forward(self, tree: MergedTree) -> Merged | LostRace:
-        without_effect = tree.without_effect
-        forwarded = replace(
-            self._result(), counts=tree.counts, fast_forwarded=True, without_effect=without_effect
+    def _commit(
+        self,
+        tree: MergedTree,
+        done: Merged,
+        message: str,
+        parents: tuple[CommitId, ...],
+        taken_from: tuple[CommitId, ...] = (),
+    ) -> Merged | LostRace:
+        if self.request.dry_run:
+            return done
+        head, chosen = self.head, self.request.message
+        text = tree.message(message if chosen is None else chosen)
+        draft = Draft(head.dataset, head.branch, head, parents, text, self.action, taken_from)
+        made = commit_changes(self.repository, self.context.writer, draft, tree.ours, tree.tree_changes)
+        if isinstance(made, LostRace):
+            return made
+        if not isinstance(made, Committed):  # a pick that leaves the tree as it is
+            return replace(done, commit=head.commit, counts=MergeCounts())
+        return replace(done, commit=made.id, uploaded_bytes=made.uploaded_bytes)
+
+    def _fast_forward(self, tree: MergedTree, done: Merged) -> Merged | LostRace:
+        self._check_rule(tree)
+        if self.request.dry_run:
+            return done
+        head = self.head
+        moved = point_branch(
+            self.repository, self.context.writer, (head.dataset, head.branch), head, self.source, "merge"
         )
-        head = self._head
-        check_rule(self._repository, head, self._context.writer.author, tree, merge=True)
-        if self._request.dry_run:
-            return forwarded
-        entry = RefEntry(
-            commit=self._source,
-            deleted=False,
-            nonce=Nonce.random(),
-            time_ms=self._context.clock(),
-            author=self._context.writer.author,
-            action="merge",
-        )
-        with naming(self._repository, self._context.writer, self._source, head):
-            moved = self._repository.refs.move(head.dataset, head.branch, head, entry)
-        return moved if isinstance(moved, LostRace) else replace(forwarded, commit=self._source)
+        return moved if isinstance(moved, LostRace) else replace(done, commit=self.source)
 
     def _result(self) -> Merged:
-        head = self._head
-        return Merged(head.dataset, head.branch, None, head.commit, self._source, self._base.commits)
+        return Merged(self.head.dataset, self.head.branch, None, self.head.commit, self.source)
+
+    def _tree(self, commit: CommitId | None) -> TreeReader | None:
+        return None if commit is None else TreeReader(self.repository.objects, commit)
+
+    def _check_paths(self, base: TreeReader | None, theirs: TreeReader | None) -> None:
+        """Raise `NotFound` for paths at which the commit changed nothing."""
+        for path in self.request.paths.paths:
+            one = PathSet.of([path])
+            if not any(change.path in one for change in diff_trees(base, theirs)):
+                raise NotFound(
+                    f"commit {_short(self.source)} changed nothing at {show(path)}",
+                    subject=path.decode("utf-8", "backslashreplace"),
+                    hint=f"dsv show {self.head.dataset}@{_short(self.source)} shows what it changed",
+                )
+
+    def _chosen(self, changes: Iterator[Change]) -> Iterator[Change]:
+        """Yield those at and below the paths, and removals above them without which they could not be added."""
+        paths = self.request.paths
+        return (
+            change
+            for change in changes
+            if change.path in paths or (change.after is None and paths.touches(change.path))
+        )
+
+    def _parent(self) -> CommitId | None:
+        """Return the commit that the changes are against. Raises `UsageError` if it is not clear which."""
+        parents = self.repository.objects.commit(self.source).parents
+        mainline = self.request.mainline
+        if mainline is None and len(parents) > 1:
+            listed = ", ".join(f"{number} is {_short(one)}" for number, one in enumerate(parents, 1))
+            raise UsageError(
+                f"commit {_short(self.source)} is a merge, so it is not clear which of its changes are meant",
+                subject=str(self.request.source),
+                hint=f"--mainline N names the parent that they are against: {listed}",
+            )
+        if mainline is None:
+            return parents[0] if parents else None
+        if mainline > len(parents):
+            count = f"has {len(parents)}" if len(parents) > 1 else "is no merge"
+            raise UsageError(
+                f"commit {_short(self.source)} has no parent {mainline}: it {count}",
+                subject=str(mainline),
+                hint=f"dsv log {self.head.dataset}@{_short(self.source)} -n 1 --json shows its parents",
+            )
+        return parents[mainline - 1]
+
+    def _pick_message(self) -> str:
+        message = self.repository.objects.commit(self.source).message
+        if self.action == "revert":
+            first = message.partition("\n")[0] or _short(self.source)
+            return f'revert "{first}"\n\nThis takes back commit {self.source}.'
+        return f"{message}\n\n(cherry-picked from commit {self.source})".lstrip("\n")
 
 
-def _name(target: Target) -> str:
-    return str(target.rev or Rev(str(MAIN)))
+def _short(commit: CommitId) -> str:
+    return str(commit)[:12]

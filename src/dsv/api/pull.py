@@ -81,13 +81,13 @@ def pull(context: Context, request: PullRequest | None = None) -> Pulled:
         return _pull(opened, "dsv pull", request or PullRequest())
 
 
-def bring_along(
+def update_workspace(
     context: Context, repository: Repository, dataset: DatasetName, branch: BranchName, command: str
 ) -> Pulled | DsvError | None:
-    """Brings the workspace to the head of the branch on which `command` has just published.
+    """Update the workspace to the head of the branch on which `command` has just published.
 
-    None if the command was not typed in a workspace of this branch; the error if the workspace has to stay behind, such
-    as a `Conflict` with local changes.
+    Return None if the command was not typed in a workspace of this branch, and the error if the workspace could not be
+    updated, such as a `Conflict` with local changes.
     """
     try:
         found = context.workspace_or_none()

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from dsv.api.context import Context
 from dsv.api.workspaces import open_to_publish
 from dsv.errors import Conflict, NotFound
-from dsv.format.records import Action, RefEntry
 from dsv.repo.errors import missing_commit
-from dsv.repo.name_checks import check_new_branch, naming
+from dsv.repo.name_checks import check_new_branch, point_branch
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.tree.read import TreeReader
-from dsv.values.ids import CommitId, Nonce
+from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.workspace.checkout.checkout import Goal, bring_to
 from dsv.workspace.open import OpenWorkspace
@@ -58,7 +57,7 @@ def switch(context: Context, branch: BranchName, *, create: bool = False) -> Swi
     """
     with open_to_publish(context, f"{SWITCH}{branch}", branch, borrows=True) as opened:
         opened = _after_killed_sync(opened)
-        return _create(context, opened, branch) if create else _switch(opened, branch)
+        return _create(opened, branch) if create else _switch(opened, branch)
 
 
 def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
@@ -96,7 +95,7 @@ def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
     )  # fmt: skip
 
 
-def _create(context: Context, opened: OpenWorkspace, branch: BranchName) -> Switched:
+def _create(opened: OpenWorkspace, branch: BranchName) -> Switched:
     workspace, repository = opened.workspace, opened.repository
     dataset, base = workspace.dataset, opened.proven_base()
     newest = repository.refs.newest(dataset, branch)
@@ -107,18 +106,9 @@ def _create(context: Context, opened: OpenWorkspace, branch: BranchName) -> Swit
         raise NotFound(
             f"{workspace.root} has no commit yet", subject=str(workspace.root), hint="dsv sync makes one"
         )
-    entry = RefEntry(
-        commit=base,
-        deleted=False,
-        nonce=Nonce.random(),
-        time_ms=context.clock(),
-        author=opened.writer.author,
-        action=str(Action("create")),
-    )
-    with naming(repository, opened.writer, base, newest):
-        moved = repository.refs.move(dataset, branch, newest, entry)
-        if isinstance(moved, LostRace):
-            raise _taken(moved.winner)
+    moved = point_branch(repository, opened.writer, (dataset, branch), newest, base, "create")
+    if isinstance(moved, LostRace):
+        raise _taken(moved.winner)
     opened.following(branch).workspace.set_seen(branch, base)
     return Switched(dataset, branch, base, workspace.branch, base, made=True)
 

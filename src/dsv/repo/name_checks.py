@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dsv.errors import Conflict
+from dsv.format.records import RefEntry
 from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader, reach_tree
+from dsv.values.ids import Nonce
 from dsv.values.names import BranchName, TagName
 
 if TYPE_CHECKING:
     from dsv.format.records import Writer
-    from dsv.repo.refs.branches import Head
+    from dsv.repo.refs.branches import Head, LostRace, Moved
     from dsv.repo.repository import Repository
     from dsv.values.ids import CommitId
     from dsv.values.names import DatasetName
@@ -36,6 +38,20 @@ def naming(
         session.declare(commit_id, after)
         with session.ending():
             yield
+
+
+def point_branch(
+    repository: Repository,
+    writer: Writer,
+    where: tuple[DatasetName, BranchName],
+    after: Head | None,
+    commit_id: CommitId,
+    action: str,
+) -> Moved | LostRace:
+    """Move a branch to a commit, or make it there. after: its head now. Raises as `naming`."""
+    entry = RefEntry(commit_id, False, Nonce.random(), repository.clock(), writer.author, action)
+    with naming(repository, writer, commit_id, after):
+        return repository.refs.move(*where, after, entry)
 
 
 def check_whole(session: Session, commit_id: CommitId) -> None:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.cherry_pick import PickRequest
-from dsv.api.cherry_pick import cherry_pick as apply_commit
+from dsv.api.merge import MergeRequest
+from dsv.api.merge import cherry_pick as apply_commit
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.options.merging import (
@@ -70,12 +70,12 @@ def cherry_pick(
     commit with them, or with those at and below PATH, which is a path of the dataset. If the branch has something else
     at a path that would change, that is a conflict as in dsv merge: exit code 4, the list, and nothing is written.
     """
-    request = PickRequest(
-        source_target(call, source), PathSet.of(dataset_paths(paths)), into_name(into), mainline,
+    request = MergeRequest(
+        source_target(call, source), into_name(into),
         choices(
             dataset_paths(ours), dataset_paths(theirs), dataset_paths(both), resolved_files(resolved, dataset_paths)
         ),
-        message, table_key, dry_run,
+        message, table_key, dry_run, paths=PathSet.of(dataset_paths(paths)), mainline=mainline,
     )  # fmt: skip
     context = call.context(writes=True, author=author, override=override(force, message))
     return pick(call, apply_commit, request, context, verb="applied")

@@ -13,6 +13,7 @@ from dsv.cli.declare import command
 from dsv.cli.options.merging import (
     CONFLICT_KEYS,
     COUNT_KEYS,
+    WORKSPACE_KEYS,
     Author,
     Both,
     DryRun,
@@ -36,6 +37,7 @@ from dsv.cli.options.merging import (
     tell_settled,
     warn_without_effect,
     without_effect_json,
+    workspace_json,
 )
 from dsv.merge.paths import MergeConflict
 
@@ -62,6 +64,7 @@ from dsv.merge.paths import MergeConflict
         "outcome": "merged, fast-forward, up-to-date or conflict",
         **COUNT_KEYS,
         **CONFLICT_KEYS,
+        **WORKSPACE_KEYS,
     },
 )
 def merge(
@@ -98,7 +101,7 @@ def merge(
         resolved_files(resolved, dataset_paths),
     )
     request = MergeRequest(
-        source_target(call, source), into_name(into), chosen, message, not no_ff, table_key, dry_run
+        source_target(call, source), into_name(into), chosen, message, table_key, dry_run, not no_ff
     )
     with call.context(writes=True, author=author, override=override(force, message)) as context:
         try:
@@ -134,6 +137,7 @@ def _json(done: Merged) -> dict[str, object]:
         **counts_json(done.counts, done.uploaded_bytes),
         "conflicts": [],
         "without_effect": without_effect_json(done.without_effect),
+        "workspace": workspace_json(done.here),
     }
 
 

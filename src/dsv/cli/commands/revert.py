@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.cherry_pick import PickRequest
-from dsv.api.cherry_pick import revert as undo_commit
+from dsv.api.merge import MergeRequest
+from dsv.api.merge import revert as undo_commit
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.options.merging import (
@@ -67,12 +67,12 @@ def revert(
     what it changed at and below PATH) is as it was before; history and later changes stay. If a path was changed again
     since, that is a conflict as in dsv merge: exit code 4, the list, and nothing is written.
     """
-    request = PickRequest(
-        source_target(call, source), PathSet.of(dataset_paths(paths)), into_name(into), mainline,
+    request = MergeRequest(
+        source_target(call, source), into_name(into),
         choices(
             dataset_paths(ours), dataset_paths(theirs), dataset_paths(both), resolved_files(resolved, dataset_paths)
         ),
-        message, table_key, dry_run,
+        message, table_key, dry_run, paths=PathSet.of(dataset_paths(paths)), mainline=mainline,
     )  # fmt: skip
     context = call.context(writes=True, author=author, override=override(force, message))
     return pick(call, undo_commit, request, context, verb="reverted")

@@ -20,8 +20,8 @@ from dsv.values.names import BranchName, Rev, Target, clean_path
 from dsv.values.paths import PathSet, show
 
 if TYPE_CHECKING:
-    from dsv.api.cherry_pick import Picked, PickRequest
     from dsv.api.context import Context
+    from dsv.api.merge import Merged, MergeRequest
     from dsv.api.pull import Pulled
     from dsv.format.tree import Entry
     from dsv.merge.apply import MergeCounts
@@ -119,6 +119,10 @@ CONFLICT_KEYS = {
     "conflicts.theirs": "what the other side has there, likewise",
     "conflicts.reason": "why the contents could not be put together, if that was tried",
     "without_effect": "paths of --ours, --theirs and --both that have no conflict at or below them",
+}
+WORKSPACE_KEYS = {
+    "workspace.status": "updated, or not-updated; workspace is null if none here follows the branch",
+    "workspace.reason": "why the workspace was not updated, else null",
 }
 
 
@@ -226,6 +230,13 @@ def tell_here(call: Call, here: Pulled | DsvError | None) -> None:
         call.say(f"updated this workspace: {counts}{from_caches(here.cached_files, here.cached_bytes)}")
 
 
+def workspace_json(here: Pulled | DsvError | None) -> dict[str, str | None] | None:
+    if here is None:
+        return None
+    failed = isinstance(here, DsvError)
+    return {"status": "not-updated" if failed else "updated", "reason": str(here) if failed else None}
+
+
 def settled_json(one: Settled) -> dict[str, object]:
     content = one.content
     return {
@@ -311,13 +322,14 @@ RESULT = {
     "any_change": "false if the branch had these changes already",
     **COUNT_KEYS,
     **CONFLICT_KEYS,
+    **WORKSPACE_KEYS,
 }
 
 
 def pick(
     call: Call,
-    function: Callable[[Context, PickRequest], Picked],
-    request: PickRequest,
+    function: Callable[[Context, MergeRequest], Merged],
+    request: MergeRequest,
     opening: AbstractContextManager[Context],
     *,
     verb: str,
@@ -351,7 +363,7 @@ def pick(
     return None
 
 
-def _json(done: Picked) -> dict[str, object]:
+def _json(done: Merged) -> dict[str, object]:
     return {
         "dataset": str(done.dataset),
         "branch": str(done.branch),
@@ -362,4 +374,5 @@ def _json(done: Picked) -> dict[str, object]:
         **counts_json(done.counts, done.uploaded_bytes),
         "conflicts": [],
         "without_effect": without_effect_json(done.without_effect),
+        "workspace": workspace_json(done.here),
     }

@@ -11,9 +11,8 @@ import time
 import msgspec
 
 from dsv.errors import Conflict, NoRoom, Unsupported
-from dsv.format.records import RefEntry
 from dsv.repo.merge_indexes import tidy
-from dsv.repo.name_checks import check_new_branch, check_whole, naming
+from dsv.repo.name_checks import check_new_branch, check_whole, point_branch
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.session import Session
 from dsv.repo.tree.write import TreeChange, TreeWriter, WrittenTree
@@ -21,7 +20,7 @@ from dsv.transfer.commit import Committed, Draft, new_commit, publish_commit
 from dsv.transfer.file_reader import Problem, refusal
 from dsv.transfer.save import FileSaver
 from dsv.transfer.upload import Uploader
-from dsv.values.ids import CommitId, Nonce
+from dsv.values.ids import CommitId
 from dsv.values.names import BranchName
 from dsv.values.paths import link_escapes, show
 from dsv.values.units import format_bytes
@@ -165,16 +164,8 @@ class Publisher:
         if base is None:
             return
         if head is None or head.commit != base:  # new, or at what the store has lost
-            with naming(self._repository, self._opened.writer, base, head):
-                entry = RefEntry(
-                    commit=base,
-                    deleted=False,
-                    nonce=Nonce.random(),
-                    time_ms=self._repository.clock(),
-                    author=self._opened.writer.author,
-                    action=ACTION,
-                )
-                moved = self._repository.refs.move(self._workspace.dataset, self._branch, head, entry)
+            where = self._workspace.dataset, self._branch
+            moved = point_branch(self._repository, self._opened.writer, where, head, base, ACTION)
             if isinstance(moved, LostRace):
                 raise self._opened.not_at_base(moved.winner, base)
         self._follow(base)

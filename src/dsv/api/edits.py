@@ -1,38 +1,289 @@
-"""Changing a dataset without a workspace: a list of edits becomes one commit on a branch."""
+"""Edit a dataset without a workspace: a list of edits becomes one commit on a branch."""
 
 from __future__ import annotations
 
-import os.path
+import io
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dsv.api.context import Context
-from dsv.api.edit_plan import Edit, Move, MoveAll, Plan, Put, PutSources, Remove, RemoveAll, make_plan
+from dsv.api.edited_tree import EditedTree, as_text
 from dsv.errors import Conflict, NotFound, UsageError
-from dsv.format.tree import Entry
+from dsv.format.commit import Commit
+from dsv.format.tree import Kind
 from dsv.repo.name_checks import check_new_dataset
 from dsv.repo.refs.branches import Head, LostRace, deleted
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import Change, diff_trees
-from dsv.repo.tree.overlay import Placed
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange
 from dsv.store.wrappers import Counting
-from dsv.transfer.commit import Committed, Draft, Unchanged, commit_changes
+from dsv.transfer.commit import Draft, Unchanged, commit_changes
 from dsv.transfer.file_reader import Problem, refusal
-from dsv.transfer.save import OnStored, Source, save_sources
+from dsv.transfer.save import OnStored, ReadInto, Source, save_sources
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
-from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
-from dsv.values.paths import folders_above, show
+from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target, clean_path
+from dsv.values.paths import check_path, folders_above, show
+from dsv.values.patterns import PathPattern, is_pattern
+from dsv.workspace.scan.walk import Walk, named_file
 from dsv.workspace.sparse import MANY
 
+Path_ = str | bytes
+"""A path in a dataset, parts joined by `/`. A slash at its end says that it is a folder."""
+Chosen = list[tuple[bytes, list[tuple[bytes, Source]]]]
+"""Files and folders, each with all at and below it."""
 
-def branch_to_edit(
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Adds or replaces a file, or a folder with what is in it. A folder is merged into one that is there."""
+
+    path: Path_
+    """The new name; with a slash at its end, or if it is a folder, the content goes into it by its own name."""
+    content: Path | bytes | ReadInto
+    """A file or folder on this machine, bytes, or what fills a buffer and returns how many bytes, 0 at the end."""
+    replace: bool = True
+    """Without it, paths that are there stay as they are."""
+    contents: bool = False
+    """Of a folder, all that is in it is put, without a folder of its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Removes files, folders with all below them, and all that patterns such as `train/**/*.tmp` match."""
+
+    path: Path_ | Sequence[Path_]
+    """Of several, one may be named twice, or lie below another, or match a pattern."""
+    literal: bool = False
+    """`*`, `?` and `[` stand for themselves, as they do if there is a path of exactly this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Moves a file or a folder, or all that a pattern matches."""
+
+    path: Path_
+    to: Path_
+    """The new name; with a slash at its end, or if it is a folder, what moves goes into it by its own name."""
+    replace: bool = False
+    """A file that is there is replaced, and a folder merged into; without it that is a `Conflict`."""
+    literal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAll:
+    """Moves many paths at once, each from its old to its new name: all go before the first one comes, so that two may
+    change places. No name is a pattern.
+    """
+
+    pairs: Sequence[tuple[Path_, Path_]]
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PutSources:
+    """Adds or replaces files below a path, given in tree order."""
+
+    path: Path_
+    sources: Sequence[tuple[bytes, Source]]
+    mirror: bool = False
+    """Whatever else lies there goes."""
+    problems: Sequence[Problem] = ()
+    """What lies beside them and can't be stored, by its path from there."""
+
+
+Edit = Put | Remove | Move | MoveAll | PutSources
+
+
+@dataclass(frozen=True, slots=True)
+class EditRequest:
+    """How to commit edits."""
+
+    message: str = ""
+    action: str = "edit"
+    """What the branch's log of moves says."""
+    create: bool = False
+    """Make the dataset if it is not there yet."""
+    allow_removals: bool = False
+    """More than half of its files may go."""
+    skip_unsupported: bool = False
+    """Leave out what can't be stored."""
+    dry_run: bool = False
+    """Write nothing, not even to the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathEdit:
+    """A path that the edits changed: `added`, `changed`, `removed` or `moved`, then with its `old` path.
+
+    A file that is put counts as changed though it may have been the same.
+    """
+
+    path: bytes
+    what: str
+    old: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """The branch's head after the edits, or before them in a dry run."""
+
+    dataset: DatasetName
+    branch: BranchName
+    commit: CommitId | None
+    parent: CommitId | None
+    """The head before."""
+    paths: tuple[PathEdit, ...]
+    files: int | None
+    """Of the whole commit, as `bytes`; None in a dry run."""
+    bytes: int | None
+    any_change: bool
+    skipped: tuple[Problem, ...] = ()
+    uploaded_bytes: int = 0
+    uploaded_objects: int = 0
+    attempts: int = 1
+
+    def count(self, what: str) -> int:
+        return Counter(path.what for path in self.paths)[what]
+
+
+def edit(context: Context, target: Target, edits: Sequence[Edit], request: EditRequest) -> Edited:
+    """Apply the edits in their order, and publish the result as one commit on the target's branch (`main`).
+
+    If somebody else moves the branch meanwhile, the same changes go on top of theirs, as long as no path was changed by
+    both. Killed anywhere, the branch has the whole commit or nothing of it. Raises `NotFound` for a dataset, a branch
+    or a path that is not there, `Conflict` for a race over the same paths, a folder that a file would replace, or too
+    many removals, and `Unsupported` with a list of all that can't be stored.
+    """
+    with context.store() as store:
+        repository = context.open_repository(store, Target(target.dataset, target.rev))
+        return edit_in(context, repository, store, target, edits, request)
+
+
+def edit_in(
+    context: Context,
+    repository: Repository,
+    store: Counting,
+    target: Target,
+    edits: Sequence[Edit],
+    request: EditRequest,
+    on_stored: OnStored = lambda *_: None,
+) -> Edited:
+    """Do as `edit`, in a store that is open."""
+    dataset, branch, head = _branch_to_edit(context, repository, target, create=request.create)
+    name = f"{dataset}@{branch}"
+    base = _tree(repository, head)
+    plan = Plan(base, edits, name)
+    imports = any(isinstance(each, PutSources) for each in edits)
+
+    def changes(uploader: Uploader) -> Iterator[TreeChange]:
+        new = [what for _, what in plan.changes if what is not None and (what.open or what.root)]
+        problems = save_sources(uploader, new, context.progress, on_stored)
+        plan.problems += problems
+        if not request.skip_unsupported:
+            _refuse(problems, imports=imports)
+        for path, what in plan.changes:
+            change = TreeChange(path, None) if what is None else what.change(path)
+            if change is not None:
+                yield change
+
+    def edited(commit_id: CommitId | None, commit: Commit | None, attempts: int, any_change: bool) -> Edited:
+        return Edited(
+            dataset, branch, commit_id, None if base is None else base.commit_id, tuple(plan.path_edits()),
+            None if commit is None else commit.files, None if commit is None else commit.bytes, any_change,
+            tuple(plan.problems), store.counts.bytes_up, store.counts.won, attempts,
+        )  # fmt: skip
+
+    if not request.skip_unsupported:
+        _refuse(plan.problems, imports=imports)
+    if not request.allow_removals:
+        _check_removals(plan, base, name)
+    if request.dry_run:
+        removed = sum(what is None for _, what in plan.changes)
+        entries = 0 if base is None else base.commit.entries
+        repository.refs.check_mover(head, context.writer.author, removed=removed, entries=entries)
+        return edited(None if base is None else base.commit_id, None, 1, bool(plan.changes))
+    attempts = 1
+    while True:
+        parents = () if base is None else (base.commit_id,)
+        draft = Draft(dataset, branch, head, parents, request.message, request.action)
+        done = commit_changes(repository, context.writer, draft, base, changes)
+        if not isinstance(done, LostRace):
+            break
+        attempts += 1
+        head = done.winner
+        theirs = _tree(repository, head)
+        _check_no_overlap(plan, diff_trees(base, theirs), head)
+        base = theirs
+    if isinstance(done, Unchanged):
+        return edited(done.commit, None if base is None else base.commit, attempts, any_change=False)
+    return edited(done.id, done.commit, attempts, any_change=True)
+
+
+def _refuse(problems: Sequence[Problem], *, imports: bool) -> None:
+    if problems:
+        error = refusal(problems, "what was to be put")
+        ignoring = "" if imports else "name them in .dsvignore, "
+        error.hint = f"remove them, {ignoring}or leave them out with --skip-unsupported"
+        raise error
+
+
+def _tree(repository: Repository, head: Head | None) -> TreeReader | None:
+    commit = None if head is None or head.entry.deleted else head.commit
+    return None if commit is None else TreeReader(repository.objects, commit)
+
+
+def _check_removals(plan: Plan, base: TreeReader | None, name: str) -> None:
+    before = 0 if base is None else base.commit.entries
+    removed = sum(each.what == "removed" for each in plan.path_edits())
+    if before >= MANY and removed * 2 > before:
+        raise Conflict(
+            f"this would remove {removed:,} of {before:,} paths of {name.partition('@')[0]}",
+            subject=name,
+            hint="--dry-run lists them; --allow-removals removes them",
+        )
+
+
+def _check_no_overlap(plan: Plan, theirs: Iterable[Change], winner: Head) -> None:
+    """Raise `Conflict` if the plan and what somebody else has just published change one path.
+
+    The same outcome of both is none, but for a path that was moved: where it went there is what it was. Raise it also
+    if the branch was deleted.
+    """
+    if winner.entry.deleted:
+        raise Conflict(
+            f"branch {winner.branch} of {winner.dataset} was deleted meanwhile; nothing was published",
+            subject=f"{winner.dataset}@{winner.branch}",
+        )
+    ours = dict(plan.changes)
+    present = {path for path, what in plan.changes if what is not None}
+    folders = {folder for path in present for folder in folders_above(path)}
+    moved = set(plan.old.values())
+    branch = f"{winner.dataset}@{winner.branch}"
+    for change in theirs:
+        path = change.path
+        if path in ours:
+            what = ours[path]
+            clash = path in moved or (None if what is None else what.entry(path)) != change.after
+        else:
+            below = path in folders or any(folder in present for folder in folders_above(path))
+            clash = change.after is not None and below
+        if clash:
+            raise Conflict(
+                f"{winner.entry.author} has just changed {show(path)} on {branch}; nothing was published",
+                subject=as_text(path),
+                hint=f"dsv log {branch} shows the commit; if yours is still right, run the same command again",
+            )
+
+
+def _branch_to_edit(
     context: Context, repository: Repository, target: Target, *, create: bool
 ) -> tuple[DatasetName, BranchName, Head | None]:
-    """The branch that a target means, `main` if it names none, and its newest move.
+    """Return the branch that a target means, `main` if it names none, and its newest move.
 
     create: a dataset that is not there is no error; it has no move. Raises `NotFound`, and `UsageError` for a target
     without a dataset or with what is no branch.
@@ -77,275 +328,257 @@ def _no_dataset(context: Context, repository: Repository, dataset: DatasetName, 
     erased = repository.refs.erased(dataset)
     if erased is not None:
         return erased
-    workspace = context.workspace_or_none()
     hint = "dsv datasets lists them; --create makes it"
-    if workspace is not None and target.path is None and os.path.lexists(context.cwd / dataset):
+    in_workspace = context.workspace_or_none() is not None
+    if in_workspace and target.path is None and os.path.lexists(context.cwd / dataset):
         hint = f"{dataset} is a file or folder here: in a workspace, change the files and run dsv sync"
     return NotFound(f"there is no dataset {dataset} in {repository.store.url}", subject=dataset, hint=hint)
 
 
-__all__ = [
-    "Edit",
-    "EditRequest",
-    "Edited",
-    "Move",
-    "MoveAll",
-    "PathEdit",
-    "Put",
-    "Remove",
-    "RemoveAll",
-    "edit",
-]
+class Plan:
+    """What edits do to a tree; each sees what those before it did.
 
-
-@dataclass(frozen=True, slots=True)
-class EditRequest:
-    """How to commit edits. action: what the branch's log of moves says.
-
-    create: the dataset is made if it is not there yet. allow_removals: more than half of its files may go.
-    skip_unsupported: what can't be stored is left out. dry_run: nothing is written, not even to the store.
+    Raises `NotFound` for a path that is not there, `Conflict` if a folder would be replaced by a file or the other way
+    round, and `UsageError` for edits that contradict themselves.
     """
 
-    message: str = ""
-    action: str = "edit"
-    create: bool = False
-    allow_removals: bool = False
-    skip_unsupported: bool = False
-    dry_run: bool = False
+    def __init__(self, base: TreeReader | None, edits: Sequence[Edit], name: str) -> None:
+        """`name` is that of the branch, for messages."""
+        self._name = name
+        self._is_empty = base is None
+        self._tree = EditedTree(base)
+        self.problems: list[Problem] = []
+        """What can't be stored."""
+        self.old: dict[bytes, bytes] = {}
+        """The old path of each that was moved, by its new one."""
+        named = [clean_path(_raw(text)) for each in edits for text in _named(each)]
+        self._tree.look_up(path for path in named if path)
+        for each in edits:
+            self._apply(each)
+        self.changes = self._tree.changes()
+        """In tree order; None is a path that goes."""
+        new = {path for path, what in self.changes if what is not None}
+        self.old = {path: old for path, old in self.old.items() if path in new and self._tree.had(old)}
 
-
-@dataclass(frozen=True, slots=True)
-class PathEdit:
-    """A path that the edits changed: `added`, `changed`, `removed` or `moved`, then with its `old` path."""
-
-    path: bytes
-    what: str
-    old: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Edited:
-    """The branch's head after the edits, or before them in a dry run. any_change: whether there was anything to do.
-
-    parent: the head before. files, bytes: of the whole commit, None in a dry run. paths: what the edits come to;
-    a file that is put counts as changed though it may have been the same.
-    """
-
-    dataset: DatasetName
-    branch: BranchName
-    commit: CommitId | None
-    parent: CommitId | None
-    paths: tuple[PathEdit, ...]
-    files: int | None
-    bytes: int | None
-    any_change: bool
-    skipped: tuple[Problem, ...] = ()
-    uploaded_bytes: int = 0
-    uploaded_objects: int = 0
-    attempts: int = 1
-
-    def count(self, what: str) -> int:
-        return Counter(path.what for path in self.paths)[what]
-
-
-def edit(context: Context, target: Target, edits: Sequence[Edit], request: EditRequest) -> Edited:
-    """Applies the edits in their order, and publishes the result as one commit on the target's branch (`main`).
-
-    If somebody else moves the branch meanwhile, the same changes go on top of theirs, as long as no path was changed by
-    both. Killed anywhere, the branch has the whole commit or nothing of it. Raises `NotFound` for a dataset, a branch
-    or a path that is not there, `Conflict` for a race over the same paths, a folder that a file would replace, or too
-    many removals, and `Unsupported` with a list of all that can't be stored.
-    """
-    with context.store() as store:
-        repository = context.open_repository(store, Target(target.dataset, target.rev))
-        return Editing(context, repository, store, target, request).run(edits)
-
-
-class Editing:
-    """Plans edits and publishes them, in a store that is open. stored: told of each content that was read."""
-
-    def __init__(
-        self,
-        context: Context,
-        repository: Repository,
-        store: Counting,
-        target: Target,
-        request: EditRequest,
-        stored: OnStored = lambda *_: None,
-    ) -> None:
-        self._stored = stored
-        self._context = context
-        self._repository = repository
-        self._store = store
-        self._request = request
-        self._dataset, self._branch, self._head = branch_to_edit(
-            context, repository, target, create=request.create
-        )
-        self._attempts = 1
-        self._from_url = False
-
-    def run(self, edits: Sequence[Edit]) -> Edited:
-        self._from_url = any(isinstance(one, PutSources) for one in edits)
-        base = self._tree(self._head)
-        plan = make_plan(base, edits, f"{self._dataset}@{self._branch}")
-        self._refuse(plan.problems)
-        self._check_removals(plan, base)
-        if self._request.dry_run:
-            self._repository.refs.check_mover(
-                self._head,
-                self._context.writer.author,
-                removed=sum(what is None for _, what in plan.changes),
-                entries=0 if base is None else base.commit.entries,
-            )
-            head = None if base is None else base.commit_id
-            return self._edited(plan, head, head, None, any_change=bool(plan.changes))
-        while True:
-            done = self._attempt(plan, base)
-            if not isinstance(done, LostRace):
-                break
-            self._attempts += 1
-            theirs = self._tree(self._take(done.winner))
-            check_no_overlap(plan, diff_trees(base, theirs), done.winner)
-            base = theirs
-        parent = None if base is None else base.commit_id
-        if isinstance(done, Unchanged):
-            return self._edited(plan, parent, parent, None if base is None else base.commit, any_change=False)
-        return self._edited(plan, done.id, parent, done.commit, any_change=True)
-
-    def _attempt(self, plan: Plan, base: TreeReader | None) -> Committed | Unchanged | LostRace:
-        draft = Draft(
-            self._dataset,
-            self._branch,
-            self._head,
-            () if base is None else (base.commit_id,),
-            self._request.message,
-            self._request.action,
-        )
-        return commit_changes(
-            self._repository,
-            self._context.writer,
-            draft,
-            base,
-            lambda uploader: self._changes(uploader, plan),
-        )
-
-    def _changes(self, uploader: Uploader, plan: Plan) -> Iterator[TreeChange]:
-        sources = [what.source for _, what in plan.changes if what is not None and what.source is not None]
-        problems = save_sources(uploader, sources, self._context.progress, self._stored)
-        self._refuse(problems)
-        plan.problems += problems
-        for path, what in plan.changes:
-            if what is None:
-                yield TreeChange(path, None)
-            elif what.entry is not None:
-                yield TreeChange(path, as_entry(path, what), what.location)
-            elif what.source is not None and (change := what.source.change(path)) is not None:
-                yield change
-
-    def _tree(self, head: Head | None) -> TreeReader | None:
-        commit = None if head is None or head.entry.deleted else head.commit
-        return None if commit is None else TreeReader(self._repository.objects, commit)
-
-    def _take(self, winner: Head) -> Head:
-        if winner.entry.deleted:
-            raise Conflict(
-                f"branch {self._branch} of {self._dataset} was deleted meanwhile; nothing was published",
-                subject=f"{self._dataset}@{self._branch}",
-            )
-        self._head = winner
-        return winner
-
-    def _refuse(self, problems: Iterable[Problem]) -> None:
-        found = list(problems)
-        if found and not self._request.skip_unsupported:
-            error = refusal(found, "what was to be put")
-            ignoring = "" if self._from_url else "name them in .dsvignore, "
-            error.hint = f"remove them, {ignoring}or leave them out with --skip-unsupported"
-            raise error
-
-    def _check_removals(self, plan: Plan, base: TreeReader | None) -> None:
-        before = 0 if base is None else base.commit.entries
-        removed = len(plan.lost)
-        if self._request.allow_removals or before < MANY or removed * 2 <= before:
-            return
-        raise Conflict(
-            f"this would remove {removed:,} of {before:,} paths of {self._dataset}",
-            subject=f"{self._dataset}@{self._branch}",
-            hint="--dry-run lists them; --allow-removals removes them",
-        )
-
-    def _edited(
-        self,
-        plan: Plan,
-        commit: CommitId | None,
-        parent: CommitId | None,
-        totals: object,
-        *,
-        any_change: bool,
-    ) -> Edited:
-        counts = self._store.counts
-        return Edited(
-            self._dataset,
-            self._branch,
-            commit,
-            parent,
-            tuple(_path_edits(plan)),
-            getattr(totals, "files", None),
-            getattr(totals, "bytes", None),
-            any_change,
-            tuple(plan.problems),
-            counts.bytes_up,
-            counts.won,
-            self._attempts,
-        )
-
-
-def as_entry(path: bytes, what: Placed[Source]) -> Entry | None:
-    """The entry that a path gets; None for a file that could not be read."""
-    if what.entry is not None:
-        return what.entry._replace(path=path)
-    assert what.source is not None
-    return what.source.entry(path)
-
-
-def check_no_overlap(plan: Plan, theirs: Iterable[Change], winner: Head) -> None:
-    """Raises `Conflict` if what somebody else has just published and the plan are about one path.
-
-    The same outcome of both is none, but for a path that was moved: where it went there is what it was.
-    """
-    ours = dict(plan.changes)
-    present = {path for path, what in plan.changes if what is not None}
-    folders = {folder for path in present for folder in folders_above(path)}
-    moved = set(plan.old.values())
-    for change in theirs:
-        path = change.path
-        if path in ours:
-            what = ours[path]
-            entry = None if what is None else as_entry(path, what)
-            if entry != change.after or path in moved:
-                raise _race(path, winner)
-        elif change.after is not None and (
-            path in folders or any(folder in present for folder in folders_above(path))
-        ):
-            raise _race(path, winner)
-
-
-def _race(path: bytes, winner: Head) -> Conflict:
-    branch = f"{winner.dataset}@{winner.branch}"
-    return Conflict(
-        f"{winner.entry.author} has just changed {show(path)} on {branch}; nothing was published",
-        subject=path.decode("utf-8", "backslashreplace"),
-        hint=f"dsv log {branch} shows the commit; if yours is still right, run the same command again",
-    )
-
-
-def _path_edits(plan: Plan) -> Iterator[PathEdit]:
-    moved = set(plan.old.values())
-    for path, what in plan.changes:
-        if what is None:
-            if path not in moved:
+    def path_edits(self) -> Iterator[PathEdit]:
+        moved = set(self.old.values())
+        for path, what in self.changes:
+            if path in self.old and what is not None:
+                yield PathEdit(path, "moved", self.old[path])
+            elif what is not None:
+                yield PathEdit(path, "changed" if self._tree.had(path) else "added")
+            elif path not in moved:
                 yield PathEdit(path, "removed")
-        elif path in plan.old:
-            yield PathEdit(path, "moved", plan.old[path])
+
+    def _apply(self, edit: Edit) -> None:
+        if isinstance(edit, Put):
+            self._put(edit)
+        elif isinstance(edit, PutSources):
+            self._put_sources(edit)
+        elif isinstance(edit, Remove):
+            self._remove(edit)
+        elif isinstance(edit, Move):
+            self._move(edit)
         else:
-            yield PathEdit(path, "changed" if path in plan.had else "added")
+            self._move_all(edit)
+
+    def _remove(self, edit: Remove) -> None:
+        chosen = [found for text in _named(edit) for found in self._chosen(text, literal=edit.literal)]
+        for path in {path: None for _, below in chosen for path, _ in below}:
+            self._tree.remove(path)
+
+    def _put(self, edit: Put) -> None:
+        path, into = _clean(edit.path)
+        into = into or self._tree.is_folder(path)
+        if not isinstance(edit.content, Path):
+            if into:
+                raise UsageError(
+                    f"{show(path) + ' is a folder, and ' if path else ''}what is put there has no name of its own",
+                    subject=as_text(path) or self._name,
+                    hint="end the path with the name of a file, such as " + as_text(_join(path, b"NAME")),
+                )
+            size = len(edit.content) if isinstance(edit.content, bytes) else 0
+            self._place(path, Source(Kind.FILE, size, open=_opener(edit.content)), edit.replace)
+            return
+        file = named_file(edit.content)
+        name = os.fsencode(edit.content.name)
+        if edit.contents or name in (b"", b".."):
+            name = b""
+        to = _join(path, name) if into else path
+        if file is not None:
+            self._place(to, file, edit.replace)
+            return
+        walk = Walk(edit.content)
+        found = [(_join(to, name), source) for name, source in walk.sources()]
+        self.problems += walk.problems
+        if to and not found:
+            self._place(to, Source(Kind.EMPTY_DIRECTORY), edit.replace)
+        self._tree.look_up_below(to, [path for path, _ in found])
+        for path, source in found:
+            self._place(path, source, edit.replace)
+
+    def _put_sources(self, edit: PutSources) -> None:
+        to = _clean(edit.path)[0]
+        self.problems += [Problem(_join(to, each.path), each.reason) for each in edit.problems]
+        found = {_join(to, name): source for name, source in edit.sources}
+        self._tree.look_up_below(to, found)
+        if edit.mirror:
+            others = [(path, what) for path, what in self._tree.below(to) if path not in found]
+            self._tree.keep(others)
+            for path, _ in others:
+                self._tree.remove(path)
+        for path, source in found.items():
+            try:
+                check_path(path)
+            except ValueError as error:
+                self.problems.append(Problem(path, str(error)))
+                continue
+            here = self._tree.find(path)
+            if here is not None and here.is_file and here.stored is not None:
+                source.kind = here.kind  # a URL says nothing of modes
+                if source.stored is not None and source.stored.file_id == here.stored.file_id:
+                    continue
+            self._place(path, source, replace=True)
+
+    def _place(self, path: bytes, source: Source, replace: bool) -> None:
+        if replace or self._tree.find(path) is None:
+            self._tree.place(path, source)
+            self.old.pop(path, None)
+
+    def _move(self, edit: Move) -> None:
+        chosen = self._chosen(edit.path, literal=edit.literal)
+        to, into = _clean(edit.to)
+        into = into or self._tree.is_folder(to)
+        if len(chosen) > 1 and not into:
+            raise UsageError(
+                f"{len(chosen):,} paths can't all be moved to {show(to)}",
+                subject=as_text(to),
+                hint=f"end it with a slash to move them into a folder: {as_text(to)}/",
+            )
+        pairs: list[tuple[bytes, bytes]] = []
+        for top, below in chosen:
+            new = _join(to, top.rpartition(b"/")[2]) if into else to
+            if new == top or new.startswith(top + b"/"):
+                where = "to itself" if new == top else f"into itself, to {show(new)}"
+                raise UsageError(f"{show(top)} can't be moved {where}", subject=as_text(top))
+            moved = [(path, new + path[len(top) :]) for path, _ in below]
+            if below[0][0] != top:  # a folder
+                if self._tree.is_folder(new) and not edit.replace:
+                    hint = "--replace puts both folders together"
+                    raise Conflict(f"{show(new)} is there already", subject=as_text(new), hint=hint)
+                self._tree.look_up_below(new, [path for _, path in moved])
+            pairs += moved
+        self._relocate(pairs, edit.replace)
+
+    def _move_all(self, edit: MoveAll) -> None:
+        pairs: list[tuple[bytes, bytes]] = []
+        for old_text, new_text in edit.pairs:
+            old, (new, into) = _clean(old_text)[0], _clean(new_text)
+            new = _join(new, old.rpartition(b"/")[2]) if into else new
+            if old == new:
+                continue
+            if self._tree.find(old) is not None:
+                pairs.append((old, new))
+                continue
+            [(top, below)] = self._chosen(old, literal=True)
+            pairs += [(path, new + path[len(top) :]) for path, _ in below]
+        self._relocate(pairs, edit.replace)
+
+    def _relocate(self, pairs: list[tuple[bytes, bytes]], replace: bool) -> None:
+        self._tree.look_up(new for _, new in pairs)
+        taken: list[tuple[bytes, bytes, Source]] = []
+        for old, new in pairs:
+            what = self._tree.find(old)
+            if what is None:
+                raise Conflict(f"{show(old)} is moved twice", subject=as_text(old))
+            taken.append((self.old.pop(old, old), new, what))
+            self._tree.remove(old)
+        placed: set[bytes] = set()
+        for old, new, what in taken:
+            if new in placed:
+                raise Conflict(f"two paths are moved to {show(new)}", subject=as_text(new))
+            placed.add(new)
+            self._tree.place(new, what, replace=replace)
+            self.old[new] = old
+
+    def _chosen(self, text: Path_, *, literal: bool) -> Chosen:
+        """Return the files and folders that are meant, at least one. Raises `NotFound`."""
+        path, is_folder = _clean(text)
+        if not path:
+            raise UsageError(
+                "the path is that of the whole dataset", hint="name a file or a folder in it, or '*'"
+            )
+        here = self._tree.find(path)
+        if here is not None and (not is_folder or here.kind is Kind.EMPTY_DIRECTORY):
+            return [(path, [(path, here)])]
+        found: Chosen = []
+        by_pattern = is_pattern(path) and not literal
+        if here is None and self._tree.is_folder(path):
+            found = [(path, sorted(self._tree.below(path), key=lambda item: item[0]))]
+        elif by_pattern:
+            found = self._matching(PathPattern(path, is_folder))
+        for _, below in found:
+            self._tree.keep(below)
+        if found:
+            return found
+        if self._is_empty:
+            what, hint = f"is not in {self._name}, which has no commit yet", "dsv put adds files"
+        else:
+            what = f"matches nothing in {self._name}" if by_pattern else f"is not in {self._name}"
+            hint = f"dsv ls {self._name} lists the paths"
+        raise NotFound(f"{show(path)} {what}", subject=as_text(path), hint=hint)
+
+    def _matching(self, pattern: PathPattern) -> Chosen:
+        verdicts: dict[bytes, bool] = {}
+        groups: dict[bytes, list[tuple[bytes, Source]]] = {}
+        for path, what in self._tree.starting_with(pattern.start):
+            matches = pattern.matches(path, folder=what.kind is Kind.EMPTY_DIRECTORY)
+            top = path if matches else None  # of the path and the folders above it, the highest that matches
+            for folder in folders_above(path):
+                verdict = verdicts.get(folder)
+                if verdict is None:
+                    verdict = verdicts[folder] = pattern.matches(folder, folder=True)
+                top = folder if verdict else top
+            if top is not None:
+                groups.setdefault(top, []).append((path, what))
+        return sorted(groups.items())
+
+
+def _named(edit: Edit) -> list[Path_]:
+    """Return the paths of the dataset that an edit names."""
+    if isinstance(edit, MoveAll):
+        return [one for pair in edit.pairs for one in pair]
+    if isinstance(edit, Move):
+        return [edit.path, edit.to]
+    return [edit.path] if isinstance(edit.path, str | bytes) else list(edit.path)
+
+
+def _opener(content: bytes | ReadInto) -> Callable[[], ReadInto]:
+    """Return what opens a content: bytes as often as asked for, a stream once."""
+    if isinstance(content, bytes):
+        return lambda: io.BytesIO(content).readinto
+    streams = [content]
+
+    def open_stream() -> ReadInto:
+        if not streams:
+            raise Conflict(
+                "gc is removing from the store what came from a stream and was just stored there",
+                hint="run the same command again",
+            )
+        return streams.pop()
+
+    return open_stream
+
+
+def _raw(text: Path_) -> bytes:
+    return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+
+
+def _clean(text: Path_) -> tuple[bytes, bool]:
+    """Return a path as a tree spells it, and whether it was written as a folder's."""
+    path = clean_path(_raw(text))
+    return path, not path or _raw(text).endswith((b"/", b"/."))
+
+
+def _join(folder: bytes, name: bytes) -> bytes:
+    return folder + b"/" + name if folder and name else folder or name

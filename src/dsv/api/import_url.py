@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dsv.api.context import Context
-from dsv.api.edit_plan import PutSources
-from dsv.api.edits import Edited, Editing, EditRequest
+from dsv.api.edits import Edited, EditRequest, PutSources, edit_in
 from dsv.exchange.import_ import FolderSource, RemoteFile
 from dsv.exchange.journal import Journal
 from dsv.exchange.tar import TarSource, open_source
@@ -56,9 +55,9 @@ def import_url(
         repository = context.open_repository(store, Target(target.dataset, target.rev))
         folder = context.metadata / "stores" / str(repository.id) / "imports"
         importing = _Importing(Journal(folder, url.rstrip("/")), source, files)
-        editing = Editing(context, repository, store, target, request, importing.stored)
         problems = [Problem(path, reason) for path, reason in skipped]
-        edited = editing.run([PutSources(target.path or b"", importing.sources, mirror, problems)])
+        edits = [PutSources(target.path or b"", importing.sources, mirror, problems)]
+        edited = edit_in(context, repository, store, target, edits, request, importing.stored)
         if not request.dry_run:
             importing.journal.save()
         return Imported(edited, len(files), importing.known, importing.read, importing.read_bytes)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.edits import EditRequest, RemoveAll
+from dsv.api.edits import EditRequest, Remove
 from dsv.api.edits import edit as commit
 from dsv.cli.call import Call
 from dsv.cli.declare import command
@@ -62,11 +62,10 @@ def rm(
                 hint="dsv rm --from-file LIST DATASET",
             )
         target = commit_target("rm --from-file", words[0])
-        edit = RemoveAll([path for [path] in read_list(call, from_file, 1)], literal=True)
+        paths: list[str] | list[bytes] = [path for [path] in read_list(call, from_file, 1)]
     else:
         target, paths = one_dataset("rm", words)
-        edit = RemoveAll(paths)
-    names = [one if isinstance(one, str) else one.decode(errors="replace") for one in edit.paths]
+    names = [one if isinstance(one, str) else one.decode(errors="replace") for one in paths]
     request = EditRequest(
         message=default_message("remove", names) if message is None else message,
         action="rm",
@@ -74,5 +73,5 @@ def rm(
         dry_run=dry_run,
     )
     with call.context(writes=True, author=author, override=override(force, message)) as context:
-        done = commit(context, target, [edit], request)
+        done = commit(context, target, [Remove(paths, literal=from_file is not None)], request)
     show_edited(call, done, dry_run=dry_run)

@@ -1,0 +1,199 @@
+"""A tree as it will be after edits that are not written yet.
+
+Only segments that have one of the paths, or would have it, are read. Memory is in proportion to the edits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from dsv.errors import Conflict, NotFound, UsageError
+from dsv.format.locator import Location
+from dsv.format.tree import Entry, Kind
+from dsv.repo.tree.read import NOTHING, Found, TreeReader, find_paths
+from dsv.transfer.save import Source
+from dsv.transfer.upload import Stored
+from dsv.values.paths import check_path, folders_above, show, sort_key
+
+
+class EditedTree:
+    """The tree of `base` (None: an empty one) with edits.
+
+    A folder is there as long as something lies in it; the last path that goes takes its folder with it. A placeholder
+    of an empty folder goes when something is put into the folder.
+    """
+
+    def __init__(self, base: TreeReader | None) -> None:
+        self._base = base
+        self._found: dict[bytes, Found] = {}  # in the base
+        self._void: set[bytes] = set()  # folders that the base does not have
+        self._edits: dict[bytes, Source | None] = {}  # None: a path of the base that goes
+        self._filled: Counter[bytes] = Counter()  # how many edits put something below each folder
+        self._touched: Counter[bytes] = Counter()  # how many paths of the base below each folder have an edit
+
+    def look_up(self, paths: Iterable[bytes]) -> None:
+        """Read all at once what the base has at paths that are soon asked for."""
+        self._found.update(find_paths(self._base, [one for one in paths if one not in self._found]))
+
+    def look_up_below(self, folder: bytes, paths: Iterable[bytes]) -> None:
+        """Look up paths below a folder. If the base has no such folder, nothing else is read."""
+        if not folder or self._in_base(folder).below:
+            self.look_up(paths)
+        elif self._in_base(folder) == NOTHING:
+            self._void.add(folder)
+
+    def find(self, path: bytes) -> Source | None:
+        """Return what is at exactly this path: a file, a symlink, or an empty folder."""
+        if path in self._edits:
+            return self._edits[path]
+        found = self._in_base(path)
+        return None if found.entry is None else _as_source(found.entry, found.location)
+
+    def is_folder(self, path: bytes) -> bool:
+        """Return whether the path is the whole tree, an empty folder, or has something below it."""
+        here = self.find(path) if path else None
+        return not path or (here is not None and here.kind is Kind.EMPTY_DIRECTORY) or self._has_below(path)
+
+    def below(self, path: bytes) -> Iterator[tuple[bytes, Source]]:
+        """Yield everything at and below the path, in no particular order. Nothing may be edited meanwhile."""
+        prefix = path + b"/" if path else b""
+        yield from (item for item in self._placed() if item[0] == path or item[0].startswith(prefix))
+        yield from self._staying(() if self._base is None else self._base.below(path))
+
+    def starting_with(self, prefix: bytes) -> Iterator[tuple[bytes, Source]]:
+        """Yield everything whose path begins with these bytes, as `below`."""
+        yield from (item for item in self._placed() if item[0].startswith(prefix))
+        yield from self._staying(() if self._base is None else self._base.starting_with(prefix))
+
+    def _placed(self) -> Iterator[tuple[bytes, Source]]:
+        return ((path, what) for path, what in self._edits.items() if what is not None)
+
+    def _staying(self, found: Iterable[tuple[Entry, Location | None]]) -> Iterator[tuple[bytes, Source]]:
+        for entry, location in found:
+            if entry.path not in self._edits:
+                yield entry.path, _as_source(entry, location)
+
+    def keep(self, found: Iterable[tuple[bytes, Source]]) -> None:
+        """Remember what `below` or `starting_with` gave and is to be edited, so that it is not read again."""
+        for path, what in found:
+            if path not in self._edits:
+                self._found[path] = Found(
+                    what.entry(path), None if what.stored is None else what.stored.location
+                )
+
+    def remove(self, path: bytes) -> None:
+        """Remove exactly this path. Raises `NotFound`."""
+        if self.find(path) is None:
+            raise NotFound(f"{show(path)} is not there", subject=as_text(path))
+        self._set(path, None)
+
+    def place(self, path: bytes, what: Source, *, replace: bool = True) -> None:
+        """Put something at a path. An empty folder where a folder is changes nothing.
+
+        Raises `Conflict` if a folder would be replaced, or a file by a folder, or (without `replace`) anything;
+        `UsageError` for a path that no tree may hold.
+        """
+        try:
+            check_path(path)
+        except ValueError as error:
+            raise UsageError(
+                f"{show(path)} can't be a path of a dataset: {error}", subject=as_text(path)
+            ) from None
+        if self.is_folder(path):
+            if what.kind is Kind.EMPTY_DIRECTORY:
+                return
+            raise Conflict(f"{show(path)} is a folder, and no file replaces it", subject=as_text(path))
+        here = self.find(path)
+        if here is not None and what.kind is Kind.EMPTY_DIRECTORY:
+            raise Conflict(
+                f"{show(path)} is a {_word(here.kind)}, and no folder replaces it", subject=as_text(path)
+            )
+        if here is not None and not replace:
+            raise Conflict(
+                f"{show(path)} is there already", subject=as_text(path), hint="--replace replaces it"
+            )
+        self._make_way(path)
+        self._set(path, what)
+
+    def changes(self) -> list[tuple[bytes, Source | None]]:
+        """Return what differs from the base, in tree order; None is a path that goes."""
+        edits = sorted(self._edits.items(), key=lambda edit: sort_key(edit[0]))
+        return [(path, what) for path, what in edits if not self._is_same(path, what)]
+
+    def _is_same(self, path: bytes, what: Source | None) -> bool:
+        entry = None if what is None else what.entry(path)
+        return entry is not None and entry == self._in_base(path).entry
+
+    def had(self, path: bytes) -> bool:
+        """Return whether the base has exactly this path."""
+        return self._in_base(path).entry is not None
+
+    def _set(self, path: bytes, what: Source | None) -> None:
+        before, had = self._edits.get(path), self.had(path)
+        if had and path not in self._edits:
+            self._touched.update(folders_above(path))
+        if what is not None and before is None:
+            self._filled.update(folders_above(path))
+        if what is None and before is not None:
+            self._filled.subtract(folders_above(path))
+        if what is None and not had:
+            del self._edits[path]
+        else:
+            self._edits[path] = what
+
+    def _make_way(self, path: bytes) -> None:
+        """Check that whatever the path lies below is a folder, and remove the placeholder of an empty one."""
+        for folder in folders_above(path):
+            if self._filled[folder] > 0:
+                return  # what was placed there first was checked
+            if self._edits.get(folder) is not None:
+                break
+        else:
+            above = self._in_base(path).above
+            if above is None or above.path in self._edits:
+                return
+            folder = above.path
+        here = self.find(folder)
+        assert here is not None
+        if here.kind is not Kind.EMPTY_DIRECTORY:
+            raise Conflict(
+                f"{show(folder)} is a {_word(here.kind)}, so {show(path)} can't lie below it",
+                subject=as_text(path),
+            )
+        self.remove(folder)
+
+    def _has_below(self, path: bytes) -> bool:
+        if self._filled[path] > 0:
+            return True
+        if not self._in_base(path).below:
+            return False
+        if not self._touched[path]:
+            return True
+        assert self._base is not None
+        return any(entry.path not in self._edits for entry, _ in self._base.below(path))
+
+    def _in_base(self, path: bytes) -> Found:
+        found = self._found.get(path)
+        if found is None:
+            if self._void and any(folder in self._void for folder in folders_above(path)):
+                return NOTHING
+            [(_, found)] = find_paths(self._base, [path])
+            self._found[path] = found
+        return found
+
+
+def as_text(path: bytes) -> str:
+    """Return a path as the subject of an error."""
+    return path.decode("utf-8", "backslashreplace")
+
+
+def _as_source(entry: Entry, location: Location | None) -> Source:
+    if entry.file_id is None:
+        return Source(entry.kind, target=entry.target)
+    stored = Stored(entry.size, entry.file_id, entry.recipe_id, location)
+    return Source(entry.kind, entry.size, stored=stored)
+
+
+def _word(kind: Kind) -> str:
+    return "symlink" if kind is Kind.SYMLINK else "file"

@@ -47,23 +47,23 @@ class Most:
 
 
 WORKS = {
-    # Format 2, head 3 | session, gc, index 3 | a pack of data, a pack of metadata, an index | commit, locator,
-    # verdict, ref, the ref read back and beside it the next entry of the format log, for names that move, end
-    # of session 7. In turn but for the format and the listing, and the head and what may follow it. Beside the verdict
-    # the session's first key is put once more, and read when that was refused (2, one round trip more): only a server
-    # that still lets one writer win gets a ref. At the same time the move that the ref is to follow is read once more
-    # (1): nothing is built on one whose place another writer has taken.
-    "first sync": Most(21, 15, CONTENT + NOTED + SMALL, SMALL),
+    # Format 2, head 3 | session, gc, index 3 | a pack of data, a pack of metadata, an index | commit and beside it its
+    # locator, verdict, ref, the ref read back and beside it the next entry of the format log, for names that move, end
+    # of session 7. In turn but for the format and the listing, and the head and what may follow it. Beside commit and
+    # verdict the session's first key is put once more, and read when that was refused (2): only a server that still
+    # lets one writer win gets a ref. At the same time the move that the ref is to follow is read once more (1): nothing
+    # is built on one whose place another writer has taken. Of the proofs, only the ref read back takes time of its own.
+    "first sync": Most(21, 13, CONTENT + NOTED + SMALL, SMALL),
     # Format 2, head 3, and the base's commit: whether others have moved the branch, and whether the store still has
     # what the workspace builds on, which is asked for beside the format and takes no time of its own.
     "sync of nothing": Most(6, 2, 0, SMALL),
     # As the first one, and the base's commit; up go the file and its segment. Never more than 300 kB.
-    "sync of one file": Most(22, 15, SIZE + SEGMENT + SMALL, SMALL),
+    "sync of one file": Most(22, 13, SIZE + SEGMENT + SMALL, SMALL),
     # The chunk around the insertion, perhaps the next one, and the recipe: chunks have 1 MiB on average. One listing
     # tells that the packs of all other chunks are there, before the new commit refers to them (2,600 bytes); and the
     # server says in 370 bytes that it refuses the session's first key, and in 340 that the format log ends. The
     # move that is read once more has 200.
-    "sync of an insertion": Most(23, 16, 2 << 20, SMALL + 2_200),
+    "sync of an insertion": Most(23, 14, 2 << 20, SMALL + 2_200),
     # Format 2, head 3, commit.
     "resolve": Most(6, 3, 0, SMALL),
     # Format 2, listing, the tag, its end, no branch of that name; commit.

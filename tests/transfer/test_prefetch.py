@@ -125,7 +125,7 @@ def test_what_a_killed_process_should_have_read_is_left_to_who_asked(tmp_path: P
     root, small, found, expected = filled(tmp_path, 5000)  # twice of what all slots together hold
     order, contents = [], {}
     with Readers(root, 2) as readers:
-        pids = children()
+        pids = [reader._process.pid for reader in readers._readers]
         assert len(pids) >= 2
         for number, (item, content) in enumerate(each(readers, found)):
             if number == after:
@@ -144,7 +144,7 @@ def test_no_process_outlives_its_sync(tmp_path: Path) -> None:
     root.mkdir()
     fill(root, 600)
     with pytest.raises(KeyboardInterrupt), Readers(root, 2) as readers:
-        pids = children()
+        pids = [reader._process.pid for reader in readers._readers]
         for _ in readers.over(scan(root, tmp_path / "state").work()):
             raise KeyboardInterrupt
     assert pids and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
@@ -232,17 +232,3 @@ def test_long_paths_make_short_orders(tmp_path: Path) -> None:
 
 def pending(path: bytes, size: int) -> Pending:
     return Pending(path, Kind.FILE, size, Relation.ABSENT, None, None, b"", 0)
-
-
-def children() -> list[int]:
-    """The reading processes of this one."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            status = (entry / "status").read_text()
-            command = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if f"\nPPid:\t{os.getpid()}\n" in status and b"dsv.transfer.prefetch_process" in command:
-            found.append(int(entry.name))
-    return found

@@ -139,16 +139,20 @@ class Session:
         return index_id
 
     def put_commit(self, commit: Commit, locator: Locator | None) -> CommitId:
-        """Stores the commit, then its locator, if known. What it refers to must be in packs and indexes by now.
+        """Store the commit and, beside it, its locator, if known.
+
+        What the commit refers to must be in packs and indexes by now.
 
         Raises `IntegrityError` if the store lacks a parent.
         """
         self.repository.objects.check_stored(commit.parents)
-        encoded = commit.encode()
+        store, encoded = self.repository.store, commit.encode()
         commit_id = CommitId.hash(encoded)
-        self.repository.store.put_if_absent(keys.commit_key(commit_id), encoded)
+        puts = [partial(store.put_if_absent, keys.commit_key(commit_id), encoded)]
         if locator is not None:
-            self.repository.store.put_if_absent(keys.locator_key(commit_id), locator.encode())
+            puts.append(partial(store.put_if_absent, keys.locator_key(commit_id), locator.encode()))
+        together(puts)
+        if locator is not None:
             self.repository.objects.remember_commit(commit_id, encoded, locator.encode())
         return commit_id
 
@@ -159,13 +163,15 @@ class Session:
         after: Head | None,
         entry: RefEntry,
         before_ref: Callable[[], None] = lambda: None,
+        put_commit: Callable[[], object] = lambda: None,
     ) -> Moved | LostRace:
-        """Declares the commit, then moves the branch. A lost race is a result; being fenced raises `Conflict`.
+        """Declare the commit, then move the branch. A lost race is a result; being fenced raises `Conflict`.
 
-        `before_ref` is called between the two: what it writes is there whenever the ref is.
+        `before_ref` is called between the two: what it writes is there whenever the ref is. `put_commit` stores a
+        commit that is not stored yet.
         """
         assert entry.commit is not None
-        self.declare(entry.commit, after)
+        self.declare(entry.commit, after, put_commit)
         before_ref()
         with self.ending():
             return self.repository.refs.move(dataset, branch, after, entry)
@@ -188,13 +194,24 @@ class Session:
         with suppress(DsvError):
             self.repository.store.put_if_absent(keys.session_closed_key(self.id), closed.encode())
 
-    def declare(self, commit_id: CommitId, after: Head | None = None) -> None:
-        """To be called just before a ref names the commit. after: the move that the ref is to follow.
+    def declare(
+        self,
+        commit_id: CommitId,
+        after: Head | None = None,
+        put_commit: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Declare a commit just before a ref names it and follows the move `after`.
 
+        `put_commit` stores the commit, if it is not stored yet, while the store is checked.
         Raises `Conflict` if gc has fenced this session, and `IntegrityError` if the store overwrites what it has.
         """
+
+        def put_verdict() -> None:
+            put_commit()
+            self._put_verdict(commit_id)
+
         checks: list[Callable[[], None]] = [
-            partial(self._put_verdict, commit_id),
+            put_verdict,
             self._check_one_wins,
             self.repository.check_remembered,
         ]

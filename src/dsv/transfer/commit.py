@@ -8,6 +8,7 @@ of it can be seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -114,10 +115,12 @@ def commit_changes(
             return Unchanged(draft.parents[0] if draft.parents else None)
         uploader.finish()
         commit = new_commit(repository, writer, draft, tree)
-        commit_id = session.put_commit(commit, tree.locator)
         if tree.links_moved:
+            commit_id = session.put_commit(commit, tree.locator)
             _check_links(TreeReader(repository.objects, commit_id), draft)
-        done = _publish(session, writer, draft, commit_id, commit)
+            done = _publish(session, writer, draft, commit_id, commit)
+        else:
+            done = publish_commit(session, writer, draft, commit, tree.locator)
     tidy(repository, writer)
     return replace(done, uploaded_bytes=uploader.uploaded_bytes) if isinstance(done, Committed) else done
 
@@ -163,8 +166,9 @@ def publish_commit(
     before_ref: Callable[[], None] = lambda: None,
 ) -> Committed | LostRace:
     """As `publish_tree`, with a commit by `new_commit`."""
-    commit_id = session.put_commit(commit, locator)
-    return _publish(session, writer, draft, commit_id, commit, before_ref)
+    commit_id = CommitId.hash(commit.encode())
+    put_commit = partial(session.put_commit, commit, locator)
+    return _publish(session, writer, draft, commit_id, commit, before_ref, put_commit)
 
 
 def _publish(
@@ -174,6 +178,7 @@ def _publish(
     commit_id: CommitId,
     commit: Commit,
     before_ref: Callable[[], None] = lambda: None,
+    put_commit: Callable[[], object] = lambda: None,
 ) -> Committed | LostRace:
     entry = RefEntry(
         commit=commit_id,
@@ -183,7 +188,7 @@ def _publish(
         author=writer.author,
         action=draft.action,
     )
-    moved = session.publish(draft.dataset, draft.branch, draft.after, entry, before_ref)
+    moved = session.publish(draft.dataset, draft.branch, draft.after, entry, before_ref, put_commit)
     return Committed(commit_id, commit, moved.head) if isinstance(moved, Moved) else moved
 
 

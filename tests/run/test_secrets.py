@@ -214,7 +214,8 @@ def test_values_of_engine_variables_are_never_kept() -> None:
         "--cpus=2",
         "-e",
     )
-    assert hide_env_values(given) == kept
+    variables = {"A": "b", "X": "y=z", "Q": "1", "R": "2"}
+    assert hide_env_values(given) == (kept, variables)
 
 
 _PLAIN = st.text("abX9_./:=-é\\", min_size=1, max_size=8).filter(

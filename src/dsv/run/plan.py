@@ -19,7 +19,7 @@ from dsv.run.record import CodeState, LogInfo, RunData, RunId, RunRecord, RunSta
 from dsv.run.spec import JobSpec, recorded
 from dsv.run.staged import Staged
 from dsv.values.names import data_variable
-from dsv.values.secrets import Masker, env_values, hide_env_values
+from dsv.values.secrets import Masker, hide_env_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ class Launch:
             engine_version=facts.version,
             image=None if spec.image is None else self.masker.name(spec.image),
             command=command,
-            engine_args=self.masker.argv(hide_env_values(spec.engine_args)),
-            argv=self.masker.argv(hide_env_values(options)) + command,
+            engine_args=self.masker.argv(hide_env_values(spec.engine_args)[0]),
+            argv=self.masker.argv(hide_env_values(options)[0]) + command,
             env=tuple(sorted(spec.env)),
             params=params,
             shm_bytes=plan.shm_bytes,
@@ -319,6 +319,5 @@ def _own_output(spec: JobSpec, main: Staged, own: Path) -> Path:
 
 def masker_of(spec: JobSpec, place: RunPlace) -> Masker:
     """Hides what no record of this run may show."""
-    given = {**env_values(spec.engine_args), **spec.env}
-    options = hide_env_values(spec.engine_args)
-    return Masker.of(given, place.environ, (*options, *spec.command), spec.params)
+    options, given = hide_env_values(spec.engine_args)
+    return Masker.of({**given, **spec.env}, place.environ, (*options, *spec.command), spec.params)

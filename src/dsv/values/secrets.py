@@ -18,12 +18,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote, quote_plus, unquote
-
-if TYPE_CHECKING:
-    pass
-
 
 HIDDEN: Final = "***"
 ANYWHERE, A_WORD, _GIVEN, _LINE = 8, 4, 6, 16
@@ -38,15 +34,12 @@ _OF_TEXT = r"pad|eos|bos|unk|sep|cls|mask|special|max|min|num|per|next|first|las
 # Matched against the words of a name, joined by underscores: HF_TOKEN, hf-token and hfToken are `hf_token`.
 _NAME = re.compile(
     rf"""(?:.*_)?(?:
-        pass(?:word|wd|phrase|code)?|pwd|secret|credentials?|auth|authorization|bearer|cookie|signature|sas|pat|connstr
-        |(?:api|access|secret|private)key
-        |(?:api|access|secret|private|account|encryption|signing|storage|master|license|ssh|subscription|fernet|hmac|aes
-          |jwt|deploy|kaggle|openai|anthropic|wandb|comet|neptune|mistral|cohere|gemini|hf|huggingface|replicate|pinecone
-          |groq|langsmith|stripe|sendgrid|datadog)_keys?
-        |(?:conn|connection)_str(?:ing)?|connection_strings|webhook_url|sentry_dsn
-        |[a-z]+(?:password|passwd|passphrase|passcode|secret|apikey|accesskey|secretkey|privatekey|credentials?
+        [a-z]*(?:password|passwd|passphrase|passcode|secret|credentials?|(?:api|access|secret|private)key
           |connectionstring)
-        |(?:ssh|smtp|ftp|db|pg|mysql|redis|ldap|mail|user)pass
+        |(?:ssh|smtp|ftp|db|pg|mysql|redis|ldap|mail|user)?pass
+        |pwd|auth|authorization|bearer|cookie|signature|sas|pat|connstr|webhook_url|sentry_dsn
+        |conn(?:ection)?_str(?:ings?)?
+        |(?:api|access|secret|private|account|encryption|signing|storage|master|license|ssh|kaggle|openai|wandb)_keys?
         |(?!(?:{_OF_TEXT})token)[a-z]+token
     )(?:_.*)?
     |(?!(?:.*_)?(?:{_OF_TEXT}|id(?!_token(?:_|$)))(?:_|$))(?:.*_)?token(?:_.*)?""",
@@ -74,13 +67,10 @@ _SHAPES = re.compile(
     r"|\bAIza[A-Za-z0-9_-]{30,}|\bya29\.[A-Za-z0-9_-]{20,}|\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"
     r"|\b(?:npm_|dckr_pat_|pypi-)[A-Za-z0-9_-]{24,}"
     r"|(?i:\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{16,})"
+    r"|(?P<head>\b(?i:X-Amz-Signature|X-Goog-Signature|Signature|sig|AccountKey|SharedAccessKey)=)"
+    r"[A-Za-z0-9%+/=_-]{16,}"
     rf"|{_URL_USER}",
     re.DOTALL | re.ASCII,
-)
-_SIGNATURE = re.compile(
-    r"(?P<head>\b(?:X-Amz-Signature|X-Goog-Signature|Signature|sig|AccountKey|SharedAccessKey)=)"
-    r"[A-Za-z0-9%+/=_-]{16,}",
-    re.ASCII | re.IGNORECASE,
 )
 _QUERY = re.compile(r"(?P<head>[?&](?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})=)(?P<value>[^\s&\"'<>#]+)")
 # A JSON web token, looked for once in each run of its characters, and only in a text that has a `.eyJ`.
@@ -110,12 +100,14 @@ _LOGIN = re.compile(
 _SHORT = re.compile(rf"(?P<head>(?<!\S)-p(?=\S))(?P<value>{_QUOTED}|[^\s\"';|&)]++)", re.DOTALL)
 _TAKES_P = re.compile(r"(?<![\w.-])(?:mysql|mariadb|sshpass)")
 _PASSWORD = re.compile(r"(?=[^A-Za-z]*[A-Za-z])(?=[a-z]*[^a-z])(?![./~$-]|[A-Za-z_-]+=|rint0$)[^\s/]{6,}")
+_VARIABLE = re.compile(r"(?P<head>(?P<name>[^=]*)=)(?P<value>.*)", re.DOTALL)
+_ENV_OPTION = re.compile(r"(?P<head>(?:--env=|-e=?)(?P<name>[^=]+)=)(?P<value>.*)", re.DOTALL)
 _GLANCE = 512
 """Characters of a value that are looked at before it is known to be secret: a text is still read once."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether any value of this name is taken to be secret: `HF_TOKEN`, `dbPassword`, `PGPASSWORD`, `id_token`.
+    """Check that any value of this name is taken to be secret: `HF_TOKEN`, `dbPassword`, `PGPASSWORD`, `id_token`.
 
     `max_tokens`, `pad_token`, `token_id`, `tokenizer`, `compass`, `author`, `key` and `PWD` are not.
     """
@@ -124,21 +116,21 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a value is taken to be secret by its name or, for a key of any kind, because it looks random."""
+    """Check that a value is taken to be secret by its name or, for a key of any kind, because it looks random."""
     words = _WORDS.findall(name)
     is_key = bool(words) and words[-1].lower() == "key"
     return is_secret_name(name) or (is_key and _RANDOM.search(value) is not None)
 
 
 def hide_shapes(text: str) -> str:
-    """Returns the text without what can only be a secret."""
+    """Return the text without what can only be a secret."""
     if ".eyJ" in text:
         text = _JWT.sub(rf"\g<before>{HIDDEN}", text)
-    return _SHAPES.sub(HIDDEN, _hide_queries(text))
+    return _SHAPES.sub(lambda found: (found["head"] or "") + HIDDEN, _hide_queries(text))
 
 
 def hide_in_urls(text: str) -> str:
-    """Returns a text, such as a message that quotes what was typed, without passwords and signatures in URLs."""
+    """Return a text, such as a message that quotes what was typed, without passwords and signatures in URLs."""
     return _hide_queries(_IN_URLS.sub(HIDDEN, text)) if "://" in text else text
 
 
@@ -147,11 +139,11 @@ def _hide_queries(text: str) -> str:
         secret = is_secret(found["name"], found["value"]) or found["name"].lower() == "sig"
         return found["head"] + HIDDEN if secret else found[0]
 
-    return _SIGNATURE.sub(rf"\g<head>{HIDDEN}", _QUERY.sub(hide, text)) if "=" in text else text
+    return _QUERY.sub(hide, text)
 
 
 def hide_in_command(argv: Sequence[str]) -> tuple[tuple[str, ...], list[Named]]:
-    """Returns as many arguments, without the values of secret names, and those values."""
+    """Return as many arguments, without the values of secret names, and those values."""
     kept: list[str] = []
     found: list[Named] = []
     takes_p = any(_TAKES_P.match(argument.rpartition("/")[2]) for argument in argv)
@@ -181,7 +173,7 @@ def hide_in_command(argv: Sequence[str]) -> tuple[tuple[str, ...], list[Named]]:
 
 
 def _hide_login(found: list[Named], match: re.Match[str]) -> str:
-    """`user:password`; numbers are the ids of a user and a group, and a password like its user hides nothing."""
+    """Hide `user:password`; numbers are the ids of a user and a group, and a password like its user hides nothing."""
     user, password = match["user"], match["password"]
     if user.isdigit() and password.isdigit():
         return match[0]
@@ -191,7 +183,7 @@ def _hide_login(found: list[Named], match: re.Match[str]) -> str:
 
 
 def _hide_short(found: list[Named], always: bool, match: re.Match[str]) -> str:
-    """`-pX`, if the program is known to take a password so, or if it looks like one and not like a port or a path."""
+    """Hide `-pX`, if the program is known to take a password so, or if it looks like no port or path."""
     value = match["value"]
     if not always and _PASSWORD.fullmatch(value.strip("\"'")) is None:
         return match[0]
@@ -200,7 +192,7 @@ def _hide_short(found: list[Named], always: bool, match: re.Match[str]) -> str:
 
 
 def _hide_values(names: re.Pattern[str], text: str, found: list[Named]) -> str:
-    """Hides values of secret names; looks also inside the values of other names: `url=http://host/?token=X`."""
+    """Hide values of secret names, also inside the values of other names: `url=http://host/?token=X`."""
     parts, done, position = [], 0, 0
     while (head := names.search(text, position)) is not None:
         position = head.end()
@@ -216,7 +208,7 @@ def _hide_values(names: re.Pattern[str], text: str, found: list[Named]) -> str:
 
 
 def _meanings(value: str) -> set[str]:
-    """A value without its quotes and without `Bearer`, with and without its backslashes."""
+    """Return a value without its quotes and without `Bearer`, with and without its backslashes."""
     if value[:1] in ("'", '"'):
         value = value[1:].removesuffix(value[0])
     value = re.sub(rf"\A{_SCHEME}", "", value, flags=re.IGNORECASE)
@@ -225,15 +217,14 @@ def _meanings(value: str) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Masker:
-    """Replaces secrets in what is about to be recorded.
-
-    known: values to hide wherever they occur. surely: those of them whose names say secret, which not even parameters
-    may show. named: the names of values that are too short to be hidden without one.
-    """
+    """Replaces secrets in what is about to be recorded."""
 
     known: tuple[str, ...] = field(default=(), repr=False)
+    """Values to hide wherever they occur."""
     surely: tuple[str, ...] = field(default=(), repr=False)
+    """Those of them whose names say secret, which not even parameters may show."""
     named: tuple[Named, ...] = field(default=(), repr=False)
+    """Values that are too short to be hidden without their names."""
 
     @classmethod
     def of(
@@ -243,13 +234,13 @@ class Masker:
         command: Sequence[str] = (),
         params: Mapping[str, object] | None = None,
     ) -> Masker:
-        """From the values given to the job with `-e`, the caller's own environment, the job's command with the
-        engine's options, and its parameters."""
+        """Collect secrets from the values given with `-e`, the caller's environment, the command with the engine's
+        options, and the parameters."""
         pairs = [pair for pair in (*given.items(), *environ.items()) if is_secret(*pair)]
         pairs += hide_in_command(command)[1]
         pairs += _pairs_in(params or {})
         pairs = [(name, value) for name, value in pairs if _may_be_secret(value)]
-        secret = {value for _, value in pairs if _stands_alone(value)}
+        secret = {value for _, value in pairs if len(value) >= (_GIVEN if _is_number(value) else A_WORD)}
         plain = {value for value in given.values() if len(value) >= _GIVEN and not _is_number(value)}
         longest_first = sorted(secret | plain, key=lambda value: (-len(value), value))
         return cls(
@@ -260,16 +251,16 @@ class Masker:
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest text that is looked for."""
+        """Return the number of bytes of the longest text that is looked for."""
         forms = [form for value in self.known for form in _forms(value)]
         return max((len(form.encode("utf-8", "surrogatepass")) for form in forms), default=0)
 
     def data(self, data: bytes) -> bytes:
-        """A log, or any other text, without what is known or obvious."""
+        """Hide what is known or obvious in a log, or any other text."""
         return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def text(self, text: str) -> str:
-        """As `data`, of any string, even one that no encoding has bytes for."""
+        """Do the same for any string, even one that no encoding has bytes for."""
         forms, pattern = _forms_and_pattern(self.known, self.named)
         for form in forms:
             text = text.replace(form, HIDDEN)
@@ -280,18 +271,20 @@ class Masker:
         return hide_shapes(text)
 
     def name(self, text: str) -> str:
-        """A name or a path, which has to stay what it is unless a secret of some length is in it."""
+        """Hide only long secrets, in a name or a path that has to stay what it is."""
         return Masker(tuple(value for value in self.surely if len(value) >= ANYWHERE)).text(text)
 
     def value(self, value: object, *, surely: bool = False) -> object:
-        """A JSON value with all strings and keys masked, and members hidden whose names say secret; with `surely`,
-        of what is known only what surely is secret counts."""
+        """Mask all strings and keys of a JSON value, and hide members whose names say secret.
+
+        surely: of the known values, hide only those that surely are secret
+        """
         if surely:
             return Masker(self.surely, named=self.named).value(value)
         return self._value(value, "")
 
     def argv(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """A command without its secrets, by name and by value; as many arguments as before."""
+        """Return as many arguments, without secrets by name and by value."""
         return tuple(self.text(argument) for argument in hide_in_command(argv)[0])
 
     def _value(self, value: object, name: str) -> object:
@@ -310,41 +303,30 @@ class Masker:
 def _forms_and_pattern(
     known: tuple[str, ...], named: tuple[Named, ...]
 ) -> tuple[list[str], re.Pattern[str] | None]:
-    """The texts to hide anywhere, the longest first; a pattern of words, and of heads in groups before values."""
+    """Return the texts to hide anywhere, the longest first, and a pattern of words, and of heads in groups before
+    values."""
     forms = dict.fromkeys(form for value in known if _anywhere(value) for form in _forms(value))
     parts = [_word(value) for value in known if not _anywhere(value)] + [_behind(*pair) for pair in named]
     return sorted(forms, key=lambda form: -len(form)), re.compile("|".join(parts)) if parts else None
 
 
-def hide_env_values(arguments: Iterable[str]) -> tuple[str, ...]:
-    """Arguments meant for a container engine: of `-e K=V`, `--env=K=V` and the like, the name alone stays."""
-    return tuple(
-        f"{head}{name}={HIDDEN}" if equals else argument
-        for argument, (head, name, equals, _) in _env_arguments(arguments)
-    )
-
-
-def env_values(arguments: Iterable[str]) -> dict[str, str]:
-    """The variables that arguments meant for a container engine give values to."""
-    return {name: value for _, (_, name, equals, value) in _env_arguments(arguments) if equals}
-
-
-def _env_arguments(arguments: Iterable[str]) -> Iterable[tuple[str, tuple[str, str, str, str]]]:
-    """Each argument, and what it says of a variable: what stands before its name, the name, `=`, the value."""
-    expects = False
+def hide_env_values(arguments: Iterable[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the arguments of a container engine without the values of `-e K=V`, `--env=K=V` and the like, and those
+    variables."""
+    kept: list[str] = []
+    values: dict[str, str] = {}
+    follows = False
     for argument in arguments:
-        match = re.fullmatch(r"(--env=|-e=?)([^=]+)=(.*)", argument, re.DOTALL)
-        if expects:
-            yield argument, ("", *argument.partition("="))
-        elif match is not None:
-            yield argument, (match[1], match[2], "=", match[3])
-        else:
-            yield argument, ("", "", "", "")
-        expects = not expects and argument in ("-e", "--env")
+        found = (_VARIABLE if follows else _ENV_OPTION).fullmatch(argument)
+        if found is not None:
+            values[found["name"]] = found["value"]
+        kept.append(argument if found is None else found["head"] + HIDDEN)
+        follows = not follows and argument in ("-e", "--env")
+    return tuple(kept), values
 
 
 def _pairs_in(value: object, name: str = "") -> Iterable[Named]:
-    """The strings in a JSON value that are secret by the names of their members."""
+    """Yield the strings in a JSON value that are secret by the names of their members."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from _pairs_in(each, str(key))
@@ -356,44 +338,39 @@ def _pairs_in(value: object, name: str = "") -> Iterable[Named]:
 
 
 def _may_be_secret(value: str) -> bool:
-    """Not what a shell will put something else in place of, nor a plain word."""
+    """Check that it is no plain word, nor something that a shell replaces."""
     return value != "" and value.lower() not in _NO_SECRETS and not value.startswith(("$", HIDDEN))
-
-
-def _stands_alone(value: str) -> bool:
-    """Return whether it is long enough to be looked for without its name."""
-    return len(value) >= (_GIVEN if _is_number(value) else A_WORD)
 
 
 def _anywhere(value: str) -> bool:
     return len(value) >= ANYWHERE and not _is_number(value)
 
 
-def _forms(value: str) -> Iterable[str]:
-    """A value as it stands, as JSON, Python, a URL and a shell write it, and each long line of it."""
-    yield value
-    for line in value.splitlines():
-        if len(line.strip()) >= _LINE:
-            yield line.strip()
-    yield json.dumps(value)[1:-1]
-    yield json.dumps(value, ensure_ascii=False)[1:-1]
-    yield repr(value)[1:-1]
-    yield value.replace("'", "'\\''")
-    yield value.replace("'", "'\"'\"'")
-    for quoted in (quote, quote_plus):
-        yield quoted(value, safe="", errors="surrogatepass")
-    yield quote(value, errors="surrogatepass")
+def _forms(value: str) -> list[str]:
+    """Return a value as it stands, each long line of it, and as JSON, Python, a shell and a URL write it."""
+    return [
+        value,
+        *(line.strip() for line in value.splitlines() if len(line.strip()) >= _LINE),
+        json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        repr(value)[1:-1],
+        value.replace("'", "'\\''"),
+        value.replace("'", "'\"'\"'"),
+        quote(value, errors="surrogatepass"),
+        quote(value, safe="", errors="surrogatepass"),
+        quote_plus(value, errors="surrogatepass"),
+    ]
 
 
 def _word(value: str) -> str:
-    """A pattern of a value that is no part of a longer word or number; an escape such as `\\n` is none of a word."""
+    """Return a pattern of a value that is no part of a longer word or number; an escape such as `\\n` is none."""
     if _is_number(value):
         return rf"(?<![A-Za-z0-9_.]){re.escape(value)}(?!\.?[A-Za-z0-9_])"
     return rf"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt])){re.escape(value)}(?![A-Za-z0-9_])"
 
 
 def _behind(name: str, value: str) -> str:
-    """A pattern of a name, however its words are joined, in a group, and a value behind it."""
+    """Return a pattern of a name, however its words are joined, in a group, and a value behind it."""
     words = "[-_. ]?".join(re.escape(word) for word in _WORDS.findall(name))
     between = r"[\"']?[ \t]{0,4}[=: ][ \t]{0,4}[\"']?"
     return rf"((?i:{words}){between}){re.escape(value)}(?![A-Za-z0-9_])"

@@ -105,7 +105,7 @@ def test_what_is_there_is_not_written_again(
     (tmp_path / "out/d/b.bin").unlink()
     writes.clear()
     if notes.startswith("without"):
-        monkeypatch.setattr(Journal, "find_if", lambda *_: None)
+        monkeypatch.setattr(Journal, "find", lambda *_: None)
     done = things.ok("export", "things", url, "--json").json
     assert (done["written"], done["known"], writes) == (1, 4, ["d/b.bin"])
     assert folder(tmp_path / "out") == FILES

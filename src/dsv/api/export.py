@@ -7,7 +7,7 @@ from typing import IO
 from dsv.api.context import Context
 from dsv.exchange.export import Exported, Selection, refuse_shards, write_tar
 from dsv.exchange.export import export_path as write_path
-from dsv.exchange.export_url import ExportedToUrl, UrlExport
+from dsv.exchange.export_url import UrlExport
 from dsv.exchange.remote import open_place
 from dsv.store.options import StoreOptions
 from dsv.values.names import Target
@@ -35,7 +35,7 @@ def export_path(context: Context, target: Target, to: str) -> Exported:
 
 def export_url(
     context: Context, target: Target, url: str, *, force: bool = False, options: StoreOptions | None = None
-) -> Exported | ExportedToUrl:
+) -> Exported:
     """As `export_path`, at a URL. What is there already and right is not written again.
 
     force: files of others that are in the way are replaced.

@@ -100,11 +100,11 @@ def find_renames(found: Iterable[Difference], read_chunks: ReadChunks | None = N
     added = [one for one in files if one.what is What.ADDED]
     pairs: list[_Pair] = []
     pairs += _pair_equal(removed, added, lambda one: (one.entry.file_id, one.name))
-    filled = (_unpaired(side, pairs) for side in (removed, added))
-    pairs += _pair_equal(
-        *([one for one in side if one.entry.file_id != EMPTY_FILE] for side in filled),
-        lambda one: one.entry.file_id,
+    left, right = (
+        [one for one in _unpaired(side, pairs) if one.entry.file_id != EMPTY_FILE]
+        for side in (removed, added)
     )
+    pairs += _pair_equal(left, right, lambda one: one.entry.file_id)
     unsearched = 0
     if read_chunks is not None:
         left, right = (

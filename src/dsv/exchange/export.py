@@ -32,12 +32,21 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written. paths: with symlinks and empty folders."""
+    """What was written."""
 
     commit: CommitId
     paths: int
+    """With symlinks and empty folders; of files at a URL, files alone."""
     files: int
     bytes: int
+    known: int | None = None
+    """Of files at a URL, as the following: those that were there already."""
+    written: int | None = None
+    written_bytes: int | None = None
+    left_out: int | None = None
+    """Symlinks and empty folders, which URLs do not have."""
+    stays: int | None = None
+    """Files there that the target does not have."""
 
 
 Found = list[tuple[bytes, Entry, Location | None]]

@@ -8,13 +8,13 @@ has it is asked each time, so losing the file, or a store that was put back, cos
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
 from dsv.errors import UsageError
+from dsv.format.tree import Entry
 from dsv.fs.errors import about
 from dsv.transfer.upload import Stored
 from dsv.values.ids import FileId, RecipeId
@@ -60,12 +60,7 @@ class Journal:
         except UsageError:
             return None
 
-    def find_if(self, key: str, is_version: Callable[[str], bool]) -> Stored | None:
-        """Returns the content of the last noted version of a file, if `is_version` accepts that version."""
-        known = self._known.get(key)
-        return self.find(key, known.version) if known is not None and is_version(known.version) else None
-
-    def add(self, key: str, version: str | None, stored: Stored) -> None:
+    def add(self, key: str, version: str | None, stored: Stored | Entry) -> None:
         """Adds a note, which the next `save` writes."""
         if version is not None:
             recipe = None if stored.recipe_id is None else str(stored.recipe_id)

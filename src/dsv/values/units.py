@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -83,6 +84,12 @@ def rfc3339(time_ms: float) -> str:
 def format_count(count: int, one: str) -> str:
     """`1 file`, `1,195 files`: for things whose plural ends in s."""
     return f"{count:,} {one}" if count == 1 else f"{count:,} {one}s"
+
+
+def format_lines(lines: Sequence[str], most: int = 20) -> str:
+    """The lines to add to a message, each with a newline before it; at most so many, and how many more there are."""
+    more = [f"and {len(lines) - most:,} more"] if len(lines) > most else []
+    return "".join(f"\n  {line}" for line in [*lines[:most], *more])
 
 
 def format_bytes(count: int) -> str:

@@ -85,10 +85,21 @@ def export(
 
 def _show(call: Call, done: Exported, to: str) -> None:
     if call.json:
-        document = {"commit": str(done.commit), "to": to, "paths": done.paths}
-        call.document({**document, "files": done.files, "bytes": done.bytes, **dict.fromkeys(_OF_URLS)})
-    else:
-        call.say(f"{to}: {format_count(done.files, 'file')}, {format_bytes(done.bytes)}")
+        counts = {name: getattr(done, name) for name in ("paths", "files", "bytes", *_OF_URLS)}
+        call.document({"commit": str(done.commit), "to": to, **counts})
+        return
+    what = f"{to}: {format_count(done.files, 'file')}"
+    if done.written is None:
+        call.say(f"{what}, {format_bytes(done.bytes)}")
+        return
+    known = f", {done.known:,} there already" if done.known else ""
+    call.say(f"{what}: {done.written:,} written ({format_bytes(done.written_bytes or 0)}){known}")
+    if done.left_out:
+        call.say(
+            f"{format_count(done.left_out, 'path')} left out: a URL has no symlinks and no empty folders"
+        )
+    if done.stays:
+        call.say(f"{format_count(done.stays, 'file')} more there, which the target does not have")
 
 
 def _to_url(
@@ -98,27 +109,4 @@ def _to_url(
         own = profile is not None or endpoint is not None
         options = context.options.overridden(endpoint=endpoint, profile=profile) if own else None
         done = export_url(context, target, url, force=force, options=options)
-    if isinstance(done, Exported):
-        _show(call, done, hide_in_urls(url))
-        return
-    if call.json:
-        call.document(
-            {
-                "commit": str(done.commit),
-                "to": hide_in_urls(url),
-                "paths": done.files,
-                "files": done.files,
-                "bytes": done.bytes,
-                **{name: getattr(done, name) for name in _OF_URLS},
-            }
-        )
-        return
-    written = f"{done.written:,} written ({format_bytes(done.written_bytes)})"
-    known = f", {done.known:,} there already" if done.known else ""
-    call.say(f"{hide_in_urls(url)}: {format_count(done.files, 'file')}: {written}{known}")
-    if done.left_out:
-        call.say(
-            f"{format_count(done.left_out, 'path')} left out: a URL has no symlinks and no empty folders"
-        )
-    if done.stays:
-        call.say(f"{format_count(done.stays, 'file')} more there, which the target does not have")
+    _show(call, done, hide_in_urls(url))

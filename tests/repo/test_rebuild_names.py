@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from dsv import connect
+from dsv.api import store as store_upkeep
+from dsv.api.init import prove_names
+from dsv.errors import Conflict
+from dsv.store.base import Store
+from dsv.store.probe import Proof
 from tests.kit.dsv import Dsv, plain_environment, write_files
 
 
@@ -35,3 +45,62 @@ def test_names_that_have_moved_are_made_anew_only_if_they_are_lost(tmp_path: Pat
     ann.ok("config", "stores.grid.names", str(old))
     shutil.rmtree(old)  # the data's log leads to the new place
     assert ann.ok("cat", "xrays:a.txt").out == "a"
+
+
+@pytest.fixture
+def two_stores(tmp_path: Path) -> tuple[Dsv, Dsv]:
+    """Two stores, each with a dataset, whose names are lost; both are to get them in one empty place."""
+    people = []
+    for name in ("one", "two"):
+        home = tmp_path / name
+        (home / "work").mkdir(parents=True)
+        person = Dsv(home, home / "work", plain_environment(home))
+        person.ok("config", "stores.grid.url", str(tmp_path / f"data-{name}"))
+        person.ok("config", "stores.grid.names", str(tmp_path / f"names-{name}"))
+        person.ok("config", "store", "grid")
+        person.ok("init", f"xrays-{name}")
+        write_files(home / "work", {"a.txt": name.encode()})
+        person.ok("sync")
+        person.ok("config", "stores.grid.names", str(tmp_path / "names"))
+        people.append(person)
+    return people[0], people[1]
+
+
+def test_a_place_gets_the_names_of_one_store_if_two_race(
+    two_stores: tuple[Dsv, Dsv], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Barrier(2)
+
+    def prove_together(names: Store) -> Proof:
+        start.wait()  # both have seen that the place is empty
+        return prove_names(names)
+
+    monkeypatch.setattr(store_upkeep, "prove_names", prove_together)
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(rebuild, two_stores))
+    assert sorted(outcomes) == [
+        "",
+        f"the names of another store are made anew in {two_stores[0].home.parent / 'names'}",
+    ]
+    winner = two_stores[outcomes.index("")]
+    assert winner.ok("datasets", "--json").json["items"][0]["dataset"] == f"xrays-{winner.home.name}"
+    assert len(winner.ok("datasets", "--json").json["items"]) == 1
+
+
+def rebuild(person: Dsv) -> str:
+    """Rebuild the names in this process; return why it was refused."""
+    try:
+        store_upkeep.rebuild_names(connect(person.environ, person.cwd, author="Ann <ann@lab>"))
+    except Conflict as error:
+        return error.message
+    return ""
+
+
+def test_an_unfinished_rebuild_keeps_its_place_from_other_stores(two_stores: tuple[Dsv, Dsv]) -> None:
+    one, two = two_stores
+    one.ok("store", "rebuild-names")
+    (one.home.parent / "names/format/0000000000000000").unlink()  # killed before the last write
+    refused = two("store", "rebuild-names")
+    assert refused.code == 4 and "the names of another store are made anew in" in refused.err, refused
+    one.ok("store", "rebuild-names")
+    assert one.ok("cat", "xrays-one:a.txt").out == "one"

@@ -34,7 +34,7 @@ from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import LostRace, Refs
 from dsv.repo.repository import Repository
-from dsv.store.base import Store, together
+from dsv.store.base import Put, Store, together
 from dsv.store.open import open_names
 from dsv.store.split import BELOW, SplitStore, places_of, split_of
 from dsv.values.ids import CommitId, Nonce
@@ -132,13 +132,17 @@ def _commits(data: Store, objects: Objects) -> list[tuple[CommitId, Commit]]:
 def _make(context: Context, split: SplitStore, layout: Format, found: list[FoundCommit]) -> None:
     layout.check(split.data.url, writing=True)
     make_place(context, split)
-    if _is_taken(split.names):
+    _check_empty(split.names)
+    proof = prove_names(split.names)
+    own = bytes(layout.store_id)
+    claimed = split.names.put_if_absent(keys.REBUILT_FOR_KEY, own) is Put.WON
+    if not claimed and split.names.get(keys.REBUILT_FOR_KEY) != own:
         raise Conflict(
-            f"{split.names.url} has names already",
+            f"the names of another store are made anew in {split.names.url}",
             subject=split.names.url,
             hint="dsv config stores.NAME.names PLACE, with an empty place",
         )
-    proof = prove_names(split.names)
+    _check_empty(split.names)  # somebody may have made names here until this place was claimed
     refs = Refs(split.names)
     refs.named = layout.named_records
     refs.store_id = layout.store_id
@@ -156,6 +160,15 @@ def _make(context: Context, split: SplitStore, layout: Format, found: list[Found
     ):  # they had moved, and the data's log would lead to where they were
         stamp = Stamp(context.writer.author, context.writer.tool, context.clock)
         note_place(split.data, split.names, split.names.url, stamp)
+
+
+def _check_empty(names: Store) -> None:
+    if _is_taken(names):
+        raise Conflict(
+            f"{names.url} has names already",
+            subject=names.url,
+            hint="dsv config stores.NAME.names PLACE, with an empty place",
+        )
 
 
 def _check_lost(split: SplitStore, layout: Format) -> None:

@@ -131,6 +131,10 @@ def maker_key(store: StoreId) -> str:
     return f"{FORMAT_PREFIX}maker-{store.hex()}"
 
 
+REBUILT_FOR_KEY = f"{FORMAT_PREFIX}rebuilt-for"
+"""Holds the id of the store whose names are made anew in a place, before any of them is written there."""
+
+
 # --- refs
 
 

@@ -15,7 +15,7 @@ from dsv.errors import UPGRADE, Conflict, Denied, DsvError, IntegrityError, NotF
 from dsv.format import keys
 from dsv.format.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
 from dsv.repo.errors import put_back, read_record
-from dsv.store.base import Store, both, together
+from dsv.store.base import Put, Store, both, together
 from dsv.store.split import BELOW, SplitStore, places_of, split_of
 from dsv.store.wrappers import Unavailable
 from dsv.values.ids import Nonce, StoreId
@@ -252,7 +252,10 @@ def read_data_layout(data: Store) -> Format:
 
 
 def make_names(names: Store, data: Format, *, ordered: bool, nonce: Nonce, time_ms: int) -> None:
-    """Makes a place with refs in it the names of a store: the last write, after which it can be used."""
+    """Make a place with refs in it the names of a store: the last write, after which it can be used.
+
+    Raises `Conflict` if it has become those of another store.
+    """
     entry = data.entries[-1]
     without = OF_ONE_PLACE | {UNCONDITIONAL_WRITES, UNORDERED_LISTING}
     more = () if ordered else (UNORDERED_LISTING,)
@@ -265,7 +268,14 @@ def make_names(names: Store, data: Format, *, ordered: bool, nonce: Nonce, time_
         names=None,
     )
     names.put_if_absent(keys.README_KEY, readme_text().encode())
-    names.put_if_absent(keys.format_key(0), made.encode())
+    won = names.put_if_absent(keys.format_key(0), made.encode()) is Put.WON
+    first = made if won else read_entry(names, 0)
+    if first is None or first.store_id != entry.store_id:
+        raise Conflict(
+            f"somebody has made {names.url} the names of another store meanwhile",
+            subject=names.url,
+            hint="name another place",
+        )
 
 
 def with_features(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dsv.cli.output import document, printable, to_json, write_items
+from dsv.cli.output import document, printable, to_item, to_json, write_items
 from dsv.cli.style import Style, wrapped
 from dsv.cli.table import Screen, write_table
 from dsv.errors import NotFound, UsageError
@@ -148,6 +148,23 @@ class Call(typer.Context):
     def document(self, fields: Mapping[str, object]) -> None:
         """The result as one JSON document."""
         self.out.line(to_json(document(fields), indent=self.around.stdout_is_terminal))
+
+    def result(self, found: object = None, /, **more: object) -> None:
+        """Print a result as the JSON document with the keys that the command declares: see `to_item`."""
+        self.document(to_item(found, self._keys, **more))
+
+    def results(self, found: Iterable[object]) -> None:
+        """Print several results as one JSON document: see `item`."""
+        self.items(map(self.item, found))
+
+    def item(self, found: object, /, **more: object) -> dict[str, object]:
+        """Return a result with the keys that the command declares below `items`: see `to_item`."""
+        keys = [key.removeprefix("items.") for key in self._keys if key.startswith("items.")]
+        return to_item(found, keys, **more)
+
+    @property
+    def _keys(self) -> Iterable[str]:
+        return getattr(self.command, "result", ())
 
     def items(self, items: Iterable[Mapping[str, object]], head: Mapping[str, object] | None = None) -> None:
         """Several results as one JSON document."""

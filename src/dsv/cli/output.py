@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from select import select
 from typing import IO, TYPE_CHECKING, BinaryIO
 
 from dsv.values import units
+from dsv.values.ids import Id
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -132,6 +134,51 @@ def write_items(
 def rfc3339(time_ms: float | None) -> str | None:
     """As in `units`, or null."""
     return None if time_ms is None else units.rfc3339(time_ms)
+
+
+_SECONDS = frozenset({"until", "since", "held_until", "last_use", "may_go"})
+"""Attributes that are times in seconds, as those that end in `_at`. Those in milliseconds end in `_ms`."""
+
+
+def to_item(found: object, keys: Iterable[str], /, **more: object) -> dict[str, object]:
+    """Return a result as a JSON object: the values of `more`, and the attributes that are named like a key.
+
+    With a key `a.b`, `a` is an object with `b`, or a list of them. Keys that neither has are left out.
+    """
+    below: dict[str, list[str]] = {}
+    for key in keys:
+        name, _, inner = key.partition(".")
+        below.setdefault(name, []).extend([inner] if inner else [])
+    item: dict[str, object] = {}
+    for name, inner_keys in below.items():
+        if name in more:
+            item[name] = _plain(more[name], inner_keys)
+        elif hasattr(found, name):
+            value = getattr(found, name)
+            is_time = name in _SECONDS and value is not None
+            item[name] = rfc3339(value * 1000) if is_time else _plain(value, inner_keys)
+        elif hasattr(found, f"{name}_ms"):
+            item[name] = rfc3339(getattr(found, f"{name}_ms"))
+        elif hasattr(found, f"{name}_at"):
+            item[name] = rfc3339(getattr(found, f"{name}_at") * 1000)
+    return item
+
+
+def _plain(value: object, keys: Iterable[str] = ()) -> object:
+    """Return a value of the api as JSON has it."""
+    match value:
+        case Enum():
+            return value.value
+        case None | bool() | int() | float() | str() | dict():
+            return value
+        case Id():
+            return str(value)
+        case bytes():
+            return value.decode("utf-8", "surrogateescape")
+        case list() | tuple():
+            return [_plain(each, keys) for each in value]
+    fields = keys or getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", None)
+    return str(value) if fields is None else to_item(value, fields)
 
 
 def local_time(time_ms: float | None) -> str:

@@ -13,7 +13,6 @@ from dsv.api.protection import protect_branch
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text, whole
 from dsv.cli.options.targets import commit_target, one_of
-from dsv.cli.output import rfc3339
 from dsv.cli.table import Column
 from dsv.errors import UsageError
 from dsv.format.records import Limits, checked_limits, describe_limits
@@ -140,25 +139,35 @@ def branch(
         unprotect=unprotect,
     )
     limits = _limits(protect, only_merge, who, max_removals)
-    with call.context(
-        writes=True, author=author, override=message.strip() or None if force else None
-    ) as context:
-        doing = _Doing(call, context, message)
+    reason = message.strip() or None if force else None
+    with call.context(writes=True, author=author, override=reason) as context:
         if move is not None:
-            doing.move(move, name, target)
+            done = _move(context, move, name, target, message)
         elif delete is not None:
-            doing.delete(_named("delete", delete, name, target), force=force)
+            done = _delete(context, _named("delete", delete, name, target), message, force=force)
         elif restore is not None:
-            doing.restore(_named("restore", restore, name, target))
+            item = api.restore_branch(context, _named("restore", restore, name, target), message)
+            done = item, [f"restored {_name(item)} at {_short(item.commit)}"]
         elif protect is not None:
-            doing.protect(_named("protect", protect, name, target), limits)
+            done = _protect(context, _named("protect", protect, name, target), limits, message)
         elif unprotect is not None:
-            doing.protect(_named("unprotect", unprotect, name, target), None)
+            done = _protect(context, _named("unprotect", unprotect, name, target), None, message)
         elif name is None or listing is not None:
             _refuse_list(name, message, author, reset=reset, force=force)
-            doing.show(listing)
+            _list(call, context, listing)
+            return
         else:
-            doing.put(name, target, reset=reset)
+            done = _put(context, name, target, message, reset=reset)
+    _tell(call, *done)
+
+
+def _tell(call: Call, item: BranchItem, lines: list[str]) -> None:
+    if call.json:
+        call.items([_item(call, item)])
+        return
+    call.line(lines[0])
+    for note in lines[1:]:
+        call.say(note)
 
 
 def _limits(protect: str | None, only_merge: bool, who: list[str] | None, max_removals: int | None) -> Limits:
@@ -193,111 +202,88 @@ def _refuse_list(name: str | None, message: str, author: str | None, *, reset: b
         raise UsageError("a list of branches has no message and no author", hint="dsv branch NAME -m TEXT")
 
 
-class _Doing:
-    """What was asked, done and told."""
-
-    def __init__(self, call: Call, context: Context, message: str) -> None:
-        self._call = call
-        self._context = context
-        self._message = message
-
-    def show(self, dataset: str | None) -> None:
-        found = api.branches(self._context, None if dataset is None else DatasetName.parse(dataset))
-        if self._call.json:
-            self._call.items(map(_item, found))
-            return
-        columns = [
-            Column("branch", keep=True),
-            Column("commit", keep=True),
-            Column("author"),
-            Column("age", right=True),
-            Column("ahead", right=True, keep=True),
-            Column("behind", right=True, keep=True),
-            Column("rule"),
-        ]
-        self._call.table(columns, [self._row(item) for item in found])
-
-    def put(self, name: str, target: str, *, reset: bool) -> None:
-        path, wanted = BranchPath.parse(name), commit_target(f"branch {name}", target)
-        if not reset:
-            made = api.create_branch(self._context, path, wanted, self._message)
-            self._tell(made, f"created {_name(made)} at {_short(made.commit)}")
-            return
-        if not target:
-            raise UsageError(
-                "--reset moves a branch to a commit, and none is named",
-                hint=f"dsv branch {name} TARGET --reset",
-            )
-        moved = api.reset_branch(self._context, path, wanted, self._message)
-        if moved.before is None:
-            self._tell(moved, f"{_name(moved)} is already at {_short(moved.commit)}")
-            return
-        self._tell(moved, f"moved {_name(moved)} to {_short(moved.commit)} (was {_short(moved.before)})")
-        self._say(f"dsv branch {_name(moved)} {moved.dataset}@{_short(moved.before)} --reset moves it back")
-        if moved.followed:
-            self._say(
-                f"this workspace follows it, and its files are unchanged: dsv restore --from @{moved.branch} updates "
-                "them"
-            )
-
-    def move(self, old: str, new: str | None, more: str) -> None:
-        if new is None or more:
-            raise UsageError("--move takes the old name and the new one", hint="dsv branch --move OLD NEW")
-        path, to = BranchPath.parse(old), BranchPath.parse(new)
-        if to.dataset not in (None, path.dataset):
-            raise UsageError(
-                f"{old} stays in its dataset", subject=new, hint=f"dsv branch --move {old} {to.branch}"
-            )
-        renamed = rename_branch(self._context, path, to.branch, self._message)
-        self._tell(
-            renamed,
-            f"renamed {renamed.dataset}@{path.branch} to {_name(renamed)}, at {_short(renamed.commit)}",
-        )
-        if renamed.followed:
-            self._say(f"this workspace now follows {renamed.branch}")
-
-    def delete(self, path: BranchPath, *, force: bool) -> None:
-        gone = api.delete_branch(self._context, path, self._message, force=force)
-        at = "" if gone.before is None else f" (was {_short(gone.before)})"
-        self._tell(gone, f"deleted {_name(gone)}{at}")
-        self._say(f"dsv branch --restore {_name(gone)} restores it")
-        if gone.followed:
-            self._say("this workspace followed it: dsv switch BRANCH follows another")
-
-    def restore(self, path: BranchPath) -> None:
-        item = api.restore_branch(self._context, path, self._message)
-        self._tell(item, f"restored {_name(item)} at {_short(item.commit)}")
-
-    def protect(self, path: BranchPath, limits: Limits | None) -> None:
-        item, _, first = protect_branch(self._context, path, limits, self._message)
-        said = "is not protected" if limits is None else f"is protected: {describe_limits(limits)}"
-        self._tell(item, f"{_name(item)} {said}")
-        if first:
-            self._say(
-                "older versions of dsv, without protected branches, can only read this store from now on"
-            )
-
-    def _tell(self, item: BranchItem, line: str) -> None:
-        if self._call.json:
-            self._call.items([_item(item)])
-        else:
-            self._call.line(line)
-
-    def _say(self, text: str) -> None:
-        if not self._call.json:
-            self._call.say(text)
-
-    def _row(self, item: BranchItem) -> list[str]:
-        age = None if item.time_ms is None else self._context.clock() - item.time_ms
-        return [
+def _list(call: Call, context: Context, dataset: str | None) -> None:
+    found = api.branches(context, None if dataset is None else DatasetName.parse(dataset))
+    if call.json:
+        call.items(_item(call, item) for item in found)
+        return
+    columns = [
+        Column("branch", keep=True),
+        Column("commit", keep=True),
+        Column("author"),
+        Column("age", right=True),
+        Column("ahead", right=True, keep=True),
+        Column("behind", right=True, keep=True),
+        Column("rule"),
+    ]
+    rows = [
+        [
             f"{'* ' if item.followed else '  '}{item.branch}",
             _short(item.commit),
             item.author or "-",
-            "-" if age is None else format_duration(max(age, 0) / 1000),
+            "-" if item.time_ms is None else format_duration(max(context.clock() - item.time_ms, 0) / 1000),
             "-" if item.ahead is None else f"{item.ahead:,}",
             "-" if item.behind is None else f"{item.behind:,}",
             "" if item.limits is None else describe_limits(item.limits),
         ]
+        for item in found
+    ]
+    call.table(columns, rows)
+
+
+_Done = tuple[BranchItem, list[str]]
+"""What became of a branch: the line that says so, and notes."""
+
+
+def _put(context: Context, name: str, target: str, message: str, *, reset: bool) -> _Done:
+    path, wanted = BranchPath.parse(name), commit_target(f"branch {name}", target)
+    if not reset:
+        made = api.create_branch(context, path, wanted, message)
+        return made, [f"created {_name(made)} at {_short(made.commit)}"]
+    if not target:
+        raise UsageError(
+            "--reset moves a branch to a commit, and none is named", hint=f"dsv branch {name} TARGET --reset"
+        )
+    moved = api.reset_branch(context, path, wanted, message)
+    if moved.before is None:
+        return moved, [f"{_name(moved)} is already at {_short(moved.commit)}"]
+    notes = [f"dsv branch {_name(moved)} {moved.dataset}@{_short(moved.before)} --reset moves it back"]
+    if moved.followed:
+        restore = f"dsv restore --from @{moved.branch}"
+        notes.append(f"this workspace follows it, and its files are unchanged: {restore} updates them")
+    return moved, [f"moved {_name(moved)} to {_short(moved.commit)} (was {_short(moved.before)})", *notes]
+
+
+def _move(context: Context, old: str, new: str | None, more: str, message: str) -> _Done:
+    if new is None or more:
+        raise UsageError("--move takes the old name and the new one", hint="dsv branch --move OLD NEW")
+    path, to = BranchPath.parse(old), BranchPath.parse(new)
+    if to.dataset not in (None, path.dataset):
+        raise UsageError(
+            f"{old} stays in its dataset", subject=new, hint=f"dsv branch --move {old} {to.branch}"
+        )
+    item = rename_branch(context, path, to.branch, message)
+    notes = [f"this workspace now follows {item.branch}"] if item.followed else []
+    return item, [
+        f"renamed {item.dataset}@{path.branch} to {_name(item)}, at {_short(item.commit)}",
+        *notes,
+    ]
+
+
+def _delete(context: Context, path: BranchPath, message: str, *, force: bool) -> _Done:
+    gone = api.delete_branch(context, path, message, force=force)
+    at = "" if gone.before is None else f" (was {_short(gone.before)})"
+    notes = [f"dsv branch --restore {_name(gone)} restores it"]
+    if gone.followed:
+        notes.append("this workspace followed it: dsv switch BRANCH follows another")
+    return gone, [f"deleted {_name(gone)}{at}", *notes]
+
+
+def _protect(context: Context, path: BranchPath, limits: Limits | None, message: str) -> _Done:
+    item, _, first = protect_branch(context, path, limits, message)
+    rule = "is not protected" if limits is None else f"is protected: {describe_limits(limits)}"
+    old = ["older versions of dsv, without protected branches, can only read this store from now on"]
+    return item, [f"{_name(item)} {rule}", *(old if first else [])]
 
 
 def _name(item: BranchItem) -> str:
@@ -308,21 +294,5 @@ def _short(commit: CommitId | None) -> str:
     return "-" if commit is None else str(commit)[:12]
 
 
-def _item(item: BranchItem) -> dict[str, object]:
-    limits = item.limits
-    return {
-        "dataset": str(item.dataset),
-        "branch": str(item.branch),
-        "commit": None if item.commit is None else str(item.commit),
-        "before": None if item.before is None else str(item.before),
-        "author": item.author,
-        "time": rfc3339(item.time_ms),
-        "moved_by": item.moved_by,
-        "moved": rfc3339(item.moved_ms),
-        "ahead": item.ahead,
-        "behind": item.behind,
-        "followed": item.followed,
-        "protected": None
-        if limits is None
-        else {"only_merge": limits.only_merge, "who": list(limits.who), "max_removals": limits.max_removals},
-    }
+def _item(call: Call, item: BranchItem) -> dict[str, object]:
+    return call.item(item, protected=item.limits)

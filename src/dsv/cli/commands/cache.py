@@ -14,7 +14,7 @@ from dsv.api.cache import check_link, make_link
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.options.targets import Offline
-from dsv.cli.output import local_time, rfc3339
+from dsv.cli.output import local_time, to_item
 from dsv.errors import UsageError
 from dsv.run.staged import Staged
 from dsv.values.names import Target
@@ -116,7 +116,7 @@ def cache(
         make_link(Path(link), found[0].path)
         call.say(f"{link} leads to {found[0].path}")
     if call.json:
-        call.items(map(item_of, found))
+        call.results(found)
     for item in found:
         if not call.json:
             call.out.line(str(item.path))
@@ -136,19 +136,8 @@ def _hold(hold: str | None, environ: Mapping[str, str]) -> tuple[float | None, s
 
 
 def item_of(item: Staged) -> dict[str, object]:
-    """For `--json`."""
-    return {
-        "path": str(item.path),
-        "dataset": str(item.dataset),
-        "commit": str(item.commit),
-        "files": item.files,
-        "bytes": item.bytes,
-        "fetched_bytes": item.fetched_bytes,
-        "linked_files": item.linked_files,
-        "hit": item.hit,
-        "hold": item.hold,
-        "held_until": None if item.held_until is None else rfc3339(item.held_until * 1000),
-    }
+    """Return one of the `items` of the JSON document."""
+    return to_item(item, [key.removeprefix("items.") for key in cache.result])
 
 
 def _story(item: Staged, while_pid: int | None) -> str:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsv.api.cached import CachedItem, CachedReport, LeaseItem, PinItem, RoomItem
+from dsv.api.cached import CachedItem, CachedReport, LeaseItem, RoomItem
 from dsv.api.cached import cached as report_cache
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.output import local_time, printable, rfc3339
+from dsv.cli.output import local_time, printable, to_item
 from dsv.cli.table import Column
 from dsv.errors import IntegrityError, UsageError
 from dsv.values.names import Target
@@ -112,19 +112,23 @@ def cached(
         )
     report = report_cache(call.settings.cache().path)
     if call.json:
-        call.document(_document(report))
-        return
+        trash = [
+            {"path": str(one.path), **to_item(one.room, ("bytes", "files")), "counted": one.counted}
+            for one in report.trash
+        ]
+        call.result(report, cache=report.folder, trash=trash)
+    else:
+        _write(call, report)
+
+
+def _write(call: Call, report: CachedReport) -> None:
     _write_items(call, report)
     for fill in report.fills:
-        state = (
-            f"filled by {', '.join(fill.workers)}"
-            if fill.live
-            else "interrupted; the next 'dsv cache' continues it"
-        )
-        call.line(
-            f"{fill.dataset}@{str(fill.commit)[:12]}: {format_bytes(fill.bytes_done)} of {format_bytes(fill.bytes)}, "
-            f"{fill.files_done:,} of {format_count(fill.files, 'file')}, {state}"
-        )
+        by = f"filled by {', '.join(fill.workers)}"
+        state = by if fill.live else "interrupted; the next 'dsv cache' continues it"
+        size = f"{format_bytes(fill.bytes_done)} of {format_bytes(fill.bytes)}"
+        files = f"{fill.files_done:,} of {format_count(fill.files, 'file')}"
+        call.line(f"{fill.dataset}@{str(fill.commit)[:12]}: {size}, {files}, {state}")
     if report.items or report.fills:
         call.line("")
     call.line(_room(report))
@@ -221,102 +225,6 @@ def _limits(room: RoomItem) -> list[str]:
     return limits
 
 
-def _document(report: CachedReport) -> dict[str, object]:
-    room = report.room
-    return {
-        "cache": str(report.folder),
-        "items": [_item(item) for item in report.items],
-        "fills": [
-            {
-                "dataset": str(fill.dataset),
-                "commit": str(fill.commit),
-                "files": fill.files,
-                "files_done": fill.files_done,
-                "bytes": fill.bytes,
-                "bytes_done": fill.bytes_done,
-                "room_left": fill.room_left,
-                "workers": list(fill.workers),
-                "live": fill.live,
-            }
-            for fill in report.fills
-        ],
-        "room": {
-            "used_bytes": room.used_bytes,
-            "metadata_bytes": room.metadata_bytes,
-            "used_files": room.used_files,
-            "reserved_bytes": room.reserved_bytes,
-            "free_bytes": room.free_bytes,
-            "total_bytes": room.total_bytes,
-            "max_size": room.max_size,
-            "max_files": room.max_files,
-            "min_free": list(room.min_free),
-            "unused_for": room.unused_for,
-            "exceeded": list(room.exceeded),
-        },
-        "foreign": list(report.foreign),
-        "trash": [
-            {
-                "path": str(trash.path),
-                "bytes": trash.room.bytes,
-                "files": trash.room.files,
-                "counted": trash.counted,
-            }
-            for trash in report.trash
-        ],
-    }
-
-
-def _item(item: CachedItem) -> dict[str, object]:
-    return {
-        "path": str(item.path),
-        "dataset": str(item.dataset),
-        "commit": str(item.commit),
-        "selection": list(item.selection),
-        "names": list(item.names),
-        "made_for": item.made_for,
-        "files": item.files,
-        "bytes": item.bytes,
-        "own_bytes": item.own_bytes,
-        "cached_by": item.cached_by,
-        "cached_on": item.cached_on,
-        "cached": _utc(item.cached_at),
-        "last_use": _utc(item.last_use),
-        "leases": [_lease_item(lease) for lease in item.leases],
-        "pins": [_pin_item(pin) for pin in item.pins],
-        "protected": item.protected,
-        "complete": item.complete,
-        "may_go": _utc(item.may_go),
-    }
-
-
-def _lease_item(lease: LeaseItem) -> dict[str, object]:
-    return {
-        "id": lease.id,
-        "purpose": lease.purpose,
-        "user": lease.user,
-        "host": lease.host,
-        "run": lease.run,
-        "job": lease.job,
-        "process": lease.process,
-        "program": lease.program,
-        "until": _utc(lease.until),
-    }
-
-
-def _pin_item(pin: PinItem) -> dict[str, object]:
-    return {
-        "id": pin.id,
-        "user": pin.user,
-        "why": pin.why,
-        "since": _utc(pin.since),
-        "until": _utc(pin.until),
-    }
-
-
-def _utc(seconds: float | None) -> str | None:
-    return None if seconds is None else rfc3339(seconds * 1000)
-
-
 def _time(seconds: float) -> str:
     return local_time(seconds * 1000)
 
@@ -342,7 +250,7 @@ def check_cache(call: Call, targets: Sequence[Target], *, repair: bool | None) -
     if report.exit_code:
         raise _still_wrong(report, str(folder), repair=repair)
     if call.json:
-        call.document({"cache": str(folder), "checked": [_check_item(item) for item in report.items]})
+        call.result(None, cache=folder, checked=report.items)
         return
     for item in report.items:
         done = []
@@ -397,19 +305,3 @@ def _paths(item: CheckedItem) -> str:
     if len(item.wrong) > SHOWN:
         shown.append(f"and {len(item.wrong) - SHOWN:,} more")
     return ", ".join(shown)
-
-
-def _check_item(item: CheckedItem) -> dict[str, object]:
-    return {
-        "path": str(item.path),
-        "dataset": str(item.dataset),
-        "commit": str(item.commit),
-        "files": item.files,
-        "bytes": item.bytes,
-        "wrong": [
-            {"path": wrong.path, "problem": wrong.problem, "links": wrong.links} for wrong in item.wrong
-        ],
-        "repaired": item.repaired,
-        "foreign": item.foreign,
-        "removed": item.removed,
-    }

@@ -90,20 +90,7 @@ def clone(
 
 def _show(call: Call, made: Cloned) -> None:
     if call.json:
-        call.document(
-            {
-                "workspace": str(made.root),
-                "dataset": str(made.dataset),
-                "branch": str(made.branch),
-                "commit": None if made.commit is None else str(made.commit),
-                "files": made.files,
-                "bytes": made.bytes,
-                "created": made.created,
-                "only": None if made.chosen.lines is None else list(made.chosen.lines),
-                "cached_files": made.cached_files,
-                "cached_bytes": made.cached_bytes,
-            }
-        )
+        call.result(made, workspace=made.root, only=made.chosen.lines)
         return
     where = f"{made.root} follows {made.dataset}@{made.branch}"
     if made.commit is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -72,12 +73,16 @@ def config(
     if call.settings.get("author") is None:
         settings.insert(0, environment.author(call.settings, None))
     if call.json:
-        call.items(_item(setting) for setting in settings)
+        call.results(map(_without_password, settings))
         return
     columns = [Column("key", keep=True), Column("value", keep=True), Column("origin")]
     call.table(columns, [[setting.key, hide_in_urls(setting.value), setting.origin] for setting in settings])
     for origin, unknown in call.settings.unknown():
         call.warn(f"{origin} has {unknown}, which is not a setting of this version")
+
+
+def _without_password(setting: Setting) -> Setting:
+    return replace(setting, value=hide_in_urls(setting.value))
 
 
 def _names(settings: Settings) -> Setting | None:
@@ -102,7 +107,7 @@ def _show_one(call: Call, key: str) -> None:
     if setting is None:
         raise NotFound(f"{key} is not set", subject=key, hint=f"dsv config {key} VALUE")
     if call.json:
-        call.items([_item(setting)])
+        call.results([_without_password(setting)])
     else:
         call.line(hide_in_urls(setting.value))
         call.say(f"from {setting.origin}")
@@ -142,7 +147,7 @@ def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None
         call.warn(f"{path} was rewritten, and its comments were lost")
     _write(path, after)
     if call.json:
-        call.items([] if value is None else [_item(Setting(key, value, str(path)))])
+        call.results([] if value is None else [_without_password(Setting(key, value, str(path)))])
     else:
         call.line(f"{key} {'removed from' if value is None else 'set in'} {path}")
     if value is not None:
@@ -167,10 +172,6 @@ def _warn(call: Call, key: str, value: str, path: str) -> None:
     elif key != "author" and is_name(value) and value not in call.settings.names(f"{key}s"):
         part = "url URL" if key == "store" else "path DIR"
         call.warn(f"no {key} named {value} is configured yet: dsv config {key}s.{value}.{part}")
-
-
-def _item(setting: Setting) -> dict[str, object]:
-    return {"key": setting.key, "value": hide_in_urls(setting.value), "origin": setting.origin}
 
 
 def _write(path: Path, text: str) -> None:

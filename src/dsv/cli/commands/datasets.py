@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsv.api.ls_cat import datasets as list_datasets
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.output import local_time, rfc3339
+from dsv.cli.output import local_time
 from dsv.cli.table import Column
 from dsv.values.units import format_bytes
 
@@ -33,16 +33,7 @@ def datasets(call: Call) -> None:
     with call.context() as context:
         found = list_datasets(context)
     if call.json:
-        call.items(
-            {
-                "dataset": str(item.dataset),
-                "commit": None if item.commit is None else str(item.commit),
-                "time": rfc3339(item.time_ms),
-                "files": item.files,
-                "bytes": item.bytes,
-            }
-            for item in found
-        )
+        call.results(found)
         return
     columns = [
         Column("dataset", keep=True),

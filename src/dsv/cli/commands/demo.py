@@ -52,7 +52,7 @@ def demo(
         _writable(folder)
         shutil.rmtree(folder, ignore_errors=True)
     if call.json:
-        call.items({"command": step.command, "output": step.output} for step in tour.steps)
+        call.results(tour.steps)
 
 
 def _writable(folder: object) -> None:

@@ -14,7 +14,7 @@ from dsv.api.diff import diff as compare
 from dsv.cli.call import Call
 from dsv.cli.declare import PATHS, command
 from dsv.cli.options.targets import Offline, commit_target, dataset_paths, one_of
-from dsv.cli.output import printable, to_json
+from dsv.cli.output import printable, to_item, to_json
 from dsv.cli.views import differences as told
 from dsv.cli.views.contents import Shown, contents_item, write_contents
 from dsv.diff.summary import Summary
@@ -188,17 +188,13 @@ def _items(call: Call, found: Comparison, shown: Shown) -> Iterator[dict[str, ob
 
 
 def _head(found: Comparison, summary: Summary) -> dict[str, object]:
-    return {
-        "before": None if found.before.commit is None else str(found.before.commit),
-        "before_dataset": str(found.before.dataset),
-        "after": None if found.after.commit is None else str(found.after.commit),
-        "after_dataset": str(found.after.dataset),
-        "workspace": None if found.after.workspace is None else str(found.after.workspace),
+    fields: dict[str, object] = {
+        "before": found.before.commit,
+        "before_dataset": found.before.dataset,
+        "after": found.after.commit,
+        "after_dataset": found.after.dataset,
+        "workspace": found.after.workspace,
         **told.sums_item(summary.total),
         "unsearched": found.found.unsearched,
-        "note": found.note,
-        "problems": [
-            {"path": problem.path.decode("utf-8", "surrogateescape"), "reason": problem.reason}
-            for problem in found.problems
-        ],
     }
+    return to_item(found, (*fields, "note", "problems.path", "problems.reason"), **fields)

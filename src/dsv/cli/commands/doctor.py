@@ -48,10 +48,7 @@ def show(call: Call, findings: Iterable[Finding]) -> int:
         if not call.json:
             _write(call, finding)
     if call.json:
-        call.items(
-            {"check": each.check, "state": each.state.value, "text": each.text, "hint": each.hint}
-            for each in found
-        )
+        call.results(found)
     return 1 if any(each.state is State.FAIL for each in found) else 0
 
 

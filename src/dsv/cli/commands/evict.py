@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from dsv.api.evict import EvictedItem, EvictionReport, KeptItem
+from dsv.api.evict import EvictedItem, EvictionReport, FailedItem, KeptItem, StuckItem
 from dsv.api.evict import evict as free_room
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.failure import of_error
+from dsv.cli.output import to_item
 from dsv.cli.views.holds import is_part, place_name
 from dsv.errors import DsvError
 from dsv.values.names import Target
@@ -112,7 +114,7 @@ def evict(
 
 def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
     if call.json:
-        call.document(_document(report))
+        call.result(report, failed=_problems(report.failed), stuck=_problems(report.stuck))
     else:
         for item in report.evicted:
             call.line(_line(item, dry_run=report.dry_run))
@@ -141,49 +143,6 @@ def _name(item: EvictedItem | KeptItem) -> str:
     return place_name(item.dataset, item.commit, part=is_part(item.path))
 
 
-def _document(report: EvictionReport) -> dict[str, object]:
-    return {
-        "evicted": [
-            {
-                "path": str(item.path),
-                "dataset": str(item.dataset),
-                "commit": str(item.commit),
-                "bytes": item.bytes,
-                "freed_bytes": item.freed_bytes,
-                "reason": item.reason,
-            }
-            for item in report.evicted
-        ],
-        "kept": [
-            {
-                "path": str(item.path),
-                "dataset": str(item.dataset),
-                "commit": str(item.commit),
-                "reason": item.reason,
-            }
-            for item in report.kept
-        ],
-        "failed": [
-            {
-                "path": str(item.path),
-                "dataset": str(item.dataset),
-                "commit": str(item.commit),
-                "problem": item.error.message,
-                "half_removed": item.half_removed,
-            }
-            for item in report.failed
-        ],
-        "stuck": [
-            {
-                "path": str(item.path),
-                "of": item.of,
-                "bytes": item.bytes,
-                "files": item.files,
-                "problem": item.error.message,
-            }
-            for item in report.stuck
-        ],
-        "freed_bytes": report.freed_bytes,
-        "exceeded": list(report.exceeded),
-        "dry_run": report.dry_run,
-    }
+def _problems(items: Sequence[FailedItem | StuckItem]) -> list[dict[str, object]]:
+    keys = ("path", "of", "dataset", "commit", "bytes", "files", "half_removed", "problem")
+    return [to_item(item, keys, problem=item.error.message) for item in items]

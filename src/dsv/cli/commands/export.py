@@ -15,8 +15,6 @@ from dsv.values.names import Target
 from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_bytes, format_count
 
-_OF_URLS = ("known", "written", "written_bytes", "left_out", "stays")
-
 
 @command(
     "export",
@@ -85,8 +83,7 @@ def export(
 
 def _show(call: Call, done: Exported, to: str) -> None:
     if call.json:
-        counts = {name: getattr(done, name) for name in ("paths", "files", "bytes", *_OF_URLS)}
-        call.document({"commit": str(done.commit), "to": to, **counts})
+        call.result(done, to=to)
         return
     what = f"{to}: {format_count(done.files, 'file')}"
     if done.written is None:

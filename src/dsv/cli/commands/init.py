@@ -71,16 +71,7 @@ def init(
     for warning in made.warnings:
         call.warn(warning)
     if call.json:
-        call.document(
-            {
-                "dataset": made.dataset,
-                "store": made.store,
-                "workspace": str(made.root),
-                "branch": "main",
-                "new_store": made.new_store,
-                "warnings": list(made.warnings),
-            }
-        )
+        call.result(made, workspace=made.root, branch="main")
         return
     call.line(f"{made.root} is bound to the new dataset {made.dataset} in {made.store}")
     if call.settings.store().origin == BUILT_IN:

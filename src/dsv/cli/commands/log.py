@@ -13,12 +13,11 @@ from dsv.api.log import log as read_log
 from dsv.cli.call import Call
 from dsv.cli.declare import PATHS, command, text, whole
 from dsv.cli.options.targets import Offline, commit_target, dataset_paths, one_of
-from dsv.cli.output import printable, to_json
+from dsv.cli.output import printable, to_item, to_json
 from dsv.cli.views.history import (
     COMMIT_KEYS,
     MOVE_KEYS,
     Graph,
-    commit_item,
     commit_line,
     commit_lines,
     show_moves,
@@ -196,7 +195,7 @@ def _item(item: LogItem) -> dict[str, object]:
     followed = told.item(step) if step is not None else {}
     folders = None if item.found is None else Summary(item.found.differences).by_folder()
     return {
-        **commit_item(item.id, item.commit),
+        **to_item(item.commit, COMMIT_KEYS, commit=item.id),
         "names": list(item.names),
         "folders": None if folders is None else list(map(told.folder_item, folders)),
         "path": followed.get("path"),

@@ -25,7 +25,6 @@ from dsv.cli.options.merging import (
     TableKey,
     Theirs,
     choices,
-    counts_json,
     counts_text,
     dataset_paths,
     into_name,
@@ -36,8 +35,7 @@ from dsv.cli.options.merging import (
     tell_here,
     tell_settled,
     warn_without_effect,
-    without_effect_json,
-    workspace_json,
+    write_merged,
 )
 from dsv.merge.paths import MergeConflict
 
@@ -110,7 +108,7 @@ def merge(
             return tell_conflicts(call, error, {"commit": None, "outcome": "conflict"})
     warn_without_effect(call, done.without_effect)
     if call.json:
-        call.document(_json(done))
+        write_merged(call, done, outcome=_outcome(done))
         tell_here(call, done.here)
         return None
     _tell(call, done, source)
@@ -123,22 +121,6 @@ def _outcome(done: Merged) -> str:
     if done.up_to_date:
         return "up-to-date"
     return "fast-forward" if done.fast_forwarded else "merged"
-
-
-def _json(done: Merged) -> dict[str, object]:
-    return {
-        "dataset": str(done.dataset),
-        "branch": str(done.branch),
-        "commit": None if done.commit is None else str(done.commit),
-        "before": None if done.before is None else str(done.before),
-        "source": str(done.source),
-        "bases": [str(base) for base in done.bases],
-        "outcome": _outcome(done),
-        **counts_json(done.counts, done.uploaded_bytes),
-        "conflicts": [],
-        "without_effect": without_effect_json(done.without_effect),
-        "workspace": workspace_json(done.here),
-    }
 
 
 def _tell(call: Call, done: Merged, source: str) -> None:

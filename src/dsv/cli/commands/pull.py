@@ -20,7 +20,6 @@ from dsv.cli.options.merging import (
     tell_conflicts,
     tell_settled,
     warn_without_effect,
-    without_effect_json,
 )
 from dsv.cli.options.targets import workspace_paths
 from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
@@ -102,23 +101,7 @@ def pull(
 
 def _tell(call: Call, done: Pulled) -> None:
     if call.json:
-        call.document(
-            {
-                "dataset": str(done.dataset),
-                "branch": str(done.branch),
-                "before": None if done.before is None else str(done.before),
-                "commit": None if done.commit is None else str(done.commit),
-                "created": done.created,
-                "replaced": done.replaced,
-                "removed": done.removed,
-                "cached_files": done.cached_files,
-                "cached_bytes": done.cached_bytes,
-                "any_change": done.any_change,
-                "merged": [settled_json(one) for one in done.merged],
-                "conflicts": [],
-                "without_effect": without_effect_json(done.without_effect),
-            }
-        )
+        call.result(done, merged=list(map(settled_json, done.merged)), conflicts=[])
         return
     where = f"{done.dataset}@{done.branch}"
     if done.commit is None:

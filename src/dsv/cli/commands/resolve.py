@@ -35,6 +35,6 @@ def resolve(
     with call.context(offline=offline) as context:
         found = find(context, wanted)
     if call.json:
-        call.document({"dataset": str(found.dataset), "commit": str(found.commit)})
+        call.result(found)
     else:
         call.line(str(found.commit))

@@ -55,16 +55,7 @@ def restore(
     with call.context(offline=offline) as context:
         done = put_back(context, workspace_paths(context.workspace(), paths or ()), target, force=force)
     if call.json:
-        call.document(
-            {
-                "commit": str(done.commit),
-                "created": done.created,
-                "replaced": done.replaced,
-                "removed": done.removed,
-                "cached_files": done.cached_files,
-                "cached_bytes": done.cached_bytes,
-            }
-        )
+        call.result(done)
         return
     counts = path_counts(done.created, done.replaced, done.removed)
     counts += from_caches(done.cached_files, done.cached_bytes)

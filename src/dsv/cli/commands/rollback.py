@@ -51,21 +51,7 @@ def rollback(
     with call.context(writes=True, author=author, override=override(force, message)) as context:
         done = take_back(context, Target.parse(target), message, dry_run=dry_run)
     if call.json:
-        call.document(
-            {
-                "dataset": str(done.dataset),
-                "branch": str(done.branch),
-                "commit": None if done.commit is None else str(done.commit),
-                "before": str(done.before),
-                "source": str(done.source),
-                "created": done.created,
-                "replaced": done.replaced,
-                "removed": done.removed,
-                "cached_files": done.cached_files,
-                "cached_bytes": done.cached_bytes,
-                "any_change": done.any_change,
-            }
-        )
+        call.result(done)
         return
     where, source = f"{done.dataset}@{done.branch}", str(done.source)[:12]
     if done.commit is not None:

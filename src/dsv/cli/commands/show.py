@@ -11,9 +11,9 @@ from dsv.api.show import show as read
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.options.targets import Offline, one_of
-from dsv.cli.output import printable
+from dsv.cli.output import printable, to_item
 from dsv.cli.views import differences as told
-from dsv.cli.views.history import COMMIT_KEYS, commit_item, commit_lines, write_lines
+from dsv.cli.views.history import COMMIT_KEYS, commit_lines, write_lines
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count
 
@@ -73,7 +73,7 @@ def show(
             for one in shown.differences:
                 call.out.line(told.name_status(one) if name_status else printable(one.path))
         elif call.json:
-            call.document(_document(shown, dirs))
+            _write_json(call, shown, dirs)
         elif shown.path is not None and shown.path.entry is not None:
             _write_path(call, shown, shown.path)
         else:
@@ -146,37 +146,26 @@ def _commit(shown: ShownCommit) -> str:
     return f"{shown.dataset}@{str(shown.id)[:12]}"
 
 
-def _document(shown: ShownCommit, dirs: int | None) -> dict[str, object]:
+def _write_json(call: Call, shown: ShownCommit, dirs: int | None) -> None:
     summary = shown.summarize()
-    return {
-        "dataset": str(shown.dataset),
-        **commit_item(shown.id, shown.commit),
-        "names": list(shown.names),
+    path = None
+    if shown.path is not None:
+        one, entry = shown.path.difference, shown.path.entry
+        path = to_item(
+            shown.path,
+            ("path", "kind", "size", "files", "id", "target", "chunks", "change", "old_path", "shared_bytes"),
+            kind="folder" if entry is None else told.KIND_WORDS[entry.kind],
+            size=shown.path.bytes,
+            id=None if entry is None else entry.file_id,
+            target=None if entry is None else entry.target,
+            change=_change(shown.path),
+            old_path=one.old_path if one is not None else None if entry is None else shown.path.path,
+            shared_bytes=shown.path.shared,
+        )
+    call.result(
+        shown,
+        **to_item(shown.commit, COMMIT_KEYS, commit=shown.id),
         **told.sums_item(summary.total),
-        "path": None if shown.path is None else _path_item(shown.path),
-        "folders": [told.folder_item(row) for row in summary.by_folder(dirs)],
-    }
-
-
-def _path_item(path: ShownPath) -> dict[str, object]:
-    entry = path.entry
-    return {
-        "path": path.path.decode("utf-8", "surrogateescape"),
-        "kind": "folder" if entry is None else told.KIND_WORDS[entry.kind],
-        "size": path.bytes,
-        "files": path.files,
-        "id": None if entry is None or entry.file_id is None else str(entry.file_id),
-        "target": None
-        if entry is None or entry.target is None
-        else entry.target.decode("utf-8", "surrogateescape"),
-        "chunks": path.chunks,
-        "change": _change(path),
-        "old_path": _old_path(path),
-        "shared_bytes": path.shared,
-    }
-
-
-def _old_path(path: ShownPath) -> str | None:
-    one = path.difference
-    old = path.path if one is None and path.entry is not None else None if one is None else one.old_path
-    return None if old is None else old.decode("utf-8", "surrogateescape")
+        path=path,
+        folders=[told.folder_item(row) for row in summary.by_folder(dirs)],
+    )

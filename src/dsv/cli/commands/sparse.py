@@ -58,15 +58,7 @@ def sparse(
             done = (sparse_add if action == "add" else sparse_remove)(context, words)
     lines = done.workspace.chosen.lines
     if call.json:
-        call.document(
-            {
-                "workspace": str(done.workspace.root),
-                "sparse": lines is not None,
-                "only": list(lines or ()),
-                "created": done.created,
-                "removed": done.removed,
-            }
-        )
+        call.result(done, workspace=done.workspace.root, sparse=lines is not None, only=lines or ())
         return
     if action == "list":
         for line in lines or ():

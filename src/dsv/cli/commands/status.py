@@ -100,7 +100,7 @@ def status(
             renames=True,
         )
     if call.json:
-        call.document(_document(found, typed))
+        call.result(found, **_fields(found, typed))
     else:
         _write(call, found, typed, everything=everything)
     return 1 if exit_code and not found.is_clean else 0
@@ -208,30 +208,26 @@ def _size(path: bytes) -> int:
         return 0
 
 
-def _document(found: Status, typed: Sequence[str]) -> dict[str, object]:
+def _fields(found: Status, typed: Sequence[str]) -> dict[str, object]:
+    """Return the keys of the JSON document that no attribute of the status is named like."""
+    branch, sync = found.branch, found.sync
     return {
-        "workspace": str(found.workspace.root),
-        "dataset": str(found.workspace.dataset),
-        "branch": str(found.workspace.branch),
-        "base": None if found.base is None else str(found.base),
-        "branch_at": None if found.branch.commit is None else str(found.branch.commit),
-        "asked": rfc3339(found.branch.asked_ms),
-        "position": found.branch.position.value,
-        "ahead": found.branch.ahead,
-        "behind": found.branch.behind,
-        "protected": None if found.branch.limits is None else describe_limits(found.branch.limits),
-        "sync": found.sync.outcome.value,
-        "reason": found.sync.reason,
-        "next": with_paths(found.sync.next, typed),
-        "instead": None if found.sync.instead is None else with_paths([found.sync.instead], typed)[0],
-        "only": None if found.workspace.chosen.lines is None else list(found.workspace.chosen.lines),
-        "collisions": [{"path": _name(each.path), "other": _name(each.other)} for each in found.collisions],
+        "position": branch.position,
+        "ahead": branch.ahead,
+        "behind": branch.behind,
+        "workspace": found.workspace.root,
+        "dataset": found.workspace.dataset,
+        "branch": found.workspace.branch,
+        "branch_at": branch.commit,
+        "asked": rfc3339(branch.asked_ms),
+        "protected": None if branch.limits is None else describe_limits(branch.limits),
+        "sync": sync.outcome,
+        "reason": sync.reason,
+        "next": with_paths(sync.next, typed),
+        "instead": None if sync.instead is None else with_paths([sync.instead], typed)[0],
+        "only": found.workspace.chosen.lines,
         "clean": found.is_clean,
         "items": [{"path": _name(path), "change": change} for path, change in _changes(found)],
-        "problems": [{"path": _name(problem.path), "reason": problem.reason} for problem in found.problems],
-        "clashes": [[_name(one), _name(other)] for one, other in found.clashes],
-        "suspicious": found.suspicious,
-        "unfinished": found.unfinished,
     }
 
 

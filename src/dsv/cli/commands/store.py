@@ -12,7 +12,7 @@ from dsv.cli.call import Call
 from dsv.cli.commands.doctor import show
 from dsv.cli.declare import command
 from dsv.cli.options.targets import Names
-from dsv.cli.output import local_time, rfc3339
+from dsv.cli.output import local_time, to_item
 from dsv.cli.table import Column
 from dsv.errors import UsageError
 from dsv.values.units import format_count
@@ -108,16 +108,7 @@ def _move(call: Call, place: str) -> int:
         done = move_names(context, place)
     if call.json:
         setting, value = done.configure or (None, None)
-        call.document(
-            {
-                "names": done.names,
-                "before": done.before,
-                "keys": done.keys,
-                "taken_back": done.taken_back,
-                "setting": setting,
-                "value": value,
-            }
-        )
+        call.result(done, setting=setting, value=value)
         return 0
     call.line(done.names)
     if done.taken_back:
@@ -146,7 +137,7 @@ def _merge_indexes(call: Call) -> int:
     with call.context(writes=True) as context:
         done = merge_index_files(context)
     if call.json:
-        call.document({"merged": done.merged, "files": done.files, "deleted": done.deleted})
+        call.result(done)
         return 0
     call.say(
         f"{done.merged:,} index files were merged, {done.deleted:,} are gone; a sync needs to know {done.files:,}"
@@ -160,16 +151,9 @@ def _rebuild(call: Call, *, dry_run: bool) -> int:
     with call.context(writes=not dry_run) as context:
         done = rebuild_names(context, dry_run=dry_run)
     if call.json:
+        keys = ("author", "branch", "time", "message")
         call.items(
-            {
-                "commit": str(one.id),
-                "dataset": one.dataset,
-                "branch": one.commit.branch,
-                "head_of": one.head_of,
-                "author": one.commit.author,
-                "time": rfc3339(one.commit.time_ms),
-                "message": one.commit.message,
-            }
+            {**to_item(one, ("dataset", "head_of"), commit=one.id), **to_item(one.commit, keys)}
             for one in done.commits
         )
         return 0

@@ -59,22 +59,7 @@ def switch(
     with call.context(writes=True, author=author) as context:
         done = follow(context, _branch(context, branch), create=create)
     if call.json:
-        call.document(
-            {
-                "dataset": str(done.dataset),
-                "branch": str(done.branch),
-                "commit": None if done.commit is None else str(done.commit),
-                "before_branch": str(done.before_branch),
-                "before": None if done.before is None else str(done.before),
-                "made": done.made,
-                "created": done.created,
-                "replaced": done.replaced,
-                "removed": done.removed,
-                "cached_files": done.cached_files,
-                "cached_bytes": done.cached_bytes,
-                "any_change": done.any_change,
-            }
-        )
+        call.result(done)
         return
     at = "which has no commit yet" if done.commit is None else f"at {str(done.commit)[:12]}"
     where = f"{done.dataset}@{done.branch}, {at}"

@@ -138,7 +138,7 @@ def sync(
         done = publish(context, request)
     _warn(call, done)
     if call.json:
-        call.document(_document(done))
+        call.result(done)
     else:
         if done.commit is not None:
             call.line(str(done.commit))
@@ -165,25 +165,6 @@ def _one_of(branch: str | None, new_branch: str | None) -> str | None:
     if branch is not None and new_branch is not None:
         raise UsageError("--branch and --new-branch exclude each other", hint="dsv sync --help")
     return branch if new_branch is None else new_branch
-
-
-def _document(done: Synced) -> dict[str, object]:
-    return {
-        "commit": None if done.commit is None else str(done.commit),
-        "parent": None if done.parent is None else str(done.parent),
-        "dataset": str(done.dataset),
-        "branch": str(done.branch),
-        "files": done.files,
-        "bytes": done.bytes,
-        "added": done.added,
-        "changed": done.changed,
-        "removed": done.removed,
-        "any_change": done.any_change,
-        "uploaded_bytes": done.uploaded_bytes,
-        "uploaded_objects": done.uploaded_objects,
-        "reuploaded": done.reuploaded,
-        "lost": list(done.lost),
-    }
 
 
 def _summary(done: Synced) -> str:

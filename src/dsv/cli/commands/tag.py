@@ -10,7 +10,7 @@ from dsv.api import tags as api
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
 from dsv.cli.options.targets import commit_target, one_of
-from dsv.cli.output import local_time, rfc3339
+from dsv.cli.output import local_time
 from dsv.cli.table import Column
 from dsv.errors import UsageError
 from dsv.values.names import DatasetName, TagName
@@ -98,7 +98,7 @@ def tag(
     with call.context(writes=True, author=author) as context:
         made = api.tag(context, tag_name, wanted, message)
     if call.json:
-        call.items([_item(made)])
+        call.results([made])
     else:
         call.line(f"{made.dataset}@{made.tag} is {made.commit}")
 
@@ -110,7 +110,7 @@ def _delete(
     with call.context(writes=True, author=author) as context:
         gone = api.delete_tag(context, where, TagName.parse(delete), message, force=force)
     if call.json:
-        call.items([])
+        call.results([])
     else:
         call.line(f"tag {delete} is deleted; it was {gone.dataset}@{str(gone.commit)[:12]}")
         call.say(f"dsv tag NEW-NAME {gone.dataset}@{gone.commit} names that commit again")
@@ -120,7 +120,7 @@ def _list(call: Call, dataset: str | None) -> None:
     with call.context() as context:
         found = api.tags(context, None if dataset is None else DatasetName.parse(dataset))
     if call.json:
-        call.items(map(_item, found))
+        call.results(found)
         return
     columns = [
         Column("tag", keep=True),
@@ -134,14 +134,3 @@ def _list(call: Call, dataset: str | None) -> None:
         for item in found
     ]
     call.table(columns, rows)
-
-
-def _item(item: api.TagItem) -> dict[str, object]:
-    return {
-        "dataset": str(item.dataset),
-        "tag": str(item.tag),
-        "commit": str(item.commit),
-        "author": item.author,
-        "time": rfc3339(item.time_ms),
-        "message": item.message,
-    }

@@ -133,23 +133,8 @@ def show_edited(call: Call, done: Edited, *, dry_run: bool, more: Mapping[str, o
         call.warn(f"left out {problem}")
     counts = {what: done.count(what) for what in ("added", "changed", "moved", "removed")}
     if call.json:
-        call.document(
-            {
-                "commit": None if done.commit is None else str(done.commit),
-                "parent": None if done.parent is None else str(done.parent),
-                "dataset": str(done.dataset),
-                "branch": str(done.branch),
-                "files": done.files,
-                "bytes": done.bytes,
-                **counts,
-                "any_change": done.any_change,
-                "dry_run": dry_run,
-                "uploaded_bytes": done.uploaded_bytes,
-                "uploaded_objects": done.uploaded_objects,
-                **(more or {}),
-                **({"items": list(map(_item, done.paths))} if dry_run else {}),
-            }
-        )
+        items = {"items": list(map(_item, done.paths))} if dry_run else {}
+        call.result(done, dry_run=dry_run, **counts, **items, **(more or {}))
         return
     if dry_run:
         for path in done.paths:

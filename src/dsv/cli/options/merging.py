@@ -13,7 +13,7 @@ import typer
 from dsv.cli.call import Call
 from dsv.cli.declare import text, whole
 from dsv.cli.failure import of_error
-from dsv.cli.output import from_caches, path_counts
+from dsv.cli.output import from_caches, path_counts, to_item
 from dsv.errors import DsvError, NotFound, UsageError
 from dsv.merge.paths import Choices
 from dsv.values.names import BranchName, Rev, Target, clean_path
@@ -202,17 +202,6 @@ def dataset_paths(typed: Sequence[str] | None) -> list[bytes]:
     return [clean_path(os.fsencode(one)) for one in typed or ()]
 
 
-def counts_json(counts: MergeCounts, uploaded_bytes: int) -> dict[str, object]:
-    return {
-        "added": counts.added,
-        "changed": counts.changed,
-        "removed": counts.removed,
-        "merged": counts.merged,
-        "settled": [settled_json(one) for one in counts.settled],
-        "uploaded_bytes": uploaded_bytes,
-    }
-
-
 def counts_text(counts: MergeCounts) -> str:
     parts = [f"{counts.added:,} added", f"{counts.changed:,} changed", f"{counts.removed:,} removed"]
     if counts.merged:
@@ -230,7 +219,7 @@ def tell_here(call: Call, here: Pulled | DsvError | None) -> None:
         call.say(f"updated this workspace: {counts}{from_caches(here.cached_files, here.cached_bytes)}")
 
 
-def workspace_json(here: Pulled | DsvError | None) -> dict[str, str | None] | None:
+def _workspace_json(here: Pulled | DsvError | None) -> dict[str, str | None] | None:
     if here is None:
         return None
     failed = isinstance(here, DsvError)
@@ -266,8 +255,7 @@ def tell_conflicts(call: Call, error: MergeConflict, head: Mapping[str, object])
     if not call.json:
         raise error
     conflicts = [_conflict_json(error, at) for at in range(len(error.conflicts))]
-    without = without_effect_json(error.without_effect)
-    call.document({**head, "conflicts": conflicts, "without_effect": without})
+    call.result(error, **head, conflicts=conflicts)
     return error.exit_code
 
 
@@ -277,30 +265,25 @@ def warn_without_effect(call: Call, paths: Iterable[bytes]) -> None:
         call.warn(f"a side was chosen for {show(path)}, but no conflict is at or below it")
 
 
-def without_effect_json(paths: Iterable[bytes]) -> list[str]:
-    return [path.decode("utf-8", "surrogateescape") for path in paths]
-
-
 def _conflict_json(error: MergeConflict, at: int) -> dict[str, object]:
     one = error.conflicts[at]
-    return {
-        "path": one.path.decode("utf-8", "surrogateescape"),
-        "kind": str(one.kind),
-        "ours": _entry_json(one.ours),
-        "theirs": _entry_json(one.theirs),
-        "reason": one.reason or None,
-    }
+    keys = ("path", "kind", "ours", "theirs", "reason")
+    return to_item(
+        one, keys, ours=_entry_json(one.ours), theirs=_entry_json(one.theirs), reason=one.reason or None
+    )
 
 
 def _entry_json(entry: Entry | None) -> dict[str, object] | None:
     if entry is None:
         return None
-    return {
-        "kind": entry.kind.name.lower().replace("_", "-"),
-        "size": entry.size,
-        "file_id": None if entry.file_id is None else str(entry.file_id),
-        "target": None if entry.target is None else entry.target.decode("utf-8", "surrogateescape"),
-    }
+    kind = entry.kind.name.lower().replace("_", "-")
+    return to_item(entry, ("kind", "size", "file_id", "target"), kind=kind)
+
+
+def write_merged(call: Call, done: Merged, **more: object) -> None:
+    """Print the JSON document of what was merged or picked."""
+    counts = to_item(done.counts, COUNT_KEYS, settled=list(map(settled_json, done.counts.settled)))
+    call.result(done, **counts, conflicts=[], workspace=_workspace_json(done.here), **more)
 
 
 Mainline = Annotated[
@@ -347,7 +330,7 @@ def pick(
             return tell_conflicts(call, error, {"commit": None})
     warn_without_effect(call, done.without_effect)
     if call.json:
-        call.document(_json(done))
+        write_merged(call, done)
         tell_here(call, done.here)
         return None
     source = str(done.source)[:12]
@@ -361,18 +344,3 @@ def pick(
         tell_settled(call, done.counts.settled)
         tell_here(call, done.here)
     return None
-
-
-def _json(done: Merged) -> dict[str, object]:
-    return {
-        "dataset": str(done.dataset),
-        "branch": str(done.branch),
-        "commit": None if done.commit is None else str(done.commit),
-        "before": None if done.before is None else str(done.before),
-        "source": str(done.source),
-        "any_change": done.any_change,
-        **counts_json(done.counts, done.uploaded_bytes),
-        "conflicts": [],
-        "without_effect": without_effect_json(done.without_effect),
-        "workspace": workspace_json(done.here),
-    }

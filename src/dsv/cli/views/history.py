@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dsv.api.branches import BranchPath
 from dsv.api.log import reflog
-from dsv.cli.output import local_time, printable, rfc3339, to_json
+from dsv.cli.output import local_time, printable, to_item, to_json
 from dsv.cli.style import Style
 from dsv.cli.table import Column
 from dsv.errors import UsageError
@@ -29,19 +29,6 @@ COMMIT_KEYS = {
     "files": "how many files it has",
     "bytes": "their size",
 }
-
-
-def commit_item(commit_id: CommitId, commit: Commit) -> dict[str, object]:
-    """What a JSON document says of it."""
-    return {
-        "commit": str(commit_id),
-        "parents": [str(parent) for parent in commit.parents],
-        "author": commit.author,
-        "time": rfc3339(commit.time_ms),
-        "message": commit.message,
-        "files": commit.files,
-        "bytes": commit.bytes,
-    }
 
 
 def commit_line(commit_id: CommitId, commit: Commit, names: Sequence[str], ink: Ink) -> str:
@@ -162,9 +149,9 @@ def show_moves(call: Call, branch: str, limit: int | None, *, jsonl: bool) -> No
     with call.context() as context, reflog(context, path, limit) as moves:
         if jsonl:
             for move in moves:
-                call.out.line(to_json(_item(move)))
+                call.out.line(to_json(to_item(move, MOVE_KEYS)))
         elif call.json:
-            call.document({"moves": list(map(_item, moves))})
+            call.document({"moves": [to_item(move, MOVE_KEYS) for move in moves]})
         else:
             call.table(_COLUMNS, list(map(_move_row, moves)))
 
@@ -194,17 +181,3 @@ def _move_row(move: MoveItem) -> list[str]:
 
 def _short(commit: CommitId | None) -> str:
     return "-" if commit is None else str(commit)[:12]
-
-
-def _item(move: MoveItem) -> dict[str, object]:
-    return {
-        "number": move.number,
-        "commit": None if move.commit is None else str(move.commit),
-        "before": None if move.before is None else str(move.before),
-        "deleted": move.deleted,
-        "author": move.author,
-        "time": rfc3339(move.time_ms),
-        "action": move.action,
-        "forced": move.forced,
-        "message": move.message,
-    }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsv.cli.output import local_time, rfc3339
+from dsv.cli.output import local_time
 
 if TYPE_CHECKING:
     from dsv.api.holds import HoldItem
@@ -28,7 +28,7 @@ HOLD_RESULT = {
 def write_holds(call: Call, holds: Sequence[HoldItem], verb: str) -> None:
     """Print a line for each commit, or the JSON document."""
     if call.json:
-        call.items(_hold_item(item) for item in holds)
+        call.items(call.item(each, count=len(each.ids)) for each in holds)
         return
     for item in holds:
         end = "" if item.until is None else f" until {local_time(item.until * 1000)}"
@@ -44,15 +44,3 @@ def place_name(dataset: DatasetName, commit: CommitId, *, part: bool) -> str:
 def is_part(folder: Path) -> bool:
     """Check that a cached commit's folder has only a part of the commit."""
     return "+" in folder.name
-
-
-def _hold_item(item: HoldItem) -> dict[str, object]:
-    return {
-        "path": str(item.path),
-        "dataset": str(item.dataset),
-        "commit": str(item.commit),
-        "count": len(item.ids),
-        "ids": list(item.ids),
-        "until": None if item.until is None else rfc3339(item.until * 1000),
-        "why": item.why,
-    }

@@ -8,7 +8,7 @@
     supervise(handle, ...)                     in attach.py
     status, logs, cancel, list                 by the reference, from any process, later
 
-`Foreground` of attach.py submits, writes the reference down and attaches. A new engine implements `Engine` and
+`Foreground` of attach.py submits, writes the reference down and attaches. A new engine is a subclass of `Engine`, has a
 `Handle`, is registered in run/engine_list.py, and joins the conformance suite.
 """
 
@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -283,83 +284,92 @@ class Handle(Protocol):
         ...
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """A way of running jobs.
 
-    On one machine, a job ends with the process that is attached to it (see reaper.py). In a cluster it doesn't: there
-    the cluster holds the job, and whoever attaches only looks on.
+    On one machine, a job ends with the process that is attached to it (see reaper.py). In a cluster the cluster holds
+    the job, and whoever attaches only follows it.
     """
 
     name: ClassVar[str]
     takes_image: ClassVar[bool | None]
     """True if it needs an image, False if it takes none; None if its pool decides that."""
-    queues: ClassVar[bool]
+    queues: ClassVar[bool] = False
     """True if it holds a job back itself until there is room. If it doesn't, dsv waits before it submits."""
     gpu_hint: ClassVar[str]
     """A hint if a job with GPUs can't be started."""
-    shares_folders: ClassVar[bool]
+    shares_folders: ClassVar[bool] = True
     """True if its jobs see the folders of this machine under their names, so that what they leave is seen here."""
     gives: ClassVar[frozenset[str]]
-    """The fields of `Resources`, and `shm_bytes`, that it can give a job, besides those of `limits.SEEN_TO`. A job that
-    asks for more is refused before anything of it is fetched."""
+    """The fields of `Resources`, and `shm_bytes`, that it can give a job, besides those of `SEEN_TO` in
+    local_resources.py. A job that asks for more is refused before anything of it is fetched."""
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
-        """environ: the caller's. options: of the pool, as its table in the configuration has them. Asks nothing."""
-        ...
+        """Ask nothing yet.
+
+        environ: of the caller
+        options: of the pool, as its table in the configuration has them
+        """
+        self.environ = environ
 
     @classmethod
     def check_options(cls, options: Mapping[str, Json], where: str) -> None:
-        """Raises `UsageError` for what the engine can't use. where: the key of the table, `pools.NAME.ENGINE`."""
-        ...
+        """Raise `UsageError` for what the engine can't use. where: the key of the table, `pools.NAME.ENGINE`."""
+        for name in options:
+            raise UsageError(
+                f"{where}.{name} means nothing to the {cls.name} engine",
+                subject=name,
+                hint=f"dsv config --unset {where}.{name}",
+            )
 
+    @abstractmethod
     def capacity(self, wanted: Resources) -> Capacity | NoEngine:
         """Return what it has for a job that asks for this, and what of that is free. At most a few seconds.
 
         A cluster leaves out the nodes that such a job can't run on (drained, tainted, of another partition, without
         the TPU), and says with `not_now` and `never` what its quotas and limits mean for the job.
         """
-        ...
 
     def withdraw(self, ref: JobRef) -> JobStatus | None:
-        """Ends the job only if it still waits for room, in one step that can't end one that has just begun.
+        """End the job only if it still waits for room, in one step that can't end one that has just begun.
 
-        Returns what has become of it: `CUT_OFF` or `NOT_LAUNCHED` if it was taken back and will never begin (a job that
-        waits for a further attempt has begun). None without an answer, and then nobody knows. An engine that holds
-        nothing back only tells the state.
+        Return its state: `CUT_OFF` or `NOT_LAUNCHED` if it was taken back and will never begin (a job that waits for a
+        further attempt has begun). None without an answer, and then nobody knows.
         """
-        ...
+        return self.status(ref)
 
+    @abstractmethod
     def probe(self) -> Facts | NoEngine:
-        """Asks whether the engine answers, for at most a few seconds. A cluster: its API or its controller."""
-        ...
+        """Check that the engine answers, for at most a few seconds. A cluster: its API or its controller."""
 
     def place(self, mount: Mount) -> str:
-        """Where a job finds this mount."""
-        ...
+        """Return where a job finds this mount."""
+        return mount.target
 
+    @abstractmethod
     def plan(self, job: Job, facts: Facts) -> Plan:
-        """Plan a job. Pure. Raises `UsageError` and `LaunchError` for what can't be run.
+        """Plan a job. Pure. Raise `UsageError` and `LaunchError` for what can't be run.
 
         A cluster: the manifest or the batch script is one of `files`, and `argv` is the command that submits it.
         """
-        ...
 
+    @abstractmethod
     def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
-        """Gives the job to the engine, which holds it: it begins only when somebody attaches.
+        """Give the job to the engine, which holds it: it begins only when somebody attaches.
 
         output: shows what the engine says meanwhile, for instance of an image that it fetches. Once `cancelled` is
-        set this ends soon, as an error. Raises `LaunchError`, and then nothing of the job is left; `NoPlaceYet` if a
+        set this ends soon, as an error. Raise `LaunchError`, and then nothing of the job is left; `NoPlaceYet` if a
         later call may succeed.
 
         A cluster submits it held (`sbatch --hold`, a Job with `suspend: true`), so that a process killed before the
         reference is written down leaves a job that never begins, and that `list` shows.
         """
-        ...
 
+    @abstractmethod
     def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
-        """Lets the job begin if it hasn't, and stays with it. Its output from the beginning goes to `output`.
+        """Let the job begin if it hasn't, and stay with it. Its output from the beginning goes to `output`.
 
-        on_end: called once, by another thread, at the end. A command that can't be started is an ended job. Raises
+        on_end: called once, by another thread, at the end. A command that can't be started is an ended job. Raise
         `LaunchError` if the job can't be attached to from here: a plain process can't from any process but the one
         that submitted it.
 
@@ -367,57 +377,54 @@ class Engine(Protocol):
         reference: any machine that reaches the cluster may attach, several may at once, and one that goes away
         changes nothing. `signal` and `kill` are requests to the cluster.
         """
-        ...
 
+    @abstractmethod
     def status(self, ref: JobRef) -> JobStatus | None:
         """Return the state of the job. None without an answer: the engine is down, or this one doesn't hold the job.
 
         A cluster: `QUEUED` while it waits for room. One that forgets its jobs after a while (Slurm without
         accounting) reads the end from a file that the job leaves.
         """
-        ...
 
     def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
         """Read what the engine keeps of the job's output, stdout and stderr together; with `follow` until the job's
-        end.
-
-        None if it keeps nothing: of a plain process, only the process that is attached has the output.
+        end. None if it keeps nothing.
         """
-        ...
+        return None
 
+    @abstractmethod
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
-        """Ends the job if it lives, and removes what the engine keeps of it. The job gets so many seconds to end.
+        """End the job if it lives, and remove what the engine keeps of it. The job gets so many seconds to end.
 
-        Returns how it ended; None without an answer. Of a job that is over already nothing but the rest is removed.
+        Return how it ended; None without an answer. Of a job that is over already nothing but the rest is removed.
         """
-        ...
 
     def forget(self, ref: JobRef) -> None:
-        """Removes what the engine keeps of a job that is over, once its record is whole. Doesn't raise."""
-        ...
+        """Remove what the engine keeps of a job that is over, once its record is whole. Doesn't raise."""
+        return
 
     def ended_jobs(self) -> tuple[JobRef, ...]:
         """Return the jobs that ended a while ago and that the engine still keeps, in one request; none without an
         answer."""
-        ...
+        return ()
 
+    @abstractmethod
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
-        """The jobs of dsv that the engine has, of one run or of all, whoever submitted them.
+        """Return the jobs of dsv that the engine has, of one run or of all, whoever submitted them.
 
-        Raises `Unreachable` without an answer. A cluster finds them by a label or by the job's name.
+        Raise `Unreachable` without an answer. A cluster finds them by a label or by the job's name.
         """
-        ...
 
     def left_on_node(self, folder: Path, node: int, attempt: int) -> Ended | NodeLeft | None:
         """Return how the job ended, or this node of it, from what it left in a folder of the node.
 
-        None if that can't be told there, and of an engine of one machine.
+        None if that can't be told there. On one machine, the process that is attached to the job knows it.
         """
-        ...
+        return None
 
     def find_image(self, reference: str) -> ImageIdentity | None:
-        """The image of this name or id, if this machine has it."""
-        ...
+        """Return the image of this name or id, if this machine has it."""
+        return None
 
 
 def stage_facts(text: str) -> dict[str, Any]:
@@ -435,8 +442,16 @@ def stage_facts(text: str) -> dict[str, Any]:
         return {}
 
 
+def check_command(command: Sequence[str]) -> None:
+    """Raise `UsageError` for no command, and for one that no program can be given."""
+    if not command or not command[0]:
+        raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
+    if any("\0" in argument for argument in command):
+        raise UsageError("an argument holds a NUL byte")
+
+
 def check_image(image: str | None) -> str:
-    """The image, if it can't be taken for anything else. Raises `UsageError`."""
+    """Return the image. Raise `UsageError` if it can be taken for anything else."""
     if image is None:
         raise UsageError("this engine needs an image", hint="dsv run --image IMAGE …")
     if not image or image.startswith("-") or not image.isprintable() or any(c.isspace() for c in image):

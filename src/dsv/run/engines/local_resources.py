@@ -4,42 +4,49 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from dsv.errors import LaunchError, UsageError
 from dsv.fs.process import host_name
 from dsv.periodic import NEVER, Periodic
 from dsv.run.engines import nvml
-from dsv.run.engines.base import Engine, Task
+from dsv.run.engines.base import Engine, NoEngine, Task
 from dsv.run.engines.machine import GpuModel, Machine, visible
 from dsv.run.record import GpuUse
 from dsv.run.resources import ALL_GPUS, Capacity, GpuCount, NodeRoom, Resources, counted, is_type
-from dsv.values.json import Json
 from dsv.values.units import format_bytes
 
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 
 
-def capacity_here(environ: Mapping[str, str], cpus: int, memory_bytes: int) -> Capacity:
-    """The one machine, with the GPUs that the caller may use. Nothing is held back here, so nothing waits."""
-    granted = visible(environ)
-    gpus = [
-        GpuCount(each.name or "GPU", 0 if each.in_use else 1, 1)
-        for each in nvml.devices()
-        if granted is None
-        or any(GpuModel(each.index, each.uuid, each.name).is_called(name) for name in granted)
-    ]
-    node = NodeRoom(
-        name=host_name(),
-        gpus=counted(gpus),
-        total_cpus=cpus or None,
-        free_memory=_available(),
-        total_memory=memory_bytes,
-    )
-    return Capacity(nodes=(node,), waiting=0)
+class LocalEngine(Engine):
+    """An `Engine` of this machine. It holds nothing back, so nothing waits."""
+
+    gives: ClassVar[frozenset[str]] = frozenset({"gpus", "gpu_type", "cpus", "memory_bytes"})
+
+    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+        """Return the one machine, with the GPUs that the caller may use."""
+        facts = self.probe()
+        if isinstance(facts, NoEngine):
+            return facts
+        granted = visible(self.environ)
+        gpus = [
+            GpuCount(each.name or "GPU", 0 if each.in_use else 1, 1)
+            for each in nvml.devices()
+            if granted is None
+            or any(GpuModel(each.index, each.uuid, each.name).is_called(name) for name in granted)
+        ]
+        node = NodeRoom(
+            name=host_name(),
+            gpus=counted(gpus),
+            total_cpus=len(facts.machine.cpus) or None,
+            free_memory=_available(),
+            total_memory=facts.machine.memory_bytes,
+        )
+        return Capacity(nodes=(node,), waiting=0)
 
 
 def with_free_gpus(machine: Machine) -> Machine:
@@ -54,16 +61,6 @@ def with_free_gpus(machine: Machine) -> Machine:
     return machine if not any(each.in_use for each in devices) else replace(machine, visible_gpus=names)
 
 
-def refuse_options(engine: str, options: Mapping[str, Json], where: str) -> None:
-    """For an engine that needs no table in the configuration of a pool. Raises `UsageError`."""
-    for name in options:
-        raise UsageError(
-            f"{where}.{name} means nothing to the {engine} engine",
-            subject=name,
-            hint=f"dsv config --unset {where}.{name}",
-        )
-
-
 def _available() -> int | None:
     """Memory that a new job could have without others being swapped out."""
     try:
@@ -73,8 +70,6 @@ def _available() -> int | None:
     return None if match is None else int(match[1]) * 1024
 
 
-ONE_MACHINE: Final = frozenset({"gpus", "gpu_type", "cpus", "memory_bytes"})
-"""The resources that an engine of one machine gives."""
 SEEN_TO: Final = frozenset({"time_seconds", "retries"})
 """Of one machine's jobs dsv ends those that take too long, and starts those again that failed."""
 

@@ -6,8 +6,8 @@ import errno
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -26,26 +26,24 @@ from dsv.run.engines.base import (
     Ended,
     Facts,
     Handle,
-    ImageIdentity,
     Job,
     JobStatus,
     Mount,
     NoEngine,
     Plan,
+    check_command,
 )
 from dsv.run.engines.local_resources import (
-    ONE_MACHINE,
-    capacity_here,
+    LocalEngine,
     check_machine,
     choose_cpus,
     pick,
-    refuse_options,
 )
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import COMMAND, Guard, end_groups, marked, processes_of
 from dsv.run.record import EndCause, JobRef, RunState, Usage
-from dsv.run.resources import ALL_GPUS, Capacity, Resources
+from dsv.run.resources import ALL_GPUS
 from dsv.values.json import Json
 from dsv.values.units import format_bytes
 
@@ -143,33 +141,19 @@ class _Held:
     guard: Guard
 
 
-class Process:
-    """An `Engine`. Nothing keeps a job from writing where the caller may: read-only is by file mode alone."""
+class Process(LocalEngine):
+    """Nothing keeps a job from writing where the caller may: read-only is by file mode alone."""
 
     name: ClassVar[str] = "process"
     takes_image: ClassVar[bool | None] = False
-    queues: ClassVar[bool] = False
-    shares_folders: ClassVar[bool] = True
     gpu_hint: ClassVar[str] = "nvidia-smi -L lists the GPUs"
-    gives: ClassVar[frozenset[str]] = ONE_MACHINE
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
-        self.environ = environ
+        super().__init__(environ, options)
         self._held: dict[JobRef, _Held] = {}
 
     def probe(self) -> Facts | NoEngine:
         return Facts(Machine.read(self.environ), Known.here().kernel)
-
-    @classmethod
-    def check_options(cls, options: Mapping[str, Json], where: str) -> None:
-        refuse_options(cls.name, options, where)
-
-    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
-        machine = Machine.read(self.environ)
-        return capacity_here(self.environ, len(machine.cpus), machine.memory_bytes)
-
-    def withdraw(self, ref: JobRef) -> JobStatus | None:
-        return self.status(ref)
 
     def place(self, mount: Mount) -> str:
         return str(mount.source)
@@ -183,10 +167,7 @@ class Process:
             raise UsageError(
                 "the process engine has all of the machine's shared memory", hint="leave out --shm-size"
             )
-        if not job.command or not job.command[0]:
-            raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
-        if any("\0" in argument for argument in job.command):
-            raise UsageError("an argument holds a NUL byte")
+        check_command(job.command)
         check_machine(job, facts.machine)
         env = dict(job.env)
         if job.gpus is not None:
@@ -257,9 +238,6 @@ class Process:
             return JobStatus(RunState.ENDED)
         return JobStatus(RunState.SUBMITTED if _is_launcher(known.pid) else RunState.RUNNING)
 
-    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
-        return None
-
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
         held = self._held.pop(ref, None)
         if held is not None:
@@ -286,18 +264,6 @@ class Process:
                     known = watched.process
                     found.append(JobRef(self.name, other, known.kernel, f"{pid}:{known.start}"))
         return tuple(found)
-
-    def forget(self, ref: JobRef) -> None:
-        """Nothing is kept of a process."""
-
-    def left_on_node(self, folder: Path, node: int, attempt: int) -> None:
-        """The job ends with the process that is attached to it, which knows how."""
-
-    def ended_jobs(self) -> tuple[JobRef, ...]:
-        return ()
-
-    def find_image(self, reference: str) -> ImageIdentity | None:
-        return None
 
     def _visible(self, wanted: int, gpu_type: str | None, machine: Machine) -> str:
         """GPUs for the job: of those that the caller was given, or of all. Raises `LaunchError`."""

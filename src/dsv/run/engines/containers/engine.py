@@ -36,18 +36,16 @@ from dsv.run.engines.containers.program import (
     status_of,
 )
 from dsv.run.engines.local_resources import (
-    ONE_MACHINE,
-    capacity_here,
+    LocalEngine,
     check_machine,
     names_of,
     pick,
-    refuse_options,
 )
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import Guard
 from dsv.run.record import JobRef, RunState
-from dsv.run.resources import ALL_GPUS, Capacity, Resources
+from dsv.run.resources import ALL_GPUS
 from dsv.values.json import Json
 
 PROBE_SECONDS = 5.0
@@ -61,14 +59,11 @@ _CLIENTS_OWN = re.compile(
 )
 
 
-class ContainerEngine(ContainerProgram):
+class ContainerEngine(ContainerProgram, LocalEngine):
     """docker or podman, called through its program."""
 
     takes_image: ClassVar[bool | None] = True
-    queues: ClassVar[bool] = False
-    shares_folders: ClassVar[bool] = True
-    gpu_hint: ClassVar[str]
-    gives: ClassVar[frozenset[str]] = ONE_MACHINE | {"shm_bytes"}
+    gives: ClassVar[frozenset[str]] = LocalEngine.gives | {"shm_bytes"}
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         super().__init__(environ, options)
@@ -99,22 +94,6 @@ class ContainerEngine(ContainerProgram):
                 f"{self.name} does not answer: {first_line(done) or f'exit code {done.returncode}'}"
             )
         return self.read_facts(info)
-
-    @classmethod
-    def check_options(cls, options: Mapping[str, Json], where: str) -> None:
-        refuse_options(cls.name, options, where)
-
-    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
-        facts = self.probe()
-        if isinstance(facts, NoEngine):
-            return facts
-        return capacity_here(self.environ, len(facts.machine.cpus), facts.machine.memory_bytes)
-
-    def withdraw(self, ref: JobRef) -> JobStatus | None:
-        return self.status(ref)
-
-    def place(self, mount: Mount) -> str:
-        return mount.target
 
     def plan(self, job: Job, facts: Facts) -> Plan:
         image = check_image(job.image)
@@ -205,15 +184,6 @@ class ContainerEngine(ContainerProgram):
         if guard is not None:
             guard.dismiss()
         return status
-
-    def left_on_node(self, folder: Path, node: int, attempt: int) -> None:
-        """The job ends with the process that is attached to it, which knows how."""
-
-    def forget(self, ref: JobRef) -> None:
-        """Containers are removed when they end."""
-
-    def ended_jobs(self) -> tuple[JobRef, ...]:
-        return ()
 
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
         wanted = LABEL if run is None else f"{LABEL}={run}"

@@ -25,16 +25,16 @@ from typing import ClassVar, Final
 from dsv.errors import DsvError, LaunchError, UsageError
 from dsv.run.engines.base import (
     NO_OPTIONS,
+    Engine,
     Facts,
     Handle,
-    ImageIdentity,
     Job,
     JobStatus,
-    Mount,
     NoEngine,
     NoPlaceYet,
     Plan,
     PrivateFile,
+    check_command,
     check_image,
 )
 from dsv.run.engines.kubernetes.api import (
@@ -80,8 +80,8 @@ _DYING: Final = 60.0
 """Seconds for the cluster to end a job that is being deleted."""
 
 
-class Kubernetes:
-    """An `Engine`. The pods see the volumes of the pool, and no folder of this machine."""
+class Kubernetes(Engine):
+    """The pods see the volumes of the pool, and no folder of this machine."""
 
     name: ClassVar[str] = NAME
     takes_image: ClassVar[bool | None] = True
@@ -105,7 +105,7 @@ class Kubernetes:
     )
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
-        self.environ = environ
+        super().__init__(environ, options)
         self._options = KubernetesOptions.read(options)
         self._api = KubernetesApi(environ, self._options)
         self._where: str | None = None
@@ -148,15 +148,9 @@ class Kubernetes:
             hosts=() if isinstance(pods, Refusal) else hosts_of(pods),
         )
 
-    def place(self, mount: Mount) -> str:
-        return mount.target
-
     def plan(self, job: Job, facts: Facts) -> Plan:
         image = check_image(job.image)
-        if not job.command or not job.command[0]:
-            raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
-        if any("\0" in argument for argument in job.command):
-            raise UsageError("an argument holds a NUL byte")
+        check_command(job.command)
         if job.engine_args:
             raise UsageError(
                 "Kubernetes takes a manifest, and no further options",
@@ -359,9 +353,6 @@ class Kubernetes:
 
     def left_on_node(self, folder: Path, node: int, attempt: int) -> LeftInPod | None:
         return read_left(folder, node=node, attempt=attempt, host=self.environ.get("DSV_HOST"))
-
-    def find_image(self, reference: str) -> ImageIdentity | None:
-        return None
 
     def _find(self, ref: JobRef) -> KubernetesJob | None:
         if ref.engine != self.name or not is_installed():

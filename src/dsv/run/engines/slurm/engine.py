@@ -17,15 +17,16 @@ from dsv.fs.files import replace_file
 from dsv.run.engines.base import (
     NO_OPTIONS,
     Ended,
+    Engine,
     Facts,
     Handle,
-    ImageIdentity,
     Job,
     JobStatus,
     Mount,
     NoEngine,
     Plan,
     PrivateFile,
+    check_command,
 )
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
@@ -124,20 +125,19 @@ _DYING: Final = 60.0
 """Seconds for Slurm to end a job that it was told to cancel: it has a KillWait of its own, of 30 in most places."""
 
 
-class Slurm:
-    """An `Engine`. Every node has to see the folders of the run under their names here."""
+class Slurm(Engine):
+    """Every node has to see the folders of the run under their names here."""
 
     name: ClassVar[str] = NAME
     takes_image: ClassVar[bool | None] = None
     queues: ClassVar[bool] = True
-    shares_folders: ClassVar[bool] = True
     gpu_hint: ClassVar[str] = "sinfo --Format=nodes,gres,statelong shows the GPUs of the nodes"
     gives: ClassVar[frozenset[str]] = frozenset(
         {"gpus", "gpu_type", "cpus", "memory_bytes", "time_seconds", "nodes", "retries"}
     )
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
-        self.environ = environ
+        super().__init__(environ, options)
         self._options = SlurmOptions.read(options)
         self._program = SlurmProgram(environ)
 
@@ -277,17 +277,8 @@ class Slurm:
         jobs = self._mine(run)
         return tuple(JobRef(self.name, each.run or "", cluster, f"{each.id}:{each.folder}") for each in jobs)
 
-    def forget(self, ref: JobRef) -> None:
-        """Slurm forgets its jobs by itself."""
-
     def left_on_node(self, folder: Path, node: int, attempt: int) -> Ended | None:
         return left_here(read_exit_files(folder))
-
-    def ended_jobs(self) -> tuple[JobRef, ...]:
-        return ()
-
-    def find_image(self, reference: str) -> ImageIdentity | None:
-        return None
 
     def _mine(self, run: str | None) -> tuple[Queued, ...]:
         """Jobs of dsv that live, of one run or of all. Raises `Unreachable`."""
@@ -352,10 +343,7 @@ def batch_of(job: Job, options: SlurmOptions) -> Batch:
         )
     if job.shm_bytes is not None:
         raise UsageError("a job on Slurm has all of the node's shared memory", hint="leave out --shm-size")
-    if not job.command or not job.command[0]:
-        raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
-    if any("\0" in argument for argument in job.command):
-        raise UsageError("an argument holds a NUL byte")
+    check_command(job.command)
     if job.gpus == ALL_GPUS:
         raise UsageError("Slurm has to know how many GPUs", subject="--gpus", hint="--gpus 8")
     gpus = None if job.gpus is None else f"{job.gpu_type}:{job.gpus}" if job.gpu_type else str(job.gpus)

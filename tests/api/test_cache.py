@@ -12,8 +12,7 @@ from dsv.api.cached import cached
 from dsv.api.evict import evict
 from dsv.api.holds import hold, release
 from dsv.api.tags import delete_tag, tag
-from dsv.cache.layout import FILE_TIME
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import FILE_TIME, CacheRoot
 from dsv.errors import Conflict, NoRoom, NotFound, Unreachable, UsageError
 from dsv.run.record import RunId
 from dsv.values.ids import CommitId

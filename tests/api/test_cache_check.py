@@ -14,9 +14,9 @@ from dsv.api.cache_check import check
 from dsv.api.cached import cached
 from dsv.api.evict import evict
 from dsv.cache.fill import check as cache_check
-from dsv.cache.fill import create_files
-from dsv.cache.fill.links import State
-from dsv.cache.layout import FILE_TIME
+from dsv.cache.fill import files
+from dsv.cache.fill.files import State
+from dsv.cache.root import FILE_TIME
 from dsv.errors import Conflict, NoRoom, NotFound, Unreachable
 from dsv.values.names import Target
 from tests.kit.people import Person, read_folder
@@ -163,7 +163,7 @@ def test_a_disk_that_takes_no_repair(
         sync(descriptor)
 
     drafts: list[int] = []
-    create = create_files.start_file
+    create = files.start_file
 
     def started(*arguments: Any, **options: Any) -> int:
         if when == "create":
@@ -172,7 +172,7 @@ def test_a_disk_that_takes_no_repair(
         return drafts[-1]
 
     monkeypatch.setattr(os, "fsync", failing)
-    monkeypatch.setattr(create_files, "start_file", started)
+    monkeypatch.setattr(files, "start_file", started)
     with pytest.raises((Unreachable, NoRoom)):
         check(ann.context(), folder)
     assert not any(Path(f"/proc/self/fd/{descriptor}").exists() for descriptor in drafts)

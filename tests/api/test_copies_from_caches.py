@@ -25,7 +25,6 @@ from dsv.api.settings import Source
 from dsv.api.switch import switch
 from dsv.cache import lending
 from dsv.cache.lending import Shelf
-from dsv.repo.objects.metadata import MetadataCache
 from dsv.values.names import BranchName, Target
 from tests.kit.people import Files, Person, read_folder
 
@@ -224,7 +223,7 @@ def test_a_cache_that_hangs_holds_nobody_up(bob: Person, monkeypatch: pytest.Mon
     else:
         if where == "find":
             monkeypatch.setattr(lending, "FIND_SECONDS", 600.0)
-            monkeypatch.setattr(lending.Lenders, "copies", lambda _: MetadataCache(None))
+            monkeypatch.setattr(lending.Lenders, "get", lambda *_: None)
         monkeypatch.setattr(Shelf, where, hanging.wait)
     try:
         assert cloned(bob).cached_files == 0

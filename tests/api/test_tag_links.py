@@ -12,10 +12,9 @@ from dsv.api.cache import cache
 from dsv.api.cached import cached
 from dsv.api.evict import evict
 from dsv.api.tags import tag as make_tag
-from dsv.cache.claims.intents import Fired, Intent
-from dsv.cache.layout import Place
+from dsv.cache.claims.claims import Fired, Intent
 from dsv.cache.names import show_tag
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place
 from dsv.values.ids import CommitId
 from dsv.values.names import TagName, Target
 from tests.kit.people import Files, Person, read_folder

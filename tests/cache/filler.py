@@ -15,7 +15,7 @@ from typing import Any
 from tests.cache.fake_source import STORE, FakeSource
 from tests.waiting import PATIENCE
 
-from dsv.cache.fill import parts, workers, write_back
+from dsv.cache.fill import files, parts, workers
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.request import FillRequest, HelperSpec
 from dsv.cache.fill.reservations import Need
@@ -54,7 +54,7 @@ def finish(process: subprocess.Popen[bytes], timeout: float = PATIENCE) -> dict[
 def main(order: dict[str, Any]) -> int:
     parts.PART_BYTES = order.pop("part_bytes", parts.PART_BYTES)
     workers.EXPIRY = order.pop("expiry", workers.EXPIRY)
-    write_back.STEP = order.pop("sync_step", write_back.STEP)
+    files.STEP = order.pop("sync_step", files.STEP)
     os.umask(order.pop("umask", 0o022))
     group, user = order.pop("group", None), order.pop("user", None)
     if user is not None:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from tests.cache.places import make_root, place, publish
 
-from dsv.cache.claims.claims import read_claims
-from dsv.cache.claims.intents import Intent
+from dsv.cache.claims.claims import Intent, read_claims
 from dsv.cache.claims.leases import Lease, visible_identity
 from dsv.cache.evict.evict import evict
 from dsv.cache.evict.policy import EvictionRequest

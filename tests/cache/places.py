@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsv.cache.claims import leases
-from dsv.cache.layout import FILE_TIME, Place
 from dsv.cache.record import Filled, write_record
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import FILE_TIME, CacheRoot, Place
 from dsv.cache.settings import prepare_cache
 
 

@@ -13,18 +13,16 @@ from tests.cache.places import make_root, place, publish
 
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.leases import Lease
-from dsv.cache.evict import ensure_room as room
 from dsv.cache.evict import evict as eviction
-from dsv.cache.evict import remembered_claims
-from dsv.cache.evict.ensure_room import RoomMaker, ensure_room
-from dsv.cache.evict.evict import evict, evict_from, take_stock
+from dsv.cache.evict import evict as room
+from dsv.cache.evict import inventory
+from dsv.cache.evict.evict import RoomMaker, ensure_room, evict, evict_from, take_stock
 from dsv.cache.evict.inventory import take_inventory
 from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.request import FillRequest
 from dsv.cache.fill.reservations import Need
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, Limits
 from dsv.errors import NoRoom
 
@@ -63,7 +61,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
     monkeypatch.setattr(eviction, "take_inventory", counted_inventory)
     monkeypatch.setattr(room, "sweep", counted_sweep)
-    monkeypatch.setattr(remembered_claims, "read_claims", counted_claims)
+    monkeypatch.setattr(inventory, "read_claims", counted_claims)
     return found
 
 

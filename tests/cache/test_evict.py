@@ -15,19 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cache.places import make_root, place, publish
 
-from dsv.cache.claims.intents import Intent, IntentRecord
+from dsv.cache.claims.claims import Intent, IntentRecord, Owner
 from dsv.cache.claims.leases import Lease
-from dsv.cache.claims.owners import Owner
 from dsv.cache.evict import cleanup
-from dsv.cache.evict.ensure_room import ensure_room
-from dsv.cache.evict.evict import Evicted, disk_now, evict, preview
+from dsv.cache.evict.evict import Evicted, disk_now, ensure_room, evict, preview
 from dsv.cache.evict.inventory import take_inventory
 from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.fill.reservations import Need
+from dsv.cache.record import Extent
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits, load_settings, prepare_cache
-from dsv.cache.usage import Extent
 from dsv.errors import Denied, NoRoom, Unsupported, UsageError
 
 ALL = EvictionRequest(everything=True)
@@ -127,7 +125,7 @@ def test_what_a_killed_evictor_left_is_cleared_by_the_next(root: CacheRoot) -> N
         script = f"""
 import os
 from pathlib import Path
-from dsv.cache.claims.intents import Intent, IntentRecord
+from dsv.cache.claims.claims import Intent, IntentRecord
 from dsv.cache.root import CacheRoot
 from tests.cache.places import place
 root = CacheRoot(Path({str(root.path)!r}))

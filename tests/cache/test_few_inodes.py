@@ -12,16 +12,15 @@ from tests.cache.places import make_root, place, publish
 from tests.inputs.small_disk import SmallDisk, small_disk
 
 from dsv.cache.claims.leases import Lease
-from dsv.cache.evict.ensure_room import ensure_room
-from dsv.cache.evict.evict import disk_now, evict, preview
+from dsv.cache.evict.evict import disk_now, ensure_room, evict, preview
 from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.fill import reservations
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.request import FillRequest, FillResult
 from dsv.cache.fill.reservations import Need
+from dsv.cache.record import Extent
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
-from dsv.cache.usage import Extent
 from dsv.errors import NoRoom
 from dsv.values.ids import CommitId
 

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
-from dsv.cache.fill import create_files, directory, place_files, write_back
+from dsv.cache.fill import directory, place_files
+from dsv.cache.fill import files as create_files
+from dsv.cache.fill import files as write_back
 from dsv.cache.fill.directory import finalize
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import make_plan
 from dsv.cache.fill.request import FillRequest, FillResult
 from dsv.cache.fill.reservations import Need
-from dsv.cache.layout import FILE_TIME
 from dsv.cache.record import read_record, record_path
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import FILE_TIME, CacheRoot
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unreachable
 from dsv.format.tree import Kind
 from dsv.fs import system

@@ -13,7 +13,9 @@ import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
 from dsv.cache import record
-from dsv.cache.fill import claim_table, create_files, links, parts, place_files
+from dsv.cache.fill import files as create_files
+from dsv.cache.fill import files as links
+from dsv.cache.fill import parts, place_files
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.request import FillRequest, FillResult
 from dsv.cache.fill.reservations import Need
@@ -139,14 +141,14 @@ def test_a_claim_for_which_there_was_no_room_is_made_later(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     monkeypatch.setattr(parts, "PART_BYTES", 50_000)
-    claim, turns = claim_table.ClaimTable._claim, iter(range(10**6))
+    claim, turns = parts.ClaimTable._claim, iter(range(10**6))
 
-    def full_once(self: claim_table.ClaimTable, part: int, generation: int) -> claim_table.Claim | None:
+    def full_once(self: parts.ClaimTable, part: int, generation: int) -> parts.Claim | None:
         if next(turns) == failing:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return claim(self, part, generation)
 
-    monkeypatch.setattr(claim_table.ClaimTable, "_claim", full_once)
+    monkeypatch.setattr(parts.ClaimTable, "_claim", full_once)
     commit = world.commit(File(f"{number:03d}", 10_000, str(number)) for number in range(100))
     world.check(commit, cache(root, world, commit).path)
 
@@ -157,9 +159,9 @@ def test_a_host_that_the_file_server_forgot_joins_again(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """ETIMEDOUT is what a mount with `softerr` says after a cut; here at each place that asks the server, once."""
-    refresh, lookups, turns = claim_table.ClaimTable.refresh, record.lookup, iter(range(10**6))
+    refresh, lookups, turns = parts.ClaimTable.refresh, record.lookup, iter(range(10**6))
 
-    def cut_off_once(self: claim_table.ClaimTable) -> float:
+    def cut_off_once(self: parts.ClaimTable) -> float:
         if next(turns) == 0:
             raise OSError(number, os.strerror(number))
         return refresh(self)
@@ -169,7 +171,7 @@ def test_a_host_that_the_file_server_forgot_joins_again(
             raise OSError(number, os.strerror(number))
         return lookups(*arguments, **options)
 
-    monkeypatch.setattr(claim_table.ClaimTable, "refresh", cut_off_once)
+    monkeypatch.setattr(parts.ClaimTable, "refresh", cut_off_once)
     monkeypatch.setattr("dsv.cache.fill.fill.lookup", cut_off_in_the_middle)
     commit = world.commit(File(f"{one:03d}", 100, str(one)) for one in range(10))
     world.check(commit, cache(root, world, commit).path)

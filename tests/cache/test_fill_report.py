@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tests.cache.places import make_root
 
-from dsv.cache.claims.owners import Owner
+from dsv.cache.claims.claims import Owner
 from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.fill.parts import Part, Plan
 from dsv.cache.fill.workers import Heartbeat, Reporter, Worker
-from dsv.cache.layout import Place
+from dsv.cache.root import Place
 from dsv.fs import system
 from dsv.values.progress import NoProgress
 

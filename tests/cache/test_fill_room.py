@@ -19,16 +19,15 @@ from tests.cache.test_fill_shared import FILES, PART, plenty, until
 from tests.waiting import PATIENCE
 
 from dsv.cache.claims.leases import Lease
-from dsv.cache.evict.ensure_room import ensure_room
+from dsv.cache.evict.evict import ensure_room
 from dsv.cache.fill import parts, reservations
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.request import FillRequest
 from dsv.cache.fill.reservations import Need
 from dsv.cache.fill.workers import Heartbeat, read_workers
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
+from dsv.cache.record import used_until
+from dsv.cache.root import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, Limits
-from dsv.cache.usage import used_until
 from dsv.errors import NoRoom
 from dsv.fs.system import FileSystem
 from dsv.values.ids import CommitId

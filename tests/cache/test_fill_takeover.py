@@ -14,10 +14,9 @@ import pytest
 from tests.cache.fake_source import File
 from tests.waiting import PATIENCE
 
-from dsv.cache.fill.claim_table import Claim, ClaimTable, bar_drafts, draft_name
-from dsv.cache.fill.create_files import Folders, Rights
-from dsv.cache.fill.links import State, examine
-from dsv.cache.layout import FILE_TIME
+from dsv.cache.fill.files import Folders, Rights, State, examine
+from dsv.cache.fill.parts import Claim, ClaimTable, bar_drafts, draft_name
+from dsv.cache.root import FILE_TIME
 from dsv.fs.system import FileSystem
 
 LOCAL, REMOTE = FileSystem(remote=False, sync_each=False), FileSystem(remote=True, sync_each=True)
@@ -129,7 +128,7 @@ def test_after_a_restart_only_what_was_synced_counts(
     assert claim is not None
     one.finish(claim)
     assert claim_table(tmp_path, "two", parts=1, kind=kind).all_done
-    monkeypatch.setattr("dsv.cache.fill.claim_table.boot", lambda: "another-boot")
+    monkeypatch.setattr("dsv.cache.fill.parts.boot", lambda: "another-boot")
     later = claim_table(tmp_path, "two", parts=1, kind=kind)
     assert later.all_done == kept
     if not kept:
@@ -267,7 +266,7 @@ def test_a_process_that_never_stops_adding_drafts_is_an_error(
 ) -> None:
     old = tmp_path / draft_name(0, 1)
     old.mkdir()
-    monkeypatch.setattr("dsv.cache.fill.claim_table._BAR_SECONDS", 0.05)
+    monkeypatch.setattr("dsv.cache.fill.parts._BAR_SECONDS", 0.05)
 
     def refuse(path: Path, **how: int) -> None:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)

@@ -14,8 +14,8 @@ from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.cache.places import make_root
 from tests.cache.steps import watched
 
-from dsv.cache.evict.ensure_room import ensure_room
-from dsv.cache.fill import reservations, write_back
+from dsv.cache.evict.evict import ensure_room
+from dsv.cache.fill import files, reservations
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.request import FillRequest
 from dsv.cache.fill.reservations import Need
@@ -61,10 +61,10 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fil
     remote = request.param == "remote"
     found = FileSystem(remote=remote, sync_each=remote)
     monkeypatch.setattr(system, "kind_of", lambda path: found)
-    monkeypatch.setattr(write_back.Syncer, "__init__", lambda syncer, tree, dead: None)
-    monkeypatch.setattr(write_back.Syncer, "busy", False, raising=False)
+    monkeypatch.setattr(files.Syncer, "__init__", lambda syncer, tree, dead: None)
+    monkeypatch.setattr(files.Syncer, "busy", False, raising=False)
     for name in ("poll", "sync", "close"):
-        monkeypatch.setattr(write_back.Syncer, name, lambda syncer: None)
+        monkeypatch.setattr(files.Syncer, name, lambda syncer: None)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     return found
 

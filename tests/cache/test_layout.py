@@ -15,15 +15,12 @@ from pathlib import Path
 import pytest
 from tests.cache.places import everything_below, make_root, place, publish
 
-from dsv.cache.claims.holds import end_hold, find_holds, hold
-from dsv.cache.claims.leases import Lease
-from dsv.cache.claims.owners import Owner
-from dsv.cache.disk import explain
+from dsv.cache.claims.claims import Owner
+from dsv.cache.claims.leases import Lease, end_hold, find_holds, hold
 from dsv.cache.evict.evict import evict
 from dsv.cache.evict.inventory import take_inventory
 from dsv.cache.evict.policy import EvictionRequest
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place, explain
 from dsv.cache.settings import CacheSettings, prepare_cache
 from dsv.errors import Denied, NoRoom, Unreachable
 from dsv.fs.files import list_names, read_small

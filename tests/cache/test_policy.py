@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dsv.cache.evict.policy import Candidate, Disk, EvictionRequest, Planner, plan_eviction
-from dsv.cache.layout import Place
+from dsv.cache.record import Extent
+from dsv.cache.root import Place
 from dsv.cache.settings import Amount, CacheSettings, DatasetRule, Limits
-from dsv.cache.usage import Extent
 
 NOW = 1_000_000.0
 DAY = 86400.0

@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 from tests.cache.places import make_root, place, publish
 
 from dsv.cache.claims.claims import read_claims
-from dsv.cache.claims.holds import end_hold, find_holds, hold
-from dsv.cache.claims.leases import Lease
-from dsv.cache.evict import remembered_claims
+from dsv.cache.claims.leases import Lease, end_hold, find_holds, hold
+from dsv.cache.evict import inventory
 from dsv.cache.evict.evict import evict, preview
-from dsv.cache.evict.inventory import Inventory, take_inventory
+from dsv.cache.evict.inventory import SETTLED, WORTH_KEEPING, Inventory, Remembered, take_inventory
 from dsv.cache.evict.policy import EvictionRequest
-from dsv.cache.evict.remembered_claims import SETTLED, WORTH_KEEPING, Remembered
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
+from dsv.cache.record import Extent, add_share, used_until
+from dsv.cache.root import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, Limits
-from dsv.cache.usage import Extent, add_share, used_until
 
 MANY = WORTH_KEEPING + 6
 DAY = 86400.0
@@ -37,7 +34,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
         found.append(one)
         return read_claims(root, one, asked=asked)
 
-    monkeypatch.setattr(remembered_claims, "read_claims", noted)
+    monkeypatch.setattr(inventory, "read_claims", noted)
     return found
 
 
@@ -171,7 +168,7 @@ def test_an_inventory_equals_one_that_remembers_nothing(
 ) -> None:
     root = make_root(tmp_path_factory.mktemp("cache") / "cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remembered_claims, "WORTH_KEEPING", 1)
+        patch.setattr(inventory, "WORTH_KEEPING", 1)
         for what, number in actions:
             act(root, what, number)
             if root.claims(place(number)).is_dir():

@@ -9,9 +9,8 @@ import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.cache.places import Clock, make_root, place
 
-from dsv.cache.claims.claims import LeaseName, LeaseRecord
+from dsv.cache.claims.claims import LeaseName, LeaseRecord, Owner
 from dsv.cache.claims.leases import Lease
-from dsv.cache.claims.owners import Owner
 from dsv.cache.fill import reservations
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.request import FillRequest

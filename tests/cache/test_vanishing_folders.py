@@ -14,7 +14,7 @@ from tests.cache.steps import watched
 from tests.exhaustive import following
 
 from dsv.cache.claims.leases import Lease
-from dsv.cache.fill import write_back
+from dsv.cache.fill import files as write_back
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.request import FillRequest
 from dsv.cache.root import CacheRoot

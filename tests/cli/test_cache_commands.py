@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dsv.cache.claims.owners import Owner
+from dsv.cache.claims.claims import Owner
 from dsv.cli.app import load
 from tests.cli.conftest import FILES
 from tests.kit.dsv import PROGRAM, Dsv, Result, assert_documented, name_of, write_files

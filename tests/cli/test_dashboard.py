@@ -7,8 +7,7 @@ import socket
 from pathlib import Path
 
 from dsv.cache.claims.leases import Lease
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place
 from tests.cache import filler
 from tests.cache.fake_source import File, World
 from tests.kit.dsv import Dsv, assert_documented

@@ -9,10 +9,8 @@ import msgspec
 from msgspec import structs
 
 from dsv.cache.claims.claims import LeaseName, PinRecord
-from dsv.cache.claims.holds import hold
-from dsv.cache.claims.leases import Lease
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
+from dsv.cache.claims.leases import Lease, hold
+from dsv.cache.root import CacheRoot, Place
 from tests.kit.dsv import Dsv, assert_documented, name_of
 
 

@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 
 from dsv.cache.claims.claims import read_claims
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place
 from tests.nfs.crew import Crew, Member, Task, Times, assert_same, until
 from tests.waiting import PATIENCE
 

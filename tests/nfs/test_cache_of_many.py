@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from dsv.cache.usage import used_until
+from dsv.cache.record import used_until
 from tests.cache.places import make_root, place, publish
 from tests.nfs.crew import Crew, Member
 

@@ -10,7 +10,7 @@ from tests.nfs.crew import SEARCHED, Crew, until
 REMEMBERS = """
 import os, sys, time
 from pathlib import Path
-from dsv.cache.fill.create_files import Folders, Rights
+from dsv.cache.fill.files import Folders, Rights
 top, marks = Path(sys.argv[1]), Path(sys.argv[2])
 rights = Rights(file=0o444, executable=0o555, folder=0o777, mend=True, group=None)
 tree, drafts = (os.open(top / name, os.O_RDONLY | os.O_DIRECTORY) for name in ("tree", "drafts"))

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Literal, Self
 from dsv.api.cache_targets import Targets
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.leases import Lease
-from dsv.cache.disk import explain
 from dsv.cache.fill.request import FillRequest, FillResult
 from dsv.cache.record import lookup
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, explain
 from dsv.cache.settings import load_settings, prepare_cache
 from dsv.errors import Conflict, Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported, UsageError
 from dsv.run.staged import Staged
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from dsv.api.context import Context
     from dsv.api.settings import Settings, StoreChoice
     from dsv.cache.claims.claims import LeaseRecord
-    from dsv.cache.layout import Place
+    from dsv.cache.root import Place
     from dsv.run.record import RunId
     from dsv.store.options import StoreOptions
 
@@ -148,7 +147,7 @@ class Stager:
         )
 
     def _make(self, found: Found) -> FillResult:
-        from dsv.cache.evict.ensure_room import RoomMaker
+        from dsv.cache.evict.evict import RoomMaker
         from dsv.cache.fill.fill import fill
 
         return fill(
@@ -294,7 +293,7 @@ class Claim:
         if usable and lookup(self._root, self._found.place) is not None:
             return self
         if isinstance(refused, NoRoom):  # a disk that others have filled to the last byte
-            from dsv.cache.evict.ensure_room import RoomMaker
+            from dsv.cache.evict.evict import RoomMaker
             from dsv.cache.fill.reservations import Need
 
             place = self._found.place

@@ -10,14 +10,12 @@ from pathlib import Path
 from dsv.api.cache import Claim
 from dsv.api.cache_targets import Found, Targets
 from dsv.api.context import Context
-from dsv.cache.disk import explain
 from dsv.cache.evict.inventory import find_places, take_inventory
 from dsv.cache.fill.check import Checked
 from dsv.cache.fill.check import check as check_place
 from dsv.cache.fill.check import repair as repair_place
-from dsv.cache.layout import Place
 from dsv.cache.record import Filled, read_record
-from dsv.cache.root import CacheRoot, refuse_symlinks
+from dsv.cache.root import CacheRoot, Place, explain, refuse_symlinks
 from dsv.errors import Conflict, IntegrityError
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName, Target

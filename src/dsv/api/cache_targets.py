@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Self
 
 from blake3 import blake3
 
-from dsv.cache.disk import explain, own_folder
 from dsv.cache.fill.request import HelperSpec
-from dsv.cache.layout import Place, folder_name
 from dsv.cache.names import bind, bound_store, known_store, met, show_tag
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place, explain, folder_name, own_folder
 from dsv.cache.tracking_refs import KnownRef, KnownRefs
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
 from dsv.fs.files import FULL, list_names, read_small, replace_file
@@ -148,7 +146,7 @@ def lending(context: Context, repository: Repository, dataset: DatasetName) -> I
         return
     own = context.metadata_folder(repository.id)
     lenders = Lenders(roots, repository.id, dataset, own, context.progress.note)
-    repository.objects.also_read(lenders.copies())
+    repository.objects.also_read(lenders)
     try:
         yield lenders
     finally:

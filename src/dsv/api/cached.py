@@ -6,17 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.cache.claims.claims import LeaseRecord
-from dsv.cache.disk import explain
-from dsv.cache.evict.ensure_room import Trash, find_trash, measure
-from dsv.cache.evict.evict import disk_now
+from dsv.cache.evict.evict import Trash, disk_now, find_trash, measure
 from dsv.cache.evict.inventory import Inventory, Item, take_inventory
 from dsv.cache.evict.policy import Planner
 from dsv.cache.fill import directory, reservations
 from dsv.cache.fill.parts import estimated_room
 from dsv.cache.fill.workers import read_workers
-from dsv.cache.layout import Place
 from dsv.cache.record import local_commit
-from dsv.cache.root import CacheRoot, refuse_symlinks
+from dsv.cache.root import CacheRoot, Place, explain, refuse_symlinks
 from dsv.cache.settings import CacheSettings, load_settings
 from dsv.cache.tracking_refs import KnownRefs
 from dsv.errors import UsageError

@@ -22,7 +22,7 @@ from dsv.values.names import BranchName, DatasetName, TagName
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
-    from dsv.cache.layout import Place
+    from dsv.cache.root import Place
     from dsv.repo.completion_cache import Known
     from dsv.repo.refs.branches import Refs
     from dsv.workspace.workspace import Workspace
@@ -215,14 +215,14 @@ class Names:
         return self._settings.cache().path
 
     def _cached_datasets(self) -> list[str]:
-        from dsv.cache.layout import Layout, dataset_of, is_dataset
+        from dsv.cache.root import CacheRoot, dataset_of, is_dataset
 
-        names = self._list(Layout(self._cache()).binding(""))
+        names = self._list(CacheRoot(self._cache()).binding(""))
         return [str(dataset_of(name)) for name in names if is_dataset(name)]
 
     def _places(self, dataset: DatasetName) -> list[Place]:
         """Return the commits of a dataset that are in the cache."""
-        from dsv.cache.layout import Place, folder_name
+        from dsv.cache.root import Place, folder_name
 
         name = folder_name(dataset)
         found = (Place.parse(name, each) for each in self._list(self._cache() / name))

@@ -18,8 +18,7 @@ from dsv import __version__
 from dsv.api.context import Context
 from dsv.api.pools import load_pool
 from dsv.api.settings import BUILT_IN
-from dsv.cache.disk import explain
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, explain
 from dsv.cache.settings import check_writable, load_settings
 from dsv.errors import Denied, DsvError, NotFound
 from dsv.fs.attributes import server_time

@@ -8,12 +8,10 @@ from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.api.holds import opened_cache
-from dsv.cache.disk import explain
 from dsv.cache.evict import evict as _evict
 from dsv.cache.evict.cleanup import Stuck
 from dsv.cache.evict.policy import Due, EvictionRequest
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place, explain
 from dsv.cache.settings import Amount, Limits, check_writable, load_settings
 from dsv.errors import Conflict, DsvError, UsageError
 from dsv.values.ids import CommitId

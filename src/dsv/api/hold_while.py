@@ -11,9 +11,8 @@ from pathlib import Path
 
 from dsv.api.cache import NoLease, Stager
 from dsv.api.context import Context
-from dsv.cache.disk import explain
 from dsv.cache.hold import LeaseHolder, Order
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, explain
 from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.fs.process import Watched
 from dsv.run.staged import Staged

@@ -11,12 +11,10 @@ from pathlib import Path
 from dsv.api.cache_targets import Targets
 from dsv.api.context import Context
 from dsv.cache.claims.claims import PinRecord, at
-from dsv.cache.claims.holds import Hold, end_hold, find_claims, find_holds
-from dsv.cache.claims.holds import hold as take_hold
-from dsv.cache.disk import explain
+from dsv.cache.claims.leases import Hold, end_hold, find_claims, find_holds
+from dsv.cache.claims.leases import hold as take_hold
 from dsv.cache.evict.inventory import find_all
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot, refuse_symlinks
+from dsv.cache.root import CacheRoot, Place, explain, refuse_symlinks
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.fs.process import user_name
 from dsv.values.ids import CommitId

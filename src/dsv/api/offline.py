@@ -14,9 +14,8 @@ from typing import NoReturn
 
 from dsv.api.cache_targets import LastKnown, last_known, say_how_old
 from dsv.api.context import Context
-from dsv.cache.disk import explain
 from dsv.cache.evict.inventory import find_places
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, explain
 from dsv.cache.tracking_refs import KnownRef
 from dsv.errors import Unreachable
 from dsv.format.records import FormatEntry, RefEntry, TagValue

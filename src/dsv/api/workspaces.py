@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsv.api.cache_targets import lending
 from dsv.api.context import Context, check_binding, noting_branch
-from dsv.cache.layout import SETTINGS_FILE
+from dsv.cache.root import SETTINGS_FILE
 from dsv.errors import Conflict
 from dsv.values.names import BranchName, Rev, Target
 from dsv.workspace.open import NO_COPIES, OpenWorkspace

@@ -313,10 +313,8 @@ def hold_leases() -> int:
 
 
 def _hold_while_alive(order: Order, held: list[Lease], commands: _Commands) -> int:
-    from dsv.cache.claims.holds import end_hold, find_claims
-    from dsv.cache.claims.leases import Lease
-    from dsv.cache.layout import Place
-    from dsv.cache.root import CacheRoot
+    from dsv.cache.claims.leases import Lease, end_hold, find_claims
+    from dsv.cache.root import CacheRoot, Place
     from dsv.fs.process import Watched
 
     watched = Watched(order.pid, order.start)

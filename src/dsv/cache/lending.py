@@ -1,20 +1,20 @@
 """Lend files of cached commits to a workspace, which copies them before it asks the store.
 
-A shelf is what one cache has of a dataset. Its files are copied by shared blocks, else by their bytes, and each is
-proven against its id. They are opened, and small ones read, ahead of their turn and by other threads: on a file server
-each is several round trips, and a server that is away must hold nobody up.
+They are copied by shared blocks, else by their bytes, and each is checked against its id. They are opened, and small
+ones read, ahead of their turn and by other threads: on a file server each takes several round trips, and a server
+that is away must not block anybody.
 """
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import errno
 import os
 import stat
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -22,122 +22,26 @@ from typing import TypeVar
 import msgspec
 from blake3 import blake3
 
-from dsv.cache.fill.donors import newest, of_dataset
-from dsv.cache.layout import folder_name
-from dsv.cache.root import CacheRoot
+from dsv.cache.fill.reuse import PathWindow, newest, of_dataset
+from dsv.cache.root import CacheRoot, folder_name
 from dsv.errors import DsvError
-from dsv.format.columns import cut
-from dsv.format.segment import Segment
-from dsv.format.tree import Entry, Kind
+from dsv.format.tree import Entry
 from dsv.fs import system
 from dsv.fs.timeout_thread import Patient
 from dsv.repo.local_store import LocalStore
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.read import TreeReader
-from dsv.values.ids import CommitId, SegmentId, StoreId
+from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName
 from dsv.values.paths import PathSet, sort_key
 
-OpenTree = Callable[[CommitId], TreeReader]
-"""The tree of a commit, by local copies of its metadata. Raises `DsvError` if one is missing."""
-
-_OTHERS = 5
+COMPARED = 5
 """Commits that are compared, besides the one that is wanted."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class Lender(msgspec.Struct):
-    """A cached commit, or a part of one. top: descriptor of its folder, so that what is read stays this commit's, or
-    is gone. tree: None until it is compared with another commit's.
-    """
-
-    commit: CommitId
-    selection: PathSet
-    top: int
-    tree: TreeReader | None = None
-    _last: list[bytes] = msgspec.field(default_factory=list)
-    _read: dict[SegmentId, dict[bytes, bytes]] = msgspec.field(default_factory=dict)
-
-    def has(self, wanted: CommitId, entries: Sequence[Entry], open_tree: OpenTree) -> list[bool]:
-        """Which of these files of the wanted commit, in tree order, it has at the same path. Raises `DsvError`."""
-        if self.commit == wanted:
-            return [entry.path in self.selection for entry in entries]
-        known = self._known(entries, open_tree)
-        return [known.get(entry.path) == entry.file_id and entry.path in self.selection for entry in entries]
-
-    def _known(self, entries: Sequence[Entry], open_tree: OpenTree) -> dict[bytes, bytes]:
-        """Path -> id of every file in the segments that may have one of these paths."""
-        if self.tree is None:
-            self.tree = open_tree(self.commit)
-            self._last = [sort_key(leaf.child.last) for leaf in self.tree.leaves()]
-        leaves, last = self.tree.leaves(), self._last
-        places = dict.fromkeys(bisect.bisect_left(last, sort_key(entry.path)) for entry in entries)
-        chosen = [leaves[at] for at in places if at < len(leaves)]
-        before, self._read = self._read, {}
-        missing = [leaf for leaf in chosen if leaf.id not in before]
-        for leaf, located in zip(missing, self.tree.segments(missing), strict=True):
-            before[leaf.id] = _files(located.segment)
-        self._read = {leaf.id: before[leaf.id] for leaf in chosen[-1:]}  # the next entries may begin in it
-        return {path: file_id for leaf in chosen for path, file_id in before[leaf.id].items()}
-
-
-def _files(segment: Segment) -> dict[bytes, bytes]:
-    kinds = zip(segment.paths, segment.kinds, strict=True)
-    paths = (path for path, kind in kinds if kind <= Kind.EXECUTABLE)
-    return dict(zip(paths, cut(segment.file_ids, 32), strict=True))
-
-
-class Shelf(msgspec.Struct):
-    """One cache: its commits of one dataset, those that the next file is looked for in first. remote: on a file server.
-
-    Whoever calls this may hang in the kernel.
-    """
-
-    root: CacheRoot
-    remote: bool
-    lenders: list[Lender]
-
-    @classmethod
-    def open(cls, root: CacheRoot, store: StoreId, dataset: DatasetName) -> Shelf | None:
-        """None if this cache has nothing of the dataset, or may not be read."""
-        lenders: list[Lender] = []
-        try:
-            for one in newest(list(of_dataset(root, folder_name(dataset), store))):
-                with suppress(OSError):  # evicted, or not for this user
-                    top = os.open(root.visible(one.place), _FOLDER)
-                    lenders.append(Lender(one.place.commit, one.selection, top))
-            return cls(root, system.kind_of(root.path).remote, lenders) if lenders else None
-        except (OSError, DsvError):
-            return None
-
-    def find(self, wanted: CommitId, entries: Sequence[Entry], open_tree: OpenTree) -> list[Lender | None]:
-        """Who has each of these files of the wanted commit, as far as local copies of metadata tell."""
-        found: list[Lender | None] = [None] * len(entries)
-        open_ = list(range(len(entries)))
-        for lender in self._order(wanted):
-            if not open_:
-                break
-            try:
-                has = lender.has(wanted, [entries[at] for at in open_], open_tree)
-            except (DsvError, OSError):  # its tree is not known here
-                self.lenders.remove(lender)
-                continue
-            for at, there in zip(open_, has, strict=True):
-                found[at] = lender if there else None
-            open_ = [at for at in open_ if found[at] is None]
-        return found
-
-    def _order(self, wanted: CommitId) -> list[Lender]:
-        itself = [lender for lender in self.lenders if lender.commit == wanted]
-        itself.sort(key=lambda lender: not lender.selection.whole)
-        return itself + [lender for lender in self.lenders if lender.commit != wanted][:_OTHERS]
-
-    def close(self) -> None:
-        for lender in self.lenders:
-            os.close(lender.top)
-
-
+FIND_SECONDS = 5.0
+"""How long a cache may take to say what it has."""
+LOOK_SECONDS = 30.0
+"""How long it may take to compare a few thousand paths, for which metadata is read from it."""
 READ_SECONDS = 30.0
 """How long a read of a few MiB may take before its cache counts as away."""
 SMALL = 256 << 10
@@ -145,50 +49,149 @@ SMALL = 256 << 10
 _PIECE = 4 << 20
 _BATCH_FILES = 64
 _BATCH_BYTES = 4 << 20
+_REMOTE_THREADS = 16
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _SOURCE_LOST = (errno.EIO, errno.ESTALE)
 
 T = TypeVar("T")
 Opened = bytes | int | None
-"""A small file's proven content, or a descriptor, or nothing that could be used."""
+"""A small file's verified content, or a descriptor, or nothing that could be used."""
 
 
-class Away(Exception):
-    """The cache did not answer in time."""
+class Lender(msgspec.Struct, eq=False):
+    """A cached commit, or a part of one."""
+
+    commit: CommitId
+    selection: PathSet
+    top: int
+    """A descriptor of its folder, so that what is read stays this commit's, or is gone."""
+    tree: TreeReader | None = None
+    """None until it is compared with another commit's."""
+
+    def has(
+        self, wanted: CommitId, entries: Sequence[Entry], open_tree: Callable[[CommitId], TreeReader]
+    ) -> list[bool]:
+        """Return which of these files of the wanted commit, in tree order, it has at the same path.
+
+        Raises `DsvError`.
+        """
+        if self.commit == wanted:
+            return [entry.path in self.selection for entry in entries]
+        if self.tree is None:
+            self.tree = open_tree(self.commit)
+        leaves = self.tree.leaves()
+        last = [sort_key(leaf.child.last) for leaf in leaves]
+        places = dict.fromkeys(bisect.bisect_left(last, sort_key(entry.path)) for entry in entries)
+        window = PathWindow(self.tree, self.selection, [leaves[at] for at in places if at < len(leaves)])
+        known = window.between(entries[0].path, entries[-1].path)
+        return [known.get(entry.path, b"")[1:] == entry.file_id for entry in entries]
 
 
-class Ways(msgspec.Struct):
-    """clones: whether blocks can be shared between this cache and the workspace, as far as is known."""
+class Shelf(msgspec.Struct, eq=False):
+    """One cache: its commits of one dataset. Whoever calls `open`, `find` or `copies.get` may hang in the kernel."""
 
+    root: CacheRoot
+    lenders: list[Lender]
+    """The commits, newest first."""
+    copies: MetadataCache
+    """Its copies of the store's metadata."""
+    open_tree: Callable[[CommitId], TreeReader]
+    """Open a tree by local copies of its metadata. Raises `DsvError` if one is missing."""
+    looking: Patient
+    """A thread that compares."""
+    reading: Patient
+    """Threads that open and read files."""
+    ahead: int
+    """How many batches of files are read in advance."""
     clones: bool = True
+    """Blocks can be shared between this cache and the workspace, as far as is known."""
+    away: bool = False
+
+    @classmethod
+    def open(
+        cls, root: CacheRoot, store: StoreId, dataset: DatasetName, own: Path, looking: Patient
+    ) -> Shelf | None:
+        """Return None if this cache has nothing of the dataset, or may not be read."""
+        lenders: list[Lender] = []
+        try:
+            for one in newest(of_dataset(root, folder_name(dataset), store)):
+                with contextlib.suppress(OSError):  # evicted, or not for this user
+                    lenders.append(
+                        Lender(one.place.commit, one.selection, os.open(root.visible(one.place), _FOLDER))
+                    )
+            threads = _REMOTE_THREADS if system.kind_of(root.path).remote else 1
+        except (OSError, DsvError):
+            return None
+        copies = MetadataCache(root.metadata(store))
+        metadata = MetadataCache(own, copies)
+        open_tree = partial(TreeReader, Objects(LocalStore(str(root.path), metadata), metadata))
+        reading = Patient("dsv-lend", threads)
+        return cls(root, lenders, copies, open_tree, looking, reading, threads + 1) if lenders else None
+
+    def find(self, wanted: CommitId, entries: Sequence[Entry]) -> list[Lender | None]:
+        """Return who has each of these files of the wanted commit, as far as local copies of metadata tell."""
+        found: list[Lender | None] = [None] * len(entries)
+        rest = list(range(len(entries)))
+        itself = [lender for lender in self.lenders if lender.commit == wanted]
+        itself.sort(key=lambda lender: not lender.selection.whole)
+        for lender in itself + [lender for lender in self.lenders if lender.commit != wanted][:COMPARED]:
+            if not rest:
+                break
+            try:
+                has = lender.has(wanted, [entries[at] for at in rest], self.open_tree)
+            except (DsvError, OSError):  # its tree is not known here
+                self.lenders.remove(lender)
+                continue
+            for at, there in zip(rest, has, strict=True):
+                found[at] = lender if there else None
+            rest = [at for at in rest if found[at] is None]
+        return found
+
+    def close(self) -> None:
+        for lender in self.lenders:
+            os.close(lender.top)
+        self.looking.close()
+        self.reading.close()
+
+
+class _Away(Exception):
+    """The cache did not answer in time."""
 
 
 class LentFiles:
     """The files that one cache lends for one run of paths, in their order."""
 
     def __init__(
-        self, files: Sequence[tuple[Lender, Entry]], patient: Patient, ahead: int, ways: Ways
+        self, files: Sequence[tuple[Lender, Entry]], shelf: Shelf, leave_out: Callable[[Shelf], None]
     ) -> None:
-        """ahead: how many batches are read in advance."""
-        self._patient = patient
-        self._ahead = ahead
-        self._ways = ways
+        self._shelf = shelf
+        self._leave_out = leave_out
         self._batches = _batches(files)
         self._answers: list[Future[list[Opened]]] = []
-        self._place = [
+        self._rows = [
             (number, row) for number, batch in enumerate(self._batches) for row in range(len(batch))
         ]
 
     def take(self, at: int, target: int) -> bool:
-        """Fills `target`, an empty file open for reading and writing, with file number `at`; each is taken once.
+        """Fill `target`, an empty file open for reading and writing, with file number `at`; each is taken once.
 
-        False if it can't be had as it should be; the target is empty then. Raises `Away`, and `OSError` of the target.
+        Return False, with the target empty, if no verified content can be had. Raises `OSError` of the target.
         """
-        number, row = self._place[at]
-        while len(self._answers) < min(number + 1 + self._ahead, len(self._batches)):
+        if self._shelf.away:
+            return False
+        try:
+            return self._take(*self._rows[at], target)
+        except _Away:
+            self._leave_out(self._shelf)
+            _empty(target)
+            return False
+
+    def _take(self, number: int, row: int, target: int) -> bool:
+        while len(self._answers) < min(number + 1 + self._shelf.ahead, len(self._batches)):
             batch = self._batches[len(self._answers)]
-            self._answers.append(self._patient.ask(partial(_open_all, batch, self._ways.clones)))
-        opened = self._wait(self._answers[number])
+            self._answers.append(self._shelf.reading.ask(partial(_open_all, batch, self._shelf.clones)))
+        opened = _wait(self._answers[number])
         found, opened[row] = opened[row], None
         if found is None:
             return False
@@ -201,44 +204,146 @@ class LentFiles:
             os.close(found)
 
     def close(self) -> None:
-        """Closes what was opened and not taken."""
+        """Close what was opened and not taken."""
         for answer in self._answers:
             answer.add_done_callback(_close_all)
 
     def _copy(self, source: int, target: int, entry: Entry) -> bool:
-        if self._ways.clones:
+        if self._shelf.clones:
             cloned = _clone(source, target)
-            if (
-                cloned and _hash(target) == entry.file_id
-            ):  # of the clone: what the workspace gets is what is proven
+            if cloned and _hash(target) == entry.file_id:  # of the clone: what the workspace gets is verified
                 return True
             os.ftruncate(target, 0)
             if cloned is None or cloned:
                 return False
-            self._ways.clones = False
-        proof, size = blake3(), 0
+            self._shelf.clones = False
+        digest, size = blake3(), 0
         while data := self._read(source, size):
-            proof.update(data)
+            digest.update(data)
             size += len(data)
             _write(target, data)
-        if size == entry.size and proof.digest() == entry.file_id:
+        if size == entry.size and digest.digest() == entry.file_id:
             return True
-        os.ftruncate(target, 0)
-        os.lseek(target, 0, os.SEEK_SET)
+        _empty(target)
         return False
 
     def _read(self, source: int, offset: int) -> bytes:
-        """The next piece; nothing at the end, or if it can't be read."""
+        """Return the next piece; nothing at the end, or if it can't be read."""
         try:
-            return self._wait(self._patient.ask(partial(os.pread, source, _PIECE, offset)))
+            return _wait(self._shelf.reading.ask(partial(os.pread, source, _PIECE, offset)))
         except OSError:
             return b""
 
-    def _wait(self, future: Future[T]) -> T:
+
+class Lenders(MetadataCache):
+    """The files and copies of metadata in caches, which are opened when they are first asked.
+
+    A cache that does not answer in time is not asked again.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        store: StoreId,
+        dataset: DatasetName,
+        own: Path,
+        note: Callable[[str], None],
+    ) -> None:
+        """own: the folder of one's own local copies of the store's metadata. note: reports a cache that is left out."""
+        super().__init__(None)
+        self._roots = roots
+        self._store = store
+        self._dataset = dataset
+        self._own = own
+        self._note = note
+        self._found: list[Shelf] | None = None
+
+    def lend(self, commit: CommitId, entries: Sequence[Entry]) -> Loan | None:
+        """Return what there is of these files of the commit, in tree order; None if no cache has any of the dataset."""
+        loan = Loan(len(entries))
+        rest = list(range(len(entries)))
+        for shelf in list(self._shelves()):
+            if not rest:
+                break
+            found = self._answer(shelf, partial(shelf.find, commit, [entries[at] for at in rest]))
+            lenders = dict(zip(rest, found or [None] * len(rest), strict=True))
+            has = [(at, lender) for at, lender in lenders.items() if lender is not None]
+            if has:
+                files = LentFiles([(lender, entries[at]) for at, lender in has], shelf, self._leave_out)
+                loan.add([at for at, _ in has], files)
+            rest = [at for at in rest if not loan.has(at)]
+        return loan if self._shelves() else None
+
+    def get(self, kind: str, name: str, limit: int) -> bytes | None:
+        for shelf in list(self._shelves()):
+            if shelf.root.metadata(self._store) != self._own:
+                data = self._answer(shelf, partial(shelf.copies.get, kind, name, limit))
+                if data is not None:
+                    return data
+        return None
+
+    def close(self) -> None:
+        for shelf in self._found or ():
+            shelf.close()
+
+    def _answer(self, shelf: Shelf, look: Callable[[], T]) -> T | None:
         try:
-            return future.result(READ_SECONDS)
+            return shelf.looking.ask(look).result(LOOK_SECONDS)
         except TimeoutError:
-            raise Away from None
+            self._leave_out(shelf)
+            return None
+
+    def _leave_out(self, shelf: Shelf) -> None:
+        if self._found is not None and shelf in self._found:
+            self._found.remove(shelf)
+            shelf.away = True
+            self._note(f"the cache {shelf.root.path} does not answer, so the store is used")
+
+    def _shelves(self) -> list[Shelf]:
+        if self._found is None:
+            self._found = []
+            opening: list[tuple[Path, Patient, Future[Shelf | None]]] = []
+            for path in self._roots:
+                looking = Patient("dsv-look")
+                open_ = partial(Shelf.open, CacheRoot(path), self._store, self._dataset, self._own, looking)
+                opening.append((path, looking, looking.ask(open_)))
+            end = time.monotonic() + FIND_SECONDS
+            for path, looking, future in opening:
+                try:
+                    shelf = future.result(max(0.0, end - time.monotonic()))
+                except TimeoutError:
+                    self._note(f"the cache {path} does not answer, so it is not used")
+                    continue
+                if shelf is None:
+                    looking.close()
+                else:
+                    self._found.append(shelf)
+        return self._found
+
+
+class Loan:
+    """Files that caches lend, by their number in what was asked for."""
+
+    def __init__(self, asked: int) -> None:
+        self._files: list[tuple[LentFiles, int] | None] = [None] * asked
+        self._lent: list[LentFiles] = []
+
+    def add(self, places: Sequence[int], files: LentFiles) -> None:
+        self._lent.append(files)
+        for number, at in enumerate(places):
+            self._files[at] = files, number
+
+    def has(self, at: int) -> bool:
+        return self._files[at] is not None
+
+    def take(self, at: int, target: int) -> bool:
+        """Do as `LentFiles.take`."""
+        found = self._files[at]
+        return found is not None and found[0].take(found[1], target)
+
+    def close(self) -> None:
+        for files in self._lent:
+            files.close()
 
 
 def _batches(files: Sequence[tuple[Lender, Entry]]) -> list[list[tuple[Lender, Entry]]]:
@@ -311,174 +416,13 @@ def _close_all(answer: Future[list[Opened]]) -> None:
                 os.close(each)
 
 
-FIND_SECONDS = 5.0
-"""How long a cache may take to say what it has."""
-LOOK_SECONDS = 30.0
-"""How long it may take to compare a few thousand paths, for which metadata is read from it."""
-_REMOTE_THREADS = 16
+def _wait(future: Future[T]) -> T:
+    try:
+        return future.result(READ_SECONDS)
+    except TimeoutError:
+        raise _Away from None
 
 
-class _Open(msgspec.Struct):
-    """A cache that has answered. looking: one thread, which compares; reading: those that open and read files."""
-
-    shelf: Shelf
-    looking: Patient
-    reading: Patient
-    ahead: int
-    ways: Ways
-    open_tree: Callable[[CommitId], TreeReader]
-    away: bool = False
-
-
-class Lenders:
-    """Looks into the caches when first asked. A cache that does not answer in time is not asked again."""
-
-    def __init__(
-        self,
-        roots: Sequence[Path],
-        store: StoreId,
-        dataset: DatasetName,
-        own: Path,
-        note: Callable[[str], None],
-    ) -> None:
-        """own: the folder of one's own local copies of the store's metadata. note: tells a person that a cache is left
-        out.
-        """
-        self._roots = roots
-        self._store = store
-        self._dataset = dataset
-        self._own = own
-        self._note = note
-        self._found: list[_Open] | None = None
-
-    def lend(self, commit: CommitId, entries: Sequence[Entry]) -> Loan | None:
-        """What there is of these files of the commit, in tree order; None if no cache has anything of the dataset."""
-        loans: list[tuple[_Open, LentFiles]] = []
-        places: list[tuple[int, int] | None] = [None] * len(entries)
-        rest = list(range(len(entries)))
-        for one in list(self._caches()):
-            if not rest:
-                break
-            asked = [entries[at] for at in rest]
-            look = partial(one.shelf.find, commit, asked, one.open_tree)
-            found = self._answer(one, one.looking.ask(look), LOOK_SECONDS)
-            files: list[tuple[Lender, Entry]] = []
-            for at, lender in zip(rest, found or (), strict=bool(found)):
-                if lender is not None:
-                    places[at] = len(loans), len(files)
-                    files.append((lender, entries[at]))
-            if files:
-                loans.append((one, LentFiles(files, one.reading, one.ahead, one.ways)))
-            rest = [at for at in rest if places[at] is None]
-        return Loan(self, loans, places) if self._caches() else None
-
-    def copies(self) -> MetadataCache:
-        """The caches' copies of metadata, for what has no copy of one's own."""
-        return _LentMetadata(self)
-
-    def read_metadata(self, kind: str, name: str, limit: int) -> bytes | None:
-        for one in list(self._caches()):
-            behind = one.shelf.root.metadata(self._store)
-            if behind == self._own:
-                continue
-            copies = MetadataCache(behind)
-            data = self._answer(one, one.looking.ask(partial(copies.get, kind, name, limit)), LOOK_SECONDS)
-            if data is not None:
-                return data
-        return None
-
-    def leave_out(self, one: _Open) -> None:
-        """The cache is not asked again."""
-        if self._found is not None and one in self._found:
-            self._found.remove(one)
-            one.away = True
-            self._note(f"the cache {one.shelf.root.path} does not answer, so the store is used")
-
-    def close(self) -> None:
-        for one in self._found or ():
-            one.shelf.close()
-            one.looking.close()
-            one.reading.close()
-
-    def _answer(self, one: _Open, future: Future[T], seconds: float) -> T | None:
-        try:
-            return future.result(seconds)
-        except TimeoutError:
-            self.leave_out(one)
-            return None
-
-    def _caches(self) -> list[_Open]:
-        if self._found is None:
-            self._found = []
-            asked = [(path, Patient("dsv-look")) for path in self._roots]
-            opening = [
-                (path, patient, patient.ask(partial(Shelf.open, CacheRoot(path), self._store, self._dataset)))
-                for path, patient in asked
-            ]
-            end = time.monotonic() + FIND_SECONDS
-            for path, patient, future in opening:
-                try:
-                    shelf = future.result(max(0.0, end - time.monotonic()))
-                except TimeoutError:
-                    self._note(f"the cache {path} does not answer, so it is not used")
-                    continue
-                if shelf is None:
-                    patient.close()
-                else:
-                    self._found.append(self._opened(shelf, patient))
-        return self._found
-
-    def _opened(self, shelf: Shelf, looking: Patient) -> _Open:
-        threads = _REMOTE_THREADS if shelf.remote else 1
-        metadata = MetadataCache(self._own, MetadataCache(shelf.root.metadata(self._store)))
-        objects = Objects(LocalStore(str(shelf.root.path), metadata), metadata)
-        reading = Patient("dsv-lend", threads)
-        return _Open(shelf, looking, reading, threads + 1, Ways(), partial(TreeReader, objects))
-
-
-class Loan:
-    """Files that caches lend, by their number in what was asked for."""
-
-    def __init__(
-        self,
-        lenders: Lenders,
-        loans: Sequence[tuple[_Open, LentFiles]],
-        places: Sequence[tuple[int, int] | None],
-    ) -> None:
-        self._lenders = lenders
-        self._loans = loans
-        self._places = places
-
-    def has(self, at: int) -> bool:
-        return self._places[at] is not None
-
-    def take(self, at: int, target: int) -> bool:
-        """As `LentFiles.take`, but a cache that does not answer has nothing."""
-        place = self._places[at]
-        if place is None:
-            return False
-        one, files = self._loans[place[0]]
-        if one.away:
-            return False
-        try:
-            return files.take(place[1], target)
-        except Away:
-            self._lenders.leave_out(one)
-            os.ftruncate(target, 0)
-            os.lseek(target, 0, os.SEEK_SET)
-            return False
-
-    def close(self) -> None:
-        for _, files in self._loans:
-            files.close()
-
-
-class _LentMetadata(MetadataCache):
-    """Copies in caches that may be away."""
-
-    def __init__(self, lenders: Lenders) -> None:
-        super().__init__(None)
-        self._lenders = lenders
-
-    def get(self, kind: str, name: str, limit: int) -> bytes | None:
-        return self._lenders.read_metadata(kind, name, limit)
+def _empty(target: int) -> None:
+    os.ftruncate(target, 0)
+    os.lseek(target, 0, os.SEEK_SET)

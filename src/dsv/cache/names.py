@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from dsv.cache.layout import Place, folder_name
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place, folder_name
 from dsv.errors import Conflict, UsageError
 from dsv.fs.files import list_names, read_json
 from dsv.values.ids import StoreId

@@ -1,30 +1,115 @@
-"""What a visible commit is, in one small file beside it: so a hit costs the same for a file and for a million.
+"""What a visible commit is, when it was last used, and how much of the cache's room it stands for.
 
-The record is part of the protocol, not just for show. A commit is whole while its visible folder stands and its
-`entry-<fill>` lies in its claims folder. A publisher renames first and then records; an evictor renames away first
-and then removes the record, before it takes its intent back. A process that has just written a claim into that folder
-sees it as it is, and so cannot be misled by a client that still remembers the visible folder.
+All of it is in small files beside the commit, so a hit costs the same for a file and for a million. A commit is whole
+while its visible folder is there and its `entry-<fill>` lies in its claims folder. A publisher renames first and then
+records; an evictor renames away first and then removes the record, before it takes its intent back. A process that has
+just written a claim into that folder sees it as it is, so a client's memory of the visible folder can't mislead it.
+
+A record says how much room its own fill took. If a commit is evicted whose files others still link, the evictor
+writes the rest as a share into the claims folder of one of these, so that the sum over all commits is what the cache
+takes.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from dsv.cache.disk import own_folder
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place, own_folder
 from dsv.errors import DsvError
 from dsv.format.commit import Commit
 from dsv.format.envelope import RECORD_MAX
 from dsv.fs.files import list_names, read_json
+from dsv.fs.process import user_name
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.values.ids import CommitId, StoreId
 
-PREFIX = "entry-"
+USED = "used"
+SHARE = "share-"
+_OFTEN_ENOUGH = 60.0
+
+
+class UsedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """at: the file server's clock."""
+
+    version: int = 1
+    at: float
+    user: str = ""
+
+
+_USED = msgspec.json.Decoder(UsedRecord)
+
+
+class ShareRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Room taken over from an evicted commit; counts only beside the fill of this id."""
+
+    version: int = 1
+    fill: str
+    bytes: int
+    files: int
+
+
+_SHARE = msgspec.json.Decoder(ShareRecord)
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """Room on disk: blocks in bytes, and inodes."""
+
+    bytes: int = 0
+    files: int = 0
+
+    def __add__(self, other: Extent) -> Extent:
+        return Extent(self.bytes + other.bytes, self.files + other.files)
+
+    def __sub__(self, other: Extent) -> Extent:
+        return Extent(self.bytes - other.bytes, self.files - other.files)
+
+
+def mark_used(root: CacheRoot, place: Place) -> None:
+    """Records that the commit was used now; not more often than once a minute. Raises `OSError`."""
+    folder = root.claims(place)
+    if not folder.is_dir():
+        return
+    now = root.now(folder)
+    last = last_used(root, place)
+    if last is None or not 0 <= now - last < _OFTEN_ENOUGH:
+        root.replace(folder / USED, msgspec.json.encode(UsedRecord(at=now, user=user_name())))
+
+
+def used_until(root: CacheRoot, place: Place, moment: float) -> None:
+    """Records a use that ended at `moment`, unless a later one is known. Raises `OSError`."""
+    if (last_used(root, place) or 0.0) < moment:
+        record = UsedRecord(at=moment, user=user_name())
+        root.replace(root.claims(place) / USED, msgspec.json.encode(record))
+
+
+def last_used(root: CacheRoot, place: Place) -> float | None:
+    """Seconds since 1970 by the file server's clock; None if no use was recorded. Raises `OSError`."""
+    record = read_json(root.claims(place) / USED, _USED)
+    return None if record is None else record.at
+
+
+def add_share(root: CacheRoot, place: Place, fill: str, extent: Extent) -> None:
+    """Makes the rest of an evicted commit count for this one. Raises `OSError`."""
+    path = root.claims(place) / f"{SHARE}{fill[:16]}-{os.urandom(8).hex()}"
+    root.write_once(path, msgspec.json.encode(ShareRecord(fill=fill, bytes=extent.bytes, files=extent.files)))
+
+
+def shares(root: CacheRoot, place: Place, fill: str, names: tuple[str, ...]) -> Extent:
+    """The sum of what was taken over by this fill; `names` lists the claims folder. Raises `OSError`."""
+    total = Extent()
+    for name in names:
+        share = read_json(root.claims(place) / name, _SHARE) if name.startswith(SHARE) else None
+        if share is not None and share.fill == fill:
+            total += Extent(share.bytes, share.files)
+    return total
+
+
+ENTRY = "entry-"
 _VERSION = 1
 
 
@@ -59,7 +144,7 @@ _FILLED = msgspec.json.Decoder(Filled)
 
 
 def record_path(root: CacheRoot, place: Place, fill: str) -> Path:
-    return root.claims(place) / f"{PREFIX}{fill}"
+    return root.claims(place) / f"{ENTRY}{fill}"
 
 
 def write_record(root: CacheRoot, place: Place, record: Filled) -> bool:
@@ -78,7 +163,7 @@ def read_record(root: CacheRoot, place: Place, names: Iterable[str] | None = Non
     """
     folder = root.claims(place)
     chosen = list_names(folder) if names is None else names
-    found = [read_json(folder / name, _FILLED) for name in chosen if name.startswith(PREFIX)]
+    found = [read_json(folder / name, _FILLED) for name in chosen if name.startswith(ENTRY)]
     return max((one for one in found if one is not None), key=lambda one: one.time, default=None)
 
 

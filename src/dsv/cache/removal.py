@@ -20,8 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.cache.layout import FILE_TIME
-from dsv.cache.usage import Extent
+from dsv.cache.record import Extent
+from dsv.cache.root import FILE_TIME
 
 _THREADS = 8
 _BATCH = 512

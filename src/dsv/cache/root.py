@@ -1,4 +1,18 @@
-"""One cache: its rights, and the few ways in which anything is written there."""
+"""One cache: where everything lies, its rights, and the few ways in which anything is written there.
+
+A cache is a directory, local or on a network file system, that several hosts and users share:
+
+    <root>/dsv-cache.toml              the owner's limits
+    <root>/<dataset>/<name>/…          a commit, or a selection of one, as plain read-only files
+    <root>/.dsv/claims/<dataset>/<name>/   leases, pins, eviction intents, last use
+    <root>/.dsv/fill/<dataset>/<name>/     a fill under way
+    <root>/.dsv/stores/<store>/            metadata fetched from a store, last known refs
+    <root>/.dsv/datasets/<dataset>         which store owns the visible paths of this name
+    <root>/.dsv/inventory                  a copy of what the claims folders say
+    <root>/.dsv/room/  trash/  tmp/
+
+`<name>` is `<commit>` or `<commit>+<selection>`.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +20,148 @@ import contextlib
 import errno
 import os
 import random
+import re
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsv.cache.disk import explain, no_symlink, own_folder
-from dsv.cache.layout import Layout
-from dsv.errors import NotFound, Unsupported
+import msgspec
+
+from dsv.errors import Conflict, Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported, UsageError
 from dsv.fs.attributes import PROBE, refresh
 from dsv.fs.files import FORGOTTEN, FULL, GONE, link_once, list_names, read_small, write_new
 from dsv.fs.folders import Rights, make_folder, open_folder, umask
+from dsv.values.ids import CommitId, StoreId
+from dsv.values.names import DatasetName
+from dsv.values.units import format_bytes
+
+DOT = ".dsv"
+FILE_TIME = 946_684_800
+"""2000-01-01T00:00:00Z: every cached file's mtime. What has another one was changed after it was filled."""
+_NAME = re.compile(r"([0-9a-f]{64})(?:\+([0-9a-f]{16}))?")
+SETTINGS_FILE = "dsv-cache.toml"
+"""The owner's limits, beside the datasets' folders."""
+
+
+def folder_name(dataset: DatasetName) -> str:
+    """A dataset's name as one path component: `/` is written `%2F`.
+
+    The one name without a `/` that dsv itself uses beside the datasets is written with `%2E` for its first dot,
+    however its letters are cased, as there are file systems that do not tell these apart.
+    """
+    name = dataset.component
+    return name.replace(".", "%2E", 1) if name.casefold() == SETTINGS_FILE else name
+
+
+def dataset_of(folder: str) -> DatasetName:
+    """The dataset whose `folder_name` this is. Raises `UsageError` if it is none."""
+    plain = folder.replace("%2E", ".", 1)
+    dataset = DatasetName.from_component(plain)
+    if folder_name(dataset) != folder:
+        raise UsageError(f"{folder!r} is not the folder of a dataset", subject=folder)
+    return dataset
+
+
+def is_dataset(name: str) -> bool:
+    """Whether a name in the cache's root, or in one of the dot folder's, can be a dataset's; others are foreign."""
+    try:
+        dataset_of(name)
+    except UsageError:
+        return False
+    return True
+
+
+class Place(msgspec.Struct, frozen=True, order=True):
+    """A visible path: `<dataset>/<name>`.
+
+    dataset: one path component, as `folder_name` makes it.
+    name: `<commit>` or `<commit>+<selection>`.
+    """
+
+    dataset: str
+    name: str
+
+    @classmethod
+    def of(cls, dataset: str, commit: CommitId, selection: str | None = None) -> Place:
+        """`dataset` is the component; `selection` 16 hex digits, None for the whole commit."""
+        return cls(dataset, f"{commit}+{selection}" if selection else str(commit))
+
+    @classmethod
+    def parse(cls, dataset: str, name: str) -> Place | None:
+        """The place that two folder names mean; None for something that is not dsv's."""
+        if dataset.startswith(".") or not dataset or "/" in dataset or not _NAME.fullmatch(name):
+            return None
+        return cls(dataset, name)
+
+    @property
+    def commit(self) -> CommitId:
+        return CommitId.parse(self.name[:64])
+
+    @property
+    def selection(self) -> str | None:
+        return self.name[65:] or None
+
+    def __str__(self) -> str:
+        return f"{self.dataset.replace('%2F', '/').replace('%2E', '.')}@{self.name}"
+
+    @property
+    def dataset_name(self) -> DatasetName:
+        """Raises `UsageError` if `dataset` is no dataset's."""
+        return dataset_of(self.dataset)
+
+
+def explain(error: OSError, path: Path | str, doing: str = "use") -> DsvError:
+    """The error of dsv's that an operating system's error at `path` in a cache is."""
+    what, subject = f"cannot {doing} {path}: {error.strerror or error}", str(path)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "ask the cache's owner for the right to write, or use --cache DIR"
+        return Denied(what, subject=subject, hint=hint)
+    if error.errno in FULL:
+        return NoRoom(f"{what}; {free_room(path)}", subject=subject, hint="dsv evict --dry-run")
+    if error.errno == errno.ENOTDIR and _is_below_a_file(Path(path)):
+        return NotFound(what, subject=subject)
+    if error.errno in GONE:  # others remove folders while they are empty
+        return Unreachable(what, subject=subject, hint="the cache is being changed by others: try again")
+    return Unreachable(what, subject=subject)
+
+
+def free_room(path: Path | str) -> str:
+    """What the file system of `path`, or of the nearest folder above it, says that it has left, in words."""
+    nearest = next((one for one in (Path(path), *Path(path).parents) if one.exists()), Path(path))
+    try:
+        found = os.statvfs(nearest)
+    except OSError as error:
+        return f"how much is free is unknown ({error.strerror})"
+    free = f"{format_bytes(found.f_bavail * found.f_frsize)} are free"
+    return f"{free} and {found.f_favail} inodes are free" if found.f_files else free
+
+
+def _is_below_a_file(path: Path) -> bool:
+    nearest = next((one for one in (path, *path.parents) if os.path.lexists(one)), path)
+    return not nearest.is_dir()
+
+
+def own_folder(path: Path) -> bool:
+    """Whether a folder of dsv's own is there, which is no symlink. Raises `Conflict` for a symlink, `OSError`."""
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if stat.S_ISLNK(mode):
+        raise no_symlink(path)
+    return stat.S_ISDIR(mode)
+
+
+def no_symlink(path: Path) -> Conflict:
+    """The error for a symlink in place of one of dsv's own folders: what is filled there would be elsewhere and not be
+    counted, and what is deleted there would be somebody's."""
+    return Conflict(
+        f"{path} is a symlink, and dsv follows none in place of its own folders",
+        subject=str(path),
+        hint=f"ask who made it (ls -l {path}), then: rm {path}",
+    )
+
 
 _TRIES = 60
 _SPARES = 4
@@ -24,15 +169,64 @@ _SPARES = 4
 _LOOK_AGAIN = (errno.ESTALE, errno.ENOENT)
 
 
-class CacheRoot(Layout):
+class CacheRoot:
     """One cache. Making this object touches nothing; `prepare` makes the folders, reading needs none."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        self.path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow the site's own links)
+        self.dot = self.path / DOT
         self._modes: tuple[int, int, int] | None = None
 
     def __repr__(self) -> str:
         return f"CacheRoot({str(self.path)!r})"
+
+    def visible(self, place: Place) -> Path:
+        return self.path / place.dataset / place.name
+
+    def claims(self, place: Place) -> Path:
+        return self.dot / "claims" / place.dataset / place.name
+
+    def fill(self, place: Place) -> Path:
+        return self.dot / "fill" / place.dataset / place.name
+
+    def store(self, store: StoreId) -> Path:
+        return self.dot / "stores" / str(store)
+
+    def metadata(self, store: StoreId) -> Path:
+        """For `Repository.open(metadata=…)`: copies of immutable objects."""
+        return self.store(store) / "objects"
+
+    def binding(self, dataset: str) -> Path:
+        return self.dot / "datasets" / dataset
+
+    @property
+    def room(self) -> Path:
+        return self.dot / "room"
+
+    @property
+    def trash(self) -> Path:
+        return self.dot / "trash"
+
+    @property
+    def temporary(self) -> Path:
+        return self.dot / "tmp"
+
+    @property
+    def inventory(self) -> Path:
+        """What the claims folders held when they were last read."""
+        return self.dot / "inventory"
+
+    @property
+    def spares(self) -> Path:
+        return self.dot / "spare"
+
+    @property
+    def spare_folder(self) -> Path:
+        return self.trash / "spare"
+
+    @property
+    def settings_file(self) -> Path:
+        return self.path / SETTINGS_FILE
 
     @property
     def directory_mode(self) -> int:

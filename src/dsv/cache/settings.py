@@ -24,8 +24,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from dsv.cache.disk import explain
-from dsv.cache.root import CacheRoot, refuse_symlinks
+from dsv.cache.root import CacheRoot, explain, refuse_symlinks
 from dsv.errors import UPGRADE, Unsupported, UsageError
 from dsv.fs.files import read_small
 from dsv.values.toml import read_toml

@@ -15,30 +15,28 @@ from typing import TypeVar
 
 import msgspec
 
-from dsv.cache import usage
-from dsv.cache.claims import intents
 from dsv.cache.claims.claims import (
+    INTENT,
     PIN,
     Claims,
     LeaseName,
     LeaseRecord,
     PinRecord,
     Unknown,
+    read_intent,
+    void,
 )
 from dsv.cache.claims.leases import visible_identity
-from dsv.cache.evict.inventory import THREADS, find_all, find_visible
+from dsv.cache.evict.inventory import THREADS, PlaceFacts, Remembered, find_all, find_visible
 from dsv.cache.evict.policy import EvictionRequest
-from dsv.cache.evict.remembered_claims import PlaceFacts, Remembered
 from dsv.cache.fill import directory
 from dsv.cache.fill.directory import finalize
 from dsv.cache.fill.workers import read_workers
-from dsv.cache.layout import Place
 from dsv.cache.names import remove_dangling
-from dsv.cache.record import PREFIX as ENTRY
+from dsv.cache.record import ENTRY, SHARE, USED, Extent, used_until
 from dsv.cache.removal import Remover
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place
 from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
-from dsv.cache.usage import Extent
 from dsv.fs.attributes import PROBE
 from dsv.fs.files import list_names
 
@@ -145,7 +143,7 @@ class Sweeper:
                 self._end_intent(place, name)
             else:
                 with self._lock:
-                    self._busy.add(name.removeprefix(intents.PREFIX))
+                    self._busy.add(name.removeprefix(INTENT))
         expired = self._expired(claims)
         self._clear_expired(place, claims, expired)
         if place not in self._visible:
@@ -160,10 +158,10 @@ class Sweeper:
         if visible_identity(self._root, place) is None:
             # A commit is visible before it is recorded, so the one that these names tell of has gone.
             for name in claims.names:
-                if name.startswith((ENTRY, usage.SHARE)):
+                if name.startswith((ENTRY, SHARE)):
                     self._unlink(place, name)
         if self._hurry or not _recent(self._root.claims(place), self._now):
-            self._unlink(place, usage.USED)
+            self._unlink(place, USED)
         remove_empty(self._root, place)
 
     def _expired(self, claims: Claims) -> list[LeaseRecord | PinRecord | Unknown]:
@@ -181,14 +179,14 @@ class Sweeper:
                 self._unlink(place, one.name)
             else:
                 if one.purpose == "run":
-                    usage.used_until(self._root, place, one.renewed)
+                    used_until(self._root, place, one.renewed)
                 for name in claims.names:
                     found = LeaseName.parse(name)
                     if found is not None and found.holder == one.owner.id:
                         self._unlink(place, name)
 
     def _is_dead(self, place: Place, name: str) -> bool:
-        record = intents.read_intent(self._root, place, name)
+        record = read_intent(self._root, place, name)
         if record is not None:
             return record.owner.surely_dead() or self._now - record.at > ABANDONED
         with contextlib.suppress(FileNotFoundError):
@@ -196,8 +194,8 @@ class Sweeper:
         return False
 
     def _end_intent(self, place: Place, name: str) -> None:
-        if not intents.void(self._root, place, name):
-            self._remove(self._root.trash / name.removeprefix(intents.PREFIX), place)
+        if not void(self._root, place, name):
+            self._remove(self._root.trash / name.removeprefix(INTENT), place)
             self._unlink(place, name)
 
     def _trash(self, name: str) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from dsv.cache.layout import Place
+from dsv.cache.record import Extent
+from dsv.cache.root import Place
 from dsv.cache.settings import CacheSettings
-from dsv.cache.usage import Extent
 from dsv.values.units import format_bytes, format_duration
 
 _NOTHING = Extent()

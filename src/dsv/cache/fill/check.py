@@ -13,11 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.cache.fill.create_files import Folders, Rights, create_file
-from dsv.cache.fill.links import State, examine
+from dsv.cache.fill.files import Folders, Rights, State, create_file, examine
 from dsv.cache.fill.source import Source
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
 from dsv.fs.attributes import refresh

@@ -28,12 +28,11 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.cache.claims.owners import Owner
+from dsv.cache.claims.claims import Owner
 from dsv.cache.fill.parts import VERSION, Plan
-from dsv.cache.layout import Place
 from dsv.cache.record import Filled, encode, lookup, record_path, write_record
 from dsv.cache.removal import Remover
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place
 from dsv.errors import UPGRADE, Conflict, Unsupported
 from dsv.fs.attributes import PROBE
 from dsv.fs.files import FULL, GONE, list_names, read_small

@@ -8,7 +8,6 @@ import time
 
 from msgspec.structs import replace
 
-from dsv.cache.disk import explain
 from dsv.cache.fill import reservations
 from dsv.cache.fill.directory import FillDirectory, clear, discard, finalize, give_up, join, start
 from dsv.cache.fill.part_worker import FillEnded
@@ -18,9 +17,8 @@ from dsv.cache.fill.request import FillContext, FillRequest, FillResult, HelperS
 from dsv.cache.fill.reservations import EnsureRoom, Need, NoRoomBeside, need_of, refusal
 from dsv.cache.fill.source import Source
 from dsv.cache.fill.workers import Heartbeat, read_workers
-from dsv.cache.layout import Place
 from dsv.cache.record import Cached, lookup
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place, explain
 from dsv.errors import Conflict, NoRoom, Unreachable
 from dsv.fs import system
 from dsv.fs.files import FORGOTTEN, FULL, GONE

@@ -20,15 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dsv.cache.fill.claim_table import ClaimTable, do_free_parts
 from dsv.cache.fill.directory import FillDirectory, join
 from dsv.cache.fill.part_worker import FillEnded, PartWorker
-from dsv.cache.fill.parts import Plan
+from dsv.cache.fill.parts import ClaimTable, Plan, do_free_parts
 from dsv.cache.fill.request import HelperSpec
 from dsv.cache.fill.source import Source
 from dsv.cache.fill.workers import Heartbeat
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place
 from dsv.errors import DsvError
 from dsv.fs import system
 from dsv.fs.process import processors

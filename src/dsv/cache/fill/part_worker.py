@@ -11,15 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from dsv.cache.fill.claim_table import Claim, ClaimTable, bar_drafts
-from dsv.cache.fill.create_files import LARGE_PIECE
 from dsv.cache.fill.directory import FillDirectory
-from dsv.cache.fill.links import State
-from dsv.cache.fill.parts import blocks, read_ahead
+from dsv.cache.fill.files import LARGE_PIECE, State, lost
+from dsv.cache.fill.parts import Claim, ClaimTable, bar_drafts, blocks, read_ahead
 from dsv.cache.fill.place_files import Job, Placer
 from dsv.cache.fill.source import Contents, Item, LinkRun, Source
 from dsv.cache.fill.workers import Tally
-from dsv.cache.fill.write_back import lost
 from dsv.errors import Unreachable
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from dsv.cache.claims.leases import end_leases_of
-from dsv.cache.fill.claim_table import Claim, ClaimTable, do_free_parts
 from dsv.cache.fill.directory import FillDirectory, publish
+from dsv.cache.fill.files import Lost, WriteBack
 from dsv.cache.fill.helper_process import Helpers, default_jobs
 from dsv.cache.fill.part_worker import FillEnded, PartWorker
+from dsv.cache.fill.parts import Claim, ClaimTable, do_free_parts
 from dsv.cache.fill.request import FillContext
 from dsv.cache.fill.reservations import need_of, refusal
 from dsv.cache.fill.workers import Heartbeat, Reporter, Worker, read_worker, read_workers
-from dsv.cache.fill.write_back import Lost, WriteBack
 from dsv.errors import IntegrityError, NoRoom
 from dsv.fs.files import FULL, GONE, read_small
 from dsv.values.paths import link_escapes, show

@@ -12,18 +12,21 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.cache.fill.claim_table import Claim, draft_name
-from dsv.cache.fill.create_files import (
+from dsv.cache.fill.directory import FillDirectory
+from dsv.cache.fill.files import (
     Folders,
+    Links,
     Rights,
+    State,
+    Taken,
     create_file,
+    examine,
     fill_file,
     finish_file,
     new_file,
     start_file,
 )
-from dsv.cache.fill.directory import FillDirectory
-from dsv.cache.fill.links import Links, State, Taken, examine
+from dsv.cache.fill.parts import Claim, draft_name
 from dsv.cache.fill.source import Item, LinkRun
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind

@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 
 from dsv.cache.fill import parts as shape
-from dsv.cache.fill.donors import OPEN, Candidate, Matching, candidates, match
-from dsv.cache.fill.links import NO_LINK
+from dsv.cache.fill.files import NO_LINK
 from dsv.cache.fill.parts import (
     CHUNKS,
     LINK,
@@ -27,9 +26,9 @@ from dsv.cache.fill.parts import (
     estimated_room,
 )
 from dsv.cache.fill.request import FillRequest
+from dsv.cache.fill.reuse import OPEN, Candidate, Matching, candidates, match
 from dsv.cache.fill.source import Source, Tree
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place
 from dsv.errors import Conflict, NotFound
 from dsv.format.tree import Kind
 from dsv.fs import system

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dsv.cache.layout import Place
 from dsv.cache.record import Cached
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.paths import PathSet
 

@@ -13,14 +13,11 @@ from typing import Protocol
 
 import msgspec
 
-from dsv.cache.claims.claims import read_claims
-from dsv.cache.claims.owners import Owner
-from dsv.cache.disk import free_room
+from dsv.cache.claims.claims import Owner, read_claims
 from dsv.cache.fill.directory import PREFIX
 from dsv.cache.fill.parts import Plan
 from dsv.cache.fill.workers import Worker, read_workers
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place, free_room
 from dsv.errors import NoRoom
 from dsv.fs.files import list_names, read_json
 from dsv.values.units import format_bytes

@@ -14,7 +14,7 @@ import msgspec
 
 from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.fill.parts import CHUNKS, LINK, MAX_DONORS, MOVED, Part, slice_bounds
-from dsv.cache.layout import Place
+from dsv.cache.root import Place
 from dsv.errors import IntegrityError
 from dsv.format.locator import Location
 from dsv.format.tree import Entry

@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import operator
 from array import array
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from dsv.cache.fill.parts import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
 from dsv.cache.fill.source import Source, Tree
-from dsv.cache.layout import Place, is_dataset
 from dsv.cache.record import Filled, read_record
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place, is_dataset
 from dsv.errors import IntegrityError, NotFound
 from dsv.format.columns import cut
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.segment import Segment
 from dsv.format.tree import Kind
 from dsv.fs.files import list_names
+from dsv.repo.tree.read import Leaf
 from dsv.values.ids import SegmentId, StoreId
 from dsv.values.paths import PathSet, sort_key
 
@@ -52,7 +52,7 @@ def candidates(root: CacheRoot, place: Place, store: StoreId) -> list[Candidate]
 
     Nothing is taken from folders that this user may not read. Raises `OSError`.
     """
-    own = list(of_dataset(root, place.dataset, store))
+    own = of_dataset(root, place.dataset, store)
     others = [
         one
         for dataset in list_names(root.path)
@@ -74,7 +74,7 @@ def of_dataset(root: CacheRoot, dataset: str, store: StoreId) -> Iterator[Candid
                 yield Candidate(place, record)
 
 
-def newest(found: list[Candidate]) -> list[Candidate]:
+def newest(found: Iterable[Candidate]) -> list[Candidate]:
     return sorted(found, key=lambda one: one.record.time, reverse=True)
 
 
@@ -134,7 +134,7 @@ class Matching(msgspec.Struct):
                 to_read.append(number)
         missing: dict[Content, list[int]] = {}
         chosen = [tree.leaves()[number] for number in to_read]
-        window = _PathWindow(theirs, selection, shared)
+        window = PathWindow(theirs, selection, [leaf for leaf in theirs.leaves() if leaf.id not in shared])
         for number, located in zip(to_read, tree.segments(chosen), strict=True):
             self.sizes[number] = located.segment.sizes
             self._segment(donor, self.starts[number], located.segment, window, missing)
@@ -145,10 +145,10 @@ class Matching(msgspec.Struct):
         donor: int,
         start: int,
         segment: Segment,
-        window: _PathWindow,
+        window: PathWindow,
         missing: dict[Content, list[int]],
     ) -> None:
-        known = window.covering(segment)
+        known = window.between(segment.first, segment.last)
         ours = contents(segment)
         theirs = list(map(known.get, segment.paths))
         same = bytes(map(operator.eq, ours, theirs))
@@ -204,19 +204,18 @@ class Matching(msgspec.Struct):
         return {number: b"\0".join(paths) for number, paths in found.items()}
 
 
-class _PathWindow:
-    """Path -> content of a donor's tree, asked for in tree order. Only the segments that are needed next are held."""
+class PathWindow:
+    """Path -> content of another tree, asked for in tree order. Only the segments that are needed next are held."""
 
-    def __init__(self, tree: Tree, selection: PathSet, skip: Container[object]) -> None:
-        """skip: ids of segments that need not be read, because both trees share them."""
-        leaves = [leaf for leaf in tree.leaves() if leaf.id not in skip or not selection.whole]
+    def __init__(self, tree: Tree, selection: PathSet, leaves: list[Leaf]) -> None:
+        """selection: the part of the tree that is cached. leaves: those of the segments that may be needed."""
         self._segments = tree.segments(leaves)
         self._selection = selection
         self._held: list[tuple[bytes, dict[bytes, Content]]] = []
 
-    def covering(self, segment: Segment) -> dict[bytes, Content]:
-        """All of the donor's files between the first and the last path of the segment, and maybe more."""
-        first, last = sort_key(segment.first), sort_key(segment.last)
+    def between(self, first: bytes, last: bytes) -> dict[bytes, Content]:
+        """Return all files with these paths and those between them, and maybe more."""
+        first, last = sort_key(first), sort_key(last)
         self._held = [one for one in self._held if one[0] >= first]
         while not self._held or self._held[-1][0] < last:
             located = next(self._segments, None)

@@ -1,0 +1,559 @@
+"""Write a tree's files: create them exclusively, link or copy those of other commits, sync them to the disk.
+
+Everything is done relative to a descriptor of the tree's top folder, one component at a time and never through a
+symlink, so a writer stays in the tree that it joined whatever happens to any path. Files are created by O_EXCL,
+read-only and with one fixed time. They are never truncated and never unlinked here. A file that was found incomplete is
+replaced by renaming a complete one over it.
+
+The kernel reports bytes that it could not write once to each descriptor that is open at the time, and to the first
+one that is opened later. So one descriptor is opened before anything can be lost, and a fill that has lost something is
+given up at once: no later process could find out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+from blake3 import blake3
+
+from dsv.cache.fill.directory import FillDirectory, end_unpublished
+from dsv.cache.fill.parts import DonorPlan
+from dsv.cache.fill.reservations import refusal
+from dsv.cache.root import FILE_TIME, CacheRoot, Place
+from dsv.errors import DsvError, Unreachable
+from dsv.format.recipe import SINGLE_CHUNK_MAX
+from dsv.format.tree import Entry, Kind
+from dsv.fs import system
+from dsv.fs.attributes import refresh
+from dsv.fs.files import FULL
+from dsv.fs.folders import Rights as FolderRights
+from dsv.fs.folders import make_folder, umask
+from dsv.fs.syncer import Syncer
+from dsv.fs.system import begin_write_back
+from dsv.values.ids import FileId
+
+_TIMES = (FILE_TIME * 10**9, FILE_TIME * 10**9)
+_CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_FOLDERS = 128
+_LOOKS = 5
+_PAUSE = 0.05  # seconds after the second look, and as much more after each further one
+LARGE_PIECE = 256 << 10  # bytes from which on the disk is asked to begin at once
+Buffer = bytes | bytearray | memoryview
+
+
+class Rights(msgspec.Struct, frozen=True):
+    """What this process's files and folders get, so that they end up with the rights of the cache's root.
+
+    file, executable, folder: modes. mend: a umask is in the way, so modes are set by fchmod after the creation.
+    group: to give files and folders to; None if they get the right one anyway, or if it does not matter.
+    sync: each file is synced before it is closed.
+    """
+
+    file: int
+    executable: int
+    folder: int
+    mend: bool
+    group: int | None
+    sync: bool = False
+
+    @classmethod
+    def of(cls, root: CacheRoot, *, sync: bool = False) -> Rights:
+        """Raises `OSError`."""
+        mode = root.directory_mode
+        group = root.path.stat().st_gid
+        shared = not mode & stat.S_ISGID and os.getegid() != group and bool(mode & 0o070)
+        return cls(
+            file=root.file_mode,
+            executable=root.executable_mode(),
+            folder=mode,
+            mend=bool(mode & umask()),
+            group=group if shared else None,
+            sync=sync,
+        )
+
+    def for_folders(self) -> FolderRights:
+        plain = not self.mend and self.group is None
+        return FolderRights(given=self.folder, free=0, group=self.group, plain=plain)
+
+
+class Folders:
+    """Descriptors of a tree's folders, the last used ones kept open. Not for use from several threads.
+
+    before_close: called before a descriptor that other threads may still use is closed.
+    """
+
+    def __init__(
+        self,
+        top: int,
+        rights: Rights,
+        drafts: int = -1,
+        before_close: Callable[[], None] | None = None,
+    ) -> None:
+        """`top`, owned by the caller, is the tree; `drafts` a private folder in which to make folders that need
+        another mode than they are born with; -1: folders are not made, and a missing one is `FileNotFoundError`."""
+        self._top = top
+        self._rights = rights
+        self._drafts = drafts
+        self._before_close = before_close
+        self._open: dict[bytes, int] = {}
+        self._last: tuple[bytes, int] = (b"", top)
+
+    def of(self, path: bytes) -> tuple[int, bytes]:
+        """The descriptor of the folder of an entry, and its name in there. Raises `OSError`."""
+        folder, _, name = path.rpartition(b"/")
+        if folder == self._last[0]:
+            return self._last[1], name
+        descriptor = self.open(folder)
+        self._last = (folder, descriptor)
+        return descriptor, name
+
+    def open(self, folder: bytes) -> int:
+        """The descriptor of a folder, which stays this object's. Raises `OSError`."""
+        for attempt in range(_LOOKS):
+            try:
+                return self._find(folder, anew=attempt > 0)
+            except OSError as error:
+                if (
+                    self._drafts < 0
+                    or error.errno not in (errno.ENOENT, errno.ESTALE)
+                    or attempt == _LOOKS - 1
+                ):
+                    raise
+            # One above it was replaced by another's equal one, as `_make` may, after it was opened here. Or an NFS
+            # client remembers that it is missing, though `_make` has found it there.
+            self.forget(folder + b"/")
+            time.sleep(_PAUSE * attempt)
+        raise AssertionError("unreachable")
+
+    def _find(self, folder: bytes, *, anew: bool = False) -> int:
+        if not folder:
+            return self._top
+        known = self._open.pop(folder, None)
+        if known is None:
+            parent, _, name = folder.rpartition(b"/")
+            above = self._find(parent, anew=anew)
+            if anew:
+                refresh(above)
+            known = self._enter(above, name)
+            if len(self._open) >= _OPEN_FOLDERS:
+                self._drop_oldest()
+        self._open[folder] = known
+        return known
+
+    def forget(self, path: bytes) -> None:
+        """Looks the folders of this entry up again next time: one was replaced by another's equal one."""
+        while path:
+            path = path.rpartition(b"/")[0]
+            descriptor = self._open.pop(path, None)
+            if descriptor is not None:
+                self._close(descriptor)
+        self._last = (b"", self._top)
+
+    def close(self) -> None:
+        if self._before_close is not None:
+            self._before_close()
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+        self._last = (b"", self._top)
+
+    def _drop_oldest(self) -> None:
+        oldest = next(iter(self._open))
+        self._close(self._open.pop(oldest))
+        if self._last[0] == oldest:
+            self._last = (b"", self._top)
+
+    def _close(self, descriptor: int) -> None:
+        if self._before_close is not None:
+            self._before_close()
+        os.close(descriptor)
+
+    def _enter(self, parent: int, name: bytes) -> int:
+        if self._drafts >= 0:
+            self._make(parent, name)
+        return os.open(name, _FOLDER, dir_fd=parent)
+
+    def _make(self, parent: int, name: bytes) -> None:
+        """A folder appears with its final rights at once: with others, it could lock other users out for ever."""
+        made = self._rights.for_folders()
+        if not made.plain:
+            with contextlib.suppress(FileNotFoundError):
+                os.stat(name, dir_fd=parent, follow_symlinks=False)
+                return
+        make_folder(parent, name, made, self._drafts)
+
+
+def create_file(
+    folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: Rights, *, executable: bool
+) -> None:
+    """Creates a file with this content. Raises `FileExistsError`, `OSError`."""
+    finish_file(
+        start_file(folder, name, pieces, rights, executable=executable), rights, executable=executable
+    )
+
+
+def start_file(
+    folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: Rights, *, executable: bool
+) -> int:
+    """Creates and writes it; returns a descriptor for `finish_file`. Raises `FileExistsError`, `OSError`."""
+    return fill_file(new_file(folder, name, rights, executable=executable), pieces)
+
+
+def new_file(folder: int, name: bytes | str, rights: Rights, *, executable: bool) -> int:
+    """Raises `FileExistsError`, `OSError`."""
+    return os.open(name, _CREATE, rights.executable if executable else rights.file, dir_fd=folder)
+
+
+def fill_file(descriptor: int, pieces: Iterable[Buffer]) -> int:
+    """Writes the pieces to a new file; returns its descriptor, or closes it if that fails. Raises `OSError`."""
+    at = 0
+    try:
+        for piece in pieces:
+            size = len(piece)
+            written = os.write(descriptor, piece)
+            if written != size:
+                _write_rest(descriptor, memoryview(piece)[written:])
+            if size >= LARGE_PIECE:
+                begin_write_back(descriptor, at, size)
+            at += size
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def finish_file(descriptor: int, rights: Rights, *, executable: bool) -> None:
+    """Gives the file its time, and its rights if it was created with others; closes it. Raises `OSError`.
+
+    On NFS this is where the bytes go to the server, and where a full disk is reported.
+    """
+    try:
+        if rights.group is not None:
+            with contextlib.suppress(PermissionError):
+                os.fchown(descriptor, -1, rights.group)
+        if rights.mend:
+            os.fchmod(descriptor, rights.executable if executable else rights.file)
+        os.utime(descriptor, ns=_TIMES)
+        if rights.sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def set_time(descriptor: int) -> None:
+    """Raises `PermissionError` if the file is another user's, `OSError`."""
+    os.utime(descriptor, ns=_TIMES)
+
+
+def has_time(found: os.stat_result) -> bool:
+    return found.st_mtime_ns == _TIMES[0]
+
+
+def _write_rest(descriptor: int, rest: memoryview) -> None:
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+# link(2): at the limit of links, another device, another user's file (fs.protected_hardlinks), not supported.
+NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP)
+# What an evicted or foreign donor gives.
+_NO_DONOR = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+_BLOCK = 1 << 20
+
+
+class Taken(enum.Enum):
+    """LINKED: no room used. COPIED: the room of the file was used, though not fetched. NO: fetch it."""
+
+    LINKED = enum.auto()
+    COPIED = enum.auto()
+    NO = enum.auto()
+
+
+class Links:
+    """The donors of one fill, opened when first asked for. `folder_of` is not for several threads, `take` is."""
+
+    def __init__(
+        self,
+        root: CacheRoot,
+        donors: Sequence[DonorPlan],
+        rights: Rights,
+        drafts: int,
+        before_close: Callable[[], None],
+    ) -> None:
+        """`drafts`: descriptor of a private folder on the same file system; the caller's. before_close: see `Folders`.
+        A descriptor that is closed under a `take` may be another folder's by then, with a file of the same name."""
+        self._root = root
+        self._donors = donors
+        self._rights = rights
+        self._drafts = drafts
+        self._before_close = before_close
+        self._folders: dict[int, Folders | None] = {}
+        self._tops: list[int] = []
+        self._clones = True
+
+    def folder_of(self, donor: int, path: bytes) -> tuple[int, bytes] | None:
+        """The donor's folder that has this path, and the name in it; None if it is no longer there."""
+        if donor not in self._folders:
+            self._folders[donor] = self._open(donor)
+        folders = self._folders[donor]
+        try:
+            return None if folders is None else folders.of(path)
+        except OSError as error:
+            if error.errno not in _NO_DONOR:
+                raise
+            return None
+
+    def open_folder(self, donor: int, folder: bytes) -> int | None:
+        """The donor's folder; None if it is no longer there. Raises `OSError`."""
+        found = self.folder_of(donor, folder + b"/" if folder else b"")
+        return None if found is None else found[0]
+
+    def take_all(
+        self, source: int, target: int, names: Sequence[bytes], sizes: Sequence[int], kinds: bytes
+    ) -> list[int]:
+        """Links files of one folder into another; returns the places of those that can't be, for `take`.
+
+        Raises `FileExistsError`, `OSError`.
+        """
+        failed: list[int] = []
+        stat_, link = os.stat, os.link
+        for at, (name, size, kind) in enumerate(zip(names, sizes, kinds, strict=True)):
+            try:
+                found = stat_(name, dir_fd=source, follow_symlinks=False)
+                right_kind = bool(found.st_mode & 0o100) == (kind == Kind.EXECUTABLE)
+                if not (
+                    right_kind and found.st_size == size and has_time(found) and stat.S_ISREG(found.st_mode)
+                ):
+                    failed.append(at)
+                    continue
+                link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in NO_LINK and error.errno not in _NO_DONOR:
+                    raise
+                failed.append(at)
+        return failed
+
+    def identity(self, source: tuple[int, bytes], entry: Entry) -> tuple[int, int] | None:
+        """Device and inode of a donor's file; None if it is not as it was filled. Raises `OSError`."""
+        try:
+            found = os.stat(source[1], dir_fd=source[0], follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_DONOR:
+                raise
+            return None
+        as_filled = stat.S_ISREG(found.st_mode) and found.st_size == entry.size and has_time(found)
+        if not as_filled or bool(found.st_mode & 0o100) != (entry.kind is Kind.EXECUTABLE):
+            return None
+        return found.st_dev, found.st_ino
+
+    def take(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
+        """Makes `target` the donor's file, if that is still as it was filled. Raises `FileExistsError`, `OSError`."""
+        folder, name = source
+        if self.identity(source, entry) is None:
+            return Taken.NO
+        try:
+            os.link(name, target[1], src_dir_fd=folder, dst_dir_fd=target[0], follow_symlinks=False)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno in NO_LINK:
+                return self._copy(source, target, entry)
+            if error.errno in _NO_DONOR:
+                return Taken.NO
+            raise
+        return Taken.LINKED
+
+    def close(self) -> None:
+        for folders in self._folders.values():
+            if folders is not None:
+                folders.close()
+        for top in self._tops:
+            os.close(top)
+        self._folders.clear()
+        self._tops.clear()
+
+    def _open(self, donor: int) -> Folders | None:
+        plan = self._donors[donor]
+        try:
+            top = os.open(
+                self._root.visible(Place(plan.dataset, plan.name)),
+                os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC,
+            )
+        except OSError as error:
+            if error.errno not in _NO_DONOR:
+                raise
+            return None
+        self._tops.append(top)
+        return Folders(top, self._rights, before_close=self._before_close)
+
+    def _copy(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
+        """Shared blocks cost nothing. A copy is made of small files only: a large one's chunks are checked and
+        copied by the process that fetches, so that no wrong byte is ever written."""
+        try:
+            descriptor = os.open(source[1], _READ, dir_fd=source[0])
+        except OSError as error:
+            if error.errno not in _NO_DONOR:
+                raise
+            return Taken.NO
+        executable = entry.kind is Kind.EXECUTABLE
+        try:
+            if self._clones and self._clone(descriptor, target, executable=executable):
+                return Taken.LINKED
+            self._clones = False
+            if entry.size > SINGLE_CHUNK_MAX:
+                return Taken.NO
+            data = os.read(descriptor, entry.size + 1)
+        finally:
+            os.close(descriptor)
+        if len(data) != entry.size or FileId.hash(data) != entry.file_id:
+            return Taken.NO
+        create_file(*target, (data,), self._rights, executable=executable)
+        return Taken.COPIED
+
+    def _clone(self, descriptor: int, target: tuple[int, bytes], *, executable: bool) -> bool:
+        """By way of a private draft, as a name in the tree must never hold less than its file."""
+        draft = os.urandom(8).hex()
+        mode = self._rights.executable if executable else self._rights.file
+        copy = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode, dir_fd=self._drafts)
+        try:
+            try:
+                cloned = system.clone(descriptor, copy)
+            finally:
+                finish_file(copy, self._rights, executable=executable)
+            if cloned:
+                os.link(draft, target[1], src_dir_fd=self._drafts, dst_dir_fd=target[0])
+            return cloned
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft, dir_fd=self._drafts)
+
+
+class State(enum.Enum):
+    """MISSING: create it. WHOLE: done. BROKEN: cut short, torn or not readable by this user: replace it."""
+
+    MISSING = enum.auto()
+    WHOLE = enum.auto()
+    BROKEN = enum.auto()
+
+
+def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None = None) -> State:
+    """Reads and checks what is there for this file; a link to `twin` (device, inode) is right as it is.
+
+    Raises `OSError`.
+    """
+    try:
+        descriptor = os.open(name, _READ, dir_fd=folder)
+    except FileNotFoundError:
+        return State.MISSING
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP):
+            return State.BROKEN
+        raise
+    try:
+        found = os.fstat(descriptor)
+        executable = entry.kind is Kind.EXECUTABLE
+        if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
+            return State.BROKEN
+        if (found.st_dev, found.st_ino) == twin:
+            return State.WHOLE
+        if bool(found.st_mode & 0o100) != executable or _hash(descriptor) != entry.file_id:
+            return State.BROKEN
+        if not has_time(found):
+            with contextlib.suppress(PermissionError):  # another user's: it just can't be linked to later
+                set_time(descriptor)
+        return State.WHOLE
+    finally:
+        os.close(descriptor)
+
+
+def _hash(descriptor: int) -> bytes:
+    digest = blake3()
+    while data := os.read(descriptor, _BLOCK):
+        digest.update(data)
+    return digest.digest()
+
+
+# Bytes of small files between two syncs. Less would write the blocks of inodes and folders more often.
+STEP = 32 << 20
+
+
+class Lost(Unreachable):
+    """The disk could not write some part of a fill; the fill has ended."""
+
+
+def lost(directory: FillDirectory, error: OSError) -> DsvError:
+    """Give up the fill whose data could not be synced to disk; returns the error to raise."""
+    with contextlib.suppress(OSError):  # the caller, which gets the error, gives it up too
+        end_unpublished(directory)
+    told: DsvError
+    if error.errno in FULL:  # some file systems say so only now
+        told = refusal(
+            directory.root, directory.place, error, directory.plan.need_bytes, directory.plan.need_files
+        )
+    else:
+        told = Lost(
+            f"cannot fill {directory.place}: {directory.root.path} lost what was written to it: {error.strerror}",
+            subject=str(directory.place),
+            hint="check the kernel's log for that disk (dmesg), then try again",
+        )
+    told.__cause__ = error
+    return told
+
+
+class WriteBack:
+    """Syncs the local file system that a fill's tree is on. For one thread; `close` it afterwards."""
+
+    def __init__(self, directory: FillDirectory) -> None:
+        """Raises `OSError`."""
+        self._directory = directory
+        self._syncer = Syncer(directory.tree, directory.dead)
+        self._begun_at = 0
+        self._error: DsvError | None = None
+
+    @property
+    def lost(self) -> bool:
+        return self._error is not None
+
+    def advance(self, written: int) -> None:
+        """Has the disk begin, if there is something worth it and it is not at work yet. Raises `Lost`, `NoRoom`.
+
+        written: bytes so far in files that were left in memory when they were written.
+        """
+        self.check()
+        if written - self._begun_at >= STEP and not self._syncer.busy:
+            self._begun_at = written
+            self._syncer.begin()
+
+    def finish(self) -> None:
+        """Returns when all that was written before is on stable storage. Raises `Lost`, `NoRoom`."""
+        if self._syncer.busy:
+            self._hear(self._syncer.wait)
+        self.check()
+        self._hear(self._syncer.sync)
+        self.check()
+
+    def check(self) -> None:
+        """Raises `Lost` or `NoRoom` if a sync has failed so far."""
+        self._hear(self._syncer.poll)
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        self._syncer.close()
+
+    def _hear(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except OSError as error:
+            self._error = lost(self._directory, error)

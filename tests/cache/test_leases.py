@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests import exhaustive
 from tests.cache.places import Clock, make_root, place, publish
 from tests.inputs.small_disk import SmallDisk, small_disk
 from tests.waiting import until
@@ -30,7 +31,7 @@ from dsv.fs.files import list_names
 from dsv.fs.system import FileSystem
 
 ALL = EvictionRequest(everything=True)
-EVICTIONS = 8
+EVICTIONS = range(8)
 
 
 @pytest.fixture
@@ -324,11 +325,12 @@ def _evictor(path: str, times: int) -> None:
 
 
 def test_takers_and_evictors_in_many_processes(root: CacheRoot) -> None:
+    times = len(exhaustive.some(EVICTIONS))
     context = multiprocessing.get_context("spawn")
     torn: multiprocessing.Queue[str] = context.Queue()
     over = context.Event()
     takers = [context.Process(target=_taker, args=(str(root.path), over, torn)) for _ in range(2)]
-    evictors = [context.Process(target=_evictor, args=(str(root.path), EVICTIONS)) for _ in range(2)]
+    evictors = [context.Process(target=_evictor, args=(str(root.path), times)) for _ in range(2)]
     for job in (*takers, *evictors):
         job.start()
     for job in evictors:

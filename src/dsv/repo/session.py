@@ -142,7 +142,6 @@ class Session:
         """Store the commit and, beside it, its locator, if known.
 
         What the commit refers to must be in packs and indexes by now.
-
         Raises `IntegrityError` if the store lacks a parent.
         """
         self.repository.objects.check_stored(commit.parents)

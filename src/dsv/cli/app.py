@@ -34,6 +34,8 @@ from dsv.errors import Terminated, UsageError
 INTERRUPTED = (130, 143)
 RESUMED = frozenset({"sync", "pull", "clone", "cache", "sparse"})
 """Commands that use what an interrupted one had done."""
+SIBLINGS = {"cherry-pick": "merge", "revert": "merge", "rm": "put", "mv": "put", "release": "hold"}
+"""Commands that are in the file of another one."""
 
 
 class Root(TyperGroup):
@@ -69,7 +71,7 @@ class Root(TyperGroup):
 def load(name: str) -> Command:
     """The command of that name, from its module."""
     function = f"{name}_" if iskeyword(name) else name.replace("-", "_")
-    found = getattr(import_module(f"dsv.cli.commands.{name.replace('-', '_')}"), function)
+    found = getattr(import_module(f"dsv.cli.commands.{SIBLINGS.get(name, name)}"), function)
     assert isinstance(found, Command)
     return found
 

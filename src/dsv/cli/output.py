@@ -12,7 +12,11 @@ from dsv.values import units
 from dsv.values.ids import Id
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
+
+    from dsv.values.ids import CommitId
+    from dsv.values.names import DatasetName
 
 HELD_IN_MEMORY = 32 << 20
 """Bytes of output kept in memory; what is more goes to a temporary file."""
@@ -191,6 +195,11 @@ def local_time(time_ms: float | None) -> str:
 def path_counts(created: int, replaced: int, removed: int) -> str:
     """What became of a workspace's files, for people."""
     return f"{units.format_count(created, 'file')} added, {replaced:,} replaced, {removed:,} removed"
+
+
+def cached_name(dataset: DatasetName, commit: CommitId, folder: Path) -> str:
+    """Return the name of a cached commit for people: `pets@f54d8ee9f991`, with a + for a part of it."""
+    return f"{dataset}@{str(commit)[:12]}{'+' if '+' in folder.name else ''}"
 
 
 CACHED_KEYS = {

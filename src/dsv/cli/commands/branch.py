@@ -12,7 +12,7 @@ from dsv.api.context import Context
 from dsv.api.protection import protect_branch
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text, whole
-from dsv.cli.options.targets import commit_target, one_of
+from dsv.cli.options.arguments import Author, TargetOrBase, commit_target, one_of
 from dsv.cli.table import Column
 from dsv.errors import UsageError
 from dsv.format.records import Limits, checked_limits, describe_limits
@@ -63,12 +63,6 @@ Force = Annotated[
 Message = Annotated[
     str, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Why, for the log of moves.")
 ]
-Author = Annotated[
-    str | None,
-    typer.Option(
-        "--author", parser=text, metavar="WHO", help="Who does it, instead of the configured author."
-    ),
-]
 
 
 @command(
@@ -107,7 +101,7 @@ Author = Annotated[
 def branch(
     call: Call,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
-    target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
+    target: TargetOrBase = "",
     listing: Listing = None,
     reset: Reset = False,
     move: Move = None,

@@ -13,7 +13,7 @@ from dsv.api.cache import cache as materialize
 from dsv.api.cache import check_link, make_link
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
-from dsv.cli.options.targets import Offline
+from dsv.cli.options.arguments import Offline
 from dsv.cli.output import local_time, to_item
 from dsv.errors import UsageError
 from dsv.run.staged import Staged

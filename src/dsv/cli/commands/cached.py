@@ -12,6 +12,7 @@ from dsv.api.cached import CachedItem, CachedReport, LeaseItem, RoomItem
 from dsv.api.cached import cached as report_cache
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.options.arguments import Targets
 from dsv.cli.output import local_time, printable, to_item
 from dsv.cli.table import Column
 from dsv.errors import IntegrityError, UsageError
@@ -80,7 +81,7 @@ if TYPE_CHECKING:
 )
 def cached(
     call: Call,
-    targets: Annotated[list[str] | None, typer.Argument(metavar="[TARGET]...")] = None,
+    targets: Targets = None,
     check: Annotated[
         bool,
         typer.Option(

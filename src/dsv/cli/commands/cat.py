@@ -9,7 +9,7 @@ import typer
 from dsv.api.ls_cat import cat as open_file
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.options.targets import Offline
+from dsv.cli.options.arguments import Offline
 from dsv.values.names import Target
 
 

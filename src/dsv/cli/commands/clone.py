@@ -11,7 +11,7 @@ from dsv.api.clone import Cloned, CloneRequest, Differing
 from dsv.api.clone import clone as clone_dataset
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.options.targets import Names, one_of
+from dsv.cli.options.arguments import Names, one_of
 from dsv.cli.output import CACHED_KEYS, from_caches
 from dsv.cli.views.status import patterns_of
 from dsv.errors import UsageError

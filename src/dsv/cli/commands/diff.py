@@ -13,7 +13,7 @@ from dsv.api.diff import Comparison, Side
 from dsv.api.diff import diff as compare
 from dsv.cli.call import Call
 from dsv.cli.declare import PATHS, command
-from dsv.cli.options.targets import Offline, commit_target, dataset_paths, one_of
+from dsv.cli.options.arguments import All, ExitCode, JsonLines, Offline, commit_target, dataset_paths, one_of
 from dsv.cli.output import printable, to_item, to_json
 from dsv.cli.views import differences as told
 from dsv.cli.views.contents import Shown, contents_item, write_contents
@@ -76,13 +76,9 @@ def diff(
         list[str] | None,
         typer.Option("--key", metavar="COLUMN", help="With --table: what names a row. May be repeated."),
     ] = None,
-    everything: Annotated[
-        bool, typer.Option("-a", "--all", help="On a terminal, list every path, however many there are.")
-    ] = False,
-    exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="End with 1 if there is a difference.")
-    ] = False,
-    jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a line, for each path.")] = False,
+    everything: All = False,
+    exit_code: ExitCode = False,
+    jsonl: JsonLines = False,
     offline: Offline = False,
 ) -> int:
     """Show what differs between two commits, or in this workspace.

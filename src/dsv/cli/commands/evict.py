@@ -12,8 +12,8 @@ from dsv.api.evict import evict as free_room
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.failure import of_error
-from dsv.cli.output import to_item
-from dsv.cli.views.holds import is_part, place_name
+from dsv.cli.options.arguments import DryRun, Targets
+from dsv.cli.output import cached_name, to_item
 from dsv.errors import DsvError
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, parse_duration, parse_size
@@ -56,7 +56,7 @@ from dsv.values.units import format_bytes, format_count, parse_duration, parse_s
 )
 def evict(
     call: Call,
-    targets: Annotated[list[str] | None, typer.Argument(metavar="[TARGET]...")] = None,
+    targets: Targets = None,
     unused_for: Annotated[
         str | None,
         typer.Option("--unused-for", metavar="DURATION", help="Evict what was not used for this long."),
@@ -76,7 +76,7 @@ def evict(
     everything: Annotated[
         bool, typer.Option("--all", help="Evict all that is not in use, held or protected.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Only show what would go.")] = False,
+    dry_run: DryRun = False,
 ) -> int:
     """Free cache space.
 
@@ -140,7 +140,7 @@ def _line(item: EvictedItem, *, dry_run: bool) -> str:
 
 
 def _name(item: EvictedItem | KeptItem) -> str:
-    return place_name(item.dataset, item.commit, part=is_part(item.path))
+    return cached_name(item.dataset, item.commit, item.path)
 
 
 def _problems(items: Sequence[FailedItem | StuckItem]) -> list[dict[str, object]]:

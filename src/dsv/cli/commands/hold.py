@@ -1,17 +1,30 @@
-"""dsv hold."""
+"""dsv hold and release."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from dsv.api.holds import hold as hold_targets
+from dsv.api import holds as api
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
-from dsv.cli.views.holds import HOLD_RESULT, write_holds
+from dsv.cli.options.arguments import Targets
+from dsv.cli.output import cached_name, local_time
+from dsv.errors import UsageError
 from dsv.values.names import Target
 from dsv.values.units import parse_duration
+
+_RESULT = {
+    "items.path": "the cached commit's folder",
+    "items.dataset": "the dataset",
+    "items.commit": "the commit",
+    "items.count": "how many holds were taken or released",
+    "items.ids": "their ids",
+    "items.until": "when the hold ends; null for one without an end, and for one that was released",
+    "items.why": "why it is held",
+}
 
 
 @command(
@@ -20,7 +33,7 @@ from dsv.values.units import parse_duration
         ("dsv hold chest-xray@v1 -m 'the paper uses it'", "until somebody releases it"),
         ("dsv hold chest-xray@v1 --for 2w", "for two weeks"),
     ],
-    result=HOLD_RESULT,
+    result=_RESULT,
 )
 def hold(
     call: Call,
@@ -40,5 +53,65 @@ def hold(
     seconds = None if duration is None else float(parse_duration(duration))
     wanted = [Target.parse(each) for each in targets]
     with call.context() as context:
-        found = hold_targets(context, call.settings.cache().path, wanted, why=message, seconds=seconds)
-    write_holds(call, found, "held")
+        found = api.hold(context, call.settings.cache().path, wanted, why=message, seconds=seconds)
+    _write(call, found, "held")
+
+
+@command(
+    "release",
+    examples=[
+        ("dsv release chest-xray@v1", "end your hold of it, if it is the only one"),
+        ("dsv release --id 3f9c2a7b41d0", "end this hold, and no other"),
+        ("dsv release chest-xray@v1 --job $SLURM_JOB_ID", "those that this batch job took"),
+        ("dsv release chest-xray@v1 --all", "all that you hold of it"),
+        ("dsv release chest-xray@v1 --everyone", "and what others hold with 'dsv hold'"),
+    ],
+    result=_RESULT,
+)
+def release(
+    call: Call,
+    targets: Targets = None,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option("--id", metavar="ID", help="The hold of this id, or of one that begins so."),
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="ID", help="The holds that were taken in this batch job.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All of your holds: of TARGET, or of all that is cached.")
+    ] = False,
+    everyone: Annotated[
+        bool, typer.Option("--everyone", help="Also what other people hold with 'dsv hold'.")
+    ] = False,
+) -> None:
+    """Release holds.
+
+    Only your own, unless --everyone is given. If you have several holds of a TARGET, as two jobs of yours have, nothing
+    is released and the exit code is 4: name one with --id. 'dsv cache --hold 3d --json' prints the id of its hold, and
+    'dsv cached' shows the ids of all. The commit stays cached until something evicts it.
+    """
+    if job is not None and ids:
+        raise UsageError("name a job or ids, not both", hint="dsv release --id ID")
+    with call.context() as context:
+        found = api.release(
+            context,
+            call.settings.cache().path,
+            [Target.parse(text) for text in targets or ()],
+            ids=ids or (),
+            job=job,
+            every=everything,
+            everyone=everyone,
+        )
+    _write(call, found, "released")
+
+
+def _write(call: Call, holds: Sequence[api.HoldItem], verb: str) -> None:
+    """Print a line for each commit, or the JSON document."""
+    if call.json:
+        call.items(call.item(each, count=len(each.ids)) for each in holds)
+        return
+    for item in holds:
+        end = "" if item.until is None else f" until {local_time(item.until * 1000)}"
+        many = f" ({len(item.ids)} holds)" if len(item.ids) != 1 else ""
+        call.line(f"{verb} {cached_name(item.dataset, item.commit, item.path)}{end}{many}")

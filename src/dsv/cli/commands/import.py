@@ -10,9 +10,18 @@ import typer
 from dsv.api.edits import EditRequest
 from dsv.api.import_url import import_url
 from dsv.cli.call import Call
+from dsv.cli.commands.put import EDIT_RESULT, show_edited
 from dsv.cli.declare import command
-from dsv.cli.options.edits import RESULT, AllowRemovals, Author, DryRun, Message, show_edited
-from dsv.cli.options.merging import Force, override
+from dsv.cli.options.arguments import (
+    AllowRemovals,
+    Author,
+    Create,
+    DryRun,
+    Force,
+    Message,
+    SkipUnsupported,
+    override,
+)
 from dsv.errors import UsageError
 from dsv.values.names import Target
 from dsv.values.secrets import hide_in_urls
@@ -30,7 +39,7 @@ from dsv.values.units import format_bytes, format_count
         ("dsv import archive.tar.gz pets:", "what is in a tar"),
     ],
     result={
-        **RESULT,
+        **EDIT_RESULT,
         "found": "files at the URL",
         "known": "how many of them an import before has stored, so that they were not read",
         "read": "how many were read",
@@ -43,16 +52,12 @@ def import_(
     typed: Annotated[str, typer.Argument(metavar="DATASET[@BRANCH][:PATH]")],
     message: Message = None,
     dry_run: DryRun = False,
-    create: Annotated[
-        bool, typer.Option("--create", help="Make the dataset if it is not there yet.")
-    ] = False,
+    create: Create = False,
     mirror: Annotated[
         bool, typer.Option("--mirror", help="Remove what is at PATH and no longer at the URL.")
     ] = False,
     allow_removals: AllowRemovals = False,
-    skip_unsupported: Annotated[
-        bool, typer.Option("--skip-unsupported", help="Leave out what can't be stored, such as sockets.")
-    ] = False,
+    skip_unsupported: SkipUnsupported = False,
     profile: Annotated[
         str | None, typer.Option("--source-profile", metavar="NAME", help="AWS profile for an s3:// URL.")
     ] = None,

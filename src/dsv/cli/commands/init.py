@@ -12,8 +12,8 @@ import typer
 from dsv.api.init import init as init_workspace
 from dsv.api.settings import BUILT_IN
 from dsv.cli.call import Call
-from dsv.cli.declare import command, text
-from dsv.cli.options.targets import Names
+from dsv.cli.declare import command
+from dsv.cli.options.arguments import Author, Names
 from dsv.errors import UsageError
 from dsv.values.names import DatasetName
 
@@ -51,12 +51,7 @@ def init(
         ),
     ] = False,
     names: Names = None,
-    author: Annotated[
-        str | None,
-        typer.Option(
-            "--author", parser=text, metavar="WHO", help="Who makes it, instead of the configured author."
-        ),
-    ] = None,
+    author: Author = None,
 ) -> None:
     """Bind this folder to a new dataset.
 

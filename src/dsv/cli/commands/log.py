@@ -12,7 +12,7 @@ from dsv.api.log import LogItem, Query
 from dsv.api.log import log as read_log
 from dsv.cli.call import Call
 from dsv.cli.declare import PATHS, command, text, whole
-from dsv.cli.options.targets import Offline, commit_target, dataset_paths, one_of
+from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, commit_target, dataset_paths, one_of
 from dsv.cli.output import printable, to_item, to_json
 from dsv.cli.views.history import (
     COMMIT_KEYS,
@@ -125,7 +125,7 @@ Follow = Annotated[
 )
 def log(
     call: Call,
-    target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
+    target: TargetOrBase = "",
     limit: Limit = None,
     since: Since = None,
     until: Until = None,
@@ -137,7 +137,7 @@ def log(
     graph: Annotated[bool, typer.Option("--graph", help="Draw what was merged with what.")] = False,
     stat: Annotated[bool, typer.Option("--stat", help="Sum up by folder what each commit changed.")] = False,
     oneline: Annotated[bool, typer.Option("--oneline", help="One line for each commit.")] = False,
-    jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a line, for each commit.")] = False,
+    jsonl: JsonLines = False,
     offline: Offline = False,
 ) -> None:
     """Show the commits of a branch.

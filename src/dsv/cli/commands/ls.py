@@ -9,7 +9,7 @@ import typer
 from dsv.api.ls_cat import ls as list_entries
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.options.targets import Offline, one_of
+from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, one_of
 from dsv.cli.output import printable, to_json
 from dsv.format.tree import Entry, Kind
 from dsv.values.names import Target
@@ -39,9 +39,9 @@ KINDS = {
 )
 def ls(
     call: Call,
-    target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
+    target: TargetOrBase = "",
     long: Annotated[bool, typer.Option("-l", "--long", help="Show kind, size and id too.")] = False,
-    jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a line, for each path.")] = False,
+    jsonl: JsonLines = False,
     offline: Offline = False,
 ) -> None:
     """List the files of a commit.

@@ -1,43 +1,94 @@
-"""dsv merge."""
+"""dsv merge, cherry-pick and revert."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from dsv.api import merge as api
+from dsv.api.context import Context
 from dsv.api.merge import Merged, MergeRequest
-from dsv.api.merge import merge as merge_branches
+from dsv.api.pull import Pulled
 from dsv.cli.call import Call
-from dsv.cli.declare import command
+from dsv.cli.declare import command, whole
+from dsv.cli.failure import of_error
+from dsv.cli.options.arguments import Author, DryRun, Force, Message, override
 from dsv.cli.options.merging import (
     CONFLICT_KEYS,
-    COUNT_KEYS,
-    WORKSPACE_KEYS,
-    Author,
-    Both,
-    DryRun,
-    Force,
-    Into,
-    Message,
-    Ours,
+    SETTLED_KEYS,
     Resolved,
     TableKey,
-    Theirs,
     choices,
-    counts_text,
-    dataset_paths,
-    into_name,
-    override,
-    resolved_files,
-    source_target,
+    settled_json,
     tell_conflicts,
-    tell_here,
     tell_settled,
     warn_without_effect,
-    write_merged,
 )
-from dsv.merge.paths import MergeConflict
+from dsv.cli.output import from_caches, path_counts, to_item
+from dsv.errors import DsvError, UsageError
+from dsv.merge.apply import MergeCounts
+from dsv.merge.paths import Choices, MergeConflict
+from dsv.values.names import BranchName, Rev, Target, clean_path
+from dsv.values.paths import PathSet
+
+Ours = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ours",
+        metavar="PATH",
+        help="Settle conflicting rows, lines or paths at or below PATH with what the branch has.",
+    ),
+]
+Theirs = Annotated[
+    list[str] | None,
+    typer.Option("--theirs", metavar="PATH", help="Settle them with what is brought in."),
+]
+Both = Annotated[
+    list[str] | None,
+    typer.Option("--both", metavar="PATH", help="Keep ours, and theirs beside it as NAME.theirs.EXT."),
+]
+Into = Annotated[
+    str | None,
+    typer.Option(
+        "--into", metavar="BRANCH", help="The branch that gets the commit: default the workspace's, or main."
+    ),
+]
+Mainline = Annotated[
+    int | None,
+    typer.Option(
+        "--mainline",
+        parser=whole(1),
+        metavar="N",
+        help="Of a merge commit: the changes against its N-th parent; 1 is the branch that it was made on.",
+    ),
+]
+
+_COUNTS = ("added", "changed", "removed", "merged")
+_RESULT = {
+    "added": "how many paths are new on the branch",
+    "changed": "how many have other content or another mode now",
+    "removed": "how many were removed",
+    "merged": "how many files were put together from both sides' contents",
+    "settled.path": "a file that was put together from both sides, or a conflict that a choice has settled",
+    **{f"settled.{key}": meaning for key, meaning in SETTLED_KEYS.items()},
+    "uploaded_bytes": "what was sent to the store",
+    **CONFLICT_KEYS,
+    "workspace.status": "updated, or not-updated; workspace is null if none here follows the branch",
+    "workspace.reason": "why the workspace was not updated, else null",
+}
+_PICKED = {
+    "dataset": "the dataset",
+    "branch": "the branch that got the commit",
+    "commit": "its head now; null with --dry-run or conflicts",
+    "before": "its head before",
+    "source": "the commit whose changes are meant",
+    "any_change": "false if the branch had these changes already",
+    **_RESULT,
+}
 
 
 @command(
@@ -60,9 +111,7 @@ from dsv.merge.paths import MergeConflict
         "source": "the commit that was merged into it",
         "bases": "the commits that both sides were made from; several after a criss-cross merge",
         "outcome": "merged, fast-forward, up-to-date or conflict",
-        **COUNT_KEYS,
-        **CONFLICT_KEYS,
-        **WORKSPACE_KEYS,
+        **_RESULT,
     },
 )
 def merge(
@@ -92,43 +141,188 @@ def merge(
     the same; --resolved takes a file that you have put together yourself. Each takes a path of the dataset and may be
     repeated.
     """
-    chosen = choices(
-        dataset_paths(ours),
-        dataset_paths(theirs),
-        dataset_paths(both),
-        resolved_files(resolved, dataset_paths),
-    )
-    request = MergeRequest(
-        source_target(call, source), into_name(into), chosen, message, table_key, dry_run, not no_ff
-    )
-    with call.context(writes=True, author=author, override=override(force, message)) as context:
+    chosen = choices(ours, theirs, both, resolved, _paths)
+    request = _request(call, source, into, chosen, message, table_key, dry_run)
+    return _apply(call, api.merge, replace(request, fast_forward=not no_ff), author, force, source)
+
+
+@command(
+    "cherry-pick",
+    unused=["--cache"],
+    examples=[
+        (
+            "dsv cherry-pick @relabel",
+            "in a workspace: the last commit of relabel, onto the workspace's branch",
+        ),
+        ("dsv cherry-pick chest-xray@3f2a9c01 --into v2", "anywhere, without the files"),
+        ("dsv cherry-pick @relabel -- train/labels.csv", "only its changes to some paths"),
+        ("dsv cherry-pick @main --mainline 1 --into v2", "what a merge commit brought to its first parent"),
+    ],
+    result=_PICKED,
+)
+def cherry_pick(
+    call: Call,
+    source: Annotated[str, typer.Argument(metavar="TARGET")],
+    paths: Annotated[list[str] | None, typer.Argument(metavar="[-- PATH...]")] = None,
+    into: Into = None,
+    mainline: Mainline = None,
+    ours: Ours = None,
+    theirs: Theirs = None,
+    both: Both = None,
+    resolved: Resolved = None,
+    table_key: TableKey = None,
+    message: Message = None,
+    dry_run: DryRun = False,
+    force: Force = False,
+    author: Author = None,
+) -> int | None:
+    """Apply the changes of one commit to a branch.
+
+    TARGET is DATASET@REV, or in a workspace just REV; its changes are those against its parent. The branch gets one new
+    commit with them, or with those at and below PATH, which is a path of the dataset. If the branch has something else
+    at a path that would change, that is a conflict as in dsv merge: exit code 4, the list, and nothing is written.
+    """
+    chosen = choices(ours, theirs, both, resolved, _paths)
+    request = _request(call, source, into, chosen, message, table_key, dry_run)
+    request = replace(request, paths=PathSet.of(_paths(paths)), mainline=mainline)
+    return _apply(call, api.cherry_pick, request, author, force, "applied")
+
+
+@command(
+    "revert",
+    unused=["--cache"],
+    examples=[
+        ("dsv revert 3f2a9c01", "in a workspace: undo this commit's changes on the workspace's branch"),
+        ("dsv revert chest-xray@main", "the last commit of main, anywhere and without the files"),
+        ("dsv revert 3f2a9c01 -- train/", "only its changes below a folder"),
+        ("dsv revert 9b1c44d0 --mainline 1", "all that a merge commit brought to its first parent"),
+    ],
+    result=_PICKED,
+)
+def revert(
+    call: Call,
+    source: Annotated[str, typer.Argument(metavar="TARGET")],
+    paths: Annotated[list[str] | None, typer.Argument(metavar="[-- PATH...]")] = None,
+    into: Into = None,
+    mainline: Mainline = None,
+    ours: Ours = None,
+    theirs: Theirs = None,
+    both: Both = None,
+    resolved: Resolved = None,
+    table_key: TableKey = None,
+    message: Message = None,
+    dry_run: DryRun = False,
+    force: Force = False,
+    author: Author = None,
+) -> int | None:
+    """Undo the changes of one commit on a branch.
+
+    TARGET is DATASET@REV, or in a workspace just REV. The branch gets one new commit in which what TARGET changed (or
+    what it changed at and below PATH) is as it was before; history and later changes stay. If a path was changed again
+    since, that is a conflict as in dsv merge: exit code 4, the list, and nothing is written.
+    """
+    chosen = choices(ours, theirs, both, resolved, _paths)
+    request = _request(call, source, into, chosen, message, table_key, dry_run)
+    request = replace(request, paths=PathSet.of(_paths(paths)), mainline=mainline)
+    return _apply(call, api.revert, request, author, force, "reverted")
+
+
+def _paths(typed: Sequence[str] | None) -> list[bytes]:
+    """Return paths of a dataset, from its top; `.` is all of it, which is the empty path."""
+    return [clean_path(os.fsencode(one)) for one in typed or ()]
+
+
+def _request(
+    call: Call,
+    source: str,
+    into: str | None,
+    chosen: Choices,
+    message: str | None,
+    table_key: str | None,
+    dry_run: bool,
+) -> MergeRequest:
+    branch = None if into is None else BranchName.parse(into.removeprefix("@"))
+    return MergeRequest(_source(call, source), branch, chosen, message, table_key, dry_run)
+
+
+def _source(call: Call, typed: str) -> Target:
+    """Return the target DATASET@REV, or in a workspace a plain REV of its dataset. Raises `UsageError`."""
+    if "@" not in typed and ":" not in typed:
+        return Target(None, Rev.parse(typed))
+    target = Target.parse(typed)
+    if target.path is not None:
+        raise UsageError(
+            f"{typed} names a path, and this is about whole commits",
+            subject=typed,
+            hint=f"dsv {call.session.command} {Target(target.dataset, target.rev)}",
+        )
+    return target
+
+
+def _apply(
+    call: Call,
+    function: Callable[[Context, MergeRequest], Merged],
+    request: MergeRequest,
+    author: str | None,
+    force: bool,
+    word: str,
+) -> int | None:
+    """Call a function of the api, and print its result. `word` is for `_text`."""
+    reason = override(force, request.message)
+    with call.context(writes=True, author=author, override=reason) as context:
         try:
-            done = merge_branches(context, request)
+            done = function(context, request)
         except MergeConflict as error:
-            return tell_conflicts(call, error, {"commit": None, "outcome": "conflict"})
+            return tell_conflicts(call, error, commit=None, outcome="conflict")
     warn_without_effect(call, done.without_effect)
+    failed = isinstance(done.here, DsvError)
     if call.json:
-        write_merged(call, done, outcome=_outcome(done))
-        tell_here(call, done.here)
-        return None
-    _tell(call, done, source)
-    tell_settled(call, done.counts.settled)
-    tell_here(call, done.here)
+        settled = list(map(settled_json, done.counts.settled))
+        workspace = {
+            "status": "not-updated" if failed else "updated",
+            "reason": str(done.here) if failed else None,
+        }
+        call.result(
+            done,
+            **to_item(done.counts, _COUNTS),
+            outcome="up-to-date" if done.up_to_date else "fast-forward" if done.fast_forwarded else "merged",
+            settled=settled,
+            conflicts=[],
+            workspace=None if done.here is None else workspace,
+        )
+    else:
+        call.line(_text(done, word, picked=function is not api.merge))
+        tell_settled(call, done.counts.settled)
+    _tell_workspace(call, done.here)
     return None
 
 
-def _outcome(done: Merged) -> str:
-    if done.up_to_date:
-        return "up-to-date"
-    return "fast-forward" if done.fast_forwarded else "merged"
-
-
-def _tell(call: Call, done: Merged, source: str) -> None:
+def _text(done: Merged, word: str, *, picked: bool) -> str:
+    """Return the line for people. `word` is the merged branch, or what was done to a commit, such as `applied`."""
     where = f"{done.dataset}@{done.branch}"
-    if done.up_to_date:
-        call.line(f"{where} already has everything of {source}")
-        return
     would = "would be " if done.commit is None else ""
     at = "" if done.commit is None else f" ({str(done.commit)[:12]})"
-    how = f"{would}moved forward to {source}" if done.fast_forwarded else f"{would}merged with {source}"
-    call.line(f"{where} {how}{at}: {counts_text(done.counts)}")
+    if picked:
+        source = str(done.source)[:12]
+        if not done.any_change:
+            return f"nothing to do: {source} is already {word} on {where}"
+        return f"{source} {would}{word} on {where}{at}: {_counts(done.counts)}"
+    if done.up_to_date:
+        return f"{where} already has everything of {word}"
+    how = f"{would}moved forward to {word}" if done.fast_forwarded else f"{would}merged with {word}"
+    return f"{where} {how}{at}: {_counts(done.counts)}"
+
+
+def _counts(counts: MergeCounts) -> str:
+    merged = f", {counts.merged:,} merged by content" if counts.merged else ""
+    return f"{counts.added:,} added, {counts.changed:,} changed, {counts.removed:,} removed{merged}"
+
+
+def _tell_workspace(call: Call, here: Pulled | DsvError | None) -> None:
+    """Tell of the update of the workspace that follows the branch."""
+    if isinstance(here, DsvError):
+        call.warn("the commit is published, but this workspace was not updated; dsv pull updates it")
+        call.complain(of_error(here))
+    elif here is not None:
+        counts = path_counts(here.created, here.replaced, here.removed)
+        call.say(f"updated this workspace: {counts}{from_caches(here.cached_files, here.cached_bytes)}")

@@ -10,18 +10,18 @@ from dsv.api.pull import Pulled, PullRequest
 from dsv.api.pull import pull as bring
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.options.arguments import workspace_paths
 from dsv.cli.options.merging import (
     CONFLICT_KEYS,
+    SETTLED_KEYS,
     Resolved,
     TableKey,
     choices,
-    resolved_files,
     settled_json,
     tell_conflicts,
     tell_settled,
     warn_without_effect,
 )
-from dsv.cli.options.targets import workspace_paths
 from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
 from dsv.merge.paths import MergeConflict
 
@@ -45,11 +45,7 @@ from dsv.merge.paths import MergeConflict
         **CACHED_KEYS,
         "any_change": "false if the workspace was up to date",
         "merged.path": "a file that was put together from what is here and what the branch has",
-        "merged.choice": "ours, theirs, both or resolved; null if nothing had to be settled",
-        "merged.from_theirs": "rows or lines taken from the branch; at most ten are named",
-        "merged.settled": "rows or lines that both changed, likewise",
-        "merged.from_theirs_count": "how many these are",
-        "merged.settled_count": "how many were settled; null for a resolved file",
+        **{f"merged.{key}": meaning for key, meaning in SETTLED_KEYS.items()},
         **CONFLICT_KEYS,
     },
 )
@@ -81,19 +77,15 @@ def pull(
     """
     with call.context() as context:
         workspace = context.workspace()
-        chosen = choices(
-            None if ours is None else workspace_paths(workspace, ours),
-            None if theirs is None else workspace_paths(workspace, theirs),
-            None if both is None else workspace_paths(workspace, both),
-            resolved_files(resolved, lambda typed: list(workspace_paths(workspace, typed))),
-        )
+        chosen = choices(ours, theirs, both, resolved, lambda typed: workspace_paths(workspace, typed))
         try:
             done = bring(
                 context, PullRequest(chosen.ours, chosen.theirs, table_key, chosen.both, chosen.resolved)
             )
         except MergeConflict as error:
-            head = {"dataset": str(workspace.dataset), "branch": str(workspace.branch), "commit": None}
-            return tell_conflicts(call, error, head)
+            return tell_conflicts(
+                call, error, dataset=workspace.dataset, branch=workspace.branch, commit=None
+            )
     warn_without_effect(call, done.without_effect)
     _tell(call, done)
     return None

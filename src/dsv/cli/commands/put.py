@@ -1,21 +1,61 @@
-"""dsv put."""
+"""dsv put, rm and mv: edits of a dataset without a workspace."""
 
 from __future__ import annotations
 
+import csv
+import io
 import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
-from dsv.api.edits import EditRequest, Put
-from dsv.api.edits import edit as commit
+from dsv.api.edits import Edit, Edited, EditRequest, Move, MoveAll, PathEdit, Put, Remove, edit
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.options.edits import RESULT, Author, DryRun, Message, default_message, show_edited, stdin
-from dsv.cli.options.merging import Force, override
+from dsv.cli.options.arguments import (
+    AllowRemovals,
+    Author,
+    Create,
+    DryRun,
+    Force,
+    Message,
+    SkipUnsupported,
+    commit_target,
+    override,
+)
+from dsv.cli.output import printable, to_item
 from dsv.errors import UsageError
+from dsv.fs.errors import about
 from dsv.values.names import Target
+from dsv.values.units import format_bytes, format_count
+
+FromFile = Annotated[
+    str | None, typer.Option("--from-file", metavar="LIST", help="Read paths from a CSV file; - is stdin.")
+]
+
+EDIT_RESULT: Mapping[str, str] = {
+    "commit": "the branch's head now; null where there is none yet",
+    "parent": "the branch's head before",
+    "dataset": "the dataset",
+    "branch": "the branch",
+    "files": "files in the commit; null with --dry-run",
+    "bytes": "their size; null with --dry-run",
+    "added": "how many paths are new",
+    "changed": "how many were replaced",
+    "moved": "how many have another name",
+    "removed": "how many went",
+    "any_change": "false where there was nothing to publish",
+    "dry_run": "whether nothing was written",
+    "uploaded_bytes": "bytes written to the store",
+    "uploaded_objects": "objects written to the store",
+    "items.path": "with --dry-run, each path that would change; without it there is no items",
+    "items.change": "added, changed, moved or removed",
+    "items.old": "the path before it is moved; else null",
+}
 
 
 @command(
@@ -29,7 +69,7 @@ from dsv.values.names import Target
         ("zcat all.csv.gz | dsv put - chest-xray:all.csv", "what a command prints"),
         ("dsv put data cats: --create", "makes the dataset if it is not there yet"),
     ],
-    result=RESULT,
+    result=EDIT_RESULT,
 )
 def put(
     call: Call,
@@ -39,12 +79,8 @@ def put(
     no_clobber: Annotated[
         bool, typer.Option("--no-clobber", help="Leave paths that are there already as they are.")
     ] = False,
-    create: Annotated[
-        bool, typer.Option("--create", help="Make the dataset if it is not there yet.")
-    ] = False,
-    skip_unsupported: Annotated[
-        bool, typer.Option("--skip-unsupported", help="Leave out what can't be stored, such as sockets.")
-    ] = False,
+    create: Create = False,
+    skip_unsupported: SkipUnsupported = False,
     author: Author = None,
     force: Force = False,
 ) -> None:
@@ -66,23 +102,258 @@ def put(
     path = target.path or b""
     if len(sources) > 1 and path and not path.endswith(b"/"):
         path += b"/"
-    edits = [
-        Put(path, stdin(call).readinto, not no_clobber)  # type: ignore[attr-defined]
+    edits: list[Edit] = [
+        Put(path, _stdin(call).readinto, not no_clobber)  # type: ignore[attr-defined]
         if source == "-"
         else Put(path, Path(source), not no_clobber, source.endswith(("/.", "/..")))
         for source in sources
     ]
-    request = EditRequest(
-        message=default_message("put", [_name(one) for one in sources]) if message is None else message,
-        action="put",
-        create=create,
-        skip_unsupported=skip_unsupported,
-        dry_run=dry_run,
-    )
-    with call.context(writes=True, author=author, override=override(force, message)) as context:
-        done = commit(context, target, edits, request)
-    show_edited(call, done, dry_run=dry_run)
+    text = _message(message, "put", list(map(_source_name, sources)))
+    request = EditRequest(text, "put", create=create, skip_unsupported=skip_unsupported, dry_run=dry_run)
+    _commit(call, target, edits, request, author, override(force, message))
 
 
-def _name(source: str) -> str:
+def _source_name(source: str) -> str:
     return "stdin" if source == "-" else Path(os.path.normpath(Path.cwd() / source)).name or source
+
+
+@command(
+    "rm",
+    unused=["--cache"],
+    examples=[
+        ("dsv rm chest-xray:train/00017.png", "one file"),
+        ("dsv rm chest-xray:old/ :notes.txt", "a folder and a file, in one commit"),
+        ("dsv rm 'chest-xray@relabel:train/**/*.tmp' --dry-run", "what a pattern matches; quote it"),
+        ("dsv rm --from-file bad.csv chest-xray -m 'unreadable'", "a path a line"),
+    ],
+    result=EDIT_RESULT,
+)
+def rm(
+    call: Call,
+    words: Annotated[list[str], typer.Argument(metavar="DATASET[@BRANCH]:PATH...")],
+    from_file: FromFile = None,
+    message: Message = None,
+    dry_run: DryRun = False,
+    allow_removals: AllowRemovals = False,
+    author: Author = None,
+    force: Force = False,
+) -> None:
+    """Remove files and folders of a dataset, without a workspace.
+
+    They go from the branch's next commit; every earlier commit still has them. A folder goes with all that is in it.
+    In a pattern * matches within a name, **/ any folders, ? one character, and [a-f] one of these; a path of exactly
+    that name comes first. All of it is one commit on the branch (main). If more than half of a dataset's paths would
+    go, nothing happens without --allow-removals.
+    """
+    if from_file is not None:
+        target, rows = _from_file(call, "rm", from_file, words)
+        paths: list[str] | list[bytes] = [path for [path] in rows]
+    else:
+        target, paths = _one_dataset("rm", words)
+    text = _message(message, "remove", [os.fsdecode(path) for path in paths])
+    request = EditRequest(text, "rm", allow_removals=allow_removals, dry_run=dry_run)
+    edits = [Remove(paths, literal=from_file is not None)]
+    _commit(call, target, edits, request, author, override(force, message))
+
+
+@command(
+    "mv",
+    unused=["--cache"],
+    examples=[
+        ("dsv mv chest-xray:cats/017.png dogs/", "relabel one image"),
+        ("dsv mv chest-xray:trian train", "rename a folder"),
+        ("dsv mv 'chest-xray@relabel:unsorted/*.png' train/", "what a pattern matches; quote it"),
+        (
+            "dsv mv --from-file relabel.csv chest-xray",
+            "one commit for lines such as cats/017.png,dogs/017.png",
+        ),
+    ],
+    result=EDIT_RESULT,
+)
+def mv(
+    call: Call,
+    words: Annotated[list[str], typer.Argument(metavar="DATASET[@BRANCH]:PATH... NEW")],
+    from_file: FromFile = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace files that are there, and merge folders.")
+    ] = False,
+    message: Message = None,
+    dry_run: DryRun = False,
+    author: Author = None,
+    force: Force = False,
+) -> None:
+    """Rename and move files and folders of a dataset.
+
+    NEW is a path in the same dataset. With a slash at its end, or if it is a folder, what moves goes into it; otherwise
+    it is the new name. No file is uploaded or downloaded, only what describes the folders. A file that is there is
+    replaced only with --replace. Patterns are those of 'dsv rm'. All of it is one commit on the branch (main).
+
+    --from-file takes a CSV file with an old and a new path in each line, both from the top of the dataset. All of them
+    move at once, so that two files can change places.
+    """
+    edits: list[Edit]
+    if from_file is not None:
+        target, rows = _from_file(call, "mv", from_file, words)
+        pairs = [(old, new) for old, new in rows]
+        edits, names = [MoveAll(pairs, replace)], [f"{old} to {new}" for old, new in pairs]
+    else:
+        if len(words) < 2:
+            raise UsageError("name the new path too", subject=words[0], hint=f"dsv mv {words[0]} NEW")
+        target, paths = _one_dataset("mv", words[:-1])
+        new_path = _new_path(target, words[-1], words[0])
+        if len(paths) > 1 and new_path and not new_path.endswith(b"/"):
+            new_path += b"/"
+        edits = [Move(path, new_path, replace) for path in paths]
+        names = [f"{os.fsdecode(path)} to {os.fsdecode(new_path)}" for path in paths]
+    request = EditRequest(_message(message, "move", names), "mv", dry_run=dry_run)
+    _commit(call, target, edits, request, author, override(force, message))
+
+
+def _new_path(target: Target, typed: str, first: str) -> bytes:
+    """A path; with a colon it is a target's, in the same dataset and branch."""
+    if ":" not in typed:
+        return typed.encode("utf-8", "surrogateescape")
+    named = Target.parse(typed)
+    if named.dataset not in (None, target.dataset) or (named.dataset is not None and named.rev != target.rev):
+        raise UsageError(
+            f"{typed} is in another dataset or branch than {first}",
+            subject=typed,
+            hint="the new path is one in the same dataset; a path that has a colon itself is written as :PATH",
+        )
+    return named.path or b""
+
+
+def _commit(
+    call: Call,
+    target: Target,
+    edits: Sequence[Edit],
+    request: EditRequest,
+    author: str | None,
+    reason: str | None,
+) -> None:
+    with call.context(writes=True, author=author, override=reason) as context:
+        done = edit(context, target, edits, request)
+    show_edited(call, done, dry_run=request.dry_run)
+
+
+def _message(given: str | None, verb: str, names: Sequence[str]) -> str:
+    """Return the message of the commit: the given one, or one that says what was done to `names`."""
+    if given is not None:
+        return given
+    if len(names) == 1 and len(names[0]) <= 60:
+        return f"{verb} {printable(names[0])}".encode("utf-8", "replace").decode()
+    return f"{verb} {format_count(len(names), 'path')}"
+
+
+def _from_file(call: Call, verb: str, name: str, words: Sequence[str]) -> tuple[Target, list[list[str]]]:
+    """Return the dataset and the rows of `--from-file`. Raises `UsageError`."""
+    if len(words) != 1:
+        raise UsageError(
+            "with --from-file, one dataset is named, without paths",
+            hint=f"dsv {verb} --from-file LIST DATASET",
+        )
+    target = commit_target(f"{verb} --from-file", words[0])
+    return target, _read_list(call, name, 2 if verb == "mv" else 1)
+
+
+_HEADINGS = ({"old", "new"}, {"path"})
+"""A first row of a list that says no more than this is not a path."""
+
+
+def _read_list(call: Call, name: str, columns: int) -> list[list[str]]:
+    """Return the rows of a CSV file, without empty lines and a heading. Raises `UsageError`."""
+    if name == "-":
+        raw = _stdin(call).read()
+    else:
+        with about(name):
+            try:
+                raw = Path(name).read_bytes()
+            except FileNotFoundError:
+                raise UsageError(f"there is no list {name}", subject=name) from None
+    try:
+        lines = io.StringIO(raw.decode("utf-8-sig"), newline="")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the list {name} is not UTF-8: byte {error.start}", subject=name) from None
+    rows: list[list[str]] = []
+    reader = csv.reader(lines, strict=True)
+    try:
+        for row in reader:
+            if not row or (not rows and set(row) in _HEADINGS):
+                continue
+            if len(row) != columns or not all(row):
+                form = "OLD,NEW" if columns == 2 else "PATH"
+                raise UsageError(
+                    f"line {reader.line_num} of {name} is not {form}",
+                    subject=name,
+                    hint='a path with a comma stands in double quotes: "a,b.png"',
+                )
+            rows.append(row)
+    except csv.Error as error:
+        raise UsageError(f"line {reader.line_num} of {name} is no CSV: {error}", subject=name) from None
+    if not rows:
+        raise UsageError(f"the list {name} has no paths", subject=name)
+    return rows
+
+
+def _stdin(call: Call) -> BinaryIO:
+    return call.around.stdin or sys.stdin.buffer
+
+
+def _one_dataset(verb: str, words: Sequence[str]) -> tuple[Target, list[bytes]]:
+    """Return the branch that all words are in, and their paths; only the first word needs the dataset."""
+    for word in words:
+        if ":" not in word:
+            hint = f"dsv ls {word} lists the paths"
+            if os.path.lexists(word):
+                hint = f"in a workspace: {verb} {shlex.quote(word)}{' NEW' if verb == 'mv' else ''}, then dsv sync"
+            raise UsageError(
+                f"{word} names no path of a dataset, as DATASET:PATH does",
+                subject=word,
+                hint=f"{hint}; without a workspace: dsv {verb} DATASET:PATH",
+            )
+    targets = [Target.parse(word) for word in words]
+    first = targets[0]
+    for target, word in zip(targets, words, strict=True):
+        if target.dataset not in (None, first.dataset) or (
+            target.dataset is not None and target.rev != first.rev
+        ):
+            raise UsageError(
+                f"{word} is in another dataset or branch than {words[0]}, and a commit is made on one",
+                subject=word,
+            )
+    return Target(first.dataset, first.rev), [target.path or b"" for target in targets]
+
+
+def show_edited(call: Call, done: Edited, *, dry_run: bool, more: Mapping[str, object] | None = None) -> None:
+    """more: further keys of the JSON document."""
+    for problem in done.skipped:
+        call.warn(f"left out {problem}")
+    counts = {what: done.count(what) for what in ("added", "changed", "moved", "removed")}
+    if call.json:
+        items = {"items": list(map(_item, done.paths))} if dry_run else {}
+        call.result(done, dry_run=dry_run, **counts, **items, **(more or {}))
+        return
+    if dry_run:
+        for path in done.paths:
+            old = "" if path.old is None else f"{printable(path.old)} -> "
+            call.out.line(f"{path.what:<8} {old}{printable(path.path)}")
+    elif done.commit is not None:
+        call.line(str(done.commit))
+    call.say(_summary(done, counts, dry_run))
+
+
+def _summary(done: Edited, counts: Mapping[str, int], dry_run: bool) -> str:
+    where = f"{done.dataset}@{done.branch}"
+    if not done.any_change:
+        at = "has no commit yet" if done.commit is None else f"is at {str(done.commit)[:12]}"
+        return f"nothing {'would change' if dry_run else 'changed'}; {where} {at}"
+    told = [f"{count:,} {what}" for what, count in counts.items() if count]
+    changes = f"{format_count(len(done.paths), 'path')}: {', '.join(told)}"
+    if dry_run:
+        return f"{where} would change in {changes}; nothing was written"
+    total = f"{format_count(done.files or 0, 'file')}, {format_bytes(done.bytes or 0)}"
+    return f"{where}: {changes}; now {total}; {format_bytes(done.uploaded_bytes)} uploaded"
+
+
+def _item(path: PathEdit) -> dict[str, object]:
+    return to_item(path, ("path", "change", "old"), change=path.what)

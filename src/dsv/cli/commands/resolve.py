@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from dsv.api.ls_cat import resolve as find
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.options.targets import Offline, commit_target
+from dsv.cli.options.arguments import Offline, TargetOrBase, commit_target
 
 
 @command(
@@ -24,7 +20,7 @@ from dsv.cli.options.targets import Offline, commit_target
 )
 def resolve(
     call: Call,
-    target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
+    target: TargetOrBase = "",
     offline: Offline = False,
 ) -> None:
     """Print the full commit id that a target names.

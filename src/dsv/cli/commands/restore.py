@@ -9,7 +9,7 @@ import typer
 from dsv.api.restore import restore as put_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.options.targets import Offline, workspace_paths
+from dsv.cli.options.arguments import Offline, Paths, workspace_paths
 from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
 from dsv.values.names import Target
 
@@ -36,7 +36,7 @@ from dsv.values.names import Target
 )
 def restore(
     call: Call,
-    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...")] = None,
+    paths: Paths = None,
     source: Annotated[
         str | None,
         typer.Option("--from", metavar="TARGET", help="A commit of this dataset, instead of the base."),

@@ -9,7 +9,7 @@ import typer
 from dsv.api.rollback import rollback as take_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.options.merging import Author, DryRun, Force, Message, override
+from dsv.cli.options.arguments import Author, DryRun, Force, Message, override
 from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
 from dsv.values.names import Target
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from dsv.api.show import ShownCommit, ShownPath
 from dsv.api.show import show as read
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.options.targets import Offline, one_of
+from dsv.cli.options.arguments import Offline, TargetOrBase, one_of
 from dsv.cli.output import printable, to_item
 from dsv.cli.views import differences as told
 from dsv.cli.views.history import COMMIT_KEYS, commit_lines, write_lines
@@ -51,7 +47,7 @@ FOLDERS = 20
 )
 def show(
     call: Call,
-    target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
+    target: TargetOrBase = "",
     dirs: told.Dirs = None,
     name_only: told.NameOnly = False,
     name_status: told.NameStatus = False,

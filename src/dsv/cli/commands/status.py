@@ -12,7 +12,7 @@ from dsv.api.status import Status
 from dsv.api.status import status as compare
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.options.targets import workspace_paths
+from dsv.cli.options.arguments import All, ExitCode, Paths, Rehash, workspace_paths
 from dsv.cli.output import printable, rfc3339
 from dsv.cli.style import CHANGES
 from dsv.cli.table import Column
@@ -70,16 +70,10 @@ as a whole is one line."""
 )
 def status(
     call: Call,
-    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...")] = None,
-    exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="End with 1 where there is a difference.")
-    ] = False,
-    everything: Annotated[
-        bool, typer.Option("-a", "--all", help="List every path, however many there are.")
-    ] = False,
-    rehash: Annotated[
-        bool, typer.Option("--rehash", help="Read contents again, even if sizes and times are unchanged.")
-    ] = False,
+    paths: Paths = None,
+    exit_code: ExitCode = False,
+    everything: All = False,
+    rehash: Rehash = False,
     fetch: Annotated[bool, typer.Option("--fetch", help="Ask the store where the branch is now.")] = False,
 ) -> int:
     """Show local changes, and what a sync would do.

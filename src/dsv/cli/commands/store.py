@@ -11,7 +11,7 @@ import typer
 from dsv.cli.call import Call
 from dsv.cli.commands.doctor import show
 from dsv.cli.declare import command
-from dsv.cli.options.targets import Names
+from dsv.cli.options.arguments import DryRun, Names
 from dsv.cli.output import local_time, to_item
 from dsv.cli.table import Column
 from dsv.errors import UsageError
@@ -64,9 +64,7 @@ def store(
         str | None, typer.Argument(metavar="[PLACE]", help="For move-names: a folder, or a URL.")
     ] = None,
     names: Names = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be made, and make nothing.")
-    ] = False,
+    dry_run: DryRun = False,
 ) -> int:
     """Check a store, compact its index, move or repair refs.
 

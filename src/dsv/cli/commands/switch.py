@@ -10,7 +10,8 @@ from dsv.api.branches import BranchPath
 from dsv.api.context import Context
 from dsv.api.switch import switch as follow
 from dsv.cli.call import Call
-from dsv.cli.declare import command, text
+from dsv.cli.declare import command
+from dsv.cli.options.arguments import Author
 from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
 from dsv.errors import UsageError
 from dsv.values.names import BranchName
@@ -43,12 +44,7 @@ def switch(
     create: Annotated[
         bool, typer.Option("--create", help="Make the branch, at the base commit of this workspace.")
     ] = False,
-    author: Annotated[
-        str | None,
-        typer.Option(
-            "--author", parser=text, metavar="WHO", help="Who makes it, instead of the configured author."
-        ),
-    ] = None,
+    author: Author = None,
 ) -> None:
     """Switch to another branch.
 

@@ -10,8 +10,7 @@ from dsv.api.sync import Synced, SyncRequest
 from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text, whole
-from dsv.cli.options.merging import Force, override
-from dsv.cli.options.targets import workspace_paths
+from dsv.cli.options.arguments import Author, Force, Paths, Rehash, SkipUnsupported, override, workspace_paths
 from dsv.errors import IntegrityError, UsageError
 from dsv.values.names import BranchName
 from dsv.values.units import format_bytes, format_count
@@ -45,12 +44,6 @@ Reupload = Annotated[
     bool,
     typer.Option(
         "--reupload", help="Read all of the base from the store, and upload what is lost or damaged there."
-    ),
-]
-Author = Annotated[
-    str | None,
-    typer.Option(
-        "--author", parser=text, metavar="WHO", help="Who commits, instead of the configured author."
     ),
 ]
 
@@ -87,7 +80,7 @@ Author = Annotated[
 )
 def sync(
     call: Call,
-    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...")] = None,
+    paths: Paths = None,
     message: Message = "",
     branch: Annotated[
         str | None,
@@ -103,14 +96,10 @@ def sync(
             "--allow-removals", help="Publish even if most files, or a whole top-level folder, are gone."
         ),
     ] = False,
-    skip_unsupported: Annotated[
-        bool, typer.Option("--skip-unsupported", help="Leave out what can't be stored, such as sockets.")
-    ] = False,
+    skip_unsupported: SkipUnsupported = False,
     reupload: Reupload = False,
     jobs: Jobs = None,
-    rehash: Annotated[
-        bool, typer.Option("--rehash", help="Read contents again, even if sizes and times are unchanged.")
-    ] = False,
+    rehash: Rehash = False,
     author: Author = None,
     force: Force = False,
 ) -> int:

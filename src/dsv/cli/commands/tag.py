@@ -9,7 +9,7 @@ import typer
 from dsv.api import tags as api
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
-from dsv.cli.options.targets import commit_target, one_of
+from dsv.cli.options.arguments import Author, TargetOrBase, commit_target, one_of
 from dsv.cli.output import local_time
 from dsv.cli.table import Column
 from dsv.errors import UsageError
@@ -50,7 +50,7 @@ Force = Annotated[bool, typer.Option("--force", help="With --delete: nothing bri
 def tag(
     call: Call,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
-    target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
+    target: TargetOrBase = "",
     message: Annotated[
         str, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Message of the tag.")
     ] = "",
@@ -59,12 +59,7 @@ def tag(
     ] = None,
     delete: Delete = None,
     force: Force = False,
-    author: Annotated[
-        str | None,
-        typer.Option(
-            "--author", parser=text, metavar="WHO", help="Who tags, instead of the configured author."
-        ),
-    ] = None,
+    author: Author = None,
 ) -> None:
     """Create an immutable tag, or list tags.
 

@@ -1,4 +1,4 @@
-"""Targets and paths as a person types them."""
+"""Options that several commands share, and targets and paths as a person types them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,39 @@ from typing import Annotated
 import typer
 
 from dsv.api.context import Context
+from dsv.cli.declare import text
 from dsv.errors import UsageError
 from dsv.values.names import Target, clean_path
 from dsv.workspace.workspace import Workspace
 
-Offline = Annotated[
-    bool, typer.Option("--offline", help="Don't ask the store; a branch is what it was when last seen.")
-]
-"""The option of commands that can do without the store."""
+TargetOrBase = Annotated[str, typer.Argument(metavar="[TARGET]")]
+"""A target; without one, the base of the workspace."""
+Targets = Annotated[list[str] | None, typer.Argument(metavar="[TARGET]...")]
+Paths = Annotated[list[str] | None, typer.Argument(metavar="[PATH]...")]
 
+All = Annotated[bool, typer.Option("-a", "--all", help="List every path, however many there are.")]
+AllowRemovals = Annotated[
+    bool,
+    typer.Option("--allow-removals", help="Publish even if more than half of the paths go."),
+]
+Author = Annotated[
+    str | None,
+    typer.Option("--author", parser=text, metavar="WHO", help="Sign as WHO, not as the configured author."),
+]
+Create = Annotated[bool, typer.Option("--create", help="Make the dataset if it does not exist yet.")]
+DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would change, and change nothing.")]
+ExitCode = Annotated[bool, typer.Option("--exit-code", help="End with 1 if there is a difference.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Move the branch even if it is protected; the message is the reason, and is kept."
+    ),
+]
+"""The option of commands for which it means nothing else."""
+JsonLines = Annotated[bool, typer.Option("--jsonl", help="One JSON object a line.")]
+Message = Annotated[
+    str | None, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Commit message.")
+]
 Names = Annotated[
     str | None,
     typer.Option(
@@ -29,6 +53,27 @@ Names = Annotated[
     ),
 ]
 """The option of commands that bind a folder to a store."""
+Offline = Annotated[
+    bool, typer.Option("--offline", help="Don't ask the store; a branch is what it was when last seen.")
+]
+"""The option of commands that can do without the store."""
+Rehash = Annotated[
+    bool, typer.Option("--rehash", help="Read contents again, even if sizes and times are unchanged.")
+]
+SkipUnsupported = Annotated[
+    bool, typer.Option("--skip-unsupported", help="Leave out what can't be stored, such as sockets.")
+]
+
+
+def override(force: bool, message: str | None) -> str | None:
+    """Return why rules are overridden, or None. Raises `UsageError` for `--force` without a reason."""
+    if not force:
+        return None
+    if not (message or "").strip():
+        raise UsageError(
+            "--force needs a reason, which is kept in the log of moves", hint="--force -m REASON"
+        )
+    return message
 
 
 def commit_target(command: str, text: str) -> Target:

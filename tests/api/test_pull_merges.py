@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dsv.api.clone import clone
-from dsv.api.pull import Pulled, PullRequest, pull
+from dsv.api.pull import Pulled, pull
 from dsv.api.status import status
 from dsv.errors import Conflict
-from dsv.merge.paths import Choice, ConflictKind, MergeConflict
+from dsv.merge.paths import Choice, Choices, ConflictKind, MergeConflict
 from dsv.values.names import Target
 from dsv.values.paths import PathSet
 from tests.exhaustive import some
@@ -46,8 +46,8 @@ def ben_of(ann: Person) -> Person:
     return people(ann.home.parent)[1]
 
 
-def bring(person: Person, **options: object) -> Pulled:
-    return pull(person.context(), PullRequest(**options))  # type: ignore[arg-type]
+def bring(person: Person, table_key: str | None = None, **choices: object) -> Pulled:
+    return pull(person.context(), Choices(**choices), table_key)  # type: ignore[arg-type]
 
 
 def remove(person: Person, name: str) -> None:

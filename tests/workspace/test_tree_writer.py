@@ -20,8 +20,8 @@ from dsv.values.ids import CommitId, FileId
 from dsv.values.progress import NoProgress
 from dsv.workspace.baseline import scan_clean_workspace
 from dsv.workspace.checkout.checkout import check_folding
-from dsv.workspace.checkout.contents import Pieces
-from dsv.workspace.checkout.write import Made, TreeWriter
+from dsv.workspace.checkout.plan import Goal
+from dsv.workspace.checkout.write import Fill, Made, TreeWriter, fill_from
 from dsv.workspace.file_writer import Writer
 from dsv.workspace.scan.state import State
 from tests.workspace.worlds import Tree, World, tree_of
@@ -45,18 +45,18 @@ GOAL: Tree = {
 COMMIT = CommitId.hash(b"goal")
 
 
-def contents(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Pieces]:
+def contents(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Fill]:
     for entry, _ in wanted:
         assert entry.file_id is not None
         content = CONTENT[entry.file_id]
-        yield Pieces([content[:2], content[2:]])
+        yield fill_from([content[:2], content[2:]])
 
 
 def bring(world: World, goal: Tree, reader: object = contents) -> Made:
     scan = world.scan()
     paths = sorted({*world.base, *goal})
     changes = [Change(path, world.base.get(path), goal.get(path)) for path in paths]
-    work = TreeWriter(scan, lambda: changes, NoProgress(), follow=COMMIT)
+    work = TreeWriter(scan, Goal("", COMMIT, lambda: changes), NoProgress())
     assert not work.plan().conflicts
     made = work.apply(reader)  # type: ignore[arg-type]
     if not made.left:
@@ -105,7 +105,7 @@ def test_a_file_that_changes_between_plan_and_act_stays(world: World) -> None:
     }
     del goal[b"nothing"]
 
-    def late(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Pieces]:
+    def late(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Fill]:
         for content in contents(wanted):
             (world.root / "a/one").write_bytes(b"mine")
             (world.root / "new").write_bytes(b"mine too")
@@ -121,13 +121,13 @@ def test_a_file_that_changes_between_plan_and_act_stays(world: World) -> None:
 
 
 def test_content_that_turns_out_wrong_never_gets_its_name(world: World) -> None:
-    def wrong(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Pieces]:
+    def wrong(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Fill]:
         def pieces() -> Iterator[bytes]:
             yield b"par"
             raise IntegrityError("chunk is not its id")
 
         for _ in wanted:
-            yield Pieces(pieces())
+            yield fill_from(pieces())
 
     with pytest.raises(IntegrityError):
         bring(world, GOAL, wrong)
@@ -143,7 +143,7 @@ def test_a_folder_swapped_for_a_symlink_leads_nowhere(world: World, tmp_path: Pa
     bring(world, GOAL)
     goal = {**GOAL, b"a/one": file("a/one", b"two"), b"a/two": file("a/two", b"two")}
 
-    def swapping(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Pieces]:
+    def swapping(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Fill]:
         for content in contents(wanted):
             if not (world.root / "a").is_symlink():
                 (world.root / "a").rename(tmp_path / "moved")
@@ -244,7 +244,7 @@ def test_a_file_system_without_hard_links(world: World, monkeypatch: pytest.Monk
     bring(world, GOAL)
     assert tree_of(world.root) == GOAL
     with Writer(world.root) as writer:
-        assert writer.file(file("a/one", b"two"), Pieces([b"two"]).fill, None, replace=False) is None
+        assert writer.file(file("a/one", b"two"), fill_from([b"two"]), None, replace=False) is None
     assert (world.root / "a/one").read_bytes() == b"one"
 
 

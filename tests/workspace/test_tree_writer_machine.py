@@ -18,9 +18,8 @@ from dsv.repo.tree.diff import Change, difference
 from dsv.values.ids import CommitId, FileId
 from dsv.values.paths import PathSet, sort_key
 from dsv.values.progress import NoProgress
-from dsv.workspace.checkout.contents import Pieces
-from dsv.workspace.checkout.plan import NEVER
-from dsv.workspace.checkout.write import TreeWriter
+from dsv.workspace.checkout.plan import Goal
+from dsv.workspace.checkout.write import Fill, TreeWriter, fill_from
 from tests.exhaustive import examples
 from tests.workspace.worlds import Tree, World, tree_of
 
@@ -54,10 +53,10 @@ def add(tree: Tree, entry: Entry) -> None:
     tree[entry.path] = entry
 
 
-def contents(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Pieces]:
+def contents(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Fill]:
     for entry, _ in wanted:
         assert entry.file_id is not None
-        yield Pieces([CONTENTS[entry.file_id]])
+        yield fill_from([CONTENTS[entry.file_id]])
 
 
 def clash(tree: Tree) -> bool:
@@ -159,8 +158,12 @@ class Pulls(RuleBasedStateMachine):
                 chosen = [path for path in chosen if path in scope or path not in goal]
         changes = [Change(path, base.get(path), goal.get(path)) for path in chosen]
         scan = self.world.scan()
-        may_overwrite = scope.__contains__ if scope is not None and consent else NEVER
-        work = TreeWriter(scan, lambda: changes, NoProgress(), follow=commit, may_overwrite=may_overwrite)
+        asked = scope if scope is not None and consent else None
+        may_overwrite = lambda path: asked is not None and path in asked  # noqa: E731
+        paths_of_goal = (b"some",) if commit is None else ()  # the base stays
+        goal_commit = commit or CommitId.hash(b"")
+        wanted = Goal("", goal_commit, lambda: changes, "", paths_of_goal, may_overwrite)
+        work = TreeWriter(scan, wanted, NoProgress())
         plan = work.plan()
         expected, in_conflict = self._expect(disk, changes, may_overwrite)
         assert bool(plan.conflicts) == in_conflict, (plan.conflicts, disk, base, goal)
@@ -219,7 +222,12 @@ class Pulls(RuleBasedStateMachine):
         for item in scan.pending():
             if item.known is not None:
                 assert difference(item.known, disk[item.path]) is None
-        expected_missing = {path for path in self.world.base if path not in disk}
+        folders = {path for path, entry in disk.items() if entry.kind is Kind.EMPTY_DIRECTORY}
+        expected_missing = {
+            path
+            for path, entry in self.world.base.items()
+            if path not in disk or (path in folders and entry.kind is not Kind.EMPTY_DIRECTORY)
+        }
         assert set(scan.missing) == expected_missing
         if scan.unchanged:
             assert self.world.base == disk

@@ -134,15 +134,13 @@ def nearby_caches(settings: Settings) -> list[Path]:
 
 
 @contextmanager
-def lending(context: Context, repository: Repository, dataset: DatasetName) -> Iterator[Copies]:
+def lending(context: Context, repository: Repository, dataset: DatasetName) -> Iterator[Copies | None]:
     """What this machine's caches have of a dataset. They are asked when it is first needed, for metadata too."""
     from dsv.cache.lending import Lenders
 
     roots = nearby_caches(context.settings)
     if not roots:
-        from dsv.workspace.open import NO_COPIES
-
-        yield NO_COPIES
+        yield None
         return
     own = context.metadata_folder(repository.id)
     lenders = Lenders(roots, repository.id, dataset, own, context.progress.note)

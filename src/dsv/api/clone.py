@@ -10,20 +10,24 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
+from msgspec import structs
+
 from dsv.api.cache_targets import lending
 from dsv.api.context import Context
 from dsv.api.sparse import chosen_by
 from dsv.api.workspaces import check_no_cache
 from dsv.errors import Conflict, UsageError
 from dsv.fs.errors import about
+from dsv.merge.paths import Choices
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader, find_paths
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, Target
+from dsv.values.paths import PathSet
 from dsv.values.patterns import EVERYTHING, SparsePatterns
 from dsv.workspace.baseline import open_baseline
-from dsv.workspace.checkout.checkout import Goal, check_equal, check_out, check_tree
-from dsv.workspace.checkout.plan import ALWAYS, NEVER, OverwritePolicy, Settlement
+from dsv.workspace.checkout.checkout import check_equal, check_out, check_tree
+from dsv.workspace.checkout.plan import Goal, OverwritePolicy, Settlement
 from dsv.workspace.checkout.write import Made
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.tracking import note_answer
@@ -121,21 +125,14 @@ def _fill(opened: OpenWorkspace, tree: TreeReader, differing: Differing) -> Made
     workspace = opened.workspace
     with open_baseline(opened, workspace.base(), writes=True) as baseline:
         check_tree(tree, workspace.root, baseline.held)
-        changes = partial(baseline.changes_to, tree)
+        goal = Goal(COMMAND, tree.commit_id, partial(baseline.changes_to, tree), _HINTS.get(differing, _HINT))
         if differing is Differing.REFUSE and not baseline.begun:
-            check_equal(baseline, tree, changes)
-        return check_out(
-            opened,
-            baseline,
-            Goal(
-                COMMAND,
-                tree.commit_id,
-                changes,
-                _HINTS.get(differing, _HINT),
-                may_overwrite=_policy(tree, workspace.root) if differing is Differing.OVERWRITE else NEVER,
-                settlement=Settlement(ALWAYS if differing is Differing.KEEP else NEVER),
-            ),
-        )
+            check_equal(baseline, tree, goal)
+        if differing is Differing.OVERWRITE:
+            goal = structs.replace(goal, may_overwrite=_policy(tree, workspace.root))
+        elif differing is Differing.KEEP:
+            goal = structs.replace(goal, settlement=Settlement(Choices(ours=PathSet())))
+        return check_out(opened, baseline, goal)
 
 
 def _policy(tree: TreeReader, root: Path) -> OverwritePolicy:

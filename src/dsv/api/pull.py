@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from dsv.api.cache_targets import lending
 from dsv.api.context import Context
 from dsv.api.workspaces import open_to_write
 from dsv.errors import DsvError
-from dsv.fs.errors import about
 from dsv.merge.apply import ContentMerger
 from dsv.merge.paths import Choices, Settled
 from dsv.repo.errors import missing_commit
@@ -18,20 +15,15 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName
-from dsv.values.paths import PathSet
-from dsv.workspace.checkout.checkout import Goal, bring_to
-from dsv.workspace.checkout.plan import Settlement
+from dsv.workspace.checkout.checkout import bring_to
+from dsv.workspace.checkout.plan import Goal, Settlement
 from dsv.workspace.open import OpenWorkspace, distance
 from dsv.workspace.unfinished import read_begun
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The workspace's base after a pull, and how many paths were written for it.
-
-    before: the base before. cached_files, cached_bytes: what came from caches on this machine. without_effect: paths
-    for which a side was chosen, but that had no conflict. merged: files that were put together from both sides.
-    """
+    """The workspace's base after a pull, and before, and how many paths were written."""
 
     dataset: DatasetName
     branch: BranchName
@@ -43,42 +35,25 @@ class Pulled:
     cached_files: int = 0
     cached_bytes: int = 0
     without_effect: tuple[bytes, ...] = ()
+    """Paths for which a side was chosen, but that had no conflict."""
     merged: tuple[Settled, ...] = ()
+    """Files that were put together from both sides."""
 
     @property
     def any_change(self) -> bool:
         return self.before != self.commit or bool(self.created or self.replaced or self.removed)
 
 
-@dataclass(frozen=True, slots=True)
-class PullRequest:
-    """What to do about paths that were changed here and on the branch.
+def pull(context: Context, choices: Choices = Choices(), table_key: str | None = None) -> Pulled:
+    """Move the workspace to the head of its branch; local changes stay.
 
-    Texts below 1 MiB are merged line by line, and CSV and Parquet files by their rows if `table_key` names the column
-    that tells them apart. ours: at and below these, what can't be merged stays as it is here, as a local change.
-    theirs: there, it goes. both: there, it stays, and what the branch has is written beside it. resolved: the local
-    file with the content of a file that both changed.
-    """
-
-    ours: PathSet | None = None
-    theirs: PathSet | None = None
-    table_key: str | None = None
-    both: PathSet | None = None
-    resolved: dict[bytes, str] = field(default_factory=dict)
-
-    @property
-    def choices(self) -> Choices:
-        return Choices(self.ours, self.theirs, self.both, self.resolved)
-
-
-def pull(context: Context, request: PullRequest | None = None) -> Pulled:
-    """Moves the workspace to the head of its branch; local changes stay.
-
-    Raises `Conflict`, with nothing written, if both sides changed a path and that can't be settled, or if the branch
-    does not descend from the base.
+    Texts below 1 MiB that were changed both here and on the branch are merged line by line, and CSV and Parquet files
+    by their rows if `table_key` names the column that tells them apart. What can't be merged is settled by `choices`,
+    with what is here as `ours`. Raises `Conflict`, with nothing written, if that leaves a path, or if the branch does
+    not descend from the base.
     """
     with open_to_write(context, "dsv pull") as opened:
-        return _pull(opened, "dsv pull", request or PullRequest())
+        return _pull(opened, "dsv pull", choices, table_key)
 
 
 def update_workspace(
@@ -99,12 +74,14 @@ def update_workspace(
             opened = OpenWorkspace(
                 workspace, repository, lock, context.writer, context.progress, copies=copies
             )
-            return _pull(opened, command, PullRequest())
+            return _pull(opened, command)
     except DsvError as error:
         return error
 
 
-def _pull(opened: OpenWorkspace, command: str, request: PullRequest) -> Pulled:
+def _pull(
+    opened: OpenWorkspace, command: str, choices: Choices = Choices(), table_key: str | None = None
+) -> Pulled:
     workspace, repository = opened.workspace, opened.repository
     base = workspace.base()
     newest = repository.refs.head(workspace.dataset, workspace.branch)
@@ -113,7 +90,7 @@ def _pull(opened: OpenWorkspace, command: str, request: PullRequest) -> Pulled:
     if head is not None:
         workspace.set_seen(workspace.branch, head)
     if head is None or (head == base and not read_begun(workspace.begun_path)):
-        without_effect = request.choices.without_effect(())
+        without_effect = choices.without_effect(())
         return Pulled(workspace.dataset, workspace.branch, base, base, without_effect=without_effect)
     if repository.objects.stored_commit(head) is None:
         raise missing_commit(head, repository.store.url)
@@ -125,37 +102,12 @@ def _pull(opened: OpenWorkspace, command: str, request: PullRequest) -> Pulled:
         command,
         head,
         hint="dsv pull --ours PATH keeps yours, --theirs PATH takes the branch's, --both PATH keeps both; . means all",
-        may_overwrite=_within(request.theirs),
-        settlement=_settlement(after, request),
-        without_effect=request.choices.without_effect,
+        may_overwrite=lambda path: choices.theirs is not None and path in choices.theirs,
+        settlement=Settlement(choices, ContentMerger(after.objects, table_key), after),
         there=f"{str(head)[:12]} by {opened.author(newest)}",
     )
     made = bring_to(opened, base, after, goal)
     return Pulled(
         workspace.dataset, workspace.branch, base, head, made.created, made.replaced, made.removed,
-        made.copied, made.copied_bytes, request.choices.without_effect(made.settled), tuple(made.merged),
+        made.copied, made.copied_bytes, choices.without_effect(made.settled), tuple(made.merged),
     )  # fmt: skip
-
-
-def _within(paths: PathSet | None) -> Callable[[bytes], bool]:
-    return lambda path: paths is not None and path in paths
-
-
-def _settlement(after: TreeReader, request: PullRequest) -> Settlement:
-    merger = ContentMerger(after.objects, request.table_key)
-    choices = request.choices
-    return Settlement(
-        may_stay=_within(request.ours),
-        keep_both=_within(request.both),
-        taken=lambda path: next(iter(after.below(path)), None) is not None,
-        merge=lambda change, now, mine: merger.merge_local(change, mine, choices.of(change.path)),
-        choice=choices.of,
-        resolved=lambda path: _read(request.resolved[path]) if path in request.resolved else None,
-        mergeable=lambda change, now: merger.takes(change.path, (change.before, change.after, now)),
-    )
-
-
-def _read(name: str) -> bytes:
-    """The content of a resolved file."""
-    with about(name):
-        return Path(name).read_bytes()

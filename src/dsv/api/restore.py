@@ -18,8 +18,8 @@ from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Target, clean_path
 from dsv.values.paths import PathSet, show, sort_key
 from dsv.workspace.baseline import Baseline, below, open_baseline
-from dsv.workspace.checkout.checkout import Goal, check_out, check_tree
-from dsv.workspace.checkout.plan import ALWAYS, OverwritePolicy
+from dsv.workspace.checkout.checkout import check_out, check_tree
+from dsv.workspace.checkout.plan import Goal, OverwritePolicy
 from dsv.workspace.sparse import Held
 from dsv.workspace.workspace import Workspace
 
@@ -60,7 +60,9 @@ def restore(
         after = TreeReader(repository.objects, commit)
         chosen = PathSet.of(paths)
         with open_baseline(opened, base, writes=True) as baseline:
-            may_overwrite = ALWAYS if force else chosen.__contains__ if paths else _deleted(baseline)
+            may_overwrite = chosen.__contains__ if paths else _deleted(baseline)
+            if force:
+                may_overwrite = PathSet().__contains__
             held = baseline.held if paths else baseline.held_of(after)
             check_tree(after, workspace.root, held)
             _check_paths(baseline, after, chosen)

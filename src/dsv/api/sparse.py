@@ -19,7 +19,8 @@ from dsv.values.paths import show, sort_key
 from dsv.values.patterns import EVERYTHING, EVERYTHING_LINE, SparsePatterns, escaped, is_pattern
 from dsv.values.units import format_count
 from dsv.workspace.baseline import Baseline, open_baseline
-from dsv.workspace.checkout.checkout import Goal, check_out, check_tree
+from dsv.workspace.checkout.checkout import check_out, check_tree
+from dsv.workspace.checkout.plan import Goal
 from dsv.workspace.checkout.write import Made
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.sparse import Held

@@ -13,7 +13,8 @@ from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.tree.read import TreeReader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, TagName
-from dsv.workspace.checkout.checkout import Goal, bring_to
+from dsv.workspace.checkout.checkout import bring_to
+from dsv.workspace.checkout.plan import Goal
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.sync.journal import Journal
 from dsv.workspace.sync.publish import Publisher

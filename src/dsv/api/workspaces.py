@@ -11,7 +11,7 @@ from dsv.api.context import Context, check_binding, noting_branch
 from dsv.cache.root import SETTINGS_FILE
 from dsv.errors import Conflict
 from dsv.values.names import BranchName, Rev, Target
-from dsv.workspace.open import NO_COPIES, OpenWorkspace
+from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.workspace import Workspace
 
 
@@ -30,7 +30,7 @@ def open_to_publish(
         check_binding(workspace, repository)
         with (
             noting_branch(repository, context.workspace_or_none),  # it may follow another branch by then
-            lending(context, repository, workspace.dataset) if borrows else nullcontext(NO_COPIES) as copies,
+            lending(context, repository, workspace.dataset) if borrows else nullcontext() as copies,
         ):
             yield OpenWorkspace(
                 workspace, repository, lock, context.writer, context.progress, lambda: store.counts, copies

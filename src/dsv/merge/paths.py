@@ -358,7 +358,8 @@ class _Decider:
             if isinstance(kept, Decision):
                 return kept
             reason = kept
-        conflict = PathConflict(pair.path, _kind(ours, theirs), ours.after, theirs.after, reason)
+        kind = conflict_kind(ours.before, ours.after, theirs.after)
+        conflict = PathConflict(pair.path, kind, ours.after, theirs.after, reason)
         return _keep_ours(pair)._replace(undecided=True, conflict=conflict)
 
 
@@ -366,12 +367,12 @@ def _settled(decision: Decision, choice: Choice) -> Decision:
     return decision._replace(settled=Settled(decision.path, choice))
 
 
-def _kind(ours: Change, theirs: Change) -> ConflictKind:
-    if ours.after is None:
+def conflict_kind(base: Entry | None, ours: Entry | None, theirs: Entry | None) -> ConflictKind:
+    if ours is None:
         return ConflictKind.OURS_REMOVED
-    if theirs.after is None:
+    if theirs is None:
         return ConflictKind.THEIRS_REMOVED
-    return ConflictKind.BOTH_ADDED if ours.before is None else ConflictKind.BOTH_CHANGED
+    return ConflictKind.BOTH_ADDED if base is None else ConflictKind.BOTH_CHANGED
 
 
 def _content(entry: Entry) -> tuple[object, ...]:

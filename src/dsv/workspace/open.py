@@ -47,16 +47,6 @@ class Copies(Protocol):
         ...
 
 
-class NoCopies:
-    """Everything comes from the store."""
-
-    def lend(self, commit: CommitId, entries: Sequence[Entry]) -> Loan | None:
-        return None
-
-
-NO_COPIES: Copies = NoCopies()
-
-
 _COUNTED = 50
 """Commits that are read to say how many are newer."""
 
@@ -74,7 +64,7 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
     writer: Writer
     progress: Progress
     counts: Callable[[], Counts] = Counts
-    copies: Copies = NO_COPIES
+    copies: Copies | None = None
 
     def following(self, branch: BranchName) -> OpenWorkspace:
         """The same workspace, which follows this branch from now on."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.pull import Pulled, PullRequest
+from dsv.api.pull import Pulled
 from dsv.api.pull import pull as bring
 from dsv.cli.call import Call
 from dsv.cli.declare import command
@@ -79,9 +79,7 @@ def pull(
         workspace = context.workspace()
         chosen = choices(ours, theirs, both, resolved, lambda typed: workspace_paths(workspace, typed))
         try:
-            done = bring(
-                context, PullRequest(chosen.ours, chosen.theirs, table_key, chosen.both, chosen.resolved)
-            )
+            done = bring(context, chosen, table_key)
         except MergeConflict as error:
             return tell_conflicts(
                 call, error, dataset=workspace.dataset, branch=workspace.branch, commit=None

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, IntegrityError, Unreachable, Unsupported
@@ -21,21 +20,16 @@ from dsv.repo.tree.diff import Change
 from dsv.repo.tree.read import Reached, TreeReader, find_paths, reach_content
 from dsv.transfer.download import Fetcher
 from dsv.values.ids import CommitId, PackId
-from dsv.values.names import BranchName
 from dsv.values.paths import WHOLE, Scope, fold_clashes, show, sort_key
-from dsv.values.units import format_count
+from dsv.values.units import format_count, format_lines
 from dsv.workspace.baseline import Baseline, open_baseline
-from dsv.workspace.checkout.contents import Contents
-from dsv.workspace.checkout.disk import Disk
-from dsv.workspace.checkout.plan import NEVER, UNSETTLED, OverwritePolicy, Plan, Settlement, make_plan
-from dsv.workspace.checkout.write import Changes, Made, TreeWriter
+from dsv.workspace.checkout.plan import Disk, Goal, Plan, Planner
+from dsv.workspace.checkout.write import Contents, Made, TreeWriter
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.scan.result import WorkspaceScan
 from dsv.workspace.sync.journal import Journal
 from dsv.workspace.unfinished import Begun, restored, write_begun
 from dsv.workspace.workspace import Workspace
-
-_SHOWN = 20
 
 
 def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
@@ -45,35 +39,6 @@ def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
     """
     tree.check_links(tree.links(held))
     check_folding(root, (entry.path for entry, _ in tree.within(held)))
-
-
-class Goal(msgspec.Struct, frozen=True):
-    """What a command makes of a workspace.
-
-    paths: those that it is about; none for the whole workspace, whose base becomes `commit`. hint: what to do about
-    conflicts. there: the other side of conflicts, for their message. may_overwrite: paths at which even what no commit
-    has may be overwritten. settlement: what to do about paths that were changed here and there. ready: called when
-    there is no conflict and nothing is written yet; if it raises, nothing is written.
-    files_of: a commit that has the same files, if `commit` was made just now; None: there is none.
-    dry_run: conflicts are looked for, and nothing is written.
-    without_effect: of the paths for which a side was chosen, those that none of these conflicts concerns.
-    branch: the workspace follows it from before the first file is written, so that anyone who finds some of them
-    written finds that too; None: the one it follows.
-    """
-
-    command: str
-    commit: CommitId
-    changes: Changes = lambda: ()
-    hint: str = ""
-    paths: tuple[bytes, ...] = ()
-    may_overwrite: OverwritePolicy = NEVER
-    settlement: Settlement = UNSETTLED
-    there: str = ""
-    ready: Callable[[], None] = lambda: None
-    branch: BranchName | None = None
-    files_of: CommitId | None = None
-    dry_run: bool = False
-    without_effect: Callable[[Iterable[bytes]], tuple[bytes, ...]] = lambda settled: ()
 
 
 def bring_to(opened: OpenWorkspace, base: CommitId | None, after: TreeReader, goal: Goal) -> Made:
@@ -91,18 +56,11 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
     they were. The caller holds the workspace's lock and saves the state.
     """
     workspace, objects, scan = opened.workspace, opened.repository.objects, baseline.scan
-    follow = None if goal.paths else goal.commit
-    writer = TreeWriter(
-        scan,
-        goal.changes,
-        opened.progress,
-        follow=follow,
-        may_overwrite=goal.may_overwrite,
-        settlement=goal.settlement,
-    )
+    writer = TreeWriter(scan, goal, opened.progress)
     plan = writer.plan()
     if plan.conflicts:
-        conflicts = _listed([f"{show(one.path)} {reason}" for one, reason in plan.conflicts])
+        conflicts = format_lines([f"{show(one.path)} {reason}" for one, reason in plan.conflicts])
+        paths = [*plan.settled, *(one.path for one, _ in plan.conflicts)]
         there = f" (there: {goal.there})" if goal.there else ""
         raise MergeConflict(
             f"nothing was written, as it would overwrite {format_count(len(plan.conflicts), 'path')} in "
@@ -110,11 +68,9 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
             tuple(one for one, _ in plan.conflicts),
             subject=str(scan.root),
             hint=goal.hint,
-            without_effect=goal.without_effect([*plan.settled, *(one.path for one, _ in plan.conflicts)]),
+            without_effect=goal.settlement.choices.without_effect(paths),
         )
-    if (
-        objects.copy_of is not None
-    ):  # all or nothing: a missing content is an error before the first file is written
+    if objects.copy_of is not None:  # a missing content is an error before the first file is written
         writer.check_copies(objects.copy_of)
     check_copies(baseline.tree, goal.changes(), goal.may_overwrite, scan.root)
     if goal.dry_run:
@@ -127,8 +83,8 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
     if goal.branch is not None:
         workspace = opened.following(goal.branch).workspace
     made = _write(opened, goal.files_of or goal.commit, scan, writer, plan)
-    if follow is not None:
-        workspace.set_base(follow)
+    if goal.follow is not None:
+        workspace.set_base(goal.follow)
         write_begun(workspace.begun_path, ())
         _forget_intent(workspace)
     else:
@@ -145,12 +101,12 @@ def _write(
         made = writer.apply(contents.of)
     made.copied, made.copied_bytes = contents.files, contents.bytes
     opened.progress.finish()
-    contents.note(opened.progress.note)
+    contents.note(opened.progress)
     if made.left:
         raise Conflict(
             f"{format_count(len(made.left), 'path')} in {scan.root} changed while dsv was at work, and "
             f"{'stays as it is' if len(made.left) == 1 else 'stay as they are'}:"
-            f"{_listed(list(map(show, made.left)))}",
+            f"{format_lines(list(map(show, made.left)))}",
             subject=str(scan.root),
             hint="run the command again",
         )
@@ -199,7 +155,7 @@ def check_copies(
         packs.note(pack_id)
     raise Conflict(
         f"nothing was written, as the store has lost the content of {format_count(len(only), 'file')} in {root} that "
-        f"would go:{_listed(list(map(show, only)))}",
+        f"would go:{format_lines(list(map(show, only)))}",
         subject=str(root),
         hint="dsv sync --reupload stores it again; dsv restore --force gives it up",
     )
@@ -288,22 +244,13 @@ def _folds(root: Path) -> bool:
                 (root / ".dsv" / name).unlink()
 
 
-def _listed(lines: list[str]) -> str:
-    """The lines of a message, one below the other, cut short if they are many."""
-    more = [f"and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
-    return "".join(f"\n  {line}" for line in [*lines[:_SHOWN], *more])
-
-
-_SHOWN_DIFFERENCES = 20
-
-
-def check_equal(baseline: Baseline, tree: TreeReader, changes: Callable[[], Iterable[Change]]) -> None:
+def check_equal(baseline: Baseline, tree: TreeReader, goal: Goal) -> None:
     """Raises `Conflict` with a list of all that differs from the commit, or that it does not have. Reads every file."""
     scan = baseline.scan
     if next(scan.pending(), None) is None:
         return  # an empty folder, as most are
     with Descent(scan.root) as descent:
-        found = make_plan(changes(), Disk(scan, descent), NEVER).conflicts
+        found = Planner(goal, Disk(scan, descent)).plan().conflicts
     reasons = {
         one.path: "differs from the commit's" if reason.startswith("was added") else reason
         for one, reason in found
@@ -313,12 +260,10 @@ def check_equal(baseline: Baseline, tree: TreeReader, changes: Callable[[], Iter
             reasons.setdefault(path, "is not in the commit")
     if not reasons:
         return
-    lines = [f"{show(path)} {reasons[path]}" for path in sorted(reasons, key=sort_key)[:_SHOWN_DIFFERENCES]]
-    if len(reasons) > _SHOWN_DIFFERENCES:
-        lines.append(f"and {len(reasons) - _SHOWN_DIFFERENCES:,} more")
+    lines = format_lines([f"{show(path)} {reasons[path]}" for path in sorted(reasons, key=sort_key)])
     raise Conflict(
         f"nothing was written, as {scan.root} has {format_count(len(reasons), 'path')} that the commit has otherwise, "
-        "or not at all:" + "".join(f"\n  {line}" for line in lines),
+        f"or not at all:{lines}",
         subject=str(scan.root),
         hint="dsv clone --keep keeps what differs as your changes, --force overwrites it; both keep what is not in the "
         "commit",

@@ -3,17 +3,86 @@
 from __future__ import annotations
 
 import enum
+import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
+from dsv.errors import Conflict
 from dsv.format.tree import Entry, Kind
-from dsv.merge.paths import Choice, ConflictKind, MergedContent, PathConflict, Settled, beside
+from dsv.fs.descent import Descent, split
+from dsv.fs.errors import about
+from dsv.merge.paths import Choice, Choices, ConflictKind, PathConflict, Settled, beside, conflict_kind
 from dsv.repo.tree.diff import Change, Located, difference
-from dsv.values.ids import FileId
-from dsv.values.paths import show
-from dsv.workspace.checkout.disk import Disk
+from dsv.repo.tree.read import TreeReader
+from dsv.transfer.file_reader import Problem
+from dsv.values.ids import CommitId, FileId
+from dsv.values.names import BranchName
+from dsv.values.paths import PathSet, folders_above, show
+from dsv.workspace.scan.folder import DIRECTORY, IGNORED, KEPT, OWN_SAME, Folder, Relation
+from dsv.workspace.scan.result import WorkspaceScan, pending_at
+from dsv.workspace.scan.state import NameIndex
+from dsv.workspace.status import hash_file
+
+if TYPE_CHECKING:
+    from dsv.merge.apply import ContentMerger
+
+Changes = Callable[[], Iterable[Change]]
+"""Gives the same changes, in tree order with each path once, each time it is called."""
+OverwritePolicy = Callable[[bytes], bool]
+"""Whether something that no commit has may be overwritten at a path."""
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """How paths that were changed both here and there are settled, before they are conflicts."""
+
+    choices: Choices = Choices()
+    """At `ours`, what is here stays if it can't be merged; at `both`, what is there is kept beside it."""
+    merger: ContentMerger | None = None
+    """None: neither contents nor modes are merged."""
+    after: TreeReader | None = None
+    """The commit's tree, which must have nothing at a path at which something is kept beside a file."""
+
+    def has(self, paths: PathSet | None, step: Step) -> bool:
+        """Whether these are set, and have the path of the change or of the conflict."""
+        conflict = step.change.path if step.conflict is None else step.conflict.path
+        return paths is not None and (step.change.path in paths or conflict in paths)
+
+
+class Goal(msgspec.Struct, frozen=True):
+    """What a command makes of a workspace."""
+
+    command: str
+    commit: CommitId
+    changes: Changes = lambda: ()
+    hint: str = ""
+    """What to do about conflicts."""
+    paths: tuple[bytes, ...] = ()
+    """The paths that it concerns; none for the whole workspace, whose base becomes `commit`."""
+    may_overwrite: OverwritePolicy = lambda path: False
+    settlement: Settlement = Settlement()
+    there: str = ""
+    """The other side of conflicts, for their message."""
+    ready: Callable[[], None] = lambda: None
+    """Called when there is no conflict and nothing is written yet; if it raises, nothing is written."""
+    branch: BranchName | None = None
+    """The branch to follow from before the first file is written; None: the one that the workspace follows."""
+    files_of: CommitId | None = None
+    """A commit with the same files, if `commit` was made just now."""
+    dry_run: bool = False
+
+    @property
+    def follow(self) -> CommitId | None:
+        """The commit that is the base once the changes are made; None if the base stays."""
+        return None if self.paths else self.commit
+
+    def base_of(self, change: Change) -> Entry | None:
+        """The entry of the base once the change is made."""
+        return change.before if self.follow is None else change.after
 
 
 class Act(enum.Enum):
@@ -30,200 +99,53 @@ class Act(enum.Enum):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What to do about one change.
-
-    row: the stat that a file must still have to be replaced or removed; None if any will do. conflict, reason: what is
-    in conflict, and why in words. forced: whatever is in the way is removed. settled: the path of a conflict for which
-    the user chose a side. made: what is written if that is not what the commit has there, so that it is a local change;
-    content: its bytes if the commit does not have them either. beside: what the commit has there, which is written
-    under another name, as a local change too. merged: what was put together from both sides, for the report.
-    """
+    """What to do about one change."""
 
     act: Act
     change: Change
     row: bytes | None = None
+    """The stat that a file must still have to be replaced or removed; None if any will do."""
     conflict: PathConflict | None = None
     reason: str = ""
+    """The conflict in words."""
     forced: bool = False
+    """Whatever is in the way is removed."""
     settled: bytes | None = None
+    """The path of a conflict for which the user chose a side."""
     made: Entry | None = None
+    """The entry to write if the commit has another one: a local change."""
     content: bytes | None = None
+    """The content of `made`, if the commit does not have it either."""
     beside: Located | None = None
+    """The commit's entry, to be written under another name as a local change."""
     merged: Settled | None = None
+    """What was put together from both sides, for the report."""
 
     @property
     def entry(self) -> Entry | None:
-        """What is at the path when the step is done, if it writes something."""
+        """The entry at the path when the step is done, if it writes one."""
         return self.change.after if self.made is None else self.made
 
 
-OverwritePolicy = Callable[[bytes], bool]
-"""Whether something that no commit has may be overwritten at a path."""
-
-
-def _never(_: bytes) -> bool:
-    return False
-
-
-def _always(_: bytes) -> bool:
-    return True
-
-
-NEVER: OverwritePolicy = _never
-ALWAYS: OverwritePolicy = _always
-
-
-MergeFile = Callable[[Change, Entry, bytes], MergedContent | str]
-"""Merges a local file, of which the entry and the content are given, with what a commit makes of its base: the new
-content, or why there is none.
-"""
-
-
-class Settlement(msgspec.Struct, frozen=True):
-    """What to do about paths that were changed both here and there, before they are conflicts.
-
-    may_stay: at which paths what is here stays, if it can't be merged. keep_both: at which what is there is kept beside
-    it then. taken: whether the commit has something at or below a path, so that nothing else may be kept there. merge:
-    how contents are merged; None: not at all, and neither are modes. mergeable: the files for which that is tried.
-    resolved: the content that the user has for a path; None: no such.
-    """
-
-    may_stay: OverwritePolicy = NEVER
-    keep_both: OverwritePolicy = NEVER
-    choice: Callable[[bytes], Choice | None] = lambda path: None
-    taken: Callable[[bytes], bool] = NEVER
-    merge: MergeFile | None = None
-    mergeable: Callable[[Change, Entry], bool] = lambda change, now: True
-    resolved: Callable[[bytes], bytes | None] = lambda path: None
-
-
-UNSETTLED = Settlement()
-
-
-def settle(step: Step, now: Entry | None, disk: Disk, settlement: Settlement) -> Step:
-    """What is done about a conflict; the step itself if it stays one."""
-    change, conflict = step.change, step.conflict
-    assert conflict is not None
-    if any(one is not None and one.kind is Kind.EMPTY_DIRECTORY for one in (change.before, change.after)):
-        return step
-    if conflict.path == change.path and (content := settlement.resolved(change.path)) is not None:
-        return _resolve(step, now, disk, content)
-    if settlement.merge is not None and now is not None and conflict.path == change.path:
-        step = merge_file(step, now, disk, settlement)
-    if step.act is not Act.CONFLICT:
-        return step
-    if settlement.may_stay(change.path) or settlement.may_stay(conflict.path):
-        return Step(Act.STAY, change, settled=max(change.path, conflict.path, key=len))
-    if settlement.keep_both(change.path) or settlement.keep_both(conflict.path):
-        return _keep_both(step, disk, settlement)
-    return step
-
-
-def _resolve(step: Step, now: Entry | None, disk: Disk, content: bytes) -> Step:
-    change = step.change
-    if now is None or not now.is_file or change.after is None or not change.after.is_file:
-        return _because(step, "a resolved file is for a file on both sides; write it here, and use --ours")
-    made = Entry(change.path, now.kind, len(content), FileId.hash(content))
-    merged = Settled(change.path, Choice.RESOLVED)
-    return Step(
-        Act.REPLACE, change, disk.row(change.path),
-        made=made, content=content, settled=change.path, merged=merged,
-    )  # fmt: skip
-
-
-def merge_file(step: Step, now: Entry, disk: Disk, settlement: Settlement) -> Step:
-    """Merges the content and the mode of a file, each apart from the other; the step itself if that can't be done."""
-    change = step.change
-    before, after = change.before, change.after
-    if before is None or after is None or not (now.is_file and before.is_file and after.is_file):
-        return step
-    row = disk.row(change.path)
-    kind = now.kind if now.kind != before.kind else after.kind
-    if _content(after) in (_content(now), _content(before)):
-        if kind is now.kind:
-            return Step(Act.STAY, change)
-        return Step(Act.CHMOD, change, row, made=now._replace(kind=kind))
-    if _content(now) == _content(before):
-        return Step(Act.REPLACE, change, row, made=after._replace(kind=kind))
-    mine = disk.content(now) if settlement.mergeable(change, now) else None
-    if mine is None or settlement.merge is None:
-        return step
-    merged = settlement.merge(change, now, mine)
-    if isinstance(merged, str):
-        return _because(step, merged)
-    made = Entry(change.path, kind, len(merged.data), FileId.hash(merged.data))
-    done = Step(
-        Act.REPLACE, change, row, made=made, content=merged.data, merged=Settled(change.path, None, merged)
-    )
-    if not merged.settled.count:
-        return done
-    if settlement.keep_both(change.path):
-        kept = _keep_both(step, disk, settlement)
-        if kept.act is Act.CONFLICT:
-            return kept
-        done = replace(done, beside=kept.beside)
-    choice = settlement.choice(change.path)
-    return replace(done, settled=change.path, merged=Settled(change.path, choice, merged))
-
-
-def _keep_both(step: Step, disk: Disk, settlement: Settlement) -> Step:
-    """Keeps what is here, and what the commit has beside it."""
-    change, conflict = step.change, step.conflict
-    assert conflict is not None
-    if conflict.path != change.path or disk.is_folder(change.path):
-        return _because(step, "a file and a folder can't be kept both")
-    if change.after is None:
-        return Step(Act.STAY, change, settled=change.path)
-    name = beside(change.path)
-    if name is None:
-        return _because(step, "its name with .theirs in it would be too long")
-    kept = change.after._replace(path=name)
-    there = disk.entry(name)
-    if difference(there, kept) is None:  # a pull that was killed has kept it
-        return Step(Act.STAY, change, settled=change.path)
-    if there is not None or disk.is_folder(name) or settlement.taken(name) or disk.foreign_above(name):
-        taken = replace(conflict, kind=ConflictKind.IN_THE_WAY)
-        return _because(replace(step, conflict=taken), f"there is {show(name)} already")
-    hidden = disk.hidden_by(name)
-    if hidden is not None:
-        return _because(step, f"{show(name)} {hidden[1]}")
-    return Step(Act.STAY, change, settled=change.path, beside=(kept, change.location))
-
-
-def _because(step: Step, reason: str) -> Step:
-    """The same conflict, with the reason why it could not be settled."""
-    assert step.conflict is not None
-    if not reason:
-        return step
-    return replace(step, conflict=replace(step.conflict, reason=reason), reason=f"{step.reason} ({reason})")
-
-
-def _content(entry: Entry) -> tuple[object, ...]:
-    return entry.size, entry.file_id
-
-
 class Plan(msgspec.Struct):
-    """The sum of the steps, and every conflict, with what it is in words.
-
-    fetched: bytes of contents to fetch. absent: changes to nothing. settled: paths of conflicts for which the user
-    chose a side. here: files that are new to the base, and are here with the same content already. merged: what is put
-    together from both sides.
-    """
+    """The sum of the steps."""
 
     created: int = 0
     replaced: int = 0
     removed: int = 0
-    kept: int = 0
     fetched: int = 0
+    """Bytes of contents to fetch."""
     absent: int = 0
+    """Changes to nothing."""
     conflicts: list[tuple[PathConflict, str]] = msgspec.field(default_factory=list)
+    """Each with what it is in words."""
     settled: list[bytes] = msgspec.field(default_factory=list)
     here: list[Change] = msgspec.field(default_factory=list)
+    """Files that are new to the base, and are here with the same content already."""
     merged: list[Settled] = msgspec.field(default_factory=list)
 
     @property
     def writes(self) -> bool:
-        """Whether there is anything to do."""
         return bool(self.created or self.replaced or self.removed)
 
     def add(self, step: Step) -> None:
@@ -235,16 +157,16 @@ class Plan(msgspec.Struct):
         if step.beside is not None:
             self.created += 1
             self.fetched += step.beside[0].size
-        if step.act is Act.CONFLICT:
-            assert step.conflict is not None
+        if step.conflict is not None:
             self.conflicts.append((step.conflict, step.reason))
         elif step.act is Act.REMOVE:
             self.removed += 1
-        elif step.act in (Act.KEEP, Act.STAY):
-            self.kept += 1
-            if step.act is Act.KEEP and _brings_content(step.change):
+        elif step.act is Act.KEEP:
+            before, after = step.change.before, step.change.after
+            is_file = after is not None and after.is_file and after.size
+            if is_file and after is not None and (before is None or before.file_id != after.file_id):
                 self.here.append(step.change)
-        else:
+        elif step.act is not Act.STAY:
             if step.act is Act.CREATE:
                 self.created += 1
             else:
@@ -254,152 +176,232 @@ class Plan(msgspec.Struct):
                 self.fetched += step.entry.size
 
 
-def _brings_content(change: Change) -> bool:
-    before, after = change.before, change.after
-    if after is None or not after.is_file or not after.size:
-        return False
-    return before is None or before.file_id != after.file_id
+class Planner:
+    """Decides what is done about each change of a goal, by what the workspace has."""
 
+    def __init__(self, goal: Goal, disk: Disk) -> None:
+        self._goal = goal
+        self._disk = disk
+        self._settlement = goal.settlement
 
-def make_plan(
-    changes: Iterable[Change], disk: Disk, may_overwrite: OverwritePolicy, settlement: Settlement = UNSETTLED
-) -> Plan:
-    """What it takes to make the changes, which are in tree order."""
-    plan = Plan()
-    for step in _steps(changes, disk, may_overwrite, settlement):
-        plan.add(step)
-    plan.conflicts = list(dict.fromkeys(plan.conflicts))
-    return plan
+    def plan(self) -> Plan:
+        plan = Plan()
+        for step in self._steps():
+            plan.add(step)
+        plan.conflicts = list(dict.fromkeys(plan.conflicts))
+        return plan
 
+    def _steps(self) -> Iterator[Step]:
+        """Decide about all changes. A file that stays here is in the way of what the commit has below it, and of a
+        file in its folder's place.
 
-def _steps(
-    changes: Iterable[Change], disk: Disk, may_overwrite: OverwritePolicy, settlement: Settlement
-) -> Iterator[Step]:
-    """A file that stays here is in the way of what the commit has below it, and of a file in its folder's place.
+        What is written later need not look for that: by then the base has no such file.
+        """
+        over: Change | None = None  # puts a file where a folder is, and waits for what becomes of that
+        kept: bytes | None = None  # the last file that stays, and that the commit does not have
+        for change in self._goal.changes():
+            if over is not None and not change.path.startswith(over.path + b"/"):
+                yield self._unless_kept(over, kept)
+                over = None
+            if self._replaces_folder(change):
+                over = change
+                continue
+            if kept is not None and change.after is not None and change.path.startswith(kept + b"/"):
+                yield self._unless_kept(change, kept)
+                continue
+            step = self.decide(change)
+            if step.act is Act.STAY and change.after is None:
+                kept = change.path
+            yield step
+        if over is not None:
+            yield self._unless_kept(over, kept)
 
-    What is written later need not look for that: by then the base has no such file.
-    """
-    over: Change | None = None  # puts a file where a folder is, and waits for what becomes of that
-    kept: bytes | None = None  # the last file that stays, and that the commit does not have
-    for change in changes:
-        if over is not None and not change.path.startswith(over.path + b"/"):
-            yield _unless_kept(over, kept, disk, may_overwrite, settlement)
-            over = None
-        if (
-            change.after is not None
-            and change.after.kind is not Kind.EMPTY_DIRECTORY
-            and disk.is_folder(change.path)
-        ):
-            over = change
-            continue
-        if kept is not None and change.after is not None and change.path.startswith(kept + b"/"):
-            yield _unless_kept(change, kept, disk, may_overwrite, settlement)
-            continue
-        step = decide(change, disk, may_overwrite, settlement)
-        if step.act is Act.STAY and change.after is None:
-            kept = change.path
-        yield step
-    if over is not None:
-        yield _unless_kept(over, kept, disk, may_overwrite, settlement)
+    def _unless_kept(self, change: Change, kept: bytes | None) -> Step:
+        """Decide about a change, which is a conflict if the file that is kept lies above or below its path."""
+        step = self.decide(change)
+        if kept is None or step.act in (Act.CONFLICT, Act.STAY):
+            return step
+        if not (kept.startswith(change.path + b"/") or change.path.startswith(kept + b"/")):
+            return step
+        return self._settle(self._in_the_way(change, kept), None)
 
+    def decide(self, change: Change) -> Step:
+        """Apply the change if the disk is as in the base, or if what is there may go.
 
-def _unless_kept(
-    change: Change, kept: bytes | None, disk: Disk, may_overwrite: OverwritePolicy, settlement: Settlement
-) -> Step:
-    """What becomes of the change, unless the file that is kept lies above or below its path."""
-    step = decide(change, disk, may_overwrite, settlement)
-    if kept is None or step.act in (Act.CONFLICT, Act.STAY):
+        Otherwise it is a conflict, if it can't be settled.
+        """
+        path, after = change.path, change.after
+        now = self._disk.entry(path)
+        if after is not None and difference(now, after) is not None:
+            hidden = self._disk.hidden_by(path)
+            if hidden is not None:  # no scan would see what is written, and the next sync would remove it
+                at, reason = hidden
+                conflict = PathConflict(at, ConflictKind.IN_THE_WAY, self._disk.entry(at), after)
+                return _conflict(change, conflict, f"{reason}, and is in the way of {_name(path)}")
+        step = self._apply(change, now)
+        if step.act is Act.CONFLICT:
+            return self._settle(step, now)
+        if step.settled == path and now is not None and self._settlement.merger is not None:
+            merged = self._merge(_both_changed(change, now), now)  # theirs, where both changed it
+            return step if merged.act is Act.CONFLICT else merged
         return step
-    if not (kept.startswith(change.path + b"/") or change.path.startswith(kept + b"/")):
+
+    def _apply(self, change: Change, now: Entry | None) -> Step:
+        path, after, may_overwrite = change.path, change.after, self._goal.may_overwrite
+        if self._replaces_folder(change):
+            return self._over_folder(change, now)
+        if now is None and self._disk.is_folder(path):
+            # A folder with something in it: there is nothing to remove, and no empty folder to make.
+            return Step(Act.KEEP, change)
+        if difference(now, after) is None:
+            return Step(Act.KEEP, change)
+        forced = may_overwrite(path)
+        changed = difference(now, change.before) is not None
+        if changed and not forced:
+            return _both_changed(change, now)
+        settled = path if changed else None
+        if after is None:
+            return Step(Act.REMOVE, change, self._disk.row(path), settled=settled)
+        act = Act.CREATE if now is None else Act.REPLACE
+        step = Step(act, change, self._disk.row(path), forced=forced, settled=settled)
+        foreign = self._disk.foreign_above(path)
+        if foreign is None:
+            return step
+        if may_overwrite(foreign):
+            return replace(step, forced=True, settled=path)
+        return self._in_the_way(change, foreign)
+
+    def _replaces_folder(self, change: Change) -> bool:
+        after = change.after
+        is_file = after is not None and after.kind is not Kind.EMPTY_DIRECTORY
+        return is_file and self._disk.is_folder(change.path)
+
+    def _over_folder(self, change: Change, now: Entry | None) -> Step:
+        """Put a file or symlink in the place of a folder. What the base has in the folder has changes of its own."""
+        step = Step(Act.CREATE, change, forced=self._goal.may_overwrite(change.path))
+        if now is not None and difference(now, change.before) is not None:
+            return replace(step, settled=change.path) if step.forced else _both_changed(change, now)
+        foreign = self._disk.foreign_below(change.path)
+        if foreign is None:
+            return step
+        return replace(step, settled=foreign) if step.forced else self._in_the_way(change, foreign)
+
+    def _in_the_way(self, change: Change, foreign: bytes) -> Step:
+        """A file is where a folder has to be, or the other way round."""
+        conflict = PathConflict(foreign, ConflictKind.FILE_AND_FOLDER, self._disk.entry(foreign), None)
+        return _conflict(change, conflict, f"is in the way of {_name(change.path)}")
+
+    def _settle(self, step: Step, now: Entry | None) -> Step:
+        """Settle a conflict; return the step itself if it stays one."""
+        change, conflict, choices = step.change, step.conflict, self._settlement.choices
+        assert conflict is not None
+        if any(one is not None and one.kind is Kind.EMPTY_DIRECTORY for one in (change.before, change.after)):
+            return step
+        if conflict.path == change.path:
+            if (file := choices.resolved.get(change.path)) is not None:
+                return self._resolve(step, now, file)
+            if self._settlement.merger is not None and now is not None:
+                step = self._merge(step, now)
+        if step.act is not Act.CONFLICT:
+            return step
+        if self._settlement.has(choices.ours, step):
+            return Step(Act.STAY, change, settled=max(change.path, conflict.path, key=len))
+        return self._keep_both(step) if self._settlement.has(choices.both, step) else step
+
+    def _resolve(self, step: Step, now: Entry | None, file: str) -> Step:
+        change = step.change
+        if now is None or not now.is_file or change.after is None or not change.after.is_file:
+            return _because(
+                step, "a resolved file is for a file on both sides; write it here, and use --ours"
+            )
+        with about(file):
+            content = Path(file).read_bytes()
+        made = Entry(change.path, now.kind, len(content), FileId.hash(content))
+        return Step(
+            Act.REPLACE, change, self._disk.row(change.path),
+            made=made, content=content, settled=change.path, merged=Settled(change.path, Choice.RESOLVED),
+        )  # fmt: skip
+
+    def _merge(self, step: Step, now: Entry) -> Step:
+        """Merge the content and the mode of a file, each apart from the other; return the step itself if that can't be
+        done.
+        """
+        change, merger, choices = step.change, self._settlement.merger, self._settlement.choices
+        before, after = change.before, change.after
+        if before is None or after is None or not (now.is_file and before.is_file and after.is_file):
+            return step
+        row = self._disk.row(change.path)
+        kind = now.kind if now.kind != before.kind else after.kind
+        if after.file_id in (now.file_id, before.file_id):
+            if kind is now.kind:
+                return Step(Act.STAY, change)
+            return Step(Act.CHMOD, change, row, made=now._replace(kind=kind))
+        if now.file_id == before.file_id:
+            return Step(Act.REPLACE, change, row, made=after._replace(kind=kind))
+        mine = None
+        if merger is not None and merger.takes(change.path, (before, after, now)):
+            mine = self._disk.content(now)
+        if merger is None or mine is None:
+            return step
+        choice = choices.of(change.path)
+        merged = merger.merge_local(change, mine, choice)
+        if isinstance(merged, str):
+            return _because(step, merged)
+        made = Entry(change.path, kind, len(merged.data), FileId.hash(merged.data))
+        chosen = choice if merged.settled.count else None
+        done = Step(
+            Act.REPLACE, change, row,
+            made=made, content=merged.data, merged=Settled(change.path, chosen, merged),
+        )  # fmt: skip
+        if not merged.settled.count:
+            return done
+        if choices.both is not None and change.path in choices.both:
+            kept = self._keep_both(step)
+            if kept.act is Act.CONFLICT:
+                return kept
+            done = replace(done, beside=kept.beside)
+        return replace(done, settled=change.path)
+
+    def _keep_both(self, step: Step) -> Step:
+        """Keep what is here, and what the commit has beside it."""
+        change, conflict, disk, after = step.change, step.conflict, self._disk, self._settlement.after
+        assert conflict is not None
+        if conflict.path != change.path or disk.is_folder(change.path):
+            return _because(step, "a file and a folder can't be kept both")
+        if change.after is None:
+            return Step(Act.STAY, change, settled=change.path)
+        name = beside(change.path)
+        if name is None:
+            return _because(step, "its name with .theirs in it would be too long")
+        kept = change.after._replace(path=name)
+        there = disk.entry(name)
+        if difference(there, kept) is None:  # a pull that was killed has kept it
+            return Step(Act.STAY, change, settled=change.path)
+        is_taken = after is not None and next(iter(after.below(name)), None) is not None
+        if there is not None or disk.is_folder(name) or is_taken or disk.foreign_above(name):
+            taken = replace(conflict, kind=ConflictKind.IN_THE_WAY)
+            return _because(replace(step, conflict=taken), f"there is {show(name)} already")
+        hidden = disk.hidden_by(name)
+        if hidden is not None:
+            return _because(step, f"{show(name)} {hidden[1]}")
+        return Step(Act.STAY, change, settled=change.path, beside=(kept, change.location))
+
+
+def _because(step: Step, reason: str) -> Step:
+    """Add to a conflict the reason why it could not be settled."""
+    assert step.conflict is not None
+    if not reason:
         return step
-    return settle(_in_the_way(change, kept, disk), None, disk, settlement)
-
-
-def decide(
-    change: Change, disk: Disk, may_overwrite: OverwritePolicy, settlement: Settlement = UNSETTLED
-) -> Step:
-    """Applies the change if the disk is as in the base, or if `may_overwrite` says that what is there may go.
-
-    Otherwise it is a conflict, if it can't be settled.
-    """
-    path, after = change.path, change.after
-    now = disk.entry(path)
-    if after is not None and difference(now, after) is not None:
-        hidden = disk.hidden_by(path)
-        if hidden is not None:  # no scan would see what is written, and the next sync would remove it
-            at, reason = hidden
-            conflict = PathConflict(at, ConflictKind.IN_THE_WAY, disk.entry(at), after)
-            return _conflict(change, conflict, f"{reason}, and is in the way of {_name(path)}")
-    step = _apply(change, now, disk, may_overwrite)
-    if step.act is Act.CONFLICT:
-        return settle(step, now, disk, settlement)
-    if (
-        step.settled == path and now is not None and settlement.merge is not None
-    ):  # theirs, where both changed it
-        merged = merge_file(_both_changed(change, now), now, disk, settlement)
-        return step if merged.act is Act.CONFLICT else merged
-    return step
-
-
-def _apply(change: Change, now: Entry | None, disk: Disk, may_overwrite: OverwritePolicy) -> Step:
-    path, after = change.path, change.after
-    if after is not None and after.kind is not Kind.EMPTY_DIRECTORY and disk.is_folder(path):
-        return _over_folder(change, now, disk, may_overwrite)
-    if now is None and disk.is_folder(path):
-        # A folder with something in it: there is nothing to remove, and no empty folder to make.
-        return Step(Act.KEEP, change)
-    if difference(now, after) is None:
-        return Step(Act.KEEP, change)
-    forced = may_overwrite(path)
-    changed = difference(now, change.before) is not None
-    if changed and not forced:
-        return _both_changed(change, now)
-    settled = path if changed else None
-    if after is None:
-        return Step(Act.REMOVE, change, disk.row(path), settled=settled)
-    act = Act.CREATE if now is None else Act.REPLACE
-    step = Step(act, change, disk.row(path), forced=forced, settled=settled)
-    foreign = disk.foreign_above(path)
-    if foreign is None:
-        return step
-    if may_overwrite(foreign):
-        return replace(step, forced=True, settled=path)
-    return _in_the_way(change, foreign, disk)
-
-
-def _over_folder(change: Change, now: Entry | None, disk: Disk, may_overwrite: OverwritePolicy) -> Step:
-    """Puts a file or symlink in the place of a folder. What the base has in the folder has changes of its own."""
-    step = Step(Act.CREATE, change, forced=may_overwrite(change.path))
-    if now is not None and difference(now, change.before) is not None:
-        return replace(step, settled=change.path) if step.forced else _both_changed(change, now)
-    foreign = disk.foreign_below(change.path)
-    if foreign is None:
-        return step
-    return replace(step, settled=foreign) if step.forced else _in_the_way(change, foreign, disk)
+    return replace(step, conflict=replace(step.conflict, reason=reason), reason=f"{step.reason} ({reason})")
 
 
 def _both_changed(change: Change, now: Entry | None) -> Step:
-    return _conflict(
-        change, PathConflict(change.path, _kind(change, now), now, change.after), _reason(change, now)
-    )
-
-
-def _in_the_way(change: Change, foreign: bytes, disk: Disk) -> Step:
-    """A file is where a folder has to be, or the other way round."""
-    conflict = PathConflict(foreign, ConflictKind.FILE_AND_FOLDER, disk.entry(foreign), None)
-    return _conflict(change, conflict, f"is in the way of {_name(change.path)}")
+    kind = conflict_kind(change.before, now, change.after)
+    return _conflict(change, PathConflict(change.path, kind, now, change.after), _reason(change, now))
 
 
 def _conflict(change: Change, conflict: PathConflict, reason: str) -> Step:
     return Step(Act.CONFLICT, change, conflict=conflict, reason=reason)
-
-
-def _kind(change: Change, now: Entry | None) -> ConflictKind:
-    if now is None:
-        return ConflictKind.OURS_REMOVED
-    if change.after is None:
-        return ConflictKind.THEIRS_REMOVED
-    return ConflictKind.BOTH_ADDED if change.before is None else ConflictKind.BOTH_CHANGED
 
 
 def _reason(change: Change, now: Entry | None) -> str:
@@ -412,3 +414,131 @@ def _reason(change: Change, now: Entry | None) -> str:
 
 def _name(path: bytes) -> str:
     return path.decode("utf-8", "backslashreplace")
+
+
+class Disk:
+    """What the workspace has at single paths. Answers from the state; reads a file if only its content can tell."""
+
+    def __init__(self, scan: WorkspaceScan, descent: Descent) -> None:
+        self._scan = scan
+        self._state = scan.state
+        self._descent = descent
+        self.names = NameIndex(scan.state)
+        self._clear_above = b""  # a folder that is reached through folders alone
+
+    def entry(self, path: bytes) -> Entry | None:
+        """What a tree would hold for the path; None if it is absent, or nothing that a tree can hold.
+
+        Raises `Conflict` for a file that can't be read.
+        """
+        folder, at = self._find(path)
+        if folder is None or at is None:
+            return None
+        if folder.kinds[at] == DIRECTORY:
+            below = self._state.folder(path)
+            return Entry(path, Kind.EMPTY_DIRECTORY) if below is not None and below.is_empty else None
+        if folder.kinds[at] not in KEPT:
+            return None
+        known = folder.known_entry(at, path)
+        return known if known is not None else self._read(folder, at, split(path)[1])
+
+    def content(self, entry: Entry) -> bytes | None:
+        """What a file holds, if that still is the content of the entry."""
+        above, name = split(entry.path)
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(name, flags, dir_fd=self._descent.at(above))
+        except OSError:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read(entry.size + 1)
+        return data if FileId.hash(data) == entry.file_id else None
+
+    def row(self, path: bytes) -> bytes | None:
+        """The stat of a file or symlink; None if there is none, or none that is remembered."""
+        folder, at = self._find(path)
+        if folder is None or at is None or folder.kinds[at] not in KEPT:
+            return None
+        return folder.row(at)
+
+    def is_folder(self, path: bytes) -> bool:
+        folder, at = self._find(path)
+        return folder is not None and at is not None and _is_folder(folder, at)
+
+    def hidden_by(self, path: bytes) -> tuple[bytes, str] | None:
+        """A path, at or above this one, below which no scan sees what is written, and the reason."""
+        for way in (path, *folders_above(path)):
+            folder, at = self._find(way)
+            if folder is not None and at is not None and folder.kinds[at] == IGNORED:
+                return way, "is left out by .dsvignore"
+            if self._scan.withheld is not None and way in self._scan.withheld:
+                return way, "can't be read"
+        return None
+
+    def foreign_above(self, path: bytes) -> bytes | None:
+        """A path, this one or one above it, that is neither a folder nor something that the base has."""
+        way = path
+        while True:
+            folder, at = self._find(way)
+            if folder is not None and at is not None and not _is_folder(folder, at):
+                of_base = folder.kinds[at] in KEPT and folder.relation(at) is not Relation.ABSENT
+                if not of_base and (way != path or folder.kinds[at] not in KEPT):
+                    return way
+            way = split(way)[0]
+            if not way or way == self._clear_above:
+                self._clear_above = split(path)[0]
+                return None
+
+    def foreign_below(self, path: bytes) -> bytes | None:
+        """The first thing in a folder that the base does not have."""
+        inside = path + b"/"
+        for each in sorted(self._state.paths()):
+            if each != path and not each.startswith(inside):
+                continue
+            folder = self._state.folder(each)
+            assert folder is not None
+            if each != path and folder.is_empty and folder.own != OWN_SAME and each not in self._state.gone:
+                return each
+            names = folder.name_list()
+            unseen = self._names_on_disk(each).difference(names)
+            if unseen:  # such as dsv's and git's own files, which no scan looks at
+                return folder.path_of(min(unseen))
+            for at, name in enumerate(names):
+                kind = folder.kinds[at]
+                if kind != DIRECTORY and (kind not in KEPT or folder.relation(at) is Relation.ABSENT):
+                    return folder.path_of(name)
+        return None
+
+    def _names_on_disk(self, path: bytes) -> set[bytes]:
+        try:
+            with os.scandir(self._descent.at(path)) as found:
+                return {os.fsencode(each.name) for each in found}
+        except OSError:  # it is gone; the writer looks again
+            return set()
+
+    def relate(self, path: bytes, base: Entry | None) -> None:
+        """Sets how a file or symlink stands to the base, which has `base` there."""
+        folder, at = self._find(path)
+        if folder is not None and at is not None:
+            self._scan.relate(pending_at(folder, at, split(path)[1]), base)
+
+    def _find(self, path: bytes) -> tuple[Folder | None, int | None]:
+        parent, name = split(path)
+        at = self.names.find(parent, name)
+        return (None, None) if at is None else (self._state.edit(parent), at)
+
+    def _read(self, folder: Folder, at: int, name: bytes) -> Entry | None:
+        item = pending_at(folder, at, name)
+        problem = hash_file(self._scan, item, self._descent)
+        if isinstance(problem, Problem):
+            raise Conflict(
+                f"{problem}", subject=item.path.decode("utf-8", "backslashreplace"), hint="dsv status"
+            )
+        return item.known
+
+
+def _is_folder(folder: Folder, at: int) -> bool:
+    if folder.kinds[at] == IGNORED:
+        mode = int.from_bytes(folder.row(at)[-4:], "little")
+        return stat.S_ISDIR(mode)
+    return folder.kinds[at] == DIRECTORY

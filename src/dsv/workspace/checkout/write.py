@@ -6,8 +6,11 @@ to be, and the next run leaves the latter alone. A path that changed since the p
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
 
 import msgspec
 
@@ -17,76 +20,126 @@ from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent, split
 from dsv.merge.paths import Settled
 from dsv.repo.tree.diff import Change
+from dsv.transfer.download import Fetcher, Wanted
 from dsv.values.ids import CommitId
 from dsv.values.progress import Progress
-from dsv.workspace.checkout.contents import Asked, Content, Pieces
-from dsv.workspace.checkout.disk import Disk
-from dsv.workspace.checkout.plan import (
-    NEVER,
-    UNSETTLED,
-    Act,
-    OverwritePolicy,
-    Plan,
-    Settlement,
-    Step,
-    decide,
-    make_plan,
-)
+from dsv.values.units import format_count
+from dsv.workspace.checkout.plan import Act, Disk, Goal, Plan, Planner, Step
 from dsv.workspace.file_writer import Writer
+from dsv.workspace.open import Copies, Loan
 from dsv.workspace.scan.result import WorkspaceScan
 from dsv.workspace.scan.scanner import scan_workspace
 from dsv.workspace.scan.state import Patches
 
-Changes = Callable[[], Iterable[Change]]
-"""Gives the same changes, in tree order with each path once, each time it is called."""
+_RUN_FILES = 8192
+_RUN_BYTES = 256 << 20
 
-ContentsOf = Callable[[Iterator[Asked]], Iterator[Content]]
+Asked = tuple[Entry, Location | None]
+Fill = Callable[[int], None]
+"""Writes verified content to an empty file, which is open for reading and writing."""
+ContentsOf = Callable[[Iterator[Asked]], Iterator[Fill]]
 """Gives the content of each file that is asked for, in that order."""
 
 
-class Made(msgspec.Struct):
-    """What was done.
+class Contents:
+    """The contents of one commit's files, from copies on this machine, else from the store. To be closed after use."""
 
-    left: paths that changed while dsv was at work, and were left as they are. settled: paths of conflicts for which the
-    user chose a side. merged: what was put together from both sides. copied, copied_bytes: files that came from copies
-    on this machine, and not from the store.
-    """
+    def __init__(self, fetcher: Fetcher, copies: Copies | None, commit: CommitId) -> None:
+        self._fetcher, self._copies, self._commit = fetcher, copies, commit
+        self._loan: Loan | None = None
+        self.files = self.bytes = 0
+        """Counts of what was copied."""
+        self._failed = 0
+
+    def close(self) -> None:
+        if self._loan is not None:
+            self._loan.close()
+            self._loan = None
+
+    def of(self, asked: Iterator[Asked]) -> Iterator[Fill]:
+        """Yield the content of each file, to be used before the next one is asked for."""
+        while run := _next_run(asked):
+            loan = None
+            if self._copies is not None:
+                loan = self._loan = self._copies.lend(self._commit, [entry for entry, _ in run])
+            if loan is None:
+                yield from self._fetched(chain(run, asked))
+                return
+            fetched = self._fetched(each for at, each in enumerate(run) if not loan.has(at))
+            for at, each in enumerate(run):
+                yield partial(self._copy, loan, at, each) if loan.has(at) else next(fetched)
+            self.close()
+
+    def _fetched(self, asked: Iterable[Asked]) -> Iterator[Fill]:
+        for _, pieces in self._fetcher.files(Wanted(entry, where) for entry, where in asked):
+            yield fill_from(pieces)
+
+    def _copy(self, loan: Loan, at: int, asked: Asked, descriptor: int) -> None:
+        """Copy a file, or fetch it if that fails."""
+        if loan.take(at, descriptor):
+            self.files += 1
+            self.bytes += asked[0].size
+        else:
+            self._failed += 1
+            next(self._fetched([asked]))(descriptor)
+
+    def note(self, progress: Progress) -> None:
+        """Say that copies could not be used."""
+        if self._failed:
+            progress.note(
+                f"{format_count(self._failed, 'cached file')} could not be used and came from the store; "
+                "dsv cached --check repairs damaged ones"
+            )
+
+
+def fill_from(pieces: Iterable[bytes]) -> Fill:
+    """Return a function that writes these pieces."""
+
+    def fill(descriptor: int) -> None:
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                view = view[os.write(descriptor, view) :]
+
+    return fill
+
+
+def _next_run(asked: Iterator[Asked]) -> list[Asked]:
+    run: list[Asked] = []
+    room = _RUN_BYTES
+    for each in asked:
+        run.append(each)
+        room -= each[0].size
+        if len(run) == _RUN_FILES or room < 0:
+            break
+    return run
+
+
+class Made(msgspec.Struct):
+    """What was done."""
 
     created: int = 0
     replaced: int = 0
     removed: int = 0
     left: list[bytes] = msgspec.field(default_factory=list)
+    """Paths that changed while dsv was at work, and were left as they are."""
     copied: int = 0
+    """Files that came from copies on this machine, and not from the store."""
     copied_bytes: int = 0
     settled: list[bytes] = msgspec.field(default_factory=list)
+    """Paths of conflicts for which the user chose a side."""
     merged: list[Settled] = msgspec.field(default_factory=list)
+    """What was put together from both sides."""
 
 
 class TreeWriter:
-    """Plans changes in a workspace and makes them. The caller holds the workspace's lock.
+    """Plans the changes of a goal and makes them. The caller holds the workspace's lock."""
 
-    follow: the commit that is the base once the changes are made; None if they concern some paths, and the base stays.
-    may_overwrite: paths at which even what no commit has may be overwritten. settlement: what to do about paths that
-    were changed here and there.
-    """
-
-    def __init__(
-        self,
-        scan: WorkspaceScan,
-        changes: Changes,
-        progress: Progress,
-        *,
-        follow: CommitId | None,
-        may_overwrite: OverwritePolicy = NEVER,
-        settlement: Settlement = UNSETTLED,
-    ) -> None:
+    def __init__(self, scan: WorkspaceScan, goal: Goal, progress: Progress) -> None:
         self._scan = scan
-        self._settlement = settlement
         self._state = scan.state
-        self._changes = changes
+        self._goal = goal
         self._progress = progress
-        self._follow = follow
-        self._may_overwrite = may_overwrite
         self._made = Made()
         self._gone = set(scan.state.gone)
         self._removed: list[bytes] = []
@@ -95,20 +148,19 @@ class TreeWriter:
         self._removes = True  # until a plan says otherwise
 
     def plan(self) -> Plan:
-        """What there is to do. Reads files if their stats can't tell whether they changed. Writes nothing."""
+        """Return what there is to do. Reads files if their stats can't tell whether they changed. Writes nothing."""
         with Descent(self._scan.root) as descent:
-            disk = Disk(self._scan, descent)
-            plan = make_plan(self._changes(), disk, self._may_overwrite, self._settlement)
+            plan = Planner(self._goal, Disk(self._scan, descent)).plan()
         self._removes = plan.absent > 0
         self._made.settled, self._made.merged = plan.settled, plan.merged
         return plan
 
     def check_copies(self, copy_of: Callable[[Entry], object]) -> None:
-        """Asks for a copy of each content that a plan without conflicts would write; writes nothing."""
+        """Ask for a copy of each content that a plan without conflicts would write; write nothing."""
         with Descent(self._scan.root) as descent:
-            disk = Disk(self._scan, descent)
-            for change in self._changes():
-                step = decide(change, disk, self._may_overwrite, self._settlement)
+            planner = Planner(self._goal, Disk(self._scan, descent))
+            for change in self._goal.changes():
+                step = planner.decide(change)
                 beside = None if step.beside is None else step.beside[0]
                 written = None if step.act in (Act.KEEP, Act.STAY, Act.CHMOD) else change.after
                 for entry in (beside, written):
@@ -116,11 +168,12 @@ class TreeWriter:
                         copy_of(entry)
 
     def apply(self, contents: ContentsOf) -> Made:
-        """Makes the changes. If no path was left, the state mirrors the base afterwards; the caller saves it."""
+        """Make the changes. If no path was left, the state mirrors the base afterwards; the caller saves it."""
         exact, self._state.exact = self._scan.exact, None
         assert exact
         with Descent(self._scan.root) as descent, Writer(self._scan.root) as writer:
             self._disk = Disk(self._scan, descent)
+            self._planner = Planner(self._goal, self._disk)
             self._writer = writer
             self._patches = Patches(self._state, trusted=self._scan.keeps_ids)
             if self._removes:
@@ -135,15 +188,15 @@ class TreeWriter:
 
     def _scan_again(self) -> None:
         """Looks at the folders that were made, and at which of those that should be empty are."""
-        base = self._follow or self._scan.base
+        base = self._goal.follow or self._scan.base
         self._state.set_exact(base, self._gone)
-        if self._follow is not None:
+        if self._goal.follow is not None:
             self._state.provisional = False
         scan_workspace(
             self._scan.root, self._state, base, lambda: ()
         )  # the state mirrors it: none are asked for
         for change in self._folders:
-            in_base = self._base_of(change) == change.after
+            in_base = self._goal.base_of(change) == change.after
             if self._patches.folder(change.path, in_base=in_base) and in_base:
                 self._state.gone.discard(change.path)
 
@@ -151,12 +204,13 @@ class TreeWriter:
         """The steps that remove, or all others. What was removed is not looked at again: a file without a trusted stat
         would have to be read.
         """
-        for change in self._changes():
+        for change in self._goal.changes():
             if (change.after is None) == removing:
-                step = decide(change, self._disk, self._may_overwrite, self._settlement)
+                step = self._planner.decide(change)
                 yield step
-                if step.beside is not None:
-                    yield _of_beside(*step.beside)
+                if step.beside is not None:  # neither the commit nor the base has anything at that name
+                    entry, location = step.beside
+                    yield Step(Act.CREATE, Change(entry.path, None, None, location), made=entry)
 
     def _remove(self) -> None:
         folders: set[bytes] = set()
@@ -206,7 +260,7 @@ class TreeWriter:
             elif step.act is Act.CHMOD:
                 self._chmod(step, entry)
             elif step.content is not None:
-                self._done(step, self._file(step, entry, Pieces((step.content,))))
+                self._done(step, self._file(step, entry, fill_from((step.content,))))
                 self._progress.advance(files=1)
             elif not self._make_way(step):
                 self._made.left.append(step.change.path)
@@ -221,7 +275,7 @@ class TreeWriter:
         if entry.kind is Kind.SYMLINK:
             return self._writer.link(entry, step.row, replace=step.act is Act.REPLACE)
         if entry.is_file:
-            return self._file(step, entry, Pieces(()))
+            return self._file(step, entry, fill_from(()))
         if step.act is Act.REPLACE and not self._writer.remove(entry.path, step.row):
             return None
         if not self._writer.folder(entry.path):
@@ -239,8 +293,8 @@ class TreeWriter:
             self._made.left.append(entry.path)
         self._progress.advance(files=1)
 
-    def _file(self, step: Step, entry: Entry, content: Content) -> bytes | None:
-        return self._writer.file(entry, content.fill, step.row, replace=step.act is Act.REPLACE)
+    def _file(self, step: Step, entry: Entry, content: Fill) -> bytes | None:
+        return self._writer.file(entry, content, step.row, replace=step.act is Act.REPLACE)
 
     def _make_way(self, step: Step) -> bool:
         """Removes what is in the way and may go: an empty folder, or anything at or above the path if it is forced."""
@@ -271,20 +325,20 @@ class TreeWriter:
             )  # its upload works out the recipe; the scan that follows sees another stat
         elif row:
             self._gone.discard(entry.path)
-            self._patches.written(entry, row, self._base_of(step.change))
+            self._patches.written(entry, row, self._goal.base_of(step.change))
 
     def _keep(self, change: Change, entry: Entry) -> None:
         """Keeps what is there already; its relation to the base may change."""
         row = self._disk.row(entry.path)
         if row is not None:
-            self._disk.relate(entry.path, self._base_of(change))
+            self._disk.relate(entry.path, self._goal.base_of(change))
             self._gone.discard(entry.path)
         elif self._writer.folder(entry.path):  # it may have been removed with what was in it
             self._folder_made(change)
 
     def _stay(self, change: Change) -> None:
         """What is here stays, and is a local change if the commit becomes the base."""
-        base = self._base_of(change)
+        base = self._goal.base_of(change)
         if self._disk.row(change.path) is not None:
             self._disk.relate(change.path, base)
             self._gone.discard(change.path)
@@ -296,23 +350,15 @@ class TreeWriter:
     def _folder_made(self, change: Change) -> None:
         """The scan that follows finds out whether it is empty, as it is in the base."""
         self._folders.append(change)
-        if self._base_of(change) is not None:
+        if self._goal.base_of(change) is not None:
             self._gone.add(change.path)
 
     def _base_lacks(self, change: Change) -> None:
         """The path is not on disk. If the commit becomes the base, the base does not have it either."""
-        if self._base_of(change) is None:
+        if self._goal.base_of(change) is None:
             self._gone.discard(change.path)
             folder = self._state.folder(change.path)
             if folder is not None and folder.own:  # it may be made again, for what is in it then
                 self._state.edit(change.path).own = 0
         else:
             self._gone.add(change.path)
-
-    def _base_of(self, change: Change) -> Entry | None:
-        return change.after if self._follow is not None else change.before
-
-
-def _of_beside(entry: Entry, location: Location | None) -> Step:
-    """Writes what the commit has under another name, at which neither it nor the base has anything."""
-    return Step(Act.CREATE, Change(entry.path, None, None, location), made=entry)

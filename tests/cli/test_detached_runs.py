@@ -149,7 +149,9 @@ def test_relative_folders_are_those_of_the_caller(here: Dsv) -> None:
 
 
 def test_a_run_without_a_log_has_none(here: Dsv) -> None:
-    run = detach(here, "echo secret; touch ready; until [ -e go ]; do sleep 0.05; done", "--no-log")
+    here.ok("config", "pools.quiet.engine", "process")
+    here.ok("config", "pools.quiet.log", "no")
+    run = detach(here, "echo secret; touch ready; until [ -e go ]; do sleep 0.05; done", "--on", "quiet")
     await_file(here, "ready")
     live = here("logs", run)
     assert (live.code, live.out) == (3, "")

@@ -33,8 +33,8 @@ REFUSED = {
     "with": "--data -j/--jobs",
     "hold": "--for",
     "evict": "--unused-for --max-size --max-files --min-free",
-    "run": "--data --engine --code --out --gpus --gpu-type --tpu --tpu-topology --cpus --memory --time --nodes "
-    "--retries --shm-size -p/--param --parallel -j/--jobs",
+    "run": "--data --engine --code --out --gpus --cpus --memory --time --nodes "
+    "--retries -p/--param --parallel",
     "node": "--rank --attempt -j/--jobs",
     "runs": "--dataset -n/--limit --filter",
     "stop": "--grace",

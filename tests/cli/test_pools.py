@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from dsv.api import pools
+from dsv.api.cache import Stager
 from dsv.run.engine_list import ENGINES
 from dsv.run.engines import nvml
-from dsv.run.engines.base import NO_OPTIONS, NoEngine
+from dsv.run.engines.base import NO_OPTIONS, Facts, Job, NoEngine, Plan
 from dsv.run.engines.process import Process
-from dsv.run.resources import Capacity, NodeRoom, Resources
+from dsv.run.resources import Capacity, GpuCount, NodeRoom, Resources
 from dsv.values.json import Json
 from tests.kit.dsv import Dsv, assert_documented, write_files
 
@@ -133,10 +135,6 @@ def test_a_setting_of_a_pool_that_there_is_none_of_is_refused(dsv: Dsv) -> None:
         (("--on", "a,a"), "named twice"),
         (("--on", "a,"), "empty name"),
         (("--on", "a", "--engine", "process"), "has its engine"),
-        (("--on", "a", "--prefer", "speed"), "cached or order"),
-        (("--prefer", "order"), "none is named"),
-        (("--wait", "5m"), "none is named"),
-        (("--on", "a", "--wait", "soon"), "not a duration"),
     ],
 )
 def test_options_that_make_no_sense(pets: Dsv, arguments: tuple[str, ...], words: str) -> None:
@@ -160,7 +158,8 @@ def test_a_pool_with_the_data_comes_first(pets: Dsv) -> None:
     pets.ok("run", "pets@v1", "--on", "b", "--", "true")
     pets.ok("run", "pets@v1", "--on", "a,b", "--", "true")
     assert last_run(pets)["pool"] == "b" and last_run(pets)["cache_hit"] is True
-    pets.ok("run", "pets@v1", "--on", "a,b", "--prefer", "order", "--", "true")
+    pets.ok("config", "prefer", "order")
+    pets.ok("run", "pets@v1", "--on", "a,b", "--", "true")
     assert last_run(pets)["pool"] == "a"
 
 
@@ -186,7 +185,8 @@ def test_a_run_that_waited_long_enough_moves_on(pets: Dsv, monkeypatch: pytest.M
             (pets.home / "busy-b").unlink()
 
     monkeypatch.setattr(pools, "sleep", sleep)
-    done = pets.ok("run", "pets@v1", "--on", "a,b", "--wait", "1s", "--", "true")
+    pets.ok("config", "pools.a.wait", "1s")
+    done = pets.ok("run", "pets@v1", "--on", "a,b", "--", "true")
     assert "waiting for a, 1.0 s at most: quota" in done.err and "waiting for b: full" in done.err
     run = last_run(pets)
     assert (run["pool"], len(slept)) == ("b", 2)
@@ -277,9 +277,72 @@ def test_what_may_not_be_seen_of_a_pool_is_said(pets: Dsv) -> None:
 
 def test_credentials_are_not_forwarded_by_an_engine_that_has_no_way_to(pets: Dsv) -> None:
     """It would run without them, and without a word."""
-    for options in ((), ("--on", "a")):
-        done = pets("run", "--forward-credentials", "pets@v1", *options, "--", "true")
-        assert done.code != 0 and "--forward-credentials" in done.err
+    pets.ok("config", "pools.a.forward_credentials", "yes")
+    done = pets("run", "pets@v1", "--on", "a", "--", "true")
+    assert done.code != 0 and "forward_credentials" in done.err
+
+
+def test_a_run_has_what_the_settings_of_its_pool_say(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = frozenset({"gpus", "gpu_type", "tpu", "tpu_topology", "shm_bytes", "engine_args", "forward"})
+    planned, staged = [], []
+    plan, stager = Process.plan, Stager.__init__
+
+    def plan_of(self: Process, job: Job, facts: Facts) -> Plan:
+        planned.append(job)
+        plain = replace(job, gpus=None, gpu_type=None, tpu=None, tpu_topology=None, forward=False)
+        return plan(self, replace(plain, shm_bytes=None, engine_args=()), facts)
+
+    monkeypatch.setattr(Busy, "gives", everything)
+    monkeypatch.setattr(Busy, "plan", plan_of)
+    monkeypatch.setattr(
+        Stager,
+        "__init__",
+        lambda *a, jobs=None, **more: (staged.append(jobs), stager(*a, jobs=jobs, **more))[1],
+    )
+    for key, value in (
+        ("tpu", "v5e-8"), ("tpu_topology", "2x4"), ("shm_size", "64M"), ("engine_args", "--x '--y z'"),
+        ("forward_credentials", "yes"), ("log", "no"), ("wait", "2m"), ("jobs", "3"),
+    ):  # fmt: skip
+        pets.ok("config", f"pools.a.{key}", "--", value)
+    pets.ok("config", "pools.b.gpu_type", "A100")
+    pets.ok("run", "pets@v1", "--on", "a", "--", "true")
+    job = planned[-1]
+    assert (job.tpu, job.tpu_topology, job.shm_bytes) == ("v5e-8", "2x4", 64_000_000)
+    assert (job.engine_args, job.forward, job.gpu_type) == (("--x", "--y z"), True, None)
+    record = last_run(pets)
+    assert (record["tpu"], record["tpu_topology"], record["log"]) == ("v5e-8", "2x4", None)
+    assert record["engine_args"] == ["--x", "--y z"] and staged[-1] == 3
+    pets.ok("run", "--again", str(record["run"]), "--on", "b", "--", "true")
+    assert (planned[-1].tpu, planned[-1].shm_bytes, planned[-1].engine_args) == (None, None, ())
+    assert last_run(pets)["log"] is not None
+    monkeypatch.setattr(
+        Busy, "capacity", lambda self, wanted: Capacity((NodeRoom("n", (GpuCount("A100", 1, 1),)),))
+    )
+    shown = pets.ok("run", "pets@v1", "--on", "b", "--gpus", "1", "--dry-run", "--json", "--", "true")
+    assert (planned[-1].gpu_type, shown.json["resources"]["gpu_type"]) == ("A100", "A100")
+    pets.ok("config", "pools.b.gpu_type", "H100")
+    assert "it has no H100 GPU" in pets("run", "pets@v1", "--on", "b", "--gpus", "1", "--", "true").err
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("wait", "soon", "not a duration"), ("jobs", "0", "not a number of processes"),
+        ("log", "maybe", "neither yes nor no"), ("tpu", "8", "not a TPU slice"),
+        ("engine_args", "'", "can't be split"), ("engine_args", "--x", "can't give a job engine_args"),
+        ("shm_size", "1G", "can't give a job shm_size"), ("gpu_type", "-", "not a type of GPU"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_a_pool_that_is_wrong_is_named(pets: Dsv, key: str, value: str, words: str) -> None:
+    pets.ok("config", f"pools.a.{key}", "--", value)
+    refused = pets("run", "pets@v1", "--on", "a", "--", "true")
+    assert refused.code == 2 and words in refused.err and f"pools.a.{key}" in refused.err
+
+
+def test_a_preference_that_there_is_none_of_is_refused(pets: Dsv) -> None:
+    pets.ok("config", "prefer", "speed")
+    refused = pets("run", "pets@v1", "--on", "a", "--", "true")
+    assert refused.code == 2 and "cached or order" in refused.err
 
 
 def test_a_pool_of_this_machine_gives_free_gpus(

@@ -176,14 +176,19 @@ def test_a_run_is_repeated_with_the_engines_options_given_anew(pets: Dsv, tmp_pa
     docker.set("left", 0)
     docker.set("over", 0)
     containers = pets.at(pets.cwd, PATH=docker.environ["PATH"])
-    secret = "--engine-arg=--env=HF_TOKEN=hunter2"
-    assert containers.process("run", "pets@v1", "--image", "busybox", secret, "--", "train").code == 0
+    pets.ok("config", "pools.a.engine", "docker")
+    pets.ok("config", "pools.a.engine_args", "--", "--env=HF_TOKEN=hunter2 --label 'a b'")
+    words = ("run", "pets@v1", "--on", "a", "--image", "busybox", "--", "train")
+    assert containers.process(*words).code == 0
     first = pets.ok("runs", "--json").json["items"][0]
     refused = containers("run", "--again", first["run"], "--dry-run")
-    assert refused.code == 2 and "--engine-arg A" in refused.err
-    again = containers("run", "--again", first["run"], "--engine-arg=--cpus=2", "--dry-run", "--json")
+    assert refused.code == 2 and "--on POOL, whose engine_args" in refused.err
+    pets.ok("config", "pools.a.engine_args", "--", "--cpus=2")
+    pets.ok("config", "pools.a.shm_size", "64M")
+    again = containers("run", "--again", first["run"], "--on", "a", "--dry-run", "--json")
     argv = again.json["argv"]
     assert argv[argv.index("--cpus=2") :] == ["--cpus=2", "busybox", "train"]
+    assert argv[argv.index("--shm-size") + 1] == "64000000b"
     assert not any("HF_TOKEN" in word for word in argv)
 
 

@@ -241,7 +241,7 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: s
         (replace(JOB, access=StoreAccess(folders=("/lake",))), "no volume in which /lake is"),
         (replace(JOB, gpus=-1), "how many GPUs"),
         (replace(JOB, gpus=1, gpu_type="H100"), "no node is labelled with a GPU of the type H100"),
-        (replace(JOB, engine_args=("--x",)), "no further options"),
+        (replace(JOB, engine_args=("--x",)), "engine_args"),
         (replace(JOB, command=("train", "x" * 1_500_000)), "Kubernetes takes about 1,500,000"),
         (replace(JOB, tpu="v4-8"), "the shape of the slice"),
         (replace(JOB, tpu="v5e-8", nodes=3), "can't be shared by 3 nodes"),

@@ -137,7 +137,6 @@ def test_several_nodes_are_told_where_to_meet() -> None:
         ({}, {"container": "podman"}),
         ({"command": ()}, {}),
         ({"command": ("a\0b",)}, {}),
-        ({"shm_bytes": 1}, {}),
     ],
 )
 def test_what_slurm_cannot_do_is_refused(asked: dict[str, object], options: dict[str, str]) -> None:

@@ -182,7 +182,7 @@ def loaded(scene: Scene, synced: Mapping[str, bytes]) -> None:
         ["release", "set", "--all"],
         ["evict", "--all"],
         ["run", "set", "--image", "-", "--", "true"],
-        ["run", "set", "--no-log", "--", "true"],
+        ["run", "set", "--", "true"],
         ["cache", "nothing"],
     ):
         person(*arguments)

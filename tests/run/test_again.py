@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import UsageError
-from dsv.run.spec import parse_data, parse_env, parse_gpus, parse_params
+from dsv.run.resources import Pool
+from dsv.run.spec import on_pool, parse_data, parse_env, parse_gpus, parse_params
 from dsv.values.names import Target
 from tests.run.shop import Shop
 
@@ -40,7 +41,9 @@ def test_hidden_arguments_must_be_given_anew(shop: Shop) -> None:
     with_args = replace(first, command=("echo",), engine_args=("--env=A=***",))
     with pytest.raises(UsageError):
         shop.again(with_args, command=("echo",))
-    assert shop.again(with_args, engine_args=("--cpus=1",)).spec.engine_args == ("--cpus=1",)
+    moved = shop.again(with_args, command=("echo",), moves=True).spec
+    pool = Pool(name="a", engine="docker", run={"engine_args": ("--cpus=1",)})
+    assert on_pool(moved, pool).engine_args == ("--cpus=1",)
 
 
 def test_values_of_variables_are_those_of_today(shop: Shop) -> None:
@@ -132,5 +135,6 @@ def test_a_secret_parameter_is_given_anew(shop: Shop) -> None:
 def test_a_run_with_shared_memory_is_repeated_where_jobs_have_all_of_the_machines(shop: Shop) -> None:
     """A container's run records how much it had, and nobody may have asked for that."""
     first = shop.run("sh", "-c", "exit 3").record
-    second = shop.launch(shop.again(replace(first, shm_bytes=1 << 30)).spec).record
+    spec = shop.again(replace(first, shm_bytes=1 << 30)).spec
+    second = shop.launch(on_pool(spec, Pool(name="a", engine="process"))).record
     assert (second.exit_code, second.shm_bytes, second.again_of) == (3, None, first.run)

@@ -65,7 +65,8 @@ def test_a_run_that_waits_for_its_quota_says_so_and_goes_to_the_next_pool(queued
     until(counted, "the second in the queue")
     run = queued.last()["run"]
     until(lambda: "unused quota for nvidia.com/gpu" in queued.dsv("runs", run), "why it waits")
-    moved = queued.dsv(*run_of("--on", "k8s,free", "--wait", "5s", "--gpus", "1", script="echo third"))
+    queued.dsv("config", "pools.k8s.wait", "5s")
+    moved = queued.dsv(*run_of("--on", "k8s,free", "--gpus", "1", script="echo third"))
     assert moved == "third\n"
     (out / "go").touch()
     assert first.communicate(timeout=PATIENCE) and first.returncode == 0

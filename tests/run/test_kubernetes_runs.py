@@ -344,12 +344,18 @@ def kinds(kubernetes: lab.Kubernetes) -> Iterator[None]:
 @pytest.mark.exhaustive
 def test_tpus_and_types_of_gpus_are_found_by_the_labels_of_nodes(site: Site, kinds: None) -> None:
     """One that no node has is told in the words of the cluster; and nodes whose own cache has the commit come first."""
-    never = site.start(*run_of("--tpu", "v5e-16", "--nodes", "2", "--name", "never", script="true"))
+    site.dsv("config", "pools.k8s.tpu", "v5e-16")
+    never = site.start(*run_of("--nodes", "2", "--name", "never", script="true"))
     until(lambda: site.last().get("name") == "never", "the record of the one that never begins")
-    site.dsv(*run_of("--tpu", "v5e-8", "--tpu-topology", "2x4", script="true"))
+    site.dsv("config", "pools.k8s.tpu", "v5e-8")
+    site.dsv("config", "pools.k8s.tpu_topology", "2x4")
+    site.dsv(*run_of(script="true"))
     assert [part["host"] for part in site.last()["parts"]] == ["node1"]
+    for key in ("tpu", "tpu_topology"):
+        site.dsv("config", "--unset", f"pools.k8s.{key}")
     for kind, host in (("T4", "node2"), ("A100", "node1")):
-        site.dsv(*run_of("--gpus", "1", "--gpu-type", kind, script="true"))
+        site.dsv("config", "pools.k8s.gpu_type", kind)
+        site.dsv(*run_of("--gpus", "1", script="true"))
         assert [part["host"] for part in site.last()["parts"]] == [host]
     for job in site.cluster.get("jobs")["items"]:
         if job["metadata"]["name"] != f"dsv-{site.last()['run']}" and job["status"].get("succeeded"):

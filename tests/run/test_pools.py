@@ -33,7 +33,7 @@ _OTHER = "it can begin as well, and doesn't have the data cached"
 
 def facts(pool: str, free: int = 8, total: int = 8, **more: object) -> PoolFacts:
     capacity = Capacity((NodeRoom("n", (GpuCount("A100", free, total),)),))
-    return PoolFacts(pool=pool, capacity=capacity, **more)  # type: ignore[arg-type]
+    return PoolFacts(pool=pool, capacity=capacity, wanted=WANTED, **more)  # type: ignore[arg-type]
 
 
 FREE, CACHED = facts("free"), facts("cached", cached=True)
@@ -79,7 +79,7 @@ def over(*pools: str) -> tuple[PassedOver, ...]:
     ],
 )  # fmt: skip
 def test_the_choice(given_: list[PoolFacts], prefer: Prefer, expected: Choice | NoPool) -> None:
-    assert choose_pool(given_, WANTED, prefer) == expected
+    assert choose_pool(given_, prefer) == expected
 
 
 _ALL = (FREE, CACHED, FULL, FULL_CACHED, SMALL, DOWN, REFUSED, NO_ROOM)
@@ -90,9 +90,9 @@ _ALL = (FREE, CACHED, FULL, FULL_CACHED, SMALL, DOWN, REFUSED, NO_ROOM)
     st.sampled_from(Prefer),
 )
 def test_a_job_begins_if_any_pool_can_begin_it(order: list[PoolFacts], prefer: Prefer) -> None:
-    able = [each for each in order if why_never(each, WANTED) is None]
-    ready = [each for each in able if why_not_now(each, WANTED) is None]
-    choice = choose_pool(order, WANTED, prefer)
+    able = [each for each in order if why_never(each) is None]
+    ready = [each for each in able if why_not_now(each) is None]
+    choice = choose_pool(order, prefer)
     if not able:
         assert isinstance(choice, NoPool) and [each.pool for each in choice.passed_over] == [
             each.pool for each in order
@@ -151,13 +151,13 @@ def test_a_job_waits_at_one_pool_after_the_other() -> None:
         stays.append((pool, seconds, passed))
         return "begun at c" if pool == "c" else GaveUp(f"{pool} is full")
 
-    assert take_turns(["a", "b", "c"], 900, stay) == "begun at c"
-    assert stays == [("a", 900, ()), ("b", 900, (a,)), ("c", None, (a, b))]
+    assert take_turns({"a": 900, "b": 60, "c": 900}, stay) == "begun at c"
+    assert stays == [("a", 900, ()), ("b", 60, (a,)), ("c", None, (a, b))]
 
 
 def test_a_job_that_no_pool_ever_takes() -> None:
     with pytest.raises(LaunchError, match="a: is gone; b: is gone"):
-        take_turns(["a", "b"], 1, lambda pool, seconds, passed: GaveUp("is gone"))
+        take_turns({"a": 1, "b": 1}, lambda pool, seconds, passed: GaveUp("is gone"))
 
 
 @pytest.mark.parametrize("state", list(RunState))

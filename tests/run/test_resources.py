@@ -138,8 +138,9 @@ def test_a_job_that_somebody_ended_is_not_tried_again(shop: Shop) -> None:
     ("asked", "flag"),
     [
         ({"nodes": 2}, "--nodes"),
-        ({"tpu": "v5e-8"}, "--tpu"),
-        ({"tpu": "v5e-8", "tpu_topology": "2x4"}, "--tpu"),
+        ({"tpu": "v5e-8"}, "tpu"),
+        ({"shm_bytes": 1 << 20}, "shm_size"),
+        ({"engine_args": ("--x",)}, "engine_args"),
     ],
 )
 def test_what_no_machine_can_give_is_refused_before_anything_is_fetched(

@@ -21,7 +21,7 @@ if [ "$SLURMD_NODENAME" = n2 ]; then
 fi
 exec {dsv} "$@"
 """
-TWO = ("--nodes", "2", "--engine-arg=--nodelist=n1,n2")
+TWO = ("--nodes", "2")
 
 
 @pytest.fixture
@@ -39,6 +39,7 @@ def apart(site: Site) -> Iterator[Site]:
     slow.write_text(SLOW.format(folder=site.folder, dsv=DSV))
     slow.chmod(0o755)
     site.dsv("config", "pools.a.slurm.dsv", str(slow))
+    site.dsv("config", "pools.a.engine_args", "--", "--nodelist=n1,n2")
     yield site
     (site.folder / "let").touch()
     for node in ("n1", "n2", "n3"):

@@ -26,6 +26,7 @@ def fill(site: Site) -> str:
 def two_queues(site: Site) -> None:
     for key, value in (("engine", "slurm"), ("out", str(site.folder / "out")), ("slurm.partition", "urgent")):
         site.dsv("config", f"pools.c.{key}", value)
+    site.dsv("config", "pools.a.wait", "1s")
 
 
 def test_a_run_goes_on_to_the_next_pool_if_it_does_not_begin(site: Site) -> None:
@@ -38,8 +39,6 @@ def test_a_run_goes_on_to_the_next_pool_if_it_does_not_begin(site: Site) -> None
         "digits",
         "--on",
         "a,c",
-        "--wait",
-        "1s",
         "--gpus",
         "1",
         "--",
@@ -65,7 +64,8 @@ def test_a_run_goes_on_to_the_next_pool_if_it_does_not_begin(site: Site) -> None
 
 def test_a_run_goes_on_to_this_machine_if_a_queue_is_longer_than_it_seemed(site: Site) -> None:
     fill(site)
-    site.dsv("run", "digits", "--on", "a,here", "--wait", "1s", "--", "true")
+    site.dsv("config", "pools.a.wait", "1s")
+    site.dsv("run", "digits", "--on", "a,here", "--", "true")
     record = site.last()
     assert (record["pool"], record["engine"], record["exit_code"]) == ("here", "process", 0)
     assert [each["pool"] for each in record["passed_over"]] == ["a"] and site.queued() == []
@@ -97,8 +97,6 @@ exit $code
         "digits",
         "--on",
         "a,c",
-        "--wait",
-        "1s",
         "--gpus",
         "1",
         "--",
@@ -130,7 +128,7 @@ def test_a_run_that_is_taken_back_while_it_begins_runs_once(site: Site) -> None:
         (shims / "pause").write_text(pause)
         began = site.folder / f"began.{number}"
         script = f'echo "$SLURM_JOB_PARTITION" >>{began}'
-        words = ("run", "digits", "--on", "a,c", "--wait", "1s", "--gpus", "1", "--", "sh", "-c", script)
+        words = ("run", "digits", "--on", "a,c", "--gpus", "1", "--", "sh", "-c", script)
         terminal = site.start(*words, path=f"{shims}:{os.environ['PATH']}")
         _, err = terminal.communicate(timeout=PATIENCE)
         assert terminal.returncode == 0, err

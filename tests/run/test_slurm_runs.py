@@ -80,7 +80,8 @@ def test_a_requeued_job_goes_on_as_the_same_run(site: Site) -> None:
 
 
 def test_a_preempted_job_without_retries_says_so(site: Site) -> None:
-    terminal = site.start(*run_of("--nodes", "3", "--engine-arg=--exclusive"))
+    site.dsv("config", "pools.a.engine_args", "--", "--exclusive")
+    terminal = site.start(*run_of("--nodes", "3"))
     site.ready(nodes=3)
     site.slurm.call(
         "sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=true"
@@ -164,6 +165,5 @@ def test_the_nodes_make_sure_of_the_code_and_hold_it(site: Site) -> None:
 
 def test_a_job_that_can_never_run_says_why(site: Site) -> None:
     assert "no machine of it has more than 2 such GPUs" in site.dsv(*run_of("--gpus", "9"), code=125)
-    assert (
-        "invalid partition specified" in site.dsv(*run_of("--engine-arg=--partition=none"), code=125).lower()
-    )
+    site.dsv("config", "pools.a.engine_args", "--", "--partition=none")
+    assert "invalid partition specified" in site.dsv(*run_of(), code=125).lower()

@@ -88,6 +88,8 @@ def test_the_runs_of_a_sweep_go_on_to_the_pool_that_has_room(site: Site) -> None
         ("slurm.constraint", "nothing"),
     ):
         site.dsv("config", f"pools.b.{key}", value)
-    words = ("run", "digits", "--on", "b,a", "--prefer", "order", "--wait", "1s", "-p", "n=1,2", "--sweep")
+    site.dsv("config", "pools.b.wait", "1s")
+    site.dsv("config", "prefer", "order")
+    words = ("run", "digits", "--on", "b,a", "-p", "n=1,2", "--sweep")
     site.dsv(*words, "--parallel", "2", "--name", "grid", "--", "true")
     assert [(each["pool"], each["passed_over"][0]["pool"]) for each in runs(site)] == [("a", "b")] * 2

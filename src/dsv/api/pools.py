@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import sleep
+from typing import Any
 
 from dsv.api.cache import Stager
 from dsv.api.cache_targets import Found
@@ -16,8 +17,7 @@ from dsv.cache.record import lookup
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.run.engine_list import Engines, check_image_for, choose, engine_of
-from dsv.run.engines.base import Engine, NoEngine
-from dsv.run.engines.local_resources import check_given
+from dsv.run.engines.base import Engine, NoEngine, Task, check_given
 from dsv.run.pools import (
     ANSWERS_WITHIN,
     Choice,
@@ -33,8 +33,8 @@ from dsv.run.pools import (
     why_never,
     why_not_now,
 )
-from dsv.run.resources import DEFAULT_WAIT, Capacity, PassedOver, Pool, Resources
-from dsv.run.spec import JobSpec
+from dsv.run.resources import Capacity, PassedOver, Pool, Resources, check_resources
+from dsv.run.spec import POOL_OPTIONS, JobSpec, on_pool
 from dsv.values.names import HERE, Target
 from dsv.values.units import format_bytes, format_duration
 
@@ -87,7 +87,7 @@ def load_pool(settings: Settings, name: str, origin: str) -> Pool:
         raise UsageError(
             f"the pool {name} has no engine", subject=name, hint=f"dsv config pools.{name}.engine docker"
         )
-    engine_of(pool)
+    kind = engine_of(pool)
     for key in settings.table(f"pools.{name}."):
         table = key.partition(".")[0]
         if table not in (*POOL_FIELDS, pool.engine):
@@ -102,7 +102,27 @@ def load_pool(settings: Settings, name: str, origin: str) -> Pool:
             subject=f"pools.{name}.out",
             hint=f"dsv config pools.{name}.out /…/{pool.out}",
         )
+    pool = replace(pool, run=_run_settings(settings, name))
+    try:
+        check_given(kind, on_pool(Task(gpus=1 if "gpu_type" in pool.run else None), pool))
+    except UsageError as error:
+        key = f"pools.{name}.{error.subject}"
+        raise UsageError(f"{key}: {error.message}", subject=key, hint=f"dsv config --unset {key}") from None
     return pool
+
+
+def _run_settings(settings: Settings, name: str) -> dict[str, Any]:
+    """Return what the settings of a pool say about its runs. Raise `UsageError`."""
+    found = {}
+    for option in POOL_OPTIONS:
+        setting = settings.get(key := f"pools.{name}.{option.flag}")
+        try:
+            if setting is not None:
+                found[option.field] = option.parse(setting.value)
+        except UsageError as error:
+            hint = f"dsv config {key} VALUE"
+            raise UsageError(f"{key}: {error.message}", subject=key, hint=hint) from None
+    return found
 
 
 def cache_folder(settings: Settings, pool: Pool) -> Path | None:
@@ -121,7 +141,7 @@ def cache_folder(settings: Settings, pool: Pool) -> Path | None:
 
 def _read(settings: Settings, name: str) -> Pool:
     table = settings.table(f"pools.{name}.")
-    plain = {field: str(table[field][0]) for field in POOL_FIELDS if field in table}
+    plain = {field: str(table[field][0]) for field in ("engine", "cache", "out") if field in table}
     engine = plain.get("engine")
     prefix = f"{engine}."
     options = {key.removeprefix(prefix): value for key, (value, _) in table.items() if key.startswith(prefix)}
@@ -190,9 +210,10 @@ def locate(context: Context, cache: Path, targets: Sequence[Target], *, offline:
 
 
 def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: Wanted) -> PoolReport:
-    refused = _refusal(pool, wanted)
+    asked = on_pool(wanted.resources, pool)
+    refused = _refusal(pool, asked, wanted.image)
     engine = _engine(environ, pool, wanted)
-    answer = engine.capacity(wanted.resources)
+    answer = engine.capacity(asked)
     if isinstance(answer, NoEngine):
         return unknown(pool, answer.error or _unreachable(pool.name, answer.reason))
     folder = cache_folder(context.settings, pool)
@@ -204,6 +225,7 @@ def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: Wa
         there = False  # it will be made by the first run
     facts = PoolFacts(
         pool=pool.name,
+        wanted=asked,
         refused=refused,
         capacity=answer,
         cached=there if wanted.data else None,
@@ -222,15 +244,16 @@ def _unreachable(pool: str, reason: str) -> Unreachable:
     return Unreachable(reason, hint=f"dsv config shows the settings of pools.{pool}")
 
 
-def _refusal(pool: Pool, wanted: Wanted) -> str | None:
-    """Why the engine of a pool can't run this at all."""
+def _refusal(pool: Pool, asked: Resources, image: str | bool | None) -> str | None:
+    """Return why the engine of a pool can't run this at all."""
     if pool.engine is None:
         return None
     engine = engine_of(pool)
     try:
-        if not isinstance(wanted.image, bool):
-            check_image_for(engine, wanted.image)
-        check_given(engine, wanted.resources)
+        if not isinstance(image, bool):
+            check_image_for(engine, image)
+        check_given(engine, asked)
+        check_resources(asked)
     except UsageError as error:
         return error.message
     return None
@@ -285,24 +308,24 @@ class Placing:
     pools: Sequence[Pool]
     cache: Path
     prefer: Prefer = Prefer.CACHED
-    wait: float = DEFAULT_WAIT
     offline: bool = False
 
     def choose(self, spec: JobSpec, note: Callable[[str], None]) -> Placed:
         """Asks all pools, and tells which ones were passed over. Raises `LaunchError` if none can ever run it."""
         wanted = self._wanted(spec)
         facts = [each.facts for each in report_pools(self.context, self.environ, self.pools, wanted)]
-        choice = choose_pool(facts, spec, self.prefer)
+        choice = choose_pool(facts, self.prefer)
         if isinstance(choice, NoPool):
             raise no_pool(choice.passed_over)
         for passed in choice.passed_over:
             note(f"not on {passed.pool}: {passed.reason}")
         return self._placed(spec, choice)
 
-    def order(self, placed: Placed) -> tuple[str, ...]:
-        """The pools that the run may go to, from the one that it was placed at."""
+    def order(self, placed: Placed) -> dict[str, float]:
+        """Return the pools that the run may go to, and the seconds to wait at each, from where it was placed."""
         assert placed.spec.pool is not None  # it was chosen
-        return (placed.spec.pool.name, *placed.spec.then)
+        waits = {pool.name: pool.wait for pool in self.pools}
+        return {name: waits[name] for name in (placed.spec.pool.name, *placed.spec.then)}
 
     def enter(
         self,
@@ -316,7 +339,7 @@ class Placing:
         room. Gives up after so many seconds, or if the pool can never run it."""
         pool = next(each for each in self.pools if each.name == name)
         queues = pool.engine is not None and engine_of(pool).queues
-        order = self.order(placed)
+        order = tuple(self.order(placed))
         there = replace(placed.spec, passed_over=(*placed.spec.passed_over, *passed))
         if not passed and (placed.begins or queues):
             found: str | GaveUp | None = placed.reason
@@ -344,10 +367,10 @@ class Placing:
 
         def why_not() -> str | None:
             (report,) = report_pools(self.context, self.environ, [pool], wanted)
-            if report.facts.unreachable is None and (found := why_never(report.facts, spec)) is not None:
+            if report.facts.unreachable is None and (found := why_never(report.facts)) is not None:
                 never.append(found)
                 return None
-            reason = _why_not(report.facts, spec)
+            reason = _why_not(report.facts)
             if queues and report.facts.unreachable is None:
                 held.append(reason)
                 return None
@@ -377,12 +400,18 @@ class Placing:
                 subject=pool.name,
                 hint=f"dsv config pools.{pool.name}.cache DIR",
             )
-        there = replace(spec, pool=pool, engine=pool.engine, passed_over=choice.passed_over, then=choice.then)
+        there = replace(
+            on_pool(spec, pool),
+            pool=pool,
+            engine=pool.engine,
+            passed_over=choice.passed_over,
+            then=choice.then,
+        )
         return Placed(there, cache, choice.begins, choice.reason)
 
 
-def _why_not(facts: PoolFacts, spec: JobSpec) -> str | None:
+def _why_not(facts: PoolFacts) -> str | None:
     """Why it can't begin there now. One that doesn't answer for a moment is waited for as well."""
     if facts.unreachable is not None:
         return f"unreachable: {facts.unreachable}"
-    return why_not_now(facts, spec)
+    return why_not_now(facts)

@@ -97,7 +97,6 @@ def run(
     place: RunPlace,
     *,
     offline: bool = False,
-    jobs: int | None = None,
     stdout: int | None = 1,
     stderr: int | None = 2,
     signals: Signals | None = None,
@@ -108,15 +107,15 @@ def run(
 ) -> RunResult:
     """Makes sure that the data is in this cache, runs the job, and leaves its record. Waits for all of it.
 
-    offline: the store is not asked, and the record is sent by a later run. jobs: processes that fill the cache.
-    stdout, stderr: descriptors for what the job writes, None for nowhere. signals, grace,
-    announce: as of `runs.life.run`. placing: chooses the pool that the run goes to, and so the cache as well.
+    offline: the store is not asked, and the record is sent by a later run. stdout, stderr: descriptors for what the
+    job writes, None for nowhere. signals, grace, announce: as of `supervisor.run`.
+    placing: chooses the pool that the run goes to, and so the cache as well.
     force: however large the code is.
     Raises `LaunchError` for whatever keeps the job from being started, but `UsageError`, `Interrupted` and
     `Terminated` as they are.
     """
     with as_launch_error(), ExitStack() as stagers:
-        stagings = _Stagings(context, stagers, offline, jobs, force)
+        stagings = _Stagings(context, stagers, offline, force)
         stagers.callback(stagings.started)
         placed = None
         if placing is not None:
@@ -125,9 +124,7 @@ def run(
         staging = stagings.make(cache, spec)
         turns = None
         if placing is not None and placed is not None:
-            turns = supervisor.Turns(
-                placing.order(placed), placing.wait, stagings.enter(placing, placed, staging)
-            )
+            turns = supervisor.Turns(placing.order(placed), stagings.enter(placing, placed, staging))
         with LateRunStore(context, staging.store, stagings.started) as runs:
             spool, marks = Spool(place.spool, staging.store), Marks(place.state, staging.store)
             return supervisor.run(
@@ -181,7 +178,6 @@ def prepared(
     *,
     stage: bool,
     offline: bool = False,
-    jobs: int | None = None,
     force: bool = False,
 ) -> Iterator[JobSpec]:
     """Yield what the runs of a sweep have in common: the commits that its targets mean now, and its code.
@@ -189,7 +185,7 @@ def prepared(
     stage: the data is fetched into this cache, once for all of them, and held meanwhile.
     """
     sessions: list[Session] = []
-    with Stager(context, CacheRoot(cache), offline=offline, jobs=jobs) as stager, ExitStack() as held:
+    with Stager(context, CacheRoot(cache), offline=offline) as stager, ExitStack() as held:
         held.callback(_close, sessions)  # records name the code by then
         with as_launch_error():
             targets = (spec.target, *spec.data.values())
@@ -318,7 +314,6 @@ class _Stagings:
     context: Context
     open: ExitStack
     offline: bool
-    jobs: int | None
     force: bool
     sessions: list[Session] = field(default_factory=list)
 
@@ -328,7 +323,8 @@ class _Stagings:
             self.sessions.pop().close()
 
     def make(self, cache: Path, spec: JobSpec) -> _Fixed:
-        stager = Stager(self.context, CacheRoot(cache), offline=self.offline, jobs=self.jobs)
+        jobs = None if spec.pool is None else spec.pool.run.get("jobs")
+        stager = Stager(self.context, CacheRoot(cache), offline=self.offline, jobs=jobs)
         code = _Code(self.context, self.force, self.offline, self.sessions)
         output = KeptOutput(self.context, self.offline)
         self.open.callback(output.close)  # once the record is sent

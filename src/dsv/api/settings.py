@@ -21,6 +21,7 @@ PLAIN_KEYS: Mapping[str, str] = {
     "cache": "the cache that commands use: a folder, or a name under caches",
     "author": "who commits are signed by, such as 'Ann Lee <ann@example.org>'",
     "pool": "where runs go without --on: names under pools, with commas in between",
+    "prefer": "of the pools with room now, a run takes one with the data (cached) or the first (order)",
 }
 STORE_FIELDS: Mapping[str, str] = {
     "url": "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or a folder",
@@ -35,6 +36,15 @@ POOL_FIELDS: Mapping[str, str] = {
     "engine": "what runs jobs there: docker, podman, process, …",
     "cache": "the cache of its machines: a folder, or a name under caches",
     "out": "the folder on its machines in which runs get their output folders",
+    "gpu_type": "its GPUs that --gpus means, by words of their model: A100, A100-80GB",
+    "tpu": "the TPU slice of each run: v5e-8",
+    "tpu_topology": "the shape of the slice: 2x4",
+    "shm_size": "shared memory of each run: 16G; without it half of the memory that it may use",
+    "engine_args": "further options for docker, podman or sbatch, as in a shell",
+    "forward_credentials": "yes: dsv in the cluster gets the caller's credentials for the store",
+    "log": "no: what a run prints is not kept",
+    "wait": "how long a run waits there before it goes to the next pool of --on: 15m",
+    "jobs": "how many processes fill the cache for a run; without it as many as suit",
 }
 WORKSPACE_KEYS = ("store", "names", "dataset", "branch")
 BUILT_IN = "built in"

@@ -34,7 +34,6 @@ def open_sweep(
     parallel: int,
     start: Callable[[SweepPlan, int], Started],
     placing: Placing | None = None,
-    jobs: int | None = None,
     force: bool = False,
 ) -> Iterator[SweepDriver]:
     """A driver whose runs can be begun: their commits and their code are found, and their data is fetched and held if
@@ -44,7 +43,7 @@ def open_sweep(
     """
     first = dry_run(context, cache, plan.spec, place, placing=placing)
     stage = placing is None and not ENGINES[first.engine].queues
-    with prepared(context, cache, plan.spec, place, stage=stage, jobs=jobs, force=force) as spec:
+    with prepared(context, cache, plan.spec, place, stage=stage, force=force) as spec:
         context.progress.finish()
         whole = replace(plan, spec=spec)
         known = _Known(found, found.notes(_dataset(whole), plan.seat.id), whole)

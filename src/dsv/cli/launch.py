@@ -71,7 +71,6 @@ def _launch(call: Call, typed: Typed) -> RunResult | None:
             spec,
             place,
             offline=typed.offline,
-            jobs=typed.jobs,
             signals=Signals(),
             announce=call.session.announce,
             placing=placing,

@@ -60,7 +60,7 @@ def sweep(call: Call, typed: Typed) -> int:
                     context, found, cache, plan, place,
                     parallel=typed.parallel or 1,
                     start=lambda whole, number: Supervisor.start(call, whole.member(number)),
-                    placing=placing, jobs=typed.jobs, force=typed.force,
+                    placing=placing, force=typed.force,
                 )
             )  # fmt: skip
         _announce(call, place, plan, driver.parallel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Event, Thread
@@ -25,19 +25,21 @@ class Prefer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFacts:
-    """The facts about a pool, for one job.
-
-    unreachable: why it gave no answer. refused: why its engine can't run the job at all. capacity: None without an
-    answer. cached: whether its cache has the data; None if that can't be seen from here. no_room: why the data has no
-    room there; None if it has, or if that is not known.
-    """
+    """The facts about a pool, for one job."""
 
     pool: str
     unreachable: str | None = None
+    """Why it gave no answer."""
     refused: str | None = None
+    """Why its engine can't run the job at all."""
     capacity: Capacity | None = None
+    """None without an answer."""
+    wanted: Resources = field(default_factory=Resources)
+    """What the job asks for there."""
     cached: bool | None = None
+    """Whether its cache has the data; None if that can't be seen from here."""
     no_room: str | None = None
+    """Why the data has no room there; None if it has, or if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +65,16 @@ class NoPool:
 _NOT_CACHED: Final = "it can begin as well, and doesn't have the data cached"
 
 
-def choose_pool(
-    facts: Sequence[PoolFacts], wanted: Resources, prefer: Prefer = Prefer.CACHED
-) -> Choice | NoPool:
+def choose_pool(facts: Sequence[PoolFacts], prefer: Prefer = Prefer.CACHED) -> Choice | NoPool:
     """The first pool that can begin the job now, of those one that has the data; else the first that can ever run it.
 
     facts: in the order in which the pools were named.
     """
-    never = {each.pool: why for each in facts if (why := why_never(each, wanted)) is not None}
+    never = {each.pool: why for each in facts if (why := why_never(each)) is not None}
     able = [each for each in facts if each.pool not in never]
     if not able:
         return NoPool(tuple(PassedOver(pool, why) for pool, why in never.items()))
-    not_now = {each.pool: why for each in able if (why := why_not_now(each, wanted)) is not None}
+    not_now = {each.pool: why for each in able if (why := why_not_now(each)) is not None}
     ready = [each for each in able if each.pool not in not_now]
     if not ready:
         first = able[0].pool
@@ -85,7 +85,7 @@ def choose_pool(
     return Choice(chosen.pool, True, _before(facts, chosen.pool, reasons), _others(able, chosen.pool))
 
 
-def why_never(facts: PoolFacts, wanted: Resources) -> str | None:
+def why_never(facts: PoolFacts) -> str | None:
     """Why a pool can't run the job, however long it waits there. None if it can."""
     if facts.unreachable is not None:
         return f"unreachable: {facts.unreachable}"
@@ -94,13 +94,13 @@ def why_never(facts: PoolFacts, wanted: Resources) -> str | None:
     if facts.no_room is not None:
         return f"no room in its cache: {facts.no_room}"
     assert facts.capacity is not None  # it was reached
-    return fit(wanted, facts.capacity).never
+    return fit(facts.wanted, facts.capacity).never
 
 
-def why_not_now(facts: PoolFacts, wanted: Resources) -> str | None:
+def why_not_now(facts: PoolFacts) -> str | None:
     """Why a pool that can run the job can't begin now. None if it can."""
     assert facts.capacity is not None  # it was reached
-    return fit(wanted, facts.capacity).not_now
+    return fit(facts.wanted, facts.capacity).not_now
 
 
 def _others(able: Sequence[PoolFacts], chosen: str) -> tuple[str, ...]:
@@ -158,8 +158,8 @@ class GaveUp:
 Stay: TypeAlias = Callable[[str, float | None, tuple[PassedOver, ...]], _T | GaveUp]
 
 
-def take_turns(pools: Sequence[str], wait: float, stay: Stay[_T]) -> _T:
-    """Waits at the first pool, then at the next, and so on; at the last for as long as it takes.
+def take_turns(pools: Mapping[str, float], stay: Stay[_T]) -> _T:
+    """Wait at the first pool for so many seconds, then at the next, and so on; at the last for as long as it takes.
 
     stay: has the job run at a pool, if it begins within so many seconds (None: whenever it does), and returns what came
     of it; or `GaveUp`, once it is certain that it won't begin there. So the job is never at two pools: with an engine
@@ -167,8 +167,8 @@ def take_turns(pools: Sequence[str], wait: float, stay: Stay[_T]) -> _T:
     before. Raises `LaunchError` if each pool gave up.
     """
     passed: tuple[PassedOver, ...] = ()
-    for number, pool in enumerate(pools, 1):
-        found = stay(pool, None if number == len(pools) else wait, passed)
+    for number, (pool, seconds) in enumerate(pools.items(), 1):
+        found = stay(pool, None if number == len(pools) else seconds, passed)
         if not isinstance(found, GaveUp):
             return found
         passed = (*passed, PassedOver(pool, found.reason))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from dsv.errors import UsageError
 from dsv.values.json import Json
@@ -53,23 +53,21 @@ def parse_gpus(text: str) -> int:
 def parse_gpu_type(text: str) -> str:
     """Raises `UsageError`."""
     if _GPU_TYPE.fullmatch(text) is None:
-        raise UsageError(f"{text!r} is not a type of GPU", subject=text, hint="--gpu-type A100")
+        raise UsageError(f"{text!r} is not a type of GPU, such as A100", subject=text)
     return text
 
 
 def parse_tpu(text: str) -> str:
     """A slice: the version, and the number of chips. Raises `UsageError`."""
     if _TPU.fullmatch(text) is None:
-        raise UsageError(f"{text!r} is not a TPU slice", subject=text, hint="--tpu v5e-8")
+        raise UsageError(f"{text!r} is not a TPU slice, such as v5e-8", subject=text)
     return text
 
 
 def parse_topology(text: str) -> str:
     """Raises `UsageError`."""
     if _TOPOLOGY.fullmatch(text) is None:
-        raise UsageError(
-            f"{text!r} is not a topology of a TPU slice", subject=text, hint="--tpu-topology 2x4"
-        )
+        raise UsageError(f"{text!r} is not a topology of a TPU slice, such as 2x4", subject=text)
     return text
 
 
@@ -95,18 +93,18 @@ def check_resources(wanted: Resources) -> None:
     """Refuse resources that can't be asked for together. Raises `UsageError`."""
     if wanted.gpu_type is not None and wanted.gpus is None:
         raise UsageError(
-            "--gpu-type says which GPUs, and not how many",
+            "gpu_type says which GPUs, and not how many",
             subject=wanted.gpu_type,
-            hint=f"--gpus 1 --gpu-type {wanted.gpu_type}",
+            hint="--gpus 1",
         )
     if wanted.tpu_topology is not None and wanted.tpu is None:
         raise UsageError(
-            "--tpu-topology is the shape of a TPU slice, and none is asked for",
+            "tpu_topology is the shape of a TPU slice, and none is asked for",
             subject=wanted.tpu_topology,
-            hint=f"--tpu v5e-8 --tpu-topology {wanted.tpu_topology}",
+            hint="dsv config pools.NAME.tpu v5e-8",
         )
     if wanted.tpu is not None and wanted.gpus is not None:
-        raise UsageError("no machine has GPUs and TPUs", subject=wanted.tpu, hint="leave out --gpus or --tpu")
+        raise UsageError("no machine has GPUs and TPUs", subject=wanted.tpu, hint="leave out --gpus")
     if wanted.tpu is None or wanted.tpu_topology is None:
         return
     chips, product = tpu_chips(wanted.tpu), _product(wanted.tpu_topology)
@@ -285,20 +283,28 @@ def _in_words(wanted: Resources) -> str:
 
 
 DEFAULT_WAIT: Final = 15 * 60
-"""Seconds that a job waits in the queue of one pool before it moves to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """cache: its folder, as the machines of the pool have it; None for the cache in effect here. out: the folder in
-    which runs get their output folders; None for one among the user's state. options: what its engine needs to know,
-    as its table in the configuration has it. engine: None for `HERE`, which takes the one that answers."""
+    """A set of machines that run jobs, as the configuration describes it."""
 
     name: str
     engine: str | None
+    """None for `HERE`, which takes the one that answers."""
     cache: str | None = None
+    """Its folder, as the machines of the pool have it; None for the cache in effect here."""
     out: str | None = None
+    """The folder in which runs get their output folders; None for one among the user's state."""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """What its settings say about each run there, by the fields of `POOL_OPTIONS` in spec.py."""
     options: Mapping[str, Json] = field(default_factory=dict)
+    """What its engine needs to know, as its table in the configuration has it."""
+
+    @property
+    def wait(self) -> float:
+        """Seconds that a job waits in its queue before it moves to the next pool."""
+        return float(self.run.get("wait", DEFAULT_WAIT))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from dsv.errors import UsageError
 from dsv.run.dirs import RunPlace, code_state
@@ -166,17 +167,37 @@ def _parse_time(text: str) -> int:
     return seconds
 
 
+def _parse_words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"{text!r} can't be split into words: {error}", subject=text) from error
+
+
+def _parse_yes(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise UsageError(f"{text!r} is neither yes nor no", subject=text)
+    return text == "yes"
+
+
+def _parse_jobs(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise UsageError(f"{text!r} is not a number of processes", subject=text)
+    return int(text)
+
+
 def _as_it_is(value: Any) -> Any:
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of `dsv run`.
+    """One option of `dsv run`, or one setting of a pool about its runs.
 
-    field: of `JobSpec`. parse: makes the value of that field from what was typed. record: the field of `RunRecord`
-    that holds the value, which `write` makes of it and `read` makes into it again; None if it is recorded in
-    another way, or not at all. anew: whether `--again` takes another value.
+    flag: how it is typed, or the key in the pool's table. field: of `JobSpec`. parse: makes the value of that field
+    from what was typed. record: the field of `RunRecord` that holds the value, which `write` makes of it and `read`
+    makes into it again; None if it is recorded in another way, or not at all. anew: whether `--again` takes another
+    value.
     """
 
     flag: str
@@ -194,25 +215,47 @@ OPTIONS: Final = (
     Option("--engine", "engine"),
     Option("--code", "code", Path),
     Option("--gpus", "gpus", parse_gpus, "gpus", _gpus_text, _recorded_gpus),
-    Option("--gpu-type", "gpu_type", parse_gpu_type, "gpu_type"),
-    Option("--tpu", "tpu", parse_tpu, "tpu"),
-    Option("--tpu-topology", "tpu_topology", parse_topology, "tpu_topology"),
     Option("--cpus", "cpus", parse_cpus, "cpus"),
     Option("--memory", "memory_bytes", _parse_memory, "memory_bytes"),
     Option("--time", "time_seconds", _parse_time, "time_seconds"),
     Option("--nodes", "nodes", parse_nodes, "nodes"),
     Option("--retries", "retries", parse_retries, "retries"),
-    Option("--shm-size", "shm_bytes", parse_size),
     Option("--out", "out", Path, anew=True),
     Option("--keep-output", "keep_output", anew=True),
     Option("--param", "params", parse_params, anew=True),
     Option("--name", "name", anew=True),
-    Option("--engine-arg", "engine_args", tuple, anew=True),
-    Option("--no-log", "log", anew=True),
-    Option("--forward-credentials", "forward", anew=True),
 )
 """All but `--env`, whose values may be the caller's. To add one: a parameter of the command, a field of `JobSpec`
 (of `Task`, if engines carry it out) with its row here, and a field of `RunRecord`."""
+
+POOL_OPTIONS: Final = (
+    Option("gpu_type", "gpu_type", parse_gpu_type, "gpu_type"),
+    Option("tpu", "tpu", parse_tpu, "tpu"),
+    Option("tpu_topology", "tpu_topology", parse_topology, "tpu_topology"),
+    Option("shm_size", "shm_bytes", parse_size),
+    Option("engine_args", "engine_args", _parse_words),
+    Option("forward_credentials", "forward", _parse_yes),
+    Option("log", "log", _parse_yes),
+    Option("wait", "wait", parse_duration),
+    Option("jobs", "jobs", _parse_jobs),
+)
+"""What a pool says about each run there. To add one: a row here, and a key in `POOL_FIELDS` of api/settings.py."""
+
+_ALL: Final = (*OPTIONS, *POOL_OPTIONS)
+_Asked = TypeVar("_Asked", bound=Resources)
+
+
+def on_pool(wanted: _Asked, pool: Pool) -> _Asked:
+    """Return what a run asks for, with what the settings of this pool say and not those of another."""
+    defaults = {each.name: each.default for each in fields(wanted)}
+    said = {
+        each.field: pool.run.get(each.field, defaults[each.field])
+        for each in POOL_OPTIONS
+        if each.field in defaults
+    }
+    if wanted.gpus is None:
+        said["gpu_type"] = None
+    return replace(wanted, **said)
 
 
 def parse_options(typed: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,7 +265,7 @@ def parse_options(typed: Mapping[str, Any]) -> dict[str, Any]:
 
 def recorded(spec: JobSpec) -> dict[str, Any]:
     """The fields of a `RunRecord` that hold options as they are."""
-    return {each.record: each.write(getattr(spec, each.field)) for each in OPTIONS if each.record is not None}
+    return {each.record: each.write(getattr(spec, each.field)) for each in _ALL if each.record is not None}
 
 
 def asked(spec: JobSpec) -> dict[str, Any]:
@@ -231,16 +274,14 @@ def asked(spec: JobSpec) -> dict[str, Any]:
     nothing = Resources()
     return {
         each.field: each.write(getattr(spec, each.field))
-        for each in OPTIONS
+        for each in _ALL
         if each.field in names and getattr(spec, each.field) != getattr(nothing, each.field)
     }
 
 
 def restored(record: RunRecord) -> dict[str, Any]:
     """The fields of a `JobSpec` that a record holds as they are."""
-    return {
-        each.field: each.read(getattr(record, each.record)) for each in OPTIONS if each.record is not None
-    }
+    return {each.field: each.read(getattr(record, each.record)) for each in _ALL if each.record is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,29 +297,29 @@ def again(
     place: RunPlace,
     *,
     command: tuple[str, ...] = (),
-    engine_args: tuple[str, ...] = (),
     env: Mapping[str, str] | None = None,
     params: Mapping[str, Json] | None = None,
     out: Path | None = None,
     name: str | None = None,
-    log: bool = True,
     keep_output: bool = False,
+    moves: bool = False,
 ) -> Again:
     """Make the spec that repeats a run: the same commits, image, engine, code, command and parameters.
 
-    command, engine_args: used instead of the recorded ones; env: values, which come before those that the caller's
-    environment has; params: those that the record hides. Raises `UsageError` if a hidden value is not given again.
+    command: used instead of the recorded one; env: values, which come before those that the caller's environment has;
+    params: those that the record hides; moves: to a pool, whose settings are then those of the run. Raises `UsageError`
+    if a hidden value is not given again.
     """
     cannot: list[str] = []
-    for given, recorded, again_with in (
-        (command, record.command, "-- CMD…, with the secrets passed by -e"),
-        (engine_args, record.engine_args, "--engine-arg A …"),
+    for given, recorded, hint in (
+        (bool(command), record.command, "-- CMD…, with the secrets passed by -e"),
+        (moves, record.engine_args, "--on POOL, whose engine_args have them"),
     ):
         if not given and any(HIDDEN in argument for argument in recorded):
             raise UsageError(
                 f"run {record.run} had secrets in its command, which its record doesn't show",
                 subject=record.run,
-                hint=f"dsv run --again {record.run} {again_with}",
+                hint=f"dsv run --again {record.run} {hint}",
             )
     spec = JobSpec(
         target=_target(record.data[0]) if record.data else Target(record.dataset, Rev(record.commit.hex())),
@@ -292,9 +333,8 @@ def again(
         shm_bytes=record.shm_bytes,
         env=_env(record, place, dict(env or {}), cannot),
         params=_params(record, params or {}),
-        engine_args=engine_args or record.engine_args,
+        engine_args=record.engine_args,
         keep_output=keep_output or record.output is not None,
-        log=log,
         name=name,
         again_of=record.run,
         sweep=record.sweep,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +18,8 @@ from dsv.run.completing import completed
 from dsv.run.dirs import LIVE_LOG, RunPlace, first_time, leave_terminal, make_folder
 from dsv.run.engine_list import choose
 from dsv.run.engines.attach import Signals, spared
-from dsv.run.engines.base import CANNOT_LAUNCH, NO_OPTIONS, Ended, Engine, Plan
-from dsv.run.engines.local_resources import check_given, with_free_gpus
+from dsv.run.engines.base import CANNOT_LAUNCH, NO_OPTIONS, Ended, Engine, Plan, check_given
+from dsv.run.engines.local_resources import with_free_gpus
 from dsv.run.engines.log import LiveLog, LogKeeper
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import GRACE
@@ -54,14 +54,13 @@ Enter: TypeAlias = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The pools that a run may go to, in order. wait: seconds at each of them, but for the last.
+    """The pools that a run may go to, in order, with the seconds that it waits at each of them but the last.
 
     enter: waits until the job may be given to a pool, for at most so many seconds; it is told which pools were left
     before, and tells what it waits for.
     """
 
-    pools: tuple[str, ...]
-    wait: float
+    pools: Mapping[str, float]
     enter: Enter
 
 
@@ -210,7 +209,7 @@ def _in_turn(decided: Launch, turns: Turns, stay: _Stay) -> RunResult:
         return stay.at(now, entered.staging, Patience(seconds, reason))
 
     try:
-        return take_turns(turns.pools, turns.wait, at)
+        return take_turns(turns.pools, at)
     except BaseException as error:
         if records.starts and not records.begun and records.under_way:
             _record_not_started(now, records, error)
@@ -348,19 +347,12 @@ def _decide(spec: JobSpec, place: RunPlace, staging: Staging, run: RunId | None 
     chosen = choose(place.environ, spec.engine, spec.image, options)
     if spec.pool is not None and spec.gpus is not None:
         chosen = replace(chosen, facts=replace(chosen.facts, machine=with_free_gpus(chosen.facts.machine)))
-    if _all_shared_memory(chosen.engine, spec):
-        spec = replace(spec, shm_bytes=None)
     located = {name: staging.locate(target) for name, target in _targets(spec).items()}
     check_given(chosen.engine, spec)
     elsewhere = staging.elsewhere() if chosen.engine.queues else ()
     access = NO_ACCESS if chosen.engine.shares_folders else staging.access()
     run = run or RunId.make(now_ms(), os.urandom(4))
     return Launch.of(spec, place, chosen, run, located, elsewhere, access)
-
-
-def _all_shared_memory(engine: Engine, spec: JobSpec) -> bool:
-    """Check that a run is repeated where no job has shared memory of its own, which nobody asked for at first."""
-    return spec.again_of is not None and spec.shm_bytes is not None and "shm_bytes" not in engine.gives
 
 
 def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:

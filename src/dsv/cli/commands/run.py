@@ -29,24 +29,6 @@ On = Annotated[
         "--on", parser=text, metavar="POOL[,POOL]", help="The pools to try; 'here' is this machine."
     ),
 ]
-PreferOption = Annotated[
-    str | None,
-    typer.Option(
-        "--prefer",
-        parser=text,
-        metavar="cached|order",
-        help="Of the pools with room now: one with the data, or the first.",
-    ),
-]
-Wait = Annotated[
-    str | None,
-    typer.Option(
-        "--wait",
-        parser=text,
-        metavar="DURATION",
-        help="How long it waits at a pool before it tries the next: 15m.",
-    ),
-]
 Force = Annotated[
     bool,
     typer.Option(
@@ -62,15 +44,6 @@ KeepOutput = Annotated[
     bool, typer.Option("--keep-output", help="Commit what is in /out into the store, at the end.")
 ]
 Gpus = Annotated[str | None, typer.Option("--gpus", metavar="N|all", help="How many GPUs the job gets.")]
-GpuType = Annotated[
-    str | None,
-    typer.Option("--gpu-type", parser=text, metavar="TYPE", help="Which GPUs, by their model: A100."),
-]
-Tpu = Annotated[str | None, typer.Option("--tpu", parser=text, metavar="SLICE", help="A TPU slice: v5e-8.")]
-TpuTopology = Annotated[
-    str | None,
-    typer.Option("--tpu-topology", parser=text, metavar="TOPOLOGY", help="The shape of the slice: 2x4."),
-]
 Cpus = Annotated[str | None, typer.Option("--cpus", metavar="N", help="CPUs that each node of the job gets.")]
 Memory = Annotated[
     str | None,
@@ -86,12 +59,6 @@ Nodes = Annotated[
 Retries = Annotated[
     str | None,
     typer.Option("--retries", metavar="N", help="How often it is started again if it fails."),
-]
-ShmSize = Annotated[
-    str | None,
-    typer.Option(
-        "--shm-size", metavar="SIZE", help="Shared memory; half of the job's memory if it's left out."
-    ),
 ]
 Env = Annotated[
     list[str] | None,
@@ -116,9 +83,6 @@ Name = Annotated[
     str | None,
     typer.Option("--name", parser=text, metavar="NAME", help="A name for the container and the record."),
 ]
-EngineArg = Annotated[
-    list[str] | None, typer.Option("--engine-arg", metavar="ARG", help="A further option for the engine.")
-]
 Again = Annotated[
     str | None,
     typer.Option("--again", metavar="RUN", help="Repeat this run, as far as that can be done."),
@@ -126,21 +90,6 @@ Again = Annotated[
 Offline = Annotated[
     bool, typer.Option("--offline", help="Don't ask the store; the record is sent by a later run.")
 ]
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "-j",
-        "--jobs",
-        parser=whole(1),
-        metavar="N",
-        help="Number of processes that fill the cache (default: automatic).",
-    ),
-]
-ForwardCredentials = Annotated[
-    bool,
-    typer.Option("--forward-credentials", help="Give dsv in the cluster your credentials for the store."),
-]
-NoLog = Annotated[bool, typer.Option("--no-log", help="Don't keep what the job prints.")]
 JsonFile = Annotated[
     str | None,
     typer.Option(
@@ -206,33 +155,23 @@ def run(
     image: Image = None,
     engine: Engine = None,
     on: On = None,
-    prefer: PreferOption = None,
-    wait: Wait = None,
     code: Code = None,
     force: Force = False,
     out: Out = None,
     keep_output: KeepOutput = False,
     gpus: Gpus = None,
-    gpu_type: GpuType = None,
-    tpu: Tpu = None,
-    tpu_topology: TpuTopology = None,
     cpus: Cpus = None,
     memory_bytes: Memory = None,
     time_seconds: Time = None,
     nodes: Nodes = None,
     retries: Retries = None,
-    shm_bytes: ShmSize = None,
     env: Env = None,
     params: Param = None,
     sweep: Sweep = False,
     parallel: Parallel = None,
     name: Name = None,
-    engine_args: EngineArg = None,
     again: Again = None,
     offline: Offline = False,
-    jobs: Jobs = None,
-    no_log: NoLog = False,
-    forward: ForwardCredentials = False,
     json_file: JsonFile = None,
     dry_run: DryRun = False,
     detach: Detach = False,

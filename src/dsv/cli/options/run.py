@@ -15,12 +15,10 @@ from dsv.errors import UsageError
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.base import Plan
 from dsv.run.pools import Prefer
-from dsv.run.resources import DEFAULT_WAIT
 from dsv.run.spec import OPTIONS, JobSpec, again, asked, parse_env, parse_options
 from dsv.run.sweep import as_member
 from dsv.values.json import Json
 from dsv.values.names import HERE, Target
-from dsv.values.units import parse_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +33,10 @@ class Typed:
     env: tuple[str, ...]
     options: Mapping[str, Any]
     offline: bool
-    jobs: int | None
     json_file: str | None
     dry_run: bool
     force: bool = False
     on: str | None = None
-    prefer: str | None = None
-    wait: str | None = None
     detach: bool = False
     sweep: bool = False
     parallel: int | None = None
@@ -51,8 +46,6 @@ class Typed:
         """From the parameters of the command by their names: for the options of a run the fields of `JobSpec`."""
         own = {each.name for each in fields(cls)} - {"options", "env"}
         options = {name: value for name, value in typed.items() if value and name not in own}
-        if options.pop("no_log", False):
-            options["log"] = False
         env = tuple(options.pop("env", None) or ())
         return cls(options=options, env=env, **{name: typed[name] for name in own})
 
@@ -88,7 +81,8 @@ def _again(call: Call, typed: Typed, context: Context, place: RunPlace, env: Map
         call.warn(f"it ran on the pool {record.pool}: --on {record.pool} takes it there again")
     if typed.offline:
         call.say(f"run {record.run} as it waits here to be sent: with --offline the store is not asked")
-    repeated = again(record, place, command=call.words, env=env, **parse_options(typed.options))
+    options = parse_options(typed.options)
+    repeated = again(record, place, command=call.words, env=env, moves=typed.on is not None, **options)
     for sentence in repeated.cannot:
         call.warn(sentence)
     return repeated.spec
@@ -99,27 +93,24 @@ def placing_of(call: Call, typed: Typed, context: Context, cache: Path) -> Placi
     default = typed.again is None and "engine" not in typed.options
     pools = pools_to_try(call.settings, typed.on) if typed.on or default else ()
     if not pools:
-        for flag, value in (("--prefer", typed.prefer), ("--wait", typed.wait)):
-            if value is not None:
-                raise UsageError(
-                    f"{flag} says how to choose a pool, and none is named", hint=f"--on A,B {flag} {value}"
-                )
         return None
     if any(source.origin == "--cache" for source in call.settings.sources) and any(
         pool.name != HERE for pool in pools
     ):
         raise UsageError("a pool has its cache", subject="--cache", hint=f"leave out --cache, or --on {HERE}")
-    if typed.prefer not in (None, *Prefer):
+    prefer = call.settings.get("prefer")
+    if prefer is not None and prefer.value not in tuple(Prefer):
         raise UsageError(
-            f"--prefer is cached or order, not {typed.prefer}", subject=typed.prefer, hint="--prefer order"
+            f"the setting prefer is cached or order, not {prefer.value}",
+            subject="prefer",
+            hint="dsv config prefer order",
         )
     return Placing(
         context,
         call.around.environ,
         pools,
         cache,
-        Prefer.CACHED if typed.prefer is None else Prefer(typed.prefer),
-        DEFAULT_WAIT if typed.wait is None else parse_duration(typed.wait),
+        Prefer.CACHED if prefer is None else Prefer(prefer.value),
         typed.offline,
     )
 

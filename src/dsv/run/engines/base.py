@@ -301,8 +301,8 @@ class Engine(ABC):
     shares_folders: ClassVar[bool] = True
     """True if its jobs see the folders of this machine under their names, so that what they leave is seen here."""
     gives: ClassVar[frozenset[str]]
-    """The fields of `Resources`, and `shm_bytes`, that it can give a job, besides those of `SEEN_TO` in
-    local_resources.py. A job that asks for more is refused before anything of it is fetched."""
+    """The fields of `Task` that it can give a job, besides those of `SEEN_TO`. A job that
+    asks for more is refused before anything of it is fetched."""
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         """Ask nothing yet.
@@ -442,6 +442,38 @@ def stage_facts(text: str) -> dict[str, Any]:
         return {}
 
 
+SEEN_TO: Final = frozenset({"time_seconds", "retries"})
+"""Of one machine's jobs dsv ends those that take too long, and starts those again that failed."""
+_GIVEN: Final = {
+    "gpus": "--gpus",
+    "gpu_type": "gpu_type",
+    "tpu": "tpu",
+    "tpu_topology": "tpu_topology",
+    "cpus": "--cpus",
+    "memory_bytes": "--memory",
+    "time_seconds": "--time",
+    "nodes": "--nodes",
+    "retries": "--retries",
+    "shm_bytes": "shm_size",
+    "engine_args": "engine_args",
+    "forward": "forward_credentials",
+}
+"""What not every engine can give a job: the field, and the option or the setting of a pool that asks for it."""
+
+
+def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:
+    """Raise `UsageError` if the engine can't give what the job asks for on any machine."""
+    nothing = Task()
+    for name, option in _GIVEN.items():
+        asked = getattr(wanted, name, getattr(nothing, name)) != getattr(nothing, name)
+        if asked and name not in engine.gives | SEEN_TO:
+            raise UsageError(
+                f"the {engine.name} engine can't give a job {option}",
+                subject=option,
+                hint=f"leave out {option}, or name a pool that has it by --on (dsv pools lists them)",
+            )
+
+
 def check_command(command: Sequence[str]) -> None:
     """Raise `UsageError` for no command, and for one that no program can be given."""
     if not command or not command[0]:
@@ -458,6 +490,6 @@ def check_image(image: str | None) -> str:
         raise UsageError(
             f"{image!r} is not the name of an image",
             subject=image,
-            hint="dsv run --image NAME …; options for the engine itself go by --engine-arg",
+            hint="dsv run --image NAME …; options for the engine itself go into engine_args of its pool",
         )
     return image

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final
@@ -13,7 +12,7 @@ from dsv.errors import LaunchError, UsageError
 from dsv.fs.process import host_name
 from dsv.periodic import NEVER, Periodic
 from dsv.run.engines import nvml
-from dsv.run.engines.base import Engine, NoEngine, Task
+from dsv.run.engines.base import Engine, NoEngine
 from dsv.run.engines.machine import GpuModel, Machine, visible
 from dsv.run.record import GpuUse
 from dsv.run.resources import ALL_GPUS, Capacity, GpuCount, NodeRoom, Resources, counted, is_type
@@ -68,41 +67,6 @@ def _available() -> int | None:
     except OSError:
         return None
     return None if match is None else int(match[1]) * 1024
-
-
-SEEN_TO: Final = frozenset({"time_seconds", "retries"})
-"""Of one machine's jobs dsv ends those that take too long, and starts those again that failed."""
-
-_ASKED: Final[dict[str, tuple[str, Callable[[Resources], bool]]]] = {
-    "gpus": ("--gpus", lambda wanted: wanted.gpus is not None),
-    "gpu_type": ("--gpu-type", lambda wanted: wanted.gpu_type is not None),
-    "tpu": ("--tpu", lambda wanted: wanted.tpu is not None),
-    "tpu_topology": ("--tpu-topology", lambda wanted: wanted.tpu_topology is not None),
-    "cpus": ("--cpus", lambda wanted: wanted.cpus is not None),
-    "memory_bytes": ("--memory", lambda wanted: wanted.memory_bytes is not None),
-    "time_seconds": ("--time", lambda wanted: wanted.time_seconds is not None),
-    "nodes": ("--nodes", lambda wanted: wanted.nodes != 1),
-    "retries": ("--retries", lambda wanted: wanted.retries != 0),
-    "forward": ("--forward-credentials", lambda wanted: isinstance(wanted, Task) and wanted.forward),
-}
-"""Resources that not every engine has: the option, and a check that a job asks for it."""
-
-
-def not_given(engine: Engine | type[Engine], wanted: Resources) -> tuple[str, ...]:
-    """The options of what this engine can't give at all."""
-    given = engine.gives | SEEN_TO
-    return tuple(flag for name, (flag, asks) in _ASKED.items() if asks(wanted) and name not in given)
-
-
-def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:
-    """Raises `UsageError` if the engine can't give what the job asks for on any machine."""
-    missing = not_given(engine, wanted)
-    if missing:
-        raise UsageError(
-            f"the {engine.name} engine can't give a job {', '.join(missing)}",
-            subject=missing[0],
-            hint=f"leave out {missing[0]}, or name a pool that has it by --on (dsv pools lists them)",
-        )
 
 
 def check_machine(wanted: Resources, machine: Machine) -> None:

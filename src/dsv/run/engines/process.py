@@ -32,6 +32,7 @@ from dsv.run.engines.base import (
     NoEngine,
     Plan,
     check_command,
+    check_given,
 )
 from dsv.run.engines.local_resources import (
     LocalEngine,
@@ -161,12 +162,7 @@ class Process(LocalEngine):
     def plan(self, job: Job, facts: Facts) -> Plan:
         if job.image is not None:
             raise UsageError("the process engine runs no images", subject=job.image, hint="leave out --image")
-        if job.engine_args:
-            raise UsageError("the process engine has no options of its own", subject=job.engine_args[0])
-        if job.shm_bytes is not None:
-            raise UsageError(
-                "the process engine has all of the machine's shared memory", hint="leave out --shm-size"
-            )
+        check_given(self, job)
         check_command(job.command)
         check_machine(job, facts.machine)
         env = dict(job.env)

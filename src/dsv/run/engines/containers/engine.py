@@ -25,6 +25,7 @@ from dsv.run.engines.base import (
     NoEngine,
     Plan,
     PrivateFile,
+    check_given,
     check_image,
 )
 from dsv.run.engines.containers.container import ContainerRun, create, is_id
@@ -63,7 +64,7 @@ class ContainerEngine(ContainerProgram, LocalEngine):
     """docker or podman, called through its program."""
 
     takes_image: ClassVar[bool | None] = True
-    gives: ClassVar[frozenset[str]] = LocalEngine.gives | {"shm_bytes"}
+    gives: ClassVar[frozenset[str]] = LocalEngine.gives | {"shm_bytes", "engine_args"}
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         super().__init__(environ, options)
@@ -97,6 +98,7 @@ class ContainerEngine(ContainerProgram, LocalEngine):
 
     def plan(self, job: Job, facts: Facts) -> Plan:
         image = check_image(job.image)
+        check_given(self, job)
         if _NAME.fullmatch(job.name) is None:
             raise UsageError(
                 f"{job.name!r} is no name for a container: letters, digits, '_', '.', '-'", subject=job.name

@@ -35,6 +35,7 @@ from dsv.run.engines.base import (
     Plan,
     PrivateFile,
     check_command,
+    check_given,
     check_image,
 )
 from dsv.run.engines.kubernetes.api import (
@@ -151,12 +152,7 @@ class Kubernetes(Engine):
     def plan(self, job: Job, facts: Facts) -> Plan:
         image = check_image(job.image)
         check_command(job.command)
-        if job.engine_args:
-            raise UsageError(
-                "Kubernetes takes a manifest, and no further options",
-                subject="--engine-arg",
-                hint="dsv config pools.NAME.kubernetes.overlay changes the manifest",
-            )
+        check_given(self, job)
         shown = known(job)
         secret = {
             name: value for name, value in job.env.items() if name not in shown and name != "DSV_ATTEMPT"
@@ -168,7 +164,7 @@ class Kubernetes(Engine):
         text = as_yaml(found)
         notes: tuple[str, ...] = ()
         if job.forward and not credentials:
-            notes = ("--forward-credentials found no credentials in the environment",)
+            notes = ("forward_credentials found no credentials in the environment",)
         return Plan(
             engine=self.name,
             run=job.run,
@@ -403,7 +399,7 @@ _CREDENTIALS: Final = (
     "AZURE_CLIENT_SECRET",
     "AZURE_TENANT_ID",
 )
-"""Variables that `--forward-credentials` passes on, to the containers of dsv alone."""
+"""Variables that `forward_credentials` of a pool passes on, to the containers of dsv alone."""
 
 
 def credentials_in(environ: Mapping[str, str]) -> dict[str, str]:
@@ -420,7 +416,7 @@ def check_credentials(job: Job, options: KubernetesOptions, forwarded: Mapping[s
         f"{setting} names a profile of this machine, and the cluster has no credentials in its place",
         subject=setting,
         hint="dsv config pools.NAME.kubernetes.secret SECRET, or service_account; or "
-        "aws configure export-credentials --format env, and --forward-credentials",
+        "aws configure export-credentials --format env, and forward_credentials of the pool",
     )
 
 

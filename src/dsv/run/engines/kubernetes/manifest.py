@@ -522,14 +522,18 @@ def tpu_selectors(job: Job) -> dict[str, str]:
     version = job.tpu.partition("-")[0]
     if version not in _SLICES:
         raise UsageError(
-            f"GKE has no TPU {version}", subject=job.tpu, hint=f"--tpu with one of {', '.join(_SLICES)}"
+            f"GKE has no TPU {version}",
+            subject=job.tpu,
+            hint=f"dsv config pools.NAME.tpu with one of {', '.join(_SLICES)}",
         )
     shape = job.tpu_topology
     if shape is None and version in ("v5e", "v6e"):
         shape = _FLAT.get(tpu_chips(job.tpu))
     if shape is None:
         raise UsageError(
-            f"GKE has to know the shape of the slice {job.tpu}", subject=job.tpu, hint="--tpu-topology 2x2x1"
+            f"GKE has to know the shape of the slice {job.tpu}",
+            subject=job.tpu,
+            hint="dsv config pools.NAME.tpu_topology 2x2x1",
         )
     return {TPU_LABEL: _SLICES[version], TPU_SHAPE: shape}
 

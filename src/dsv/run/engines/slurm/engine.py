@@ -27,6 +27,7 @@ from dsv.run.engines.base import (
     Plan,
     PrivateFile,
     check_command,
+    check_given,
 )
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
@@ -133,7 +134,7 @@ class Slurm(Engine):
     queues: ClassVar[bool] = True
     gpu_hint: ClassVar[str] = "sinfo --Format=nodes,gres,statelong shows the GPUs of the nodes"
     gives: ClassVar[frozenset[str]] = frozenset(
-        {"gpus", "gpu_type", "cpus", "memory_bytes", "time_seconds", "nodes", "retries"}
+        {"gpus", "gpu_type", "cpus", "memory_bytes", "time_seconds", "nodes", "retries", "engine_args"}
     )
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
@@ -167,6 +168,7 @@ class Slurm(Engine):
         return str(mount.source) if self._options.container is None else mount.target
 
     def plan(self, job: Job, facts: Facts) -> Plan:
+        check_given(self, job)
         script = render(batch_of(job, self._options))
         path = job.scratch / SCRIPT
         return Plan(
@@ -341,8 +343,6 @@ def batch_of(job: Job, options: SlurmOptions) -> Batch:
         raise UsageError(
             f"this pool runs its jobs by {options.container}, which needs an image", hint="--image IMAGE"
         )
-    if job.shm_bytes is not None:
-        raise UsageError("a job on Slurm has all of the node's shared memory", hint="leave out --shm-size")
     check_command(job.command)
     if job.gpus == ALL_GPUS:
         raise UsageError("Slurm has to know how many GPUs", subject="--gpus", hint="--gpus 8")

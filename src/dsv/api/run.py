@@ -151,8 +151,10 @@ def dry_run(
     offline: bool = False,
     placing: Placing | None = None,
     force: bool = False,
-) -> Plan:
-    """Return the plan that `run` would submit, but for the id of the run. Fetches and starts nothing.
+) -> tuple[Plan, JobSpec]:
+    """Return the plan that `run` would submit, but for the id of the run, and the spec with the settings of its pool.
+
+    Nothing is fetched, and nothing is started.
 
     Code that the machines of a cluster have from the store is committed: otherwise nobody could submit what is shown.
     force: however large it is.
@@ -166,7 +168,7 @@ def dry_run(
         stager = held.enter_context(Stager(context, CacheRoot(cache), offline=offline))
         held.callback(_close, sessions)
         code = _Code(context, force, offline, sessions)
-        return supervisor.dry_run(spec, place=place, staging=_Fixed(stager, spec, code))
+        return supervisor.dry_run(spec, place=place, staging=_Fixed(stager, spec, code)), spec
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def open_sweep(
 
     start: begins one run. The others are as for `run`, and so is what is raised. The caller is `driving` the sweep.
     """
-    first = dry_run(context, cache, plan.spec, place, placing=placing)
+    first, _ = dry_run(context, cache, plan.spec, place, placing=placing)
     stage = placing is None and not ENGINES[first.engine].queues
     with prepared(context, cache, plan.spec, place, stage=stage, force=force) as spec:
         context.progress.finish()

@@ -60,7 +60,7 @@ def _launch(call: Call, typed: Typed) -> RunResult | None:
         cache = call.settings.cache().path
         placing = placing_of(call, typed, context, cache)
         if typed.dry_run:
-            plan = dry_run(
+            plan, spec = dry_run(
                 context, cache, spec, place, offline=typed.offline, placing=placing, force=typed.force
             )
             show_plan(call, plan, spec)

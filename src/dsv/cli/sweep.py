@@ -106,7 +106,7 @@ def _show(
     items = []
     for number in plan.left:
         spec = plan.of_run(number)
-        shown = dry_run(context, cache, spec, place, placing=placing)
+        shown, spec = dry_run(context, cache, spec, place, placing=placing)
         if call.json:
             items.append({"number": number, "params": spec.params, **plan_document(shown, spec)})
         else:

@@ -10,7 +10,7 @@ from typer.core import TyperArgument, TyperOption
 
 from dsv.cli.app import load
 from dsv.cli.catalogue import COMMANDS
-from dsv.cli.global_options import global_options
+from dsv.cli.declare import global_options
 from tests.kit.dsv import Dsv, write_files
 
 FLAGS = {flag for option in global_options() for flag in option.opts if flag.startswith("-")}

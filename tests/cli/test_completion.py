@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dsv.cli.catalogue import COMMANDS, HIDDEN
-from dsv.cli.completion import complete, split
+from dsv.cli.commands.completion import complete, split
 from dsv.store.directory import DirectoryStore
 from tests.kit.dsv import PROGRAM, Dsv, write_files
 from tests.waiting import PATIENCE

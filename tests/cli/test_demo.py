@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.cli.demo_tour import choose_engine, local_image
+from dsv.cli.commands.demo import choose_engine, local_image
 from dsv.errors import LaunchError
 from tests.kit.dsv import Dsv, assert_documented
 from tests.waiting import PATIENCE, until

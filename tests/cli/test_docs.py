@@ -16,9 +16,8 @@ import dsv.cli.commands
 from dsv.cli.app import SIBLINGS, load, root
 from dsv.cli.call import Session
 from dsv.cli.catalogue import COMMANDS, HIDDEN, SECTIONS
-from dsv.cli.declare import Command
+from dsv.cli.declare import Command, global_options
 from dsv.cli.failure import EXIT_CODES
-from dsv.cli.global_options import global_options
 from dsv.cli.output import Output
 from dsv.cli.process_env import of_process
 from dsv.cli.reference import reference

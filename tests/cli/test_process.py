@@ -84,13 +84,13 @@ def test_typer_asks_the_parameters_of_dsv_for_their_values(dsv: Dsv) -> None:
     code = (
         "import sys\n"
         "from typer.core import TyperOption\n"
-        "from dsv.cli.global_options import global_options\n"
+        "from dsv.cli.declare import global_options\n"
         "store = next(option for option in global_options() if '--store' in option.opts)\n"
         "hooked = 'process_value' in vars(store) and hasattr(TyperOption, 'process_value')\n"
         "sys.argv = ['dsv', '--store', 's3://b', 'config', 'store']\n"
         "from dsv.cli.main import main; main()\n"
         "sys.exit(None if hooked and 'pydantic' not in sys.modules else\n"
-        "    'this typer does not call process_value of a parameter: cli/param_types.py needs another hook')"
+        "    'this typer does not call process_value of a parameter: cli/declare.py needs another hook')"
     )
     shown = subprocess.run(
         [sys.executable, "-c", code], env=dict(dsv.environ), cwd=dsv.cwd, capture_output=True, text=True
@@ -113,7 +113,7 @@ def test_typer_asks_the_parameters_of_dsv_for_their_values(dsv: Dsv) -> None:
     ],
 )
 def test_a_command_imports_little(pets: Dsv, line: str, most: int) -> None:
-    """Modules of dsv, and pydantic, which typer imports for options that cli/param_types.py leaves to it."""
+    """Modules of dsv, and pydantic, which typer imports for options that cli/declare.py leaves to it."""
     pets.ok("cache", "pets@v1")
     code = (
         f"import sys; sys.argv = ['dsv', *{line.split()!r}]\n"

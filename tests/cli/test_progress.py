@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from dsv.cli.progress import Bar, JsonLines, Lines, Meter, Silent
+from dsv.cli.progress import Bar, JsonLines, Lines, Meter
 from dsv.values.progress import Progress
 
 
@@ -73,7 +73,7 @@ def test_json_is_an_object_a_second_and_one_at_the_end(clock: Clock) -> None:
 
 
 def test_a_new_phase_counts_anew(clock: Clock) -> None:
-    meter = Silent("sync", clock)
+    meter = Meter("sync", clock=clock)
     meter.start(10, None)
     meter.advance(files=10)
     clock.now += 5
@@ -85,7 +85,7 @@ def test_a_new_phase_counts_anew(clock: Clock) -> None:
 
 
 def test_time_left_comes_from_files_where_bytes_are_unknown(clock: Clock) -> None:
-    meter = Silent("sync", clock)
+    meter = Meter("sync", clock=clock)
     meter.start(10, None)
     clock.now += 10
     meter.advance(files=5)
@@ -93,7 +93,7 @@ def test_time_left_comes_from_files_where_bytes_are_unknown(clock: Clock) -> Non
 
 
 def test_a_summary_fits_and_keeps_the_time_left(clock: Clock) -> None:
-    meter = Silent("sync", clock)
+    meter = Meter("sync", clock=clock)
     meter.start(50_000, 400_000_000)
     clock.now += 10
     meter.advance(files=1000, bytes=8_000_000)

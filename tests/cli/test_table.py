@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.cli.output import Output
-from dsv.cli.table import Column, Screen, shortened, width, write_table
+from dsv.cli.process_env import Surroundings
+from dsv.cli.table import Column, shortened, width, write_table
 
 COLUMNS = [Column("dataset", keep=True), Column("message"), Column("files", right=True)]
 ROWS = [
@@ -18,16 +19,18 @@ ROWS = [
 ]
 
 
-def drawn(screen: Screen, rows: list[list[str]]) -> list[str]:
+def drawn(terminal: bool, columns: int, colour: bool, rows: list[list[str]]) -> list[str]:
     raw = io.BytesIO()
+    environ = {} if colour else {"NO_COLOR": "1"}
+    around = Surroundings(environ, raw, io.StringIO(), terminal, terminal, columns)
     with Output(raw) as out:
-        write_table(out, screen, COLUMNS, rows)
+        write_table(out, around, COLUMNS, rows)
         out.publish()
     return raw.getvalue().decode().splitlines()
 
 
 def test_in_a_pipe_columns_are_aligned_whole_and_plain() -> None:
-    lines = drawn(Screen(False, 20, True), ROWS)
+    lines = drawn(False, 20, True, ROWS)
     assert lines[0].startswith("DATASET     MESSAGE  ")
     assert lines[0].endswith("FILES")
     assert "than fits into a window  627,615" in lines[1]
@@ -36,13 +39,13 @@ def test_in_a_pipe_columns_are_aligned_whole_and_plain() -> None:
 
 
 def test_no_rows_no_table() -> None:
-    assert drawn(Screen(False, 80, False), []) == []
-    assert drawn(Screen(True, 80, False), []) == []
+    assert drawn(False, 80, False, []) == []
+    assert drawn(True, 80, False, []) == []
 
 
 @pytest.mark.parametrize("columns", [36, 60, 120])
 def test_on_a_terminal_it_fits_the_window(columns: int) -> None:
-    lines = drawn(Screen(True, columns, False), ROWS)
+    lines = drawn(True, columns, False, ROWS)
     assert max(width(line) for line in lines) <= columns
     assert "\x1b" not in "".join(lines)
     assert "chest-xray" in lines[1]
@@ -51,7 +54,7 @@ def test_on_a_terminal_it_fits_the_window(columns: int) -> None:
 
 
 def test_a_window_too_narrow_for_the_table_gets_blocks() -> None:
-    lines = drawn(Screen(True, 20, False), [["chest-xray", "short", "7"]])
+    lines = drawn(True, 20, False, [["chest-xray", "short", "7"]])
     assert lines == ["chest-xray", "  message  short", "  files    7"]
 
 
@@ -63,9 +66,9 @@ def test_a_shortened_cell_fits_and_is_a_beginning(text: str, room: int) -> None:
 
 
 def test_colour_only_where_it_is_wanted() -> None:
-    assert "\x1b[1m" in drawn(Screen(True, 80, True), ROWS)[0]
-    assert "\x1b" not in "".join(drawn(Screen(True, 80, False), ROWS))
+    assert "\x1b[1m" in drawn(True, 80, True, ROWS)[0]
+    assert "\x1b" not in "".join(drawn(True, 80, False, ROWS))
 
 
 def test_markup_in_a_name_is_text() -> None:
-    assert "[bold]x" in drawn(Screen(True, 80, True), [["a", "[bold]x", "1"]])[1]
+    assert "[bold]x" in drawn(True, 80, True, [["a", "[bold]x", "1"]])[1]

@@ -22,11 +22,9 @@ from typer.main import get_command
 from dsv import __version__
 from dsv.cli.call import Session
 from dsv.cli.catalogue import COMMANDS, root_help
-from dsv.cli.declare import Command
+from dsv.cli.declare import Command, global_options, take_as_typed
 from dsv.cli.failure import READER_GONE, Failure, of_error, without_passwords
-from dsv.cli.global_options import global_options
 from dsv.cli.output import Output, ReaderGone
-from dsv.cli.param_types import take_as_typed
 from dsv.cli.process_env import Surroundings
 from dsv.cli.style import wrapped
 from dsv.errors import Terminated, UsageError

@@ -14,7 +14,7 @@ import typer
 
 from dsv.cli.output import document, printable, to_item, to_json, write_items
 from dsv.cli.style import Style, wrapped
-from dsv.cli.table import Screen, write_table
+from dsv.cli.table import write_table
 from dsv.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -132,18 +132,17 @@ class Call(typer.Context):
         flags = {key: value for key, value in named.items() if value is not None}
         return gather(self.around.environ, working_folder(self.around.environ), flags)
 
-    @property
-    def screen(self) -> Screen:
-        return Screen(self.around.stdout_is_terminal, self.around.columns(), self.around.colour)
-
     def line(self, text: str) -> None:
         """A line of the result."""
         self.out.line(printable(text))
 
     def table(
-        self, columns: Sequence[Column], rows: Sequence[Sequence[str]], details: Sequence[Sequence[str]] = ()
+        self,
+        columns: Sequence[Column | str],
+        rows: Sequence[Sequence[str]],
+        details: Sequence[Sequence[str]] = (),
     ) -> None:
-        write_table(self.out, self.screen, columns, rows, details)
+        write_table(self.out, self.around, columns, rows, details)
 
     def document(self, fields: Mapping[str, object]) -> None:
         """The result as one JSON document."""
@@ -254,7 +253,7 @@ class Call(typer.Context):
         mode = "auto" if self.flags.progress is None else self.flags.progress
         stream = self.around.stderr
         if mode == "none" or (self.quiet and self.flags.progress is None):
-            return progress.Silent(self.session.command)
+            return progress.Meter(self.session.command)
         if mode == "json":
             return progress.JsonLines(self.session.command, stream)
         drawable = self.around.stderr_is_terminal and not self.around.is_dumb

@@ -11,16 +11,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cache, partial
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 from typer.main import get_command
 
-from dsv.cli.call import Call
+from dsv.cli.call import Call, Session
 from dsv.cli.catalogue import GLOBAL_OPTIONS
-from dsv.cli.global_options import global_options
-from dsv.cli.param_types import blamed, take_as_typed
 from dsv.errors import UsageError
 from dsv.values.json import LONG_MAX, check_length, is_text
 
@@ -200,3 +199,120 @@ def whole(least: int) -> Callable[[str], int]:
         return parsed
 
     return number
+
+
+def _remember(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> None:
+    session = ctx.find_object(Session)
+    if session is not None and value not in (None, False):
+        setattr(session.flags, param.name, value)
+
+
+def _show_help(ctx: typer.Context, value: bool) -> None:
+    session = ctx.find_object(Session)
+    if session is not None and value and not ctx.resilient_parsing:
+        session.out.line(ctx.get_help())
+        raise typer.Exit
+
+
+_FLAG: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _remember}
+_HELP: dict[str, Any] = {**_FLAG, "callback": _show_help}
+
+
+def _declare(
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="URL|NAME", help="The store.", **_FLAG)
+    ] = None,
+    cache: Annotated[
+        str | None, typer.Option("--cache", metavar="DIR|NAME", help="The cache.", **_FLAG)
+    ] = None,
+    directory: Annotated[
+        str | None, typer.Option("-C", metavar="DIR", help="Do as if started in DIR.", **_FLAG)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", **_FLAG)] = False,
+    progress: Annotated[
+        str | None, typer.Option("--progress", metavar="MODE", help="auto, bar, lines, json, none.", **_FLAG)
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress, no notes.", **_FLAG)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.", **_FLAG)] = False,
+    help: Annotated[bool, typer.Option("-h", "--help", help="Show help.", **_HELP)] = False,  # noqa: A002
+) -> None:
+    """Nobody calls this; `global_options` has typer read it."""
+
+
+@cache
+def global_options() -> tuple[Any, ...]:
+    """Their values go to the session's `Flags`, whichever command meets them."""
+    app = typer.Typer(add_completion=False)
+    app.command(add_help_option=False)(_declare)
+    params = get_command(app).params
+    take_as_typed(params, _declare)
+    return tuple(params)
+
+
+_PLAIN: tuple[Any, ...] = (str, bool, list[str])
+
+
+def take_as_typed(params: Iterable[Any], function: Callable[..., Any]) -> None:
+    """Give words to their parser, and plain text, flags and lists of text to the command as they were typed.
+
+    Typer passes every word through pydantic, which takes longer to import than most commands take. `process_value` is
+    what click documents as the step from the words to the value: where typer no longer calls it, commands work and
+    start slowly, and tests/cli/test_process.py says so.
+    """
+    declared = get_type_hints(function, include_extras=True)
+    for param in params:
+        kind, *extras = get_args(declared[param.name])
+        parse = next((found for extra in extras if (found := getattr(extra, "parser", None))), None)
+        if parse is not None or kind in _PLAIN or any(kind == each | None for each in _PLAIN):
+            param.process_value = partial(_process_value, param, parse, param.process_value)
+
+
+def _process_value(
+    param: TyperOption | TyperArgument,
+    parse: Callable[[str], Any] | None,
+    process: Callable[[Any, Any], Any],
+    ctx: typer.Context,
+    value: Any,
+) -> Any:
+    if param.required and param.value_is_missing(value):
+        return process(ctx, value)  # which raises typer's own error
+    several = param.multiple or param.nargs == -1
+    if value is None:
+        value = () if several else None
+    elif parse is not None:
+        try:
+            value = [parse(word) for word in value] if several else parse(value)
+        except UsageError as error:
+            raise (with_option(error, param) if isinstance(param, TyperOption) else error) from None
+    return value if param.callback is None else param.callback(ctx, param, value)
+
+
+def with_option(error: UsageError, option: TyperOption) -> UsageError:
+    """The error with the option's name before its message, unless that names it already."""
+    if any(re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", error.message) for name in option.opts):
+        return error
+    return UsageError(f"{'/'.join(option.opts)}: {error.message}", subject=error.subject, hint=error.hint)
+
+
+def blamed(error: UsageError, given: Iterable[tuple[TyperOption | TyperArgument, object]]) -> UsageError:
+    """The error with the name of the option whose word it is about; unchanged if that is none, or nobody can tell.
+
+    given: the parameters that were typed, with their values. Errors carry the word that they are about as `subject`.
+    """
+    about = [param for param, value in given if error.subject and _is_among(error.subject, _words(value))]
+    if len(about) == 1 and isinstance(about[0], TyperOption):
+        return with_option(error, about[0])
+    return error
+
+
+def _is_among(subject: str, words: set[str]) -> bool:
+    """Folders that were typed are called by their whole path."""
+    return subject in words or any(word and subject.endswith(f"/{word}") for word in words)
+
+
+def _words(value: object) -> set[str]:
+    """The words that were typed, and their parts, for NAME=TARGET and lists with commas."""
+    words = [
+        each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, str)
+    ]
+    return {part for word in words for part in (word, *word.partition("="), *word.split(","))}

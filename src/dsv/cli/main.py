@@ -17,7 +17,7 @@ def main() -> int:
     _speak_utf8()
     arguments = sys.argv[1:]
     if "_DSV_COMPLETE" in os.environ:
-        from dsv.cli.completion import answer
+        from dsv.cli.commands.completion import answer
 
         code = _print(answer(os.environ, arguments))
         os._exit(code)  # without waiting for a folder that does not answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from select import select
 from typing import IO, TYPE_CHECKING, BinaryIO
@@ -200,6 +200,13 @@ def path_counts(created: int, replaced: int, removed: int) -> str:
 def cached_name(dataset: DatasetName, commit: CommitId, folder: Path) -> str:
     """Return the name of a cached commit for people: `pets@f54d8ee9f991`, with a + for a part of it."""
     return f"{dataset}@{str(commit)[:12]}{'+' if '+' in folder.name else ''}"
+
+
+def patterns_of(lines: Sequence[str] | None) -> str:
+    """Return a few patterns of a sparse workspace, and how many more there are."""
+    lines = lines or ()
+    more = [f"and {len(lines) - 5:,} more"] if len(lines) > 5 else []
+    return ", ".join([*lines[:5], *more]) or "nothing"
 
 
 CACHED_KEYS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dsv.cli.output import printable, to_json
@@ -24,15 +25,18 @@ BAR_AFTER = 0.5
 
 
 class Meter:
-    """Counts, and calls `show` at most every `every` seconds. Any thread may advance it.
+    """Counts, and calls `show` at most every `every` seconds. Any thread may advance it. This one shows nothing.
 
     Implements `dsv.values.progress.Progress`. Cheap enough to be called per file: a lock and three additions.
     """
 
     every = float("inf")
 
-    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, what: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.what = what
+        self._stream = stream
         self.total_files: int | None = None
         self.total_bytes: int | None = None
         self.files = 0
@@ -66,20 +70,28 @@ class Meter:
         with self._lock:
             self.close()
 
+    def put(self, text: str) -> None:
+        if self._stream is not None:
+            with suppress(BrokenPipeError):  # nobody reads stderr any more: that is no reason to stop
+                self._stream.write(text)
+                self._stream.flush()
+
     def _tick(self) -> None:
         now = self._clock()
         if now - self._shown >= self.every:
             self._shown = now
             self.show()
 
+    # These are called with the lock held; `close` maybe more than once.
+
     def show(self) -> None:
-        """Called with the lock held."""
+        pass
 
     def say(self, text: str) -> None:
-        """Called with the lock held."""
+        pass
 
     def close(self) -> None:
-        """Called with the lock held, maybe more than once."""
+        pass
 
     @property
     def rate(self) -> float:
@@ -114,48 +126,36 @@ class Meter:
         return ", ".join(parts)
 
 
-class Silent(Meter):
-    """For --quiet: counts only."""
-
-
 class Lines(Meter):
     """For logs and CI: a line every ten seconds."""
 
     every = LINE_SECONDS
 
-    def __init__(self, what: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(what, clock)
-        self._stream = stream
-
     def show(self) -> None:
-        _put(self._stream, f"{self.what}: {self.summary()}\n")
+        self.put(f"{self.what}: {self.summary()}\n")
 
     def say(self, text: str) -> None:
-        _put(self._stream, f"{printable(text)}\n")
+        self.put(f"{printable(text)}\n")
 
 
 class JsonLines(Meter):
     """For programs: an object a second, one at the end, and one per note."""
 
     every = JSON_SECONDS
-
-    def __init__(self, what: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(what, clock)
-        self._stream = stream
-        self._closed = False
+    _closed = False
 
     def show(self) -> None:
-        self._put("progress")
+        self._event("progress")
 
     def say(self, text: str) -> None:
-        _put(self._stream, to_json({"schema": 1, "event": "note", "command": self.what, "text": text}) + "\n")
+        self.put(to_json({"schema": 1, "event": "note", "command": self.what, "text": text}) + "\n")
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._put("end")
+            self._event("end")
 
-    def _put(self, event: str) -> None:
+    def _event(self, event: str) -> None:
         left = self.seconds_left
         fields = {
             "schema": 1,
@@ -169,7 +169,7 @@ class JsonLines(Meter):
             "bytes_per_second": int(self.rate),
             "seconds_left": None if left is None else round(left, 1),
         }
-        _put(self._stream, to_json(fields) + "\n")
+        self.put(to_json(fields) + "\n")
 
 
 class Bar(Meter):
@@ -185,8 +185,7 @@ class Bar(Meter):
         colour: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(what, clock)
-        self._stream = stream
+        super().__init__(what, stream, clock)
         self._columns = columns
         self._colour = colour
         self._room = columns
@@ -208,7 +207,7 @@ class Bar(Meter):
 
     def say(self, text: str) -> None:
         if self._bar is None:
-            _put(self._stream, f"{printable(text)}\n")
+            self.put(f"{printable(text)}\n")
         else:
             self._bar.console.print(printable(text), markup=False, highlight=False)
 
@@ -239,12 +238,3 @@ class Bar(Meter):
 
 def _of(done: str, total: str | None) -> str:
     return done if total is None else f"{done} of {total}"
-
-
-def _put(stream: TextIO, text: str) -> None:
-    """Nobody reads stderr any more: that is no reason to stop."""
-    try:
-        stream.write(text)
-        stream.flush()
-    except BrokenPipeError:
-        pass

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsv.cli.output import Output, printable
-from dsv.cli.style import Ink, Style
+from dsv.cli.process_env import Surroundings
+from dsv.cli.style import Style
 
 GAP = "  "
 NARROWEST = 8
@@ -24,47 +25,42 @@ class Column:
     keep: bool = False
     exact: bool = False
 
+    @classmethod
+    def parse(cls, text: str) -> Column:
+        return cls(text.rstrip(">~"), right=">" in text, keep="~" not in text)
+
     @property
     def head(self) -> str:
         return printable(self.title) if self.exact else self.title.upper()
 
 
-@dataclass(frozen=True, slots=True)
-class Screen:
-    """Where a table goes. In a pipe (`terminal` false) nothing is shortened and nothing is styled."""
-
-    terminal: bool
-    columns: int
-    colour: bool
-
-    @property
-    def ink(self) -> Ink:
-        return Ink(self.terminal and self.colour)
-
-
 def write_table(
     out: Output,
-    screen: Screen,
-    columns: Sequence[Column],
+    around: Surroundings,
+    columns: Sequence[Column | str],
     rows: Sequence[Sequence[str]],
     details: Sequence[Sequence[str]] = (),
 ) -> None:
-    """A header and the rows, each with the lines of its `details` below it; nothing where there are no rows."""
+    """Write a header and the rows, each with the lines of its `details` below it; nothing if there are no rows.
+
+    A column may be given by its title: with `>` for numbers, and with `~` if it may be shortened.
+    """
     if not rows:
         return
+    parsed = [Column.parse(column) if isinstance(column, str) else column for column in columns]
     cells = [[printable(cell) for cell in row] for row in rows]
-    titles = [column.head for column in columns]
-    widths = [max(width(row[i]) for row in [titles, *cells]) for i in range(len(columns))]
-    if screen.terminal:
-        fitted = _fitted(widths, columns, screen.columns)
+    titles = [column.head for column in parsed]
+    widths = [max(width(row[i]) for row in [titles, *cells]) for i in range(len(parsed))]
+    if around.stdout_is_terminal:
+        fitted = _fitted(widths, parsed, around.columns())
         if fitted is None:
-            _write_stacked(out, screen, columns, cells, details)
+            _write_stacked(out, around, parsed, cells, details)
             return
         widths = fitted
-    head = _line(titles, widths, columns)
-    out.line(screen.ink.paint(Style.HEADING, head))
+    head = _line(titles, widths, parsed)
+    out.line(around.stdout_ink.paint(Style.HEADING, head))
     for number, row in enumerate(cells):
-        out.line(_line(row, widths, columns))
+        out.line(_line(row, widths, parsed))
         _write_details(out, details, number)
 
 
@@ -115,7 +111,7 @@ def _line(row: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) 
 
 def _write_stacked(
     out: Output,
-    screen: Screen,
+    around: Surroundings,
     columns: Sequence[Column],
     rows: Sequence[Sequence[str]],
     details: Sequence[Sequence[str]],
@@ -124,7 +120,7 @@ def _write_stacked(
     titles = [printable(column.title) for column in columns]
     longest = max(map(width, titles[1:]))
     for number, row in enumerate(rows):
-        out.line(screen.ink.paint(Style.HEADING, row[0]))
+        out.line(around.stdout_ink.paint(Style.HEADING, row[0]))
         for cell, title in zip(row[1:], titles[1:], strict=True):
             out.line(f"  {title}{' ' * (longest - width(title))}  {cell}")
         _write_details(out, details, number)

@@ -13,7 +13,6 @@ from dsv.api.protection import protect_branch
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text, whole
 from dsv.cli.options.arguments import Author, TargetOrBase, commit_target, one_of
-from dsv.cli.table import Column
 from dsv.errors import UsageError
 from dsv.format.records import Limits, checked_limits, describe_limits
 from dsv.values.ids import CommitId
@@ -201,15 +200,7 @@ def _list(call: Call, context: Context, dataset: str | None) -> None:
     if call.json:
         call.items(_item(call, item) for item in found)
         return
-    columns = [
-        Column("branch", keep=True),
-        Column("commit", keep=True),
-        Column("author"),
-        Column("age", right=True),
-        Column("ahead", right=True, keep=True),
-        Column("behind", right=True, keep=True),
-        Column("rule"),
-    ]
+    columns = ["branch", "commit", "author~", "age>~", "ahead>", "behind>", "rule~"]
     rows = [
         [
             f"{'* ' if item.followed else '  '}{item.branch}",

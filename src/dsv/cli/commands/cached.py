@@ -14,7 +14,6 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.options.arguments import Targets
 from dsv.cli.output import local_time, printable, to_item
-from dsv.cli.table import Column
 from dsv.errors import IntegrityError, UsageError
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, format_duration
@@ -146,16 +145,7 @@ def _write(call: Call, report: CachedReport) -> None:
 
 
 def _write_items(call: Call, report: CachedReport) -> None:
-    columns = [
-        Column("dataset", keep=True),
-        Column("commit", keep=True),
-        Column("names"),
-        Column("files", right=True, keep=True),
-        Column("size", right=True, keep=True),
-        Column("own", right=True, keep=True),
-        Column("last use", keep=True),
-        Column("cached by"),
-    ]
+    columns = ["dataset", "commit", "names~", "files>", "size>", "own>", "last use", "cached by~"]
     now = time.time()
     rows = [
         [

@@ -12,8 +12,7 @@ from dsv.api.clone import clone as clone_dataset
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.options.arguments import Names, one_of
-from dsv.cli.output import CACHED_KEYS, from_caches
-from dsv.cli.views.status import patterns_of
+from dsv.cli.output import CACHED_KEYS, from_caches, patterns_of
 from dsv.errors import UsageError
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count
@@ -100,4 +99,6 @@ def _show(call: Call, made: Cloned) -> None:
         size += from_caches(made.cached_files, made.cached_bytes)
         call.line(f"{where} at {str(made.commit)[:12]}: {size}")
     if made.chosen.lines is not None:
-        call.line(f"sparse: fetched {format_count(made.created, 'path')} under {patterns_of(made.chosen)}")
+        call.line(
+            f"sparse: fetched {format_count(made.created, 'path')} under {patterns_of(made.chosen.lines)}"
+        )

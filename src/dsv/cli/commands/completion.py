@@ -1,18 +1,269 @@
-"""dsv completion."""
+"""dsv completion: completion of command lines in bash, zsh and fish.
+
+The shell starts `dsv` with `_DSV_COMPLETE` set at each press of the key. typer parses the line as far as it is typed,
+and `dsv.api.complete` knows the names.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import io
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperArgument, TyperOption
 
-from dsv.cli.call import Call
-from dsv.cli.completion import SCRIPTS
-from dsv.cli.declare import command
+from dsv.cli.app import load, root
+from dsv.cli.call import Call, Session
+from dsv.cli.catalogue import COMMANDS, HIDDEN
+from dsv.cli.declare import command as declare_command
+from dsv.cli.output import Output
+from dsv.cli.process_env import Surroundings
 from dsv.errors import UsageError
 
+if TYPE_CHECKING:
+    from dsv.api.complete import Names, Row
 
-@command(
+FILES, FOLDERS, NOTHING_ELSE = "files", "folders", "words"
+"""The first line of an answer: what the shell adds by itself."""
+_MAX_ROWS = 500
+_QUOTED = re.compile(r"([\s'\"\\$`&|;<>()*?\[\]#!{}])")
+
+
+def answer(environ: Mapping[str, str], arguments: Sequence[str]) -> str:
+    """Return the answer to the shell that `_DSV_COMPLETE` names.
+
+    `arguments` are COMP_LINE, COMP_POINT and COMP_WORDBREAKS for bash, and the words after `dsv` for the others.
+    """
+    shell = environ.get("_DSV_COMPLETE", "")
+    environ = {name: value for name, value in environ.items() if name != "_DSV_COMPLETE"}
+    if shell != "bash":
+        otherwise, rows = complete(arguments or [""], environ)
+        separator = "\t" if shell == "fish" else "\x1f"
+        return _lines(
+            otherwise, (f"{word}{separator}{_plain(text)}".rstrip(separator) for word, text in rows)
+        )
+    line, point, breaks = (*arguments, "", "", "")[:3]
+    typed = os.fsencode(line)[: int(point) if point.isdecimal() else None]
+    words = split(os.fsdecode(typed))[1:] or [""]
+    otherwise, rows = complete(words, environ)
+    # bash replaces only what follows the last of its word breaks.
+    breaking = [words[-1].rfind(each) for each in breaks if not each.isspace() and each not in "\"'"]
+    kept = max(breaking, default=-1) + 1
+    return _lines(otherwise, (_QUOTED.sub(r"\\\1", word[kept:]) for word, _ in rows))
+
+
+def complete(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, list[Row]]:
+    """Return what the shell adds by itself, and the words that the last one may become."""
+    *typed, word = words
+    around = Surroundings(environ, io.BytesIO(), io.StringIO(), False, False)
+    session = Session(around, Output(around.stdout))
+    # typer's own classes, and its way of parsing for completion: nothing is refused, no command runs.
+    top = root()
+    context = top.make_context("dsv", list(typed), obj=session, resilient_parsing=True)
+    rest = top.make_parser(context).parse_args(list(typed))[1]
+    command: Any = top
+    if rest:
+        if rest[0] not in COMMANDS:
+            return NOTHING_ELSE, []
+        command = load(rest[0])
+        if command.takes_words and "--" in rest:
+            return FILES, []
+        context = command.make_context(rest[0], rest[1:], parent=context, resilient_parsing=True)
+    param, before = _asked(command, context, typed, word)
+    word = word[len(before) :]
+    if param is None:
+        if word.startswith("-"):
+            return NOTHING_ELSE, [
+                (item.value, item.help or "") for item in command.shell_complete(context, word)
+            ]
+        commands = {} if rest else COMMANDS
+        return NOTHING_ELSE, [
+            (name, text) for name, text in commands.items() if name.startswith(word) and name not in HIDDEN
+        ]
+    otherwise, rows = _values(param, context, word)
+    return otherwise, [(f"{before}{value}", text) for value, text in rows if value.startswith(word)][
+        :_MAX_ROWS
+    ]
+
+
+def _asked(command: Any, context: Any, typed: Sequence[str], word: str) -> tuple[Any, str]:
+    """Return the option or argument whose value is typed, and what precedes it in its word, such as `--cache=`."""
+    params = command.get_params(context)
+    options = {
+        name: param
+        for param in params
+        if isinstance(param, TyperOption) and not param.is_flag
+        for name in param.opts
+    }
+    name, equals, _ = word.partition("=")
+    if typed and typed[-1] in options:
+        return options[typed[-1]], ""
+    if word.startswith("-"):
+        return (options[name], f"{name}=") if equals and name in options else (None, "")
+    for param in params:
+        if isinstance(param, TyperArgument):
+            source = context.get_parameter_source(str(param.name))
+            if param.nargs == -1 or source is None or source.name != "COMMANDLINE":
+                return param, ""
+    return None, ""
+
+
+def _values(param: Any, context: Any, word: str) -> tuple[str, list[Row]]:
+    """Return what the shell adds, and the values of an option or argument, by its metavar."""
+    named = str(param.metavar or "")
+    plain = named if named in _FINDERS or named in _BY_SHELL else named.replace("...", "").strip("[]")
+    plain = _OF_COMMANDS.get((context.info_name or "", plain), plain)
+    if re.fullmatch(r"[a-z-]+([|][a-z-]+)+", plain):
+        return NOTHING_ELSE, [(choice, "") for choice in plain.split("|")]
+    rows: list[Row] = []
+    if plain in _FINDERS:
+        rows = _FINDERS[plain](_names(context), word)
+    elif choices := param.shell_complete(context, word):
+        rows = [(item.value, item.help or "") for item in choices]
+    return _BY_SHELL.get(plain, NOTHING_ELSE), rows
+
+
+def _names(context: Any) -> Names:
+    from dsv.api.complete import SECONDS, Names
+
+    session = context.find_object(Session)
+    assert session is not None
+    flags, environ = session.flags, session.around.environ
+    named = {"store": flags.store, "cache": flags.cache}
+    try:
+        seconds = min(3600.0, float(environ["DSV_COMPLETION_SECONDS"]))
+    except (KeyError, ValueError):
+        seconds = SECONDS
+    folder = Path(os.path.abspath(flags.directory or "."))  # noqa: PTH100 (which asks no file server)
+    return Names(environ, folder, {key: value for key, value in named.items() if value}, seconds)
+
+
+def _targets(names: Names, word: str) -> list[Row]:
+    """Return words of `[DATASET][@REV][:PATH]`."""
+    before, colon, path = word.partition(":")
+    dataset, at, revision = before.partition("@")
+    if colon:
+        return [(f"{before}:{found}", text) for found, text in names.paths(dataset, revision, path)]
+    if at:
+        return [(f"{dataset}@{found}", text) for found, text in names.revisions(dataset)]
+    rows = names.datasets()
+    if [name for name, _ in rows if name.startswith(word)] == [word]:
+        rows += [(f"{word}@{found}", text) for found, text in names.revisions(word)]
+    return rows
+
+
+def _named_targets(names: Names, word: str) -> list[Row]:
+    name, equals, target = word.partition("=")
+    return [(f"{name}={value}", text) for value, text in _targets(names, target)] if equals else []
+
+
+_FINDERS: dict[str, Callable[[Names, str], list[Row]]] = {
+    **dict.fromkeys(("TARGET", "TARGET:PATH", "DATASET[@REV]", "A", "B"), _targets),
+    "NAME=TARGET": _named_targets,
+    "DATASET": lambda names, _: names.datasets(),
+    "BRANCH": lambda names, _: names.branches(),
+    "TAG": lambda names, _: names.tags(),
+    "RUN": lambda names, _: names.runs(),
+    "KEY": lambda names, _: names.keys(),
+    "PATTERN": lambda names, word: names.paths("", "", word),
+    "URL|NAME": lambda names, _: names.stores(),
+    "DIR|NAME": lambda names, _: names.caches(),
+    "MODE": lambda *_: [(mode, "") for mode in ("auto", "bar", "lines", "json", "none")],
+}
+"""The values by the metavar of their option or argument, without brackets and dots."""
+_BY_SHELL = {"PATH": FILES, "FILE": FILES, "DIR": FOLDERS, "URL|NAME": FOLDERS, "DIR|NAME": FOLDERS}
+_OF_COMMANDS = {("tag", "NAME"): "TAG", ("branch", "NAME"): "BRANCH"}
+
+
+def split(line: str) -> list[str]:
+    """Return the words of an unfinished line as a shell takes them; the last one is empty after a space."""
+    for end in ("x", "x'", 'x"'):  # which ends the last word, in quotes too
+        with suppress(ValueError):
+            *words, last = shlex.split(line + end)
+            return [*words, last[:-1]]
+    return [""]
+
+
+def _lines(otherwise: str, rows: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in (otherwise, *rows))
+
+
+def _plain(text: str) -> str:
+    return "".join(each if each.isprintable() else " " for each in text)[:72]
+
+
+BASH = """\
+# Completion of dsv in bash.
+_dsv() {
+  local -a answer
+  mapfile -t answer < <(
+    _DSV_COMPLETE=bash "${COMP_WORDS[0]}" "$COMP_LINE" "$COMP_POINT" "$COMP_WORDBREAKS" 2>/dev/null
+  )
+  COMPREPLY=("${answer[@]:1}")
+  if ((! ${#COMPREPLY[@]})); then
+    case ${answer[0]} in
+      files) compopt -o default ;;
+      folders) compopt -o dirnames ;;
+    esac
+  fi
+  [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[/@:=] ]] && compopt -o nospace
+  return 0
+}
+complete -F _dsv dsv
+"""
+
+ZSH = """\
+#compdef dsv
+# Completion of dsv in zsh.
+_dsv() {
+  local -a answer values shown open_values open_shown
+  local line value text
+  answer=("${(@f)$(_DSV_COMPLETE=zsh ${words[1]} "${(@Q)words[2,CURRENT]}" 2>/dev/null)}")
+  for line in "${answer[@]:1}"; do
+    value=${line%%$'\\x1f'*}
+    text=$value
+    [[ $line == *$'\\x1f'* ]] && text="$value -- ${line#*$'\\x1f'}"
+    case $value in
+      *[/@:=]) open_values+=("$value"); open_shown+=("$text") ;;
+      *) values+=("$value"); shown+=("$text") ;;
+    esac
+  done
+  ((${#values})) && compadd -l -d shown -- "${values[@]}"
+  ((${#open_values})) && compadd -l -S '' -d open_shown -- "${open_values[@]}"
+  case ${answer[1]} in
+    files) _files ;;
+    folders) _files -/ ;;
+  esac
+}
+if [[ $funcstack[1] == _dsv ]]; then _dsv "$@"; else compdef _dsv dsv; fi
+"""
+
+FISH = """\
+# Completion of dsv in fish.
+function __dsv_complete
+    set -l words (commandline -opc)
+    set -l answer (_DSV_COMPLETE=fish $words[1] $words[2..-1] (commandline -ct) 2>/dev/null)
+    test (count $answer) -gt 1; and printf '%s\\n' $answer[2..-1]
+    switch "$answer[1]"
+        case files
+            __fish_complete_path (commandline -ct)
+        case folders
+            __fish_complete_directories (commandline -ct)
+    end
+end
+complete -c dsv -f -a '(__dsv_complete)'
+"""
+
+SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+
+
+@declare_command(
     "completion",
     examples=[
         ("dsv completion bash", 'in ~/.bashrc: eval "$(dsv completion bash)"'),

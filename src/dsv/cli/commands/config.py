@@ -13,7 +13,6 @@ from dsv.api.environment import edited, lasting, parse_toml, with_value
 from dsv.api.settings import PLAIN_KEYS, Setting, Settings, check_key, is_name
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
-from dsv.cli.table import Column
 from dsv.errors import NotFound, UsageError
 from dsv.fs.files import replace_file
 from dsv.values.names import HERE
@@ -75,7 +74,7 @@ def config(
     if call.json:
         call.results(map(_without_password, settings))
         return
-    columns = [Column("key", keep=True), Column("value", keep=True), Column("origin")]
+    columns = ["key", "value", "origin~"]
     call.table(columns, [[setting.key, hide_in_urls(setting.value), setting.origin] for setting in settings])
     for origin, unknown in call.settings.unknown():
         call.warn(f"{origin} has {unknown}, which is not a setting of this version")

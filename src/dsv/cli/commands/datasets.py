@@ -6,7 +6,6 @@ from dsv.api.ls_cat import datasets as list_datasets
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.output import local_time
-from dsv.cli.table import Column
 from dsv.values.units import format_bytes
 
 
@@ -35,13 +34,7 @@ def datasets(call: Call) -> None:
     if call.json:
         call.results(found)
         return
-    columns = [
-        Column("dataset", keep=True),
-        Column("commit", keep=True),
-        Column("committed"),
-        Column("files", right=True, keep=True),
-        Column("size", right=True, keep=True),
-    ]
+    columns = ["dataset", "commit", "committed~", "files>", "size>"]
     rows = [
         [
             str(item.dataset),

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Literal
 
 import typer
 
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.errors import DsvError, LaunchError
 
 
 @command(
@@ -36,12 +47,6 @@ def demo(
     commands with their real output, over a store and a cache in a folder that is gone afterwards. It needs no
     network, and reads and writes nothing else of yours.
     """
-    import shutil
-    import tempfile
-    from pathlib import Path
-
-    from dsv.cli.demo_tour import Tour
-
     if call.around.stdout_is_terminal and not call.json:
         call.out.stream()
     folder = Path(tempfile.mkdtemp(prefix="dsv-demo-"))
@@ -57,10 +62,224 @@ def demo(
 
 def _writable(folder: object) -> None:
     """Cached folders may be read-only, and then their files can't be removed."""
-    import os
-
     for root, folders, _ in os.walk(str(folder)):
         for name in folders:
             path = os.path.join(root, name)  # noqa: PTH118 (os.walk deals in strings)
             if not os.path.islink(path):  # noqa: PTH114
                 os.chmod(path, 0o700)  # noqa: PTH101
+
+
+STEP_SECONDS = 120.0
+WIDTH = 76
+ASK_SECONDS = 15.0
+SIDE = 16
+"""Pixels of a picture's side."""
+PER_CLASS = 40
+KNOWN_IMAGES = (
+    "python",
+    "debian",
+    "ubuntu",
+    "alpine",
+    "busybox",
+    "fedora",
+    "rockylinux",
+    "almalinux",
+    "opensuse",
+)
+"""Images that have a shell: another one that happens to lie here might not."""
+
+JOB = """\
+n=$(find "$DSV_DATA" -name '*.pgm' | wc -l)
+echo "$n pictures of commit $(echo $DSV_COMMIT | cut -c 1-12), parameters $DSV_PARAMS"
+echo "{\\"pictures\\": $n}" > "$DSV_OUT/metrics.json"
+"""
+
+Shape = Callable[[int, int], bool]
+SHAPES: Mapping[str, Shape] = {
+    "circle": lambda x, y: 20 <= x * x + y * y <= 40,
+    "cross": lambda x, y: abs(x) <= 1 or abs(y) <= 1,
+    "square": lambda x, y: max(abs(x), abs(y)) in (5, 6),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command as a person types it, and what it printed."""
+
+    command: str
+    output: str
+
+
+class Tour:
+    """Types commands, shows what they print, and remembers it. `show` gets a line at a time."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str], show: Callable[[str], None]) -> None:
+        self.folder = folder
+        self.workspace = folder / "shapes"
+        self.steps: list[Step] = []
+        self._show = show
+        # Nothing of this person's is touched: the variables come before any config file.
+        self._environ = {
+            **{key: value for key, value in environ.items() if not key.startswith("DSV_")},
+            "DSV_STORE": str(folder / "store"),
+            "DSV_CACHE": str(folder / "cache"),
+            "DSV_CONFIG": str(folder / "config.toml"),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "XDG_CACHE_HOME": str(folder / "user-cache"),
+        }
+
+    def take(self, engine: str | None) -> None:
+        """All of it. Raises `DsvError` where a command fails."""
+        chosen = choose_engine(engine, self._environ)
+        self.workspace.mkdir()
+        make_pictures(self.workspace)
+        (self.folder / "code").mkdir()
+        (self.folder / "code/count.sh").write_text(JOB)
+        self.say(f"A folder with {PER_CLASS * len(SHAPES)} small pictures in {len(SHAPES)} classes.")
+        self.shell(["ls"])
+        self.say("Bind it to a new dataset; commit and publish it; name the commit for good.")
+        self.dsv("init", "shapes")
+        self.dsv("sync", "-m", "the first pictures")
+        self.dsv("tag", "v1")
+        self.say("Somebody relabels a picture and redraws another. Only what changed is uploaded.")
+        self.shell(["mv", "circle/07.pgm", "square/circle-07.pgm"])
+        draw(self.workspace / "cross/01.pgm", SHAPES["cross"], seed=99)
+        self.dsv("status")
+        self.dsv("sync", "-m", "circle 7 is a square")
+        self.dsv("log", "--oneline")
+        self.say("Make the tag appear as plain files in the cache, for an hour at least.")
+        self.dsv("cache", "shapes@v1", "--hold", "1h")
+        self.say(f"Run a job on each commit; the record keeps what it saw. {chosen.note}")
+        job = (*chosen.options, "--code", "../code", "-p", "lr=0.1", "--", "sh", "count.sh")
+        self.dsv("run", "shapes@v1", *job)
+        self.dsv("run", "shapes", *job)
+        self.dsv("runs")
+        self.say("What is cached; evicting all of it leaves what is held, until that is released.")
+        self.dsv("cached")
+        self.dsv("evict", "--all")
+        self.dsv("release", "shapes@v1")
+        self.dsv("evict", "--all")
+
+    def say(self, text: str) -> None:
+        if self.steps:
+            self._show("")
+        for line in wrap(text, WIDTH):
+            self._show(f"# {line}")
+
+    def dsv(self, *arguments: str) -> None:
+        self._run([sys.executable, "-m", "dsv.cli.main", *arguments], shlex.join(["dsv", *arguments]))
+
+    def shell(self, argv: Sequence[str]) -> None:
+        self._run(argv, shlex.join(argv))
+
+    def _run(self, argv: Sequence[str], text: str) -> None:
+        self._show(f"$ {text}")
+        try:
+            done = subprocess.run(
+                argv,
+                cwd=self.workspace,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=STEP_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LaunchError(f"the demo could not run {text}: {error}", subject=text) from error
+        output = done.stdout.decode("utf-8", "replace")
+        self.steps.append(Step(text, output))
+        for line in output.splitlines():
+            self._show(line)
+        if done.returncode:
+            raise DsvError(
+                f"the demo stopped: {text} ended with exit code {done.returncode}",
+                subject=text,
+                hint="dsv demo --engine process needs no container" if " run " in text else None,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How the tour's jobs are run: options of `dsv run`, and what to say about it."""
+
+    options: tuple[str, ...]
+    note: str
+
+
+PROCESS = Engine(
+    ("--engine", "process"), "No container engine with an image is here, so the jobs are plain processes."
+)
+
+
+def choose_engine(name: str | None, environ: Mapping[str, str]) -> Engine:
+    """The best engine that has an image with a shell and starts it, else a process. Raises `LaunchError`."""
+    if name == "process":
+        return Engine(PROCESS.options, "The jobs are plain processes.")
+    refused = ""
+    for program in ("docker", "podman"):
+        if name not in (None, program):
+            continue
+        image = local_image(program, environ)
+        reason = f"{program} does not answer, or has no image with a shell"
+        if image is not None:
+            reason = _ask([program, "run", "--rm", image, "sh", "-c", "true"], environ)[1]
+            if not reason:
+                return Engine(
+                    ("--engine", program, "--image", image), f"The jobs run in containers of {program}."
+                )
+            refused = (
+                f"{program} could not start a container here ({reason}), so the jobs are plain processes."
+            )
+        if name == program:
+            raise LaunchError(
+                f"{program} can't run the demo: {reason}", subject=program, hint="dsv demo --engine process"
+            )
+    return Engine(PROCESS.options, refused) if refused else PROCESS
+
+
+def local_image(program: str, environ: Mapping[str, str]) -> str | None:
+    """The name of an image that lies on this machine, the best known first."""
+    listed, refused = _ask([program, "images", "--format", "{{.Repository}}:{{.Tag}}"], environ)
+    names = [] if refused else listed.split()
+    for known in KNOWN_IMAGES:
+        for name in names:
+            repository, _, tag = name.rpartition(":")
+            if repository.rpartition("/")[2] == known and tag != "<none>":
+                return name
+    return None
+
+
+def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str]:
+    """What a program prints, and why it failed: empty where it didn't."""
+    try:
+        done = subprocess.run(
+            argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=ASK_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"{argv[0]}: {error.__class__.__name__}"
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    said = lines[-1] if lines else f"exit code {done.returncode}"
+    return done.stdout.decode("utf-8", "replace"), said if done.returncode else ""
+
+
+def make_pictures(folder: Path) -> None:
+    """The same bytes every time."""
+    for name, shape in SHAPES.items():
+        (folder / name).mkdir()
+        for number in range(PER_CLASS):
+            draw(folder / name / f"{number:02}.pgm", shape, seed=number)
+
+
+def draw(path: Path, shape: Shape, seed: int) -> None:
+    """A shape a little off the middle, over noise, as plain PGM."""
+    state = seed * 7919 + len(path.parent.name)
+    centre = SIDE // 2 + seed % 3 - 1
+    rows = []
+    for y in range(SIDE):
+        row = []
+        for x in range(SIDE):
+            state = (state * 1103515245 + 12345) % (1 << 31)
+            row.append(15 if shape(x - centre, y - centre) else (state >> 16) % 5)
+        rows.append(" ".join(map(str, row)))
+    path.write_text(f"P2\n{SIDE} {SIDE}\n15\n" + "\n".join(rows) + "\n")

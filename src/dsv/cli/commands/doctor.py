@@ -67,7 +67,7 @@ def _write(call: Call, finding: Finding) -> None:
 def _wrapped(call: Call, text: str) -> list[str]:
     """In lines that fit on the terminal, broken between words alone; at least one."""
     text = printable(text)
-    if not call.screen.terminal:
+    if not call.around.stdout_is_terminal:
         return [text]
-    room = max(call.screen.columns - _INDENT, 20)
+    room = max(call.around.columns() - _INDENT, 20)
     return wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated
 
 import typer
 
-from dsv.api.status import Status
+from dsv.api.status import Outcome, Position, Status
 from dsv.api.status import status as compare
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.options.arguments import All, ExitCode, Paths, Rehash, workspace_paths
-from dsv.cli.output import printable, rfc3339
+from dsv.cli.output import patterns_of, printable, rfc3339
 from dsv.cli.style import CHANGES
-from dsv.cli.table import Column
-from dsv.cli.views.differences import Row, by_folder
-from dsv.cli.views.status import outlook, patterns_of, with_paths
 from dsv.format.records import describe_limits
 from dsv.periodic import now_ms
 from dsv.values.paths import folders_above
-from dsv.values.units import format_bytes, format_count
+from dsv.values.units import format_bytes, format_count, format_duration
 
 ON_SCREEN = 50
 """Paths that are listed one by one. More are a table by folder on a terminal; in a pipe, a folder that is new or gone
@@ -164,34 +163,64 @@ def _write(call: Call, found: Status, typed: Sequence[str], *, everything: bool)
     differences = {0: "no differences", 1: "1 path differs"}.get(count, f"{count:,} paths differ")
     call.say(f"{where}, {base}: {differences}{more}")
     if not found.workspace.chosen.whole:
-        call.say(f"sparse workspace: {patterns_of(found.workspace.chosen)}")
+        call.say(f"sparse workspace: {patterns_of(found.workspace.chosen.lines)}")
     if fold:
         call.say("dsv status --all lists every path")
     call.out.publish()  # what to type next is the last thing on a screen
-    for line in outlook(found, now_ms=now_ms(), paths=typed):
+    for line in _outlook(found, typed):
         call.say(line)
 
 
 def _write_folders(call: Call, found: Status, changes: Sequence[tuple[bytes, str]]) -> str:
-    """A table with a row for each folder; returns the totals."""
+    """Print a table with a row for each folder, and return the totals."""
     root = os.fsencode(found.workspace.root)
     rows = by_folder(changes, lambda path: _size(root + b"/" + path))
-    total = Row(b"")
-    for row in rows:
-        total.add(row)
-    kinds = [kind for kind in CHANGES if total.changes[kind]]
-    columns = [Column("folder"), *(Column(kind, right=True) for kind in kinds), Column("size", right=True)]
+    total = sum((row for _, row in rows), Counter[str]())
+    kinds = [kind for kind in CHANGES if total[kind]]
     cells = [
         [
-            printable(row.folder) or "all others",
-            *(f"{row.changes[kind]:,}" if row.changes[kind] else "" for kind in kinds),
-            format_bytes(row.bytes),
+            printable(folder) or "all others",
+            *(f"{row[kind]:,}" if row[kind] else "" for kind in kinds),
+            format_bytes(row[_BYTES]),
         ]
-        for row in rows
+        for folder, row in rows
     ]
-    call.table(columns, cells)
-    counts = ", ".join(f"{total.changes[kind]:,} {kind}" for kind in kinds)
-    return f" ({counts}; {format_bytes(total.bytes)})"
+    call.table(["folder~", *(f"{kind}>~" for kind in kinds), "size>~"], cells)
+    counts = ", ".join(f"{total[kind]:,} {kind}" for kind in kinds)
+    return f" ({counts}; {format_bytes(total[_BYTES])})"
+
+
+_BYTES = "bytes"
+ROWS = 20
+"""Folders with a row of their own."""
+
+
+def by_folder(
+    changes: Sequence[tuple[bytes, str]], size: Callable[[bytes], int]
+) -> list[tuple[bytes, Counter[str]]]:
+    """Count the changes in each folder at the level where the paths part, and the bytes of what is there now.
+
+    Paths that lie beside these folders count for the folder above, whose name ends in a slash too; that of the
+    workspace itself is `./`. With more than `ROWS` folders, those with the fewest changes share the last row, whose
+    name is empty.
+    """
+    folders = {path.rpartition(b"/")[0] for path, _ in changes}
+    above = os.path.commonpath(folders) if folders else b""
+    above += b"/" if above else b""
+    rows: dict[bytes, Counter[str]] = {}
+    sizes = Counter[bytes]()
+    for path, change in changes:
+        name, slash, _ = path[len(above) :].partition(b"/")
+        folder = above + name + b"/" if slash else above or b"./"
+        rows.setdefault(folder, Counter())[change] += 1
+        sizes[folder] += 0 if change == "removed" else size(path)
+    largest = sorted(rows, key=lambda folder: -rows[folder].total())
+    for folder, row in rows.items():
+        row[_BYTES] = sizes[folder]
+    if len(rows) <= ROWS:
+        return sorted(rows.items())
+    rest = sum((rows[folder] for folder in largest[ROWS - 1 :]), Counter[str]())
+    return [*((folder, rows[folder]) for folder in sorted(largest[: ROWS - 1])), (b"", rest)]
 
 
 def _size(path: bytes) -> int:
@@ -217,8 +246,8 @@ def _fields(found: Status, typed: Sequence[str]) -> dict[str, object]:
         "protected": None if branch.limits is None else describe_limits(branch.limits),
         "sync": sync.outcome,
         "reason": sync.reason,
-        "next": with_paths(sync.next, typed),
-        "instead": None if sync.instead is None else with_paths([sync.instead], typed)[0],
+        "next": _with_paths(sync.next, typed),
+        "instead": None if sync.instead is None else _with_paths([sync.instead], typed)[0],
         "only": found.workspace.chosen.lines,
         "clean": found.is_clean,
         "items": [{"path": _name(path), "change": change} for path, change in _changes(found)],
@@ -227,3 +256,72 @@ def _fields(found: Status, typed: Sequence[str]) -> dict[str, object]:
 
 def _name(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
+
+
+def _outlook(found: Status, paths: Sequence[str]) -> Iterator[str]:
+    """Yield the last lines: how the base stands to the branch, what a sync will do, and what to type next."""
+    yield _place(found) + _asked(found)
+    if found.branch.limits is not None:
+        yield f"{found.workspace.branch} is protected: {printable(describe_limits(found.branch.limits))}"
+    match found.sync.outcome:
+        case Outcome.REFUSED:
+            yield f"dsv sync would be refused: {printable(found.sync.reason or '')}"
+        case Outcome.PUBLISH:
+            yield f"dsv sync will publish {_counts(found)}"
+        case Outcome.NOTHING:
+            yield "no local changes to publish"
+    for number, step in enumerate(_with_paths(found.sync.next, paths)):
+        yield f"{'then' if number else 'next'}: {printable(step)}"
+    if found.sync.instead is not None:
+        yield f"or, to publish the removal: {printable(_with_paths([found.sync.instead], paths)[0])}"
+
+
+def _with_paths(steps: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """Return the command lines, with a sync of these paths only."""
+    words = "".join(f" {shlex.quote(path)}" for path in paths)
+    return [step + words if step.startswith("dsv sync") else step for step in steps]
+
+
+def _place(found: Status) -> str:
+    name, branch = found.workspace.branch, found.branch
+    behind = "" if branch.behind is None else format_count(branch.behind, "commit")
+    ahead = "" if branch.ahead is None else format_count(branch.ahead, "commit")
+    match branch.position:
+        case Position.UP_TO_DATE:
+            return f"up to date with {name}"
+        case Position.BEHIND:
+            return f"behind {name} by {behind}"
+        case Position.AHEAD:
+            return f"ahead of {name} by {ahead}"
+        case Position.DIVERGED:
+            return f"diverged from {name}: {ahead} here, {behind} there"
+        case Position.ELSEWHERE:
+            return f"{name} has moved to {str(branch.commit)[:12]}"
+        case Position.NO_COMMIT:
+            return f"{name} has no commit yet"
+        case Position.GONE:
+            return f"{name} was deleted or renamed"
+    return f"{name} not checked yet: dsv status --fetch"
+
+
+def _asked(found: Status) -> str:
+    """When the store was asked: others may have published since."""
+    asked = found.branch.asked_ms
+    if asked is None:
+        return ""
+    seconds = (now_ms() - asked) / 1000
+    if seconds < 10:
+        return " (checked just now)"
+    return f" (checked {format_duration(seconds)} ago; dsv status --fetch checks again)"
+
+
+def _counts(found: Status) -> str:
+    of, renamed = found.differences, len(found.renamed)
+    counts = {
+        "added": len(of.added) - renamed,
+        "changed": len(of.changed),
+        "renamed": renamed,
+        "removed": len(of.removed) - renamed,
+        "retyped": len(of.retyped),
+    }
+    return ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)

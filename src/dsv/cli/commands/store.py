@@ -13,7 +13,6 @@ from dsv.cli.commands.doctor import show
 from dsv.cli.declare import command
 from dsv.cli.options.arguments import DryRun, Names
 from dsv.cli.output import local_time, to_item
-from dsv.cli.table import Column
 from dsv.errors import UsageError
 from dsv.values.units import format_count
 
@@ -155,8 +154,7 @@ def _rebuild(call: Call, *, dry_run: bool) -> int:
             for one in done.commits
         )
         return 0
-    columns = [Column("commit", keep=True), Column("dataset", keep=True), Column("head of", keep=True)]
-    columns += [Column("time"), Column("author"), Column("message")]
+    columns = ["commit", "dataset", "head of", "time~", "author~", "message~"]
     rows = [
         [
             str(one.id)[:12],

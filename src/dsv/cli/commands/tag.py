@@ -11,7 +11,6 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, text
 from dsv.cli.options.arguments import Author, TargetOrBase, commit_target, one_of
 from dsv.cli.output import local_time
-from dsv.cli.table import Column
 from dsv.errors import UsageError
 from dsv.values.names import DatasetName, TagName
 
@@ -117,13 +116,7 @@ def _list(call: Call, dataset: str | None) -> None:
     if call.json:
         call.results(found)
         return
-    columns = [
-        Column("tag", keep=True),
-        Column("commit", keep=True),
-        Column("tagged"),
-        Column("by"),
-        Column("message"),
-    ]
+    columns = ["tag", "commit", "tagged~", "by~", "message~"]
     rows = [
         [item.tag, str(item.commit)[:12], local_time(item.time_ms), item.author, item.message]
         for item in found

@@ -9,7 +9,6 @@ from dsv.api.branches import BranchPath
 from dsv.api.log import reflog
 from dsv.cli.output import local_time, printable, to_item, to_json
 from dsv.cli.style import Style
-from dsv.cli.table import Column
 from dsv.errors import UsageError
 from dsv.values.units import format_bytes
 
@@ -156,15 +155,7 @@ def show_moves(call: Call, branch: str, limit: int | None, *, jsonl: bool) -> No
             call.table(_COLUMNS, list(map(_move_row, moves)))
 
 
-_COLUMNS = [
-    Column("move", right=True, keep=True),
-    Column("when"),
-    Column("from", keep=True),
-    Column("to", keep=True),
-    Column("action"),
-    Column("by"),
-    Column("message"),
-]
+_COLUMNS = ["move>", "when~", "from", "to", "action~", "by~", "message~"]
 
 
 def _move_row(move: MoveItem) -> list[str]:

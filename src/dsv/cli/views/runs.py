@@ -176,8 +176,8 @@ def write_table(
     cells = {key: [_cell(each[key]) if key in each else "-" for each in values] for key in keys}
     titles = {key: _title(key, keys) for key in keys}
     shown = keys
-    if call.screen.terminal:
-        room = call.screen.columns - _wide(columns, rows)
+    if call.around.stdout_is_terminal:
+        room = call.around.columns() - _wide(columns, rows)
         fit = _that_fit(_by_interest(keys, cells, first), titles, cells, room)
         shown = [key for key in keys if key in fit]
     for key in shown:
@@ -205,7 +205,7 @@ def _write_groups(
             at += 1
             continue
         own = [""] * len(columns)
-        own[0] = each.id.short if call.screen.terminal else each.id
+        own[0] = each.id.short if call.around.stdout_is_terminal else each.id
         own[result] = ", ".join(f"{count} {word}" for word, count in (whole or each).counts().items())
         if len(each.members) < len(each.members if whole is None else whole.members):
             own[result] += f"; {len(each.members)} shown"
@@ -267,7 +267,7 @@ def _row(call: Call, view: RunView) -> list[str]:
     return [
         _short(call, record),
         record.name or "-",
-        _data(record, 8 if call.screen.terminal else 12),
+        _data(record, 8 if call.around.stdout_is_terminal else 12),
         took,
         result_text(record),
     ]
@@ -275,7 +275,7 @@ def _row(call: Call, view: RunView) -> list[str]:
 
 def _short(call: Call, record: RunRecord) -> str:
     """On a terminal the end of an id, which any command takes for it."""
-    return record.run[-8:] if call.screen.terminal else record.run
+    return record.run[-8:] if call.around.stdout_is_terminal else record.run
 
 
 def _data(record: RunRecord, digits: int) -> str:

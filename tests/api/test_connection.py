@@ -68,10 +68,10 @@ def test_offline_asks_no_store(environ: dict[str, str], tmp_path: Path) -> None:
     make_pets(environ, tmp_path / "work")
     away = dsv.connect(environ, tmp_path / "work", offline=True)
     Path(away.settings.store().url).rename(tmp_path / "away")
-    head = resolve(away, Target.parse("@main"))
-    assert head.commit == away.workspace().base()
+    for name in ("@main", "@v1"):
+        assert resolve(away, Target.parse(name)).commit == away.workspace().base()
     with pytest.raises(Unreachable, match="is not asked"):
-        resolve(away, Target.parse("@v1"))
+        resolve(away, Target.parse("@v2"))
 
 
 def test_offline_neither_publishes_nor_takes_a_branch_for_just_seen(
@@ -82,10 +82,10 @@ def test_offline_neither_publishes_nor_takes_a_branch_for_just_seen(
     here, away = (dsv.connect(environ, tmp_path, offline=offline) for offline in (False, True))
     folder = here.settings.cache().path
     [item] = cache(here, folder, [target])
-    [known] = folder.glob(".dsv/stores/*/refs/pets/branches/main")
-    known.write_bytes(re.sub(rb'"seen":[0-9.]+', b'"seen":1.0', known.read_bytes()))
+    [known] = folder.glob(".dsv/stores/*/tracking/pets.json")
+    known.write_bytes(re.sub(rb'"time_ms":[0-9]+', b'"time_ms":1', known.read_bytes()))
     assert cache(away, folder, [target])[0].path == item.path
-    assert b'"seen":1.0' in known.read_bytes()
+    assert set(re.findall(rb'"time_ms":([0-9]+)', known.read_bytes())) == {b"1"}
     (tmp_path / "work/new.csv").write_text("new")
     with pytest.raises(Unreachable, match="not asked offline"):
         sync(dsv.connect(environ, tmp_path / "work", offline=True), SyncRequest())

@@ -27,7 +27,7 @@ from tests.kit.people import read_folder
         "stores",
         "stores/*",
         "stores/*/objects",
-        "stores/*/refs",
+        "stores/*/tracking",
     ],
 )
 def test_a_link_in_place_of_one_of_dsvs_own_folders(scene: Scene, shared: Path, folder: str) -> None:

@@ -7,8 +7,8 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dsv.repo.completion_cache import Heard
 from dsv.repo.objects.metadata import MetadataCache
+from dsv.repo.tracking import Answers
 from dsv.values.names import DatasetName
 
 
@@ -30,14 +30,16 @@ def test_folders_have_the_rights_of_the_one_above_whoever_makes_them_at_once(tmp
         os.umask(before)
 
 
-def test_all_of_a_group_read_the_names_that_one_of_them_has_heard(tmp_path: Path) -> None:
+def test_all_of_a_group_read_the_tracking_files_that_one_of_them_wrote(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o2775)
-    heard = Heard()
-    heard.datasets([DatasetName.parse("scans")])
+    answers = Answers()
+    answers.list_datasets([DatasetName.parse("scans")])
     before = os.umask(0o077)
     try:
-        heard.keep(tmp_path / "shared/names.json")
+        answers.write_all(tmp_path / "shared", "", 0)
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "shared/names.json").stat().st_mode) == 0o664
+    tracking = tmp_path / "shared/tracking"
+    assert stat.S_IMODE(tracking.stat().st_mode) == 0o2775
+    assert stat.S_IMODE((tracking / "scans.json").stat().st_mode) == 0o664

@@ -108,7 +108,7 @@ def reset_branch(context: Context, name: BranchPath, target: Target, message: st
     with context.repository(wanted) as repository:
         resolved = context.resolve(repository, wanted)
         head = repository.refs.head(resolved.dataset, name.branch)
-        repository.check_remembered()
+        repository.check_last_seen()
         if head.commit == resolved.commit:
             return describe(context, repository, head)
         with following(context, repository, head, "dsv branch --reset") as workspace:
@@ -133,7 +133,7 @@ def delete_branch(
         repository.format.check(repository.store.url, writing=True)
         dataset = dataset_of(context, repository, name.dataset)
         head = repository.refs.head(dataset, name.branch)
-        repository.check_remembered()
+        repository.check_last_seen()
         check_not_main(head, "deleted")
         with following(context, repository, head, "dsv branch --delete") as workspace:
             if workspace is not None and not force:

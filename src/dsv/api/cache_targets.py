@@ -14,9 +14,9 @@ from blake3 import blake3
 from dsv.cache.fill.request import HelperSpec
 from dsv.cache.names import bind, bound_store, known_store, met, show_tag
 from dsv.cache.root import CacheRoot, Place, explain, folder_name, own_folder
-from dsv.cache.tracking_refs import KnownRef, KnownRefs
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
 from dsv.fs.files import FULL, list_names, read_small, replace_file
+from dsv.repo.tracking import file_of, read
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName, clean_path
 from dsv.values.paths import PathSet
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dsv.cache.fill.source import StoreSource
     from dsv.repo.refs.resolve import Resolved
     from dsv.repo.repository import Repository
+    from dsv.repo.tracking import Tracked, Tracking
     from dsv.values.ids import StoreId
     from dsv.values.names import DatasetName, Target
     from dsv.workspace.open import Copies
@@ -36,43 +37,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LastKnown:
-    """The names of one store, as the cache and the workspace around the caller know them. Raises `OSError`."""
+    """The last answers of one store, in a cache and in the workspace around the caller. Raises `OSError`."""
 
     root: CacheRoot
     store: StoreId
     workspace: Workspace | None = None
 
-    def tag(self, dataset: DatasetName, tag: TagName) -> KnownRef | None:
-        return KnownRefs(self.root, self.store).tag(dataset, tag)
-
-    def branch(self, dataset: DatasetName, branch: BranchName) -> KnownRef | None:
-        """The newest of what is known about the branch."""
-        heard = [KnownRefs(self.root, self.store).branch(dataset, branch), self._seen(dataset, branch)]
-        return max((ref for ref in heard if ref is not None), key=lambda ref: ref.seen, default=None)
-
-    def tags(self, dataset: DatasetName) -> dict[TagName, KnownRef]:
-        return KnownRefs(self.root, self.store).tags(dataset)
-
-    def branches(self, dataset: DatasetName) -> dict[BranchName, KnownRef]:
-        found = KnownRefs(self.root, self.store).branches(dataset)
-        names = set(found) | ({self.workspace.branch} if self._is_here(dataset) and self.workspace else set())
-        known = {name: self.branch(dataset, name) for name in names}
-        return {name: ref for name, ref in known.items() if ref is not None}
-
-    def _seen(self, dataset: DatasetName, branch: BranchName) -> KnownRef | None:
-        if self.workspace is None or not self._is_here(dataset) or self.workspace.branch != branch:
-            return None
-        commit, time = self.workspace.seen(), self.workspace.seen_time()
-        return None if commit is None or time is None else KnownRef(commit, time)
-
-    def _is_here(self, dataset: DatasetName) -> bool:
-        """Whether the workspace is one of this dataset."""
+    def of(self, dataset: DatasetName) -> Tracking:
+        """Return the newest answer about each name of a dataset."""
+        found = tracked(self.root, self.store, dataset)
         here = self.workspace
-        return here is not None and here.store_id == self.store and here.dataset == dataset
+        if here is None or here.store_id != self.store or here.dataset != dataset:
+            return found
+        return found.newest(here.tracking())
+
+
+def tracked(root: CacheRoot, store: StoreId, dataset: DatasetName) -> Tracking:
+    """Return what a cache knows of a dataset. Raises `OSError`."""
+    return read(file_of(root.store(store), dataset))
 
 
 def last_known(context: Context, root: CacheRoot, target: Target | None) -> LastKnown | None:
-    """The names of the store that a target (None: the workspace) belongs to; None if that store is not known here."""
+    """Return the names of the store that a target (None: the workspace) belongs to; None if the store is not known."""
     workspace = context.workspace_or_none()
     dataset = None if target is None else target.dataset
     if dataset is None:
@@ -102,11 +88,11 @@ def address(context: Context) -> str:
     return f"{choice.url} {options.endpoint or own or ''}"
 
 
-def say_how_old(context: Context, root: CacheRoot, dataset: DatasetName, rev: Rev, known: KnownRef) -> None:
+def say_how_old(context: Context, root: CacheRoot, dataset: DatasetName, rev: Rev, known: Tracked) -> None:
     """Tells the caller which commit a branch is taken to be at, and how long ago the store said so."""
     from dsv.cache.evict.inventory import server_now
 
-    age = format_duration(max(0.0, server_now(root) - known.seen))
+    age = format_duration(max(0.0, server_now(root) - known.time_ms / 1000))
     context.progress.note(f"{dataset}@{rev} as the store said {age} ago: {str(known.commit)[:12]}")
 
 
@@ -311,8 +297,8 @@ class Targets:
         if rev is None or rev.ancestor or rev.commit_prefix is not None:
             return None
         tag = TagName.parse(rev.text)
-        known = KnownRefs(self.root, store).tag(dataset, tag)
-        return None if known is None else (tag, known.commit)
+        known = tracked(self.root, store, dataset).tag(tag)
+        return None if known is None or known.commit_id is None else (tag, known.commit_id)
 
     def _check_tag(self, dataset: DatasetName, tag: TagName) -> None:
         """Raises `NotFound` if the store says that the tag was deleted. If the store can't be asked, a line says that
@@ -327,8 +313,6 @@ class Targets:
             )
             return
         if deleted:
-            with suppress(OSError):
-                KnownRefs(self.root, self._open().id).forget_tag(dataset, tag)
             raise refs.no_name(dataset, tag)
 
     def _known_commit(
@@ -342,12 +326,12 @@ class Targets:
         if rev.commit_prefix is not None:
             return self._by_prefix(dataset, rev.commit_prefix) if branches else None
         known = LastKnown(self.root, store, self._context.workspace_or_none())
-        branch = known.branch(dataset, BranchName.parse(rev.text)) if branches else None
+        branch = known.of(dataset).branch(BranchName.parse(rev.text)) if branches else None
         if branch is None:
             return None
         if self._offline:
             say_how_old(self._context, self.root, dataset, rev, branch)
-        return branch.commit
+        return branch.commit_id
 
     def _by_prefix(self, dataset: DatasetName, prefix: str) -> CommitId | None:
         from dsv.cache.evict.inventory import find_places
@@ -377,22 +361,19 @@ class Targets:
 
     def remember(self, found: Found) -> None:
         """Records what the store said, unless this user may not write here. The cache must exist."""
-        resolved = found.resolved
-        if resolved is None:
+        if found.resolved is None:
             return
         note_cache(self._context.settings, self.root.path)
         try:
             met(self.root, found.store, address(self._context))
-            refs = KnownRefs(self.root, found.store)
-            if resolved.tag is not None:
-                refs.saw_tag(resolved.dataset, resolved.tag, resolved.commit)
-            if resolved.branch is not None:
-                refs.saw_branch(resolved.dataset, resolved.branch, resolved.commit)
         except PermissionError:
             return
         except OSError as error:
             if error.errno not in FULL:
                 raise explain(error, self.root.path) from error
+        from dsv.api.context import write_tracking
+
+        write_tracking(self._context, self.repository)
 
     def show_tags(self, found: Found, *, filled: bool) -> None:
         """Makes a visible commit be found under its tag, or if it was just filled under all tags that are known here.
@@ -404,8 +385,8 @@ class Targets:
         with suppress(OSError):
             tags = {found.tag} if found.tag is not None else set()
             if filled:
-                known = KnownRefs(self.root, found.store).tags(found.dataset)
-                tags |= {tag for tag, ref in known.items() if ref.commit == found.commit}
+                known = tracked(self.root, found.store, found.dataset).there("tags")
+                tags |= {TagName.parse(name) for name, one in known.items() if one.commit_id == found.commit}
             for tag in tags:
                 show_tag(self.root, found.place, tag)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsv.api.cache_targets import tracked
 from dsv.cache.claims.claims import LeaseRecord
 from dsv.cache.evict.evict import Trash, disk_now, find_trash, measure
 from dsv.cache.evict.inventory import Inventory, Item, take_inventory
@@ -15,8 +16,8 @@ from dsv.cache.fill.workers import read_workers
 from dsv.cache.record import local_commit
 from dsv.cache.root import CacheRoot, Place, explain, refuse_symlinks
 from dsv.cache.settings import CacheSettings, load_settings
-from dsv.cache.tracking_refs import KnownRefs
 from dsv.errors import UsageError
+from dsv.repo.tracking import Tracking
 from dsv.run.record import tree_of_run
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName
@@ -216,10 +217,13 @@ class _Names:
         key = (item.record.store, item.place.dataset)
         if key not in self._known:
             try:
-                refs = KnownRefs(self._root, StoreId.parse(item.record.store))
-                self._known[key] = refs.names(item.dataset)
+                found = tracked(self._root, StoreId.parse(item.record.store), item.dataset)
             except UsageError:
-                self._known[key] = {}
+                found = Tracking()
+            names = self._known.setdefault(key, {})
+            for name, one in [*found.there("tags").items(), *found.there("branches").items()]:
+                if one.commit_id is not None:
+                    names.setdefault(one.commit_id, []).append(name)
         return tuple(self._known[key].get(item.place.commit, ()))
 
 

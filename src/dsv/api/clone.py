@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import structs
 
 from dsv.api.cache_targets import lending
-from dsv.api.context import Context
+from dsv.api.context import Context, write_tracking
 from dsv.api.sparse import chosen_by
 from dsv.api.workspaces import check_no_cache
 from dsv.errors import Conflict, UsageError
@@ -30,7 +30,6 @@ from dsv.workspace.checkout.checkout import check_equal, check_out, check_tree
 from dsv.workspace.checkout.plan import Goal, OverwritePolicy, Settlement
 from dsv.workspace.checkout.write import Made
 from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.tracking import note_answer
 from dsv.workspace.unfinished import read_begun
 from dsv.workspace.workspace import DOT_FOLDER, Workspace, is_vacant
 
@@ -102,7 +101,7 @@ def clone(
         chosen = chosen_by(tree, request.only)
         _check_folder(root, dataset, tree, request)
         workspace, is_new = _bind(context, repository, root, (dataset, branch, chosen))
-        note_answer(workspace, repository.refs, repository.names_url, repository.clock())
+        write_tracking(replace(context, cwd=workspace.root), repository)
         if tree is None:
             return Cloned(workspace.root, dataset, branch, None, 0, 0, chosen=chosen)
         with workspace.locked(COMMAND) as (bound, lock):

@@ -18,13 +18,13 @@ from dsv.api.environment import gather
 from dsv.api.settings import Settings
 from dsv.errors import DsvError
 from dsv.fs.files import list_names
-from dsv.values.names import BranchName, DatasetName, TagName
+from dsv.values.names import DatasetName
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
     from dsv.cache.root import Place
-    from dsv.repo.completion_cache import Known
     from dsv.repo.refs.branches import Refs
+    from dsv.repo.tracking import Tracking
     from dsv.workspace.workspace import Workspace
 
 _T = TypeVar("_T")
@@ -52,8 +52,8 @@ class Names:
     def datasets(self) -> list[Row]:
         """Return those of the workspace, of the stores asked before, of the cache, and of a store that is a folder."""
         found = set() if self._workspace is None else {str(self._workspace.dataset)}
-        for known in self._remembered().values():
-            found.update(known)
+        for folder in self._store_folders():
+            found.update(self._in_time(partial(_tracked, folder), list[str]()))
         found.update(self._cached_datasets())
         found.update(map(str, self._ask(lambda refs: refs.datasets(), list[DatasetName]())))
         return [(name, "") for name in sorted(found)]
@@ -129,17 +129,8 @@ class Names:
         found = self._ask(lambda refs: refs.names(dataset), None)
         if found is not None and any(found):
             return [str(head.branch) for head in found[0]], [str(tag) for tag, _ in found[1]]
-        branches_known, tags_known = set[str](), set[str]()
-        for store, datasets in self._remembered().items():
-            cached = self._cached_refs(store, dataset)
-            known = datasets.get(str(dataset))
-            if known is None:
-                branches_known.update(cached[0])
-                tags_known.update(cached[1])
-            else:
-                branches_known.update({*known.branches, *cached[0]} - {*known.deleted_branches})
-                tags_known.update({*known.tags, *cached[1]} - {*known.deleted_tags})
-        return sorted(branches_known), sorted(tags_known)
+        known = self._tracking(dataset)
+        return list(known.there("branches")), list(known.there("tags"))
 
     def _commits(self, text: str) -> list[Row]:
         """Return commits by their first 12 digits: those that are cached, then those that were read last."""
@@ -147,11 +138,7 @@ class Names:
         if dataset is None:
             return []
         rows = {str(place.commit)[:12]: self._made_for(place) or "cached" for place in self._places(dataset)}
-        for datasets in self._remembered().values():
-            known = datasets.get(str(dataset))
-            rows.update(
-                (commit[:12], message) for commit, message in (() if known is None else known.commits)
-            )
+        rows.update((commit[:12], message) for commit, message in self._tracking(dataset).commits.items())
         return list(rows.items())
 
     def _made_for(self, place: Place) -> str | None:
@@ -169,7 +156,7 @@ class Names:
         if dataset is None:
             return
         if text or revision:
-            commit = self._cached_commit(dataset, revision or "main")
+            commit = self._commit_of(dataset, revision or "main")
             for place in self._places(dataset):
                 if commit and place.name.startswith(commit):
                     yield self._cache() / place.dataset / place.name
@@ -201,14 +188,24 @@ class Names:
     def _list(self, folder: Path) -> list[str]:
         return self._in_time(lambda: list_names(folder), list[str]())
 
-    def _remembered(self) -> dict[str, Mapping[str, Known]]:
-        """Return what each store said to earlier commands, by its id; only that of the workspace in a workspace."""
-        from dsv.repo.completion_cache import read
-
-        stores = self._context().metadata / "stores" if self._settings is not None else Path("/nonexistent")
+    def _store_folders(self) -> list[Path]:
+        """Return the folders of what stores said before, here and in the cache; of the workspace's store in one."""
+        if self._settings is None:
+            return []
         own = None if self._workspace is None else str(self._workspace.store_id)
-        ids = [own] if own else self._list(stores)
-        return {each: self._in_time(partial(read, stores / each / "names.json"), {}) for each in ids}
+        above = dict.fromkeys(
+            (self._context().metadata / "stores", self._in_time(self._cache, Path("/")) / ".dsv/stores")
+        )
+        return [folder / each for folder in above for each in ([own] if own else self._list(folder))]
+
+    def _tracking(self, dataset: DatasetName) -> Tracking:
+        """Return the newest answer about each name of a dataset."""
+        from dsv.repo.tracking import Tracking, file_of, read
+
+        found = Tracking()
+        for folder in self._store_folders():
+            found = found.newest(self._in_time(partial(read, file_of(folder, dataset)), Tracking()))
+        return found
 
     def _cache(self) -> Path:
         assert self._settings is not None
@@ -228,34 +225,13 @@ class Names:
         found = (Place.parse(name, each) for each in self._list(self._cache() / name))
         return [place for place in found if place is not None]
 
-    def _cached_refs(self, store: str, dataset: DatasetName) -> tuple[list[str], list[str]]:
-        from dsv.cache.root import CacheRoot
-        from dsv.cache.tracking_refs import KnownRefs
-        from dsv.values.ids import StoreId
-
-        def read() -> tuple[list[str], list[str]]:
-            known = KnownRefs(CacheRoot(self._cache()), StoreId.parse(store))
-            return list(map(str, known.branches(dataset))), list(map(str, known.tags(dataset)))
-
-        return self._in_time(read, (list[str](), list[str]()))
-
-    def _cached_commit(self, dataset: DatasetName, revision: str) -> str:
-        """Return the id of a branch or a tag as the cache knows it, else what may be the beginning of one."""
-        from dsv.cache.root import CacheRoot
-        from dsv.cache.tracking_refs import KnownRefs
-        from dsv.values.ids import StoreId
-
-        def read() -> str:
-            root = CacheRoot(self._cache())
-            for store in list_names(root.dot / "stores"):
-                known = KnownRefs(root, StoreId.parse(store))
-                tag, branch = TagName.parse(revision), BranchName.parse(revision)
-                found = known.tag(dataset, tag) or known.branch(dataset, branch)
-                if found is not None:
-                    return str(found.commit)
-            return ""
-
-        return self._in_time(read, "") or (revision if len(revision) >= 8 else "")
+    def _commit_of(self, dataset: DatasetName, revision: str) -> str:
+        """Return the id of a branch or a tag as it is known, else what may be the beginning of one."""
+        known = self._tracking(dataset)
+        found = known.there("tags").get(revision) or known.there("branches").get(revision)
+        if found is not None and found.commit is not None:
+            return found.commit
+        return revision if len(revision) >= 8 else ""
 
     def _in_time(self, read: Callable[[], _T], otherwise: _U) -> _T | _U:
         """Return what was read, if that ended in time without an error. A read that hangs ends with the process."""
@@ -281,3 +257,9 @@ def _entries(folder: Path) -> list[str]:
     """Return the sorted names in a folder, those of folders with a slash."""
     with os.scandir(folder) as found:
         return sorted(f"{each.name}/" if each.is_dir() else each.name for each in found)
+
+
+def _tracked(folder: Path) -> list[str]:
+    from dsv.repo.tracking import tracked_datasets
+
+    return list(map(str, tracked_datasets(folder)))

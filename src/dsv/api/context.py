@@ -19,6 +19,9 @@ from dsv.values.names import Target, clean_path
 from dsv.values.progress import NoProgress
 from dsv.workspace.workspace import Workspace
 
+_OFTEN_ENOUGH_MS = 1000
+"""The time of an answer that has not changed is written into a workspace again after so long."""
+
 if TYPE_CHECKING:
     from dsv.api.settings import Settings, StoreChoice
     from dsv.format.records import Writer
@@ -104,9 +107,8 @@ class Context:
         try:
             with self.store() as store:
                 repository = self.open_repository(store, target)
-                with noting_branch(repository, self.workspace_or_none):
+                with tracking(self, repository):
                     yield repository
-                repository.refs.heard.keep(self.metadata_folder(repository.id).with_name("names.json"))
         except Unreachable as error:
             self._offer_offline(error, target or Target())
             raise
@@ -232,23 +234,30 @@ class Context:
 
 
 @contextmanager
-def noting_branch(repository: Repository, find: Callable[[], Workspace | None]) -> Iterator[None]:
-    """At the end, even after an error, notes what was met of the branch of the workspace found. Until then the
-    repository remembers what was noted before.
+def tracking(context: Context, repository: Repository) -> Iterator[None]:
+    """Write what the store answers to the tracking files at the end, even after an error: to that of the workspace
+    around too, which may follow another branch by then. Until then the repository has the last answer from there.
     """
-    from dsv.workspace.tracking import note_answer, remembered
-
-    with suppress(DsvError):  # whoever needs the workspace is told what is wrong with it
-        before = find()
+    with suppress(DsvError, OSError):  # whoever needs the workspace is told what is wrong with it
+        before = context.workspace_or_none()
         if before is not None and before.store_id == repository.id:
-            repository.remembered = remembered(before)
+            last = before.tracking().branches.get(str(before.branch))
+            repository.last_seen = None if last is None else (before.dataset, before.branch, last)
     try:
         yield
     finally:
-        with suppress(DsvError):
-            workspace = find()
-            if workspace is not None and workspace.store_id == repository.id:
-                note_answer(workspace, repository.refs, repository.names_url, repository.clock())
+        write_tracking(context, repository)
+
+
+def write_tracking(context: Context, repository: Repository) -> None:
+    """Write what the store has answered to the tracking files. A failure is none: nothing depends on them."""
+    answers, names, now_ms = repository.refs.answers, repository.names_url, repository.clock()
+    answers.write_all(context.metadata_folder(repository.id).parent, names, now_ms)
+    with suppress(DsvError, OSError):
+        workspace = context.workspace_or_none()
+        if workspace is not None and workspace.store_id == repository.id:
+            path, often = workspace.tracking_path, _OFTEN_ENOUGH_MS
+            answers.write(path, workspace.dataset, names, now_ms, renewed_ms=often)
 
 
 def check_binding(workspace: Workspace, repository: Repository) -> None:

@@ -119,7 +119,7 @@ def _run(context: Context, request: MergeRequest, action: Action) -> Merged:
         source = resolve(repository.refs, repository.objects, dataset, request.source.rev).commit
         for _ in range(ATTEMPTS):
             head = repository.refs.head(dataset, branch)
-            repository.check_remembered()
+            repository.check_last_seen()
             attempt = _Attempt(context, repository, request, action, head, source)
             done = attempt.merge() if action == "merge" else attempt.pick()
             if isinstance(done, Merged):

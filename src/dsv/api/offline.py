@@ -16,7 +16,6 @@ from dsv.api.cache_targets import LastKnown, last_known, say_how_old
 from dsv.api.context import Context
 from dsv.cache.evict.inventory import find_places
 from dsv.cache.root import CacheRoot, explain
-from dsv.cache.tracking_refs import KnownRef
 from dsv.errors import Unreachable
 from dsv.format.records import FormatEntry, RefEntry, TagValue
 from dsv.format.tree import Entry
@@ -25,12 +24,13 @@ from dsv.repo.local_store import LocalStore
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.refs.branches import Head, Refs
 from dsv.repo.repository import Repository
+from dsv.repo.tracking import Tracked
 from dsv.transfer.file_reader import hash_content
 from dsv.values.ids import Nonce, StoreId
 from dsv.values.names import BranchName, DatasetName, Rev, TagName, Target
 from dsv.values.paths import show
 
-Say = Callable[[DatasetName, BranchName, KnownRef], None]
+Say = Callable[[DatasetName, BranchName, Tracked], None]
 
 
 def open_offline(context: Context, target: Target | None) -> Repository:
@@ -46,7 +46,7 @@ def open_offline(context: Context, target: Target | None) -> Repository:
         metadata = MetadataCache(context.metadata_folder(known.store), cached)
         store = LocalStore(url, metadata)
 
-        def say(named: DatasetName, branch: BranchName, ref: KnownRef) -> None:
+        def say(named: DatasetName, branch: BranchName, ref: Tracked) -> None:
             say_how_old(context, root, named, Rev(branch), ref)
 
         refs = LastKnownRefs(store, known, say)
@@ -69,12 +69,12 @@ class LastKnownRefs(Refs):
         pass
 
     def heads(self, dataset: DatasetName) -> list[Head]:
-        known = self._known.branches(dataset)
-        return [_head(dataset, branch, known[branch]) for branch in sorted(known)]
+        known = self._known.of(dataset).there("branches")
+        return [_head(dataset, BranchName.parse(name), one) for name, one in known.items()]
 
     def tags(self, dataset: DatasetName) -> list[tuple[TagName, TagValue]]:
-        known = self._known.tags(dataset)
-        return [(tag, _tag_value(known[tag])) for tag in sorted(known)]
+        known = self._known.of(dataset).there("tags")
+        return [(TagName.parse(name), _tag_value(one)) for name, one in known.items()]
 
     def branch_or_tag(self, dataset: DatasetName, text: str) -> Head | TagValue | None:
         """Raises `Unreachable` for a name that is not known here."""
@@ -86,7 +86,7 @@ class LastKnownRefs(Refs):
         return True
 
     def head_or_none(self, dataset: DatasetName, branch: BranchName) -> Head | None:
-        known = self._known.branch(dataset, branch)
+        known = self._known.of(dataset).branch(branch)
         if known is None:
             return None
         self._say(dataset, branch, known)
@@ -97,7 +97,7 @@ class LastKnownRefs(Refs):
         return self.head_or_none(dataset, branch) or _refuse(f"{dataset}@{branch}", self._known.root)
 
     def tag(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
-        known = self._known.tag(dataset, tag)
+        known = self._known.of(dataset).tag(tag)
         return None if known is None else _tag_value(known)
 
 
@@ -165,10 +165,10 @@ def _format(store: StoreId) -> Format:
     return Format((entry,))
 
 
-def _head(dataset: DatasetName, branch: BranchName, known: KnownRef) -> Head:
-    time_ms = int(known.seen * 1000)
-    return Head(dataset, branch, 0, RefEntry(known.commit, False, Nonce.random(), time_ms, "", ""))
+def _head(dataset: DatasetName, branch: BranchName, known: Tracked) -> Head:
+    return Head(dataset, branch, 0, RefEntry(known.commit_id, False, Nonce.random(), known.time_ms, "", ""))
 
 
-def _tag_value(known: KnownRef) -> TagValue:
-    return TagValue(known.commit, Nonce.random(), int(known.seen * 1000), "", "")
+def _tag_value(known: Tracked) -> TagValue:
+    assert known.commit_id is not None  # as of every tag that is not deleted
+    return TagValue(known.commit_id, Nonce.random(), known.time_ms, "", "")

@@ -85,7 +85,7 @@ def _pull(
     workspace, repository = opened.workspace, opened.repository
     base = workspace.base()
     newest = repository.refs.head(workspace.dataset, workspace.branch)
-    repository.check_remembered()
+    repository.check_last_seen()
     head = newest.commit
     if head is not None:
         workspace.set_seen(workspace.branch, head)

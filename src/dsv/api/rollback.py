@@ -65,7 +65,7 @@ def rollback(
             raise missing_commit(source, repository.store.url)
         base = opened.proven_base()
         head = repository.refs.head(workspace.dataset, workspace.branch)
-        repository.check_remembered()
+        repository.check_last_seen()
         if head.commit is None:
             raise NotFound(
                 f"branch {head.branch} of {head.dataset} has no commit yet",

@@ -17,7 +17,6 @@ from dsv.values.units import format_count
 from dsv.workspace.baseline import Trees, find_baseline, load_state, save_news
 from dsv.workspace.sparse import check_paths, check_removals, note_let_go, restorable
 from dsv.workspace.status import detect_changes, whole_folders
-from dsv.workspace.tracking import LastAnswer, last_answer
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
@@ -96,12 +95,12 @@ def fetch_position(context: Context, workspace: Workspace, base: CommitId | None
 
 
 def branch_position(context: Context, workspace: Workspace, base: CommitId | None) -> BranchPosition:
-    answer = last_answer(workspace) or _seen(workspace)
+    answer = workspace.tracking().branches.get(str(workspace.branch))
     if answer is None:
         return BranchPosition(Position.UNKNOWN)
-    commit, asked, limits = answer.commit, answer.time_ms, answer.limits
-    if commit is None:
-        position = Position.GONE if answer.gone else Position.NO_COMMIT
+    commit, asked, limits = answer.commit_id, answer.time_ms, answer.limits or None
+    if commit is None or answer.deleted:
+        position = Position.GONE if answer.deleted else Position.NO_COMMIT
         return BranchPosition(position, None, asked, limits=limits)
     if commit == base:
         return BranchPosition(Position.UP_TO_DATE, commit, asked, 0, 0, limits)
@@ -126,12 +125,6 @@ def _distance(commits: Commits, base: CommitId | None, head: CommitId, most: int
         return ahead_behind(few, base, head)
     except (DsvError, _TooMany):
         return None
-
-
-def _seen(workspace: Workspace) -> LastAnswer | None:
-    """What an older dsv has noted."""
-    commit, time = workspace.seen(), workspace.seen_time()
-    return None if commit is None or time is None else LastAnswer(commit, int(time * 1000))
 
 
 _BESIDE = " --new-branch NAME"

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from dsv.api.cache_targets import lending
-from dsv.api.context import Context, check_binding, noting_branch
+from dsv.api.context import Context, check_binding, tracking
 from dsv.cache.root import SETTINGS_FILE
 from dsv.errors import Conflict
 from dsv.values.names import BranchName, Rev, Target
@@ -29,7 +29,7 @@ def open_to_publish(
         repository = context.open_repository(store, target, workspace.base())
         check_binding(workspace, repository)
         with (
-            noting_branch(repository, context.workspace_or_none),  # it may follow another branch by then
+            tracking(context, repository),
             lending(context, repository, workspace.dataset) if borrows else nullcontext() as copies,
         ):
             yield OpenWorkspace(

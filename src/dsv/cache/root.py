@@ -6,7 +6,7 @@ A cache is a directory, local or on a network file system, that several hosts an
     <root>/<dataset>/<name>/…          a commit, or a selection of one, as plain read-only files
     <root>/.dsv/claims/<dataset>/<name>/   leases, pins, eviction intents, last use
     <root>/.dsv/fill/<dataset>/<name>/     a fill under way
-    <root>/.dsv/stores/<store>/            metadata fetched from a store, last known refs
+    <root>/.dsv/stores/<store>/            metadata fetched from a store, its last answers about refs
     <root>/.dsv/datasets/<dataset>         which store owns the visible paths of this name
     <root>/.dsv/inventory                  a copy of what the claims folders say
     <root>/.dsv/room/  trash/  tmp/
@@ -496,7 +496,7 @@ def refuse_symlinks(root: CacheRoot) -> None:
         for name, levels in _LEVELS.items():
             _check(root.dot / name, levels)
         for store in list_names(root.dot / "stores"):
-            for folder in (".", "objects", "refs"):  # beside the last two are records
+            for folder in (".", "objects", "tracking", "refs"):  # beside the last two are records
                 own_folder(root.dot / "stores" / store / folder)
     except OSError as error:
         raise explain(error, root.dot, "look into") from error

@@ -27,6 +27,7 @@ from dsv.repo.format_log import (
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects, get_commit
 from dsv.repo.refs.branches import Refs
+from dsv.repo.refs.read import changed
 from dsv.store.base import Put, both
 from dsv.store.split import names_of, places_of, split_of
 from dsv.values.ids import Nonce, StoreId
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from dsv.repo.format_log import (
         Format,
     )
-    from dsv.repo.last_seen_move import Remembered
+    from dsv.repo.tracking import Tracked
     from dsv.store.base import Store
     from dsv.values.ids import CommitId
     from dsv.values.names import BranchName, DatasetName
@@ -56,11 +57,11 @@ class Repository:
         refs.layout = layout
         self.id = layout.store_id
         self.clock = clock
-        self.objects = Objects(store, metadata, refs.heard)
+        self.objects = Objects(store, metadata, refs.answers)
         self.refs = refs
         refs.refused = self._refused
-        self.remembered: Remembered | None = None
-        """Where the workspace around has met its branch before."""
+        self.last_seen: tuple[DatasetName, BranchName, Tracked] | None = None
+        """The branch of the workspace around, and the last answer about it."""
 
     def _refused(
         self, limits: Limits, before: CommitId | None, entry: RefEntry, *, merge: bool
@@ -69,13 +70,32 @@ class Repository:
 
         return refused_move(self.objects, limits, before, entry, merge=merge)
 
-    def check_remembered(self) -> None:
-        """Raises `IntegrityError` if the branch that is remembered was met, and a move has other bytes by now."""
-        if self.remembered is None:
-            return
-        from dsv.repo.last_seen_move import check_remembered
+    def check_last_seen(self) -> None:
+        """Raise `IntegrityError` if the branch was read, and the move at which it was last seen is another one by now.
 
-        check_remembered(self.refs, self.objects, self.names_url, self.remembered)
+        A server that lets two writers win, and settles later which of them stays, takes a move away that was read back
+        before. The only proof is what somebody saw of the branch. Asks nothing unless the branch has moved on. A store
+        or names that were put back from a copy, or made anew, may give the number to another move: then the commit is
+        gone, or part of the branch's history. A place that the names have left may have got a move that does not count.
+        """
+        if self.last_seen is None:
+            return
+        dataset, branch, last = self.last_seen
+        head = self.refs.last_read(dataset, branch)
+        if last.commit_id is None or last.number is None or last.names not in (None, self.names_url):
+            return
+        if head is None or head.number < last.number:
+            return
+        now = head.entry if head.number == last.number else self.refs.entry(dataset, branch, last.number)
+        if now is None or now.commit == last.commit_id or self.objects.stored_commit(last.commit_id) is None:
+            return
+        from dsv.repo.history import is_ancestor
+
+        if head.commit is not None and is_ancestor(self.objects, last.commit_id, head.commit):
+            return
+        key = keys.branch_key(dataset, branch, last.number)
+        what = f"move {last.number} of branch {branch} of {dataset}, to {str(last.commit)[:12]},"
+        raise changed(self.objects.store.url, key, what, now)
 
     @property
     def format(self) -> Format:

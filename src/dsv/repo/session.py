@@ -212,7 +212,7 @@ class Session:
         checks: list[Callable[[], None]] = [
             put_verdict,
             self._check_one_wins,
-            self.repository.check_remembered,
+            self.repository.check_last_seen,
         ]
         if after is not None and not self.repository.format.single_writer:
             checks.append(partial(self.repository.refs.check_same, after))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import tomli_w
@@ -23,14 +24,16 @@ from dsv.values.names import BranchName, DatasetName
 from dsv.values.patterns import EVERYTHING, SparsePatterns
 from dsv.values.toml import MAX_BYTES, binding, read_toml
 
+if TYPE_CHECKING:
+    from dsv.repo.tracking import Tracking
+
 DOT_FOLDER = ".dsv"
 _CONFIG = "config.toml"
 _BASE = "base"
-_SEEN = "seen"
 _JOURNAL = "journal"
 _BEGUN = "begun"
-_ASKED = "asked"
-_OF_A_BINDING = (_BASE, _SEEN, _JOURNAL, _BEGUN, _ASKED)
+_TRACKING = "tracking.json"
+_OF_A_BINDING = (_BASE, _JOURNAL, _BEGUN, _TRACKING, "seen", "asked")  # the last two by an older dsv
 BRIEF = "dsv status"
 """The action of a command that takes the lock only to save the state."""
 SPARSE = "sparse"
@@ -106,8 +109,8 @@ class Workspace(msgspec.Struct, frozen=True):
         return self.dot / _BEGUN
 
     @property
-    def asked_path(self) -> Path:
-        return self.dot / _ASKED
+    def tracking_path(self) -> Path:
+        return self.dot / _TRACKING
 
     @property
     def journal_path(self) -> Path:
@@ -164,25 +167,26 @@ class Workspace(msgspec.Struct, frozen=True):
             (self.dot / _BASE).unlink(missing_ok=True)
             sync_folder(self.dot)
 
-    def seen(self) -> CommitId | None:
-        """Where the workspace's branch was when the store was last asked from here; None if that is not known."""
-        try:
-            branch, commit = read_file(self.dot / _SEEN).decode("ascii").split()
-            return CommitId.parse(commit) if branch == str(self.branch) else None
-        except (OSError, ValueError, DsvError):  # used only in messages and as a guard of `dsv rollback`
-            return None
+    def tracking(self) -> Tracking:
+        """The last answers of the store about the dataset; none if they can't be read."""
+        from dsv.repo.tracking import Tracking, read
 
-    def seen_time(self) -> float | None:
-        """When `seen` was noted, in seconds since 1970; None if it was not."""
         try:
-            return (self.dot / _SEEN).stat().st_mtime
-        except OSError:
-            return None
+            return read(self.tracking_path)
+        except OSError:  # used only in messages and as a guard
+            return Tracking()
+
+    def seen(self) -> CommitId | None:
+        """The commit at which the workspace's user last saw its branch; None if that is not known."""
+        seen = self.tracking().seen
+        return CommitId.parse(seen[1]) if seen is not None and seen[0] == str(self.branch) else None
 
     def set_seen(self, branch: BranchName, commit: CommitId) -> None:
         """Notes where the branch is in the store."""
-        if branch != self.branch or self.seen() != commit:
-            self._replace(_SEEN, f"{branch} {commit}\n".encode())
+        from dsv.repo.tracking import set_seen
+
+        with about(self.tracking_path):
+            set_seen(self.tracking_path, branch, commit)
 
     def follow(self, branch: BranchName) -> Workspace:
         """The same workspace, which follows this branch from now on."""

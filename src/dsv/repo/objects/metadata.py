@@ -71,7 +71,7 @@ class MetadataCache:
                 return
         path = self._path(kind, name)
         with contextlib.suppress(OSError):
-            mode = _make_folder(path.parent)
+            mode = make_shared_folder(path.parent)
             replace_file(path, data, mode=mode & 0o444, sync=False)
 
     def names(self, kind: str) -> list[str]:
@@ -96,12 +96,12 @@ class MetadataCache:
         return f"{self._folder}/{kind}/{name[:2]}/{name}"
 
 
-def _make_folder(folder: Path) -> int:
+def make_shared_folder(folder: Path) -> int:
     """Makes the folder with the rights of the one above it, whatever the umask: a cache is shared. Gives its mode."""
     try:
         return folder.stat().st_mode
     except FileNotFoundError:
-        mode = _make_folder(folder.parent) & 0o2777
+        mode = make_shared_folder(folder.parent) & 0o2777
     with open_folder(folder.parent) as parent:
         make_folder(parent, folder.name, Rights(given=mode, free=0))
     return mode

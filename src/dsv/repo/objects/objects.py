@@ -17,7 +17,6 @@ from dsv.format.locator import MAX_ROWS, Location, Locator, ObjectKind, largest
 from dsv.format.recipe import MAX_CHUNK, Recipe
 from dsv.format.segment import Segment
 from dsv.format.tree import Node, PathColumns
-from dsv.repo.completion_cache import Heard
 from dsv.repo.errors import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
 from dsv.repo.objects.indexes import Indexes
 from dsv.repo.objects.packs import Packs
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from dsv.format.envelope import Buffer
     from dsv.format.tree import Entry
     from dsv.repo.objects.metadata import MetadataCache
+    from dsv.repo.tracking import Answers
     from dsv.store.base import Bytes, Store
     from dsv.values.ids import PackId
 
@@ -152,10 +152,10 @@ Named = TypeVar("Named", bound=Id)
 class Objects:
     """Everything that has an id, on one store. threads: that read from it; who opened the store closes them."""
 
-    def __init__(self, store: Store, metadata: MetadataCache, heard: Heard | None = None) -> None:
+    def __init__(self, store: Store, metadata: MetadataCache, answers: Answers | None = None) -> None:
         self.store = store
         self.threads = ReadThreads()
-        self._heard = heard or Heard()
+        self._answers = answers
         self.indexes = Indexes(store, metadata)
         self.packs = Packs(store, self.indexes, metadata)
         self._metadata = metadata
@@ -174,7 +174,8 @@ class Objects:
         found = self.commit_or_none(commit_id)
         if found is None:
             raise missing_commit(commit_id, self.store.url)
-        self._heard.commit(commit_id, found)
+        if self._answers is not None:
+            self._answers.add_commit(commit_id, found)
         return found
 
     def commit_or_none(self, commit_id: CommitId) -> Commit | None:

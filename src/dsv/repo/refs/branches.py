@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, IntegrityError, NotFound
@@ -132,7 +133,7 @@ class Refs(Tags):
         make may be among them.
         """
         found = named_parts(DatasetName, self._store.folders(keys.REFS_PREFIX))
-        self.heard.datasets(found)
+        self.answers.list_datasets(found)
         return found
 
     def names(self, dataset: DatasetName) -> tuple[list[Head], list[tuple[TagName, TagValue]]]:
@@ -148,9 +149,8 @@ class Refs(Tags):
             if listed.number is not None:
                 self._listed[dataset, name] = listed
         heads = together([partial(self.head_or_none, dataset, name) for name in names])
-        there = [head for head in heads if head is not None]
-        self.heard.branches(dataset, [head.branch for head in there])
-        return there
+        self.answers.list_names(dataset, "branches")
+        return [head for head in heads if head is not None]
 
     def branch_or_tag(self, dataset: DatasetName, text: str) -> Head | TagValue | None:
         """Return what a name means, which is never both; None for one that has gone, or never was."""
@@ -256,13 +256,12 @@ class Refs(Tags):
             number = self._listed[dataset, branch].rule
         if number is not None:
             known = self._rules[dataset, branch] = newest_rule(self._store, dataset, branch, number)
+        self.answers.add_limits(dataset, branch, None if known is None else known.limits)
         return known
 
-    def met(self, dataset: DatasetName, branch: BranchName) -> tuple[Head | None, BranchRule | None, bool]:
-        """The last entry and rule of a branch that were met, and whether there may be a rule. Asks nothing."""
-        listed, rule = self._listed.get((dataset, branch)), self._rules.get((dataset, branch))
-        ruled = rule is not None or listed is None or listed.rule is not None
-        return self._seen.get((dataset, branch)), rule, ruled
+    def last_read(self, dataset: DatasetName, branch: BranchName) -> Head | None:
+        """The newest entry of a branch that was read. Asks nothing."""
+        return self._seen.get((dataset, branch))
 
     def add_rule(self, rule: BranchRule) -> bool:
         """Add the next rule of a branch; False if somebody else has added one with its number."""
@@ -274,6 +273,7 @@ class Refs(Tags):
         won = self._put(key, rule.encode(), what, check) is Put.WON
         if won:
             self._rules[branch] = rule
+            self.answers.add_limits(*branch, rule.limits)
         return won
 
     def check_mover(
@@ -334,7 +334,12 @@ class Refs(Tags):
 
     def _saw(self, head: Head) -> Head:
         self._seen[head.dataset, head.branch] = head
-        self.heard.branch(head.dataset, head.branch, deleted=head.entry.deleted)
+        rule, listed = (
+            self._rules.get((head.dataset, head.branch)),
+            self._listed.get((head.dataset, head.branch)),
+        )
+        has_none = listed is not None and listed.rule is None
+        self.answers.add_branch(head, rule.limits if rule is not None else None if has_none else UNSET)
         return head
 
     def _read_listed(

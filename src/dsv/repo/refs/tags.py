@@ -23,10 +23,10 @@ from dsv.errors import (
 from dsv.format import envelope, keys
 from dsv.format.envelope import RECORD_MAX
 from dsv.format.records import TagDeleted, TagValue
-from dsv.repo.completion_cache import Heard
 from dsv.repo.errors import ONE_WINS_AGAIN, denial_named, read_record
 from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, read_entry, read_format
 from dsv.repo.refs.read import check_kept, gone, parts, tombstone
+from dsv.repo.tracking import Answers
 from dsv.store.base import Put, both, together
 from dsv.store.split import names_of
 from dsv.values.names import BranchName, DatasetName, TagName
@@ -46,7 +46,7 @@ class Tags:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.heard = Heard()
+        self.answers = Answers()
         self.layout: Format | None = None
         """The format log of the place of the names; None while they are made, when nobody moves them."""
         self.proved = False  # that one writer still wins, by a session that is about to write a ref
@@ -68,7 +68,7 @@ class Tags:
         names = named_parts(TagName, parts(self._store, keys.tags_prefix(dataset)))
         found = zip(names, together([partial(self.tag, dataset, name) for name in names]), strict=True)
         there = [(name, value) for name, value in found if value is not None]
-        self.heard.tags(dataset, [name for name, _ in there])
+        self.answers.list_names(dataset, "tags")
         return there
 
     def tag(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
@@ -79,15 +79,14 @@ class Tags:
             )
         except NotFound:
             return None
-        if deleted:
-            self.heard.tag(dataset, tag, deleted=True)
+        self.answers.add_tag(dataset, tag, None if deleted else value.commit)
         return None if deleted else value
 
     def is_deleted(self, dataset: DatasetName, tag: TagName) -> bool:
         """Return whether the tag was deleted."""
         deleted = self._tombstone(dataset, tag)
         if deleted:
-            self.heard.tag(dataset, tag, deleted=True)
+            self.answers.add_tag(dataset, tag, None)
         return deleted
 
     def set_tag(self, dataset: DatasetName, tag: TagName, value: TagValue) -> TagValue:
@@ -110,7 +109,7 @@ class Tags:
                 )
             return existing
         self._refuse_deleted(dataset, tag)
-        self.heard.tag(dataset, tag, deleted=False)
+        self.answers.add_tag(dataset, tag, value.commit)
         return value
 
     def _refuse_deleted(self, dataset: DatasetName, tag: TagName) -> None:
@@ -128,7 +127,7 @@ class Tags:
                 f"dataset {dataset} has no tag {tag}", subject=tag, hint=f"dsv tag --list {dataset}"
             )
         self._put(keys.tag_deleted_key(dataset, tag), record.encode(), f"tag {tag} of {dataset}")
-        self.heard.tag(dataset, tag, deleted=True)
+        self.answers.add_tag(dataset, tag, None)
 
     def _put(self, key: str, data: bytes, what: str, won: Callable[[], None] = lambda: None) -> Put:
         """Write a key of the names; `won` is called if this writer wins it, and `what` says what the key is for.

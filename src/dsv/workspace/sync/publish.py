@@ -92,7 +92,7 @@ class Publisher:
         """
         refs, dataset, branch = self._repository.refs, self._workspace.dataset, self._branch
         self._head = refs.newest(dataset, branch)
-        self._repository.check_remembered()
+        self._repository.check_last_seen()
         if not self._begins_branch and self._new_branch:
             raise Conflict(
                 f"dataset {dataset} already has a branch {branch}",

@@ -1,0 +1,301 @@
+"""The last answers of a store about branches, tags and commits, with the time of each: git's remote-tracking refs.
+
+There is a file for each dataset of a store, beside the local copies of its metadata. A cache has such files in its own
+folder, for all of its users, and a workspace has one for its dataset. `dsv status`, the shell's completion and
+`--offline` read them instead of asking the store, and a workspace's file proves that a branch was further than the
+store says it is. A file is replaced as a whole: of two commands at the same time one may lose what the other has noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from dsv.errors import UsageError
+from dsv.format.records import Limits
+from dsv.fs.files import list_names, read_json, read_small, replace_file
+from dsv.repo.objects.metadata import make_shared_folder
+from dsv.values.ids import CommitId
+from dsv.values.names import BranchName, DatasetName, TagName
+
+if TYPE_CHECKING:
+    from dsv.format.commit import Commit
+    from dsv.repo.refs.branches import Head
+
+_COMMITS = 200
+"""So many commits are kept of each dataset."""
+_MESSAGE = 100
+_MAX_BYTES = 8 << 20
+_SUFFIX = ".json"
+_RENEWED_MS = 60_000
+"""The time of an answer that has not changed is written again after so long."""
+Kind = Literal["branches", "tags"]
+_Commit = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Tracked(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The last answer about one branch or tag."""
+
+    time_ms: int
+    commit: _Commit | None = None
+    """None for a branch without a commit."""
+    deleted: bool = False
+    """The name was deleted, or is in no listing any more."""
+    number: int | None = None
+    """The number of the branch's move."""
+    names: str | None = None
+    """The URL of the place where the move was read."""
+    limits: Limits | UnsetType | None = UNSET
+    """The rule of a protected branch; not set if it was not read."""
+
+    @property
+    def commit_id(self) -> CommitId | None:
+        return None if self.commit is None else CommitId.parse(self.commit)
+
+
+class Tracking(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The content of one file."""
+
+    branches: dict[str, Tracked] = {}
+    tags: dict[str, Tracked] = {}
+    commits: dict[_Commit, str] = {}
+    """The first lines of the messages of commits that were read, the latest first."""
+    seen: tuple[str, _Commit] | None = None
+    """The branch of the workspace, and the commit at which its user last saw it."""
+
+    def branch(self, name: BranchName) -> Tracked | None:
+        return _unless_deleted(self.branches.get(str(name)))
+
+    def tag(self, name: TagName) -> Tracked | None:
+        return _unless_deleted(self.tags.get(str(name)))
+
+    def there(self, kind: Kind) -> dict[str, Tracked]:
+        """Return those that are not deleted, in the order of their names."""
+        found: dict[str, Tracked] = getattr(self, kind)
+        return {name: found[name] for name in sorted(found) if not found[name].deleted}
+
+    def newest(self, other: Tracking) -> Tracking:
+        """Return the newer answer about each name."""
+        return Tracking(
+            _newest(self.branches, other.branches),
+            _newest(self.tags, other.tags),
+            {**self.commits, **other.commits},
+        )
+
+
+def _unless_deleted(found: Tracked | None) -> Tracked | None:
+    return None if found is None or found.deleted else found
+
+
+def _newest(one: Mapping[str, Tracked], other: Mapping[str, Tracked]) -> dict[str, Tracked]:
+    newer = {
+        name: found for name, found in other.items() if name not in one or found.time_ms > one[name].time_ms
+    }
+    return {**one, **newer}
+
+
+class Answers:
+    """The answers of a store during one command. Listings are whole: a name that is not in them has gone."""
+
+    def __init__(self) -> None:
+        self._datasets: list[DatasetName] | None = None
+        self._found: dict[tuple[DatasetName, Kind], dict[str, Tracked]] = {}
+        self._listed: set[tuple[DatasetName, Kind]] = set()
+        self._commits: dict[DatasetName, dict[str, str]] = {}
+
+    def list_datasets(self, names: Iterable[DatasetName]) -> None:
+        self._datasets = list(names)
+
+    def list_names(self, dataset: DatasetName, kind: Kind) -> None:
+        """All names of this kind were added."""
+        self._listed.add((dataset, kind))
+        self._found.setdefault((dataset, kind), {})
+
+    def add_branch(self, head: Head, limits: Limits | UnsetType | None) -> None:
+        """A branch that was read or moved, or its deletion."""
+        commit = None if head.entry.deleted or head.commit is None else str(head.commit)
+        found = Tracked(0, commit, head.entry.deleted, head.number, None, limits)
+        self._found.setdefault((head.dataset, "branches"), {})[str(head.branch)] = found
+
+    def add_limits(self, dataset: DatasetName, branch: BranchName, limits: Limits | None) -> None:
+        """The rule of a branch that was read or made."""
+        branches = self._found.get((dataset, "branches"), {})
+        if str(branch) in branches:
+            branches[str(branch)] = replace(branches[str(branch)], limits=limits)
+
+    def add_tag(self, dataset: DatasetName, tag: TagName, commit: CommitId | None) -> None:
+        """A tag that was read, set or (None) deleted."""
+        found = Tracked(0, None if commit is None else str(commit), commit is None)
+        self._found.setdefault((dataset, "tags"), {})[str(tag)] = found
+
+    def add_commit(self, commit_id: CommitId, commit: Commit) -> None:
+        """A commit that was read. One that doesn't name its dataset is left out."""
+        if commit.dataset is not None:
+            rows = self._commits.setdefault(commit.dataset, {})
+            if len(rows) < _COMMITS:
+                rows.setdefault(str(commit_id), commit.message.partition("\n")[0][:_MESSAGE])
+
+    def write_all(self, folder: Path, names: str, now_ms: int) -> None:
+        """Adds the answers to the files in the folder of a store, which must exist.
+
+        names: the URL of the place where names are. A failure is none: nothing depends on these files.
+        """
+        datasets = {dataset for dataset, _ in self._found} | set(self._commits)
+        if not datasets and self._datasets is None:
+            return
+        with suppress(OSError):
+            if not folder.is_dir() or folder.is_symlink() or (folder / "tracking").is_symlink():
+                return  # a symlink leads to what may be no folder of dsv
+            mode = make_shared_folder(folder / "tracking") & 0o666
+            if self._datasets is not None:
+                gone = set(tracked_datasets(folder)).difference(self._datasets)
+                for each in gone:
+                    file_of(folder, each).unlink(missing_ok=True)
+                datasets = (datasets | set(self._datasets)) - gone
+            for dataset in datasets:
+                self.write(file_of(folder, dataset), dataset, names, now_ms, mode=mode)
+
+    def write(
+        self,
+        path: Path,
+        dataset: DatasetName,
+        names: str,
+        now_ms: int,
+        *,
+        mode: int | None = None,
+        renewed_ms: int = _RENEWED_MS,
+    ) -> None:
+        """Adds the answers about a dataset to one file. Raises `OSError`."""
+        answered = {one for one, _ in self._found} | self._commits.keys()
+        if dataset not in answered and path.exists():
+            return
+        before = read(path)
+        branches, tags = (self._merged(before, dataset, kind, names, now_ms) for kind in ("branches", "tags"))
+        commits = {**self._commits.get(dataset, {}), **before.commits}
+        after = Tracking(branches, tags, dict([*commits.items()][:_COMMITS]), before.seen)
+        if not path.exists() or _has_news(before, after, renewed_ms):
+            replace_file(path, msgspec.json.encode(after) + b"\n", mode=mode, sync=False)
+
+    def _merged(
+        self, before: Tracking, dataset: DatasetName, kind: Kind, names: str, now_ms: int
+    ) -> dict[str, Tracked]:
+        known: dict[str, Tracked] = dict(getattr(before, kind))
+        found = self._found.get((dataset, kind), {})
+        if (dataset, kind) in self._listed:
+            for name in known.keys() - found.keys():
+                known[name] = replace(known[name], deleted=True, time_ms=now_ms)
+        for name, one in found.items():
+            limits = one.limits
+            if limits is UNSET and name in known:
+                limits = known[name].limits
+            place = None if one.number is None else names
+            known[name] = replace(one, time_ms=now_ms, names=place, limits=limits)
+        return known
+
+
+def _has_news(before: Tracking, after: Tracking, renewed_ms: int) -> bool:
+    """Return whether something other than times differs, or a time by more than a little."""
+    if before.commits != after.commits:
+        return True
+    for old, new in ((before.branches, after.branches), (before.tags, after.tags)):
+        for name, one in new.items():
+            then = old.get(name)
+            if then is None or replace(then, time_ms=one.time_ms) != one:
+                return True
+            if not 0 <= one.time_ms - then.time_ms < renewed_ms and not one.deleted:
+                return True
+    return False
+
+
+def file_of(folder: Path, dataset: DatasetName) -> Path:
+    """Return the path of a dataset's file in the folder of its store."""
+    return folder / "tracking" / f"{dataset.component}{_SUFFIX}"
+
+
+def tracked_datasets(folder: Path) -> list[DatasetName]:
+    """Return the datasets that have a file in the folder of a store. Raises `OSError`."""
+    found: list[DatasetName] = []
+    for name in list_names(folder / "tracking"):
+        with suppress(UsageError):
+            found.append(DatasetName.from_component(name.removesuffix(_SUFFIX)))
+    return found
+
+
+_TRACKING = msgspec.json.Decoder(Tracking)
+
+
+def read(path: Path) -> Tracking:
+    """Return the content of a file; nothing for one that can't be understood. Raises `OSError`.
+
+    If there is none, the notes of an older dsv are read.
+    """
+    found = read_json(path, _TRACKING, _MAX_BYTES)
+    if found is None and path.parent.name == "tracking":
+        return _of_older_cache(path.parent.parent / "refs" / path.name.removesuffix(_SUFFIX))
+    return found or _of_older_workspace(path.parent)
+
+
+def set_seen(path: Path, branch: BranchName, commit: CommitId) -> None:
+    """Notes where the user of a workspace last saw its branch. Durable when it returns. Raises `OSError`."""
+    before = read(path)
+    if before.seen != (str(branch), str(commit)):
+        after = replace(before, seen=(str(branch), str(commit)))
+        replace_file(path, msgspec.json.encode(after) + b"\n")
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """The file `asked` of a workspace."""
+
+    branch: str
+    commit: _Commit | None
+    time_ms: int
+    gone: bool = False
+    protected: bool = False
+    only_merge: bool = False
+    who: tuple[str, ...] = ()
+    max_removals: int | None = None
+    number: int | None = None
+    names: str | None = None
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """A file of a branch or tag in a cache."""
+
+    commit: _Commit
+    seen: float
+
+
+_ASKED, _KNOWN = msgspec.json.Decoder(_Asked), msgspec.json.Decoder(_Known)
+
+
+def _of_older_workspace(dot: Path) -> Tracking:
+    asked = read_json(dot / "asked", _ASKED)
+    branches: dict[str, Tracked] = {}
+    if asked is not None:
+        limits = Limits(asked.only_merge, asked.who, asked.max_removals) if asked.protected else None
+        branches[asked.branch] = Tracked(
+            asked.time_ms, asked.commit, asked.gone, asked.number, asked.names, limits
+        )
+    try:
+        branch, commit = (read_small(dot / "seen") or b"").decode("ascii").split()
+        return Tracking(branches, seen=(branch, str(CommitId.parse(commit))))
+    except (ValueError, UsageError):
+        return Tracking(branches)
+
+
+def _of_older_cache(folder: Path) -> Tracking:
+    found: dict[str, dict[str, Tracked]] = {"branches": {}, "tags": {}}
+    for kind, names in found.items():
+        for component in list_names(folder / kind):
+            known = read_json(folder / kind / component, _KNOWN)
+            with suppress(UsageError):
+                if known is not None:
+                    name = str(BranchName.from_component(component))
+                    names[name] = Tracked(int(known.seen * 1000), known.commit)
+    return Tracking(found["branches"], found["tags"])

@@ -34,12 +34,13 @@ from dsv.format.records import GcDone, Limits, RefEntry
 from dsv.repo.repository import Repository
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore
-from dsv.store.wrappers import Counting, Wrapper
+from dsv.store.opened import OpenStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, Rev, TagName, Target
 from tests.exhaustive import examples
 from tests.kit.people import Person, every_store_is
 from tests.kit.repositories import DATASET, commit, condemn, create, packs
+from tests.store.wrapper import Wrapper
 
 
 class World:
@@ -362,7 +363,7 @@ def test_the_reflog_of_10_000_moves_reads_what_it_shows(world: World) -> None:
             world.commits[number % 4], False, Nonce.random(), number, "a", "sync", DATASET, MAIN, number
         )
         world.store.put_if_absent(keys.branch_key(DATASET, MAIN, number), entry.encode())
-    counting = Counting(world.store)
+    counting = OpenStore(world.store)
     with every_store_is(counting):
         with reflog(world.context, path("main"), 5) as moves:
             shown = list(moves)
@@ -379,7 +380,7 @@ def test_the_list_asks_for_each_branch_once(world: World) -> None:
     for number in range(20):
         world.create(f"b{number}", number % 4)
     list(branches(world.context, DATASET))  # the commits are here from now on
-    counting = Counting(world.store)
+    counting = OpenStore(world.store)
     with every_store_is(counting):
         assert len(branches(world.context, DATASET)) == 21
     # Format 2, one listing; each head and what may follow it.

@@ -14,8 +14,8 @@ from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_store
+from dsv.store.opened import Counts, OpenStore
 from dsv.store.options import StoreOptions
-from dsv.store.wrappers import Counting, Counts
 from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.values.ids import EMPTY_FILE
 from dsv.values.names import MAIN, DatasetName, Target
@@ -43,9 +43,9 @@ def large(repository: Repository, count: int) -> Committed:
 
 
 @pytest.fixture
-def counted(tmp_path: Path) -> Iterator[tuple[Person, Counting]]:
+def counted(tmp_path: Path) -> Iterator[tuple[Person, OpenStore]]:
     """Somebody who has no local copy of anything, and a store with many files."""
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     with every_store_is(store):
         maker = Person(tmp_path / "maker", "/nowhere")
         maker.init()
@@ -53,7 +53,7 @@ def counted(tmp_path: Path) -> Iterator[tuple[Person, Counting]]:
         yield Person(tmp_path / "ann", "/nowhere"), store
 
 
-def cost(person: Person, store: Counting, *edits: Put | Remove | MoveAll) -> Counts:
+def cost(person: Person, store: OpenStore, *edits: Put | Remove | MoveAll) -> Counts:
     before = store.counts
     person.home.mkdir(exist_ok=True)
     done = edit(person.context(person.home), TARGET, edits, EditRequest())
@@ -61,7 +61,7 @@ def cost(person: Person, store: Counting, *edits: Put | Remove | MoveAll) -> Cou
     return store.counts - before
 
 
-def segments(store: Counting) -> int:
+def segments(store: OpenStore) -> int:
     repository = Repository.open(store, None)
     head = repository.refs.head(SCANS, MAIN)
     assert head.commit is not None
@@ -69,7 +69,7 @@ def segments(store: Counting) -> int:
 
 
 def test_ten_files_are_put_for_the_price_of_the_segments_that_change(
-    counted: tuple[Person, Counting],
+    counted: tuple[Person, OpenStore],
 ) -> None:
     person, store = counted
     assert segments(store) > 30
@@ -80,7 +80,7 @@ def test_ten_files_are_put_for_the_price_of_the_segments_that_change(
     assert spent.requests <= 40, spent
 
 
-def test_many_moves_read_each_segment_once(counted: tuple[Person, Counting]) -> None:
+def test_many_moves_read_each_segment_once(counted: tuple[Person, OpenStore]) -> None:
     person, store = counted
     moves = [(path, path.replace(b"/f", b"/g")) for path in paths(FILES)[::-3]]
     assert cost(person, store, MoveAll(moves)).ranges <= 3 * segments(store)

@@ -13,7 +13,7 @@ from dsv.format import keys
 from dsv.merge.paths import Choice, Choices, ConflictKind, MergeConflict
 from dsv.store.base import Bytes, Put
 from dsv.store.memory import MemoryStore
-from dsv.store.wrappers import Counting
+from dsv.store.opened import OpenStore
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName
 from dsv.values.paths import PathSet
@@ -317,7 +317,7 @@ def test_what_is_not_there_is_said(scans: Dataset) -> None:
 
 
 def test_a_merge_reads_and_writes_only_segments_that_changed(tmp_path: Path) -> None:
-    counting = Counting(MemoryStore())
+    counting = OpenStore(MemoryStore())
     with dataset(tmp_path, counting) as scans:
         files = {f"d{n // 500:03}/f{n:06}": b"%d" % n for n in range(20_000)}
         forked(scans, files, {"d001/f000777": b"mine"}, {"d030/f015001": b"theirs", "d002/f001001": None})

@@ -27,12 +27,12 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.base import LARGEST, Item, Store
 from dsv.store.memory import MemoryStore
-from dsv.store.wrappers import Wrapper
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, Target
 from tests.api.test_branches import World, path
 from tests.kit.people import Person, every_store_is
 from tests.kit.repositories import DATASET, WRITER, commit
+from tests.store.wrapper import Wrapper
 
 MAIN_PATH = path("main")
 FORWARD = Limits()

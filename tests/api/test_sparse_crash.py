@@ -16,7 +16,7 @@ from dsv.api.status import status
 from dsv.errors import Conflict, NotFound
 from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore
-from dsv.store.wrappers import Counting
+from dsv.store.opened import OpenStore
 from dsv.values.names import Target
 from tests.api.test_edits_at_scale import large, segments
 from tests.exhaustive import numbers
@@ -204,7 +204,7 @@ def test_a_pull_into_a_part(team: Team) -> None:
 
 def test_the_cost_is_that_of_the_part(tmp_path: Path) -> None:
     """Of a large dataset, only the segments of the part are read, and rewritten by a sync."""
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     with every_store_is(store):
         maker = Person(tmp_path / "maker", "/nowhere")
         maker.init()

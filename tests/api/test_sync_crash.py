@@ -20,9 +20,9 @@ from dsv.repo.repository import Repository
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
+from dsv.store.opened import OpenStore
 from dsv.store.probe import prove, prove_data
 from dsv.store.retry import Retrying
-from dsv.store.split import SplitStore
 from dsv.values.names import MAIN
 from tests.exhaustive import some
 from tests.kit.people import SCANS, Files, Person, every_store_is, read_commit
@@ -54,7 +54,7 @@ def in_one_place() -> Store:
 
 def in_two_places() -> Store:
     """The names where one writer wins, the data where all do."""
-    return SplitStore(MemoryStore(), Overwriting())
+    return OpenStore(Overwriting(), MemoryStore())
 
 
 def prepared(home: Path, make: Callable[[], Store] = in_one_place) -> tuple[Person, Store]:
@@ -72,7 +72,7 @@ def prepared(home: Path, make: Callable[[], Store] = in_one_place) -> tuple[Pers
 def with_faults(store: Store, plan: Mapping[int, Fault] | None = None) -> tuple[Store, Faulty]:
     """The store with faults in all that is asked of it, or of either of its places, counted together."""
     leader = Faulty(store, plan)
-    if not isinstance(store, SplitStore):
+    if not isinstance(store, OpenStore):
         return leader, leader
 
     def part(place: Store) -> Store:
@@ -84,7 +84,7 @@ def with_faults(store: Store, plan: Mapping[int, Fault] | None = None) -> tuple[
 
         return Part()
 
-    return SplitStore(part(store.names), part(store.data)), leader
+    return OpenStore(part(store.data), part(store.names)), leader
 
 
 def count_calls(tmp_path: Path, make: Callable[[], Store] = in_one_place) -> int:
@@ -159,7 +159,7 @@ def test_an_init_that_dies_at_any_call_is_finished_by_the_next(
                 person.init()
             person.write(BEFORE)
             assert person.sync().commit is not None
-        assert isinstance(store, SplitStore)
+        assert isinstance(store, OpenStore)
         for place in (store.names, store.data):
             assert len(list(place.list(keys.FORMAT_PREFIX))) == 1
 

@@ -82,9 +82,10 @@ def test_what_a_sync_will_publish_and_its_command_with_the_paths_that_were_named
 def test_a_branch_that_moved_is_behind_once_a_refused_sync_or_fetch_has_asked(pets: Dsv, other: Dsv) -> None:
     commit(pets, "b")
     head = commit(pets, "c")
-    note = other.cwd / ".dsv/asked"
+    note = other.cwd / ".dsv/tracking.json"
     known = json.loads(note.read_text())
-    note.write_text(json.dumps({**known, "time_ms": known["time_ms"] - 3_600_000}))
+    known["branches"]["main"]["time_ms"] -= 3_600_000
+    note.write_text(json.dumps(known))
     assert place(other)[0] == "up-to-date", "the store is not asked"
     said = other.ok("status").err
     assert "up to date with main (checked 1h ago; dsv status --fetch checks again)" in said
@@ -229,21 +230,22 @@ def test_an_unreachable_store_neither_fails_nor_is_asked(pets: Dsv, tmp_path: Pa
     assert (asked.code, asked.out) == (6, "")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version":2,"branch":"main","commit":null,"time_ms":1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"branches":{"main":{"time_ms":1,"commit":"00"}}}'])
 def test_a_note_that_can_not_be_read_is_as_none(pets: Dsv, text: str) -> None:
-    (pets.cwd / ".dsv/asked").write_text(text)
-    (pets.cwd / ".dsv/seen").unlink()
+    (pets.cwd / ".dsv/tracking.json").write_text(text)
     assert place(pets) == ("unknown", None, None, "nothing", [])
 
 
 def test_a_workspace_of_an_older_dsv_has_noted_where_its_branch_was(pets: Dsv) -> None:
-    (pets.cwd / ".dsv/asked").unlink()
+    (pets.cwd / ".dsv/tracking.json").unlink()
+    (pets.cwd / ".dsv/seen").write_text(f"main {(pets.cwd / '.dsv/base').read_text()}")
     assert place(pets)[:3] == ("up-to-date", 0, 0)
 
 
 def test_commits_without_a_local_copy_are_not_asked_for(pets: Dsv, other: Dsv) -> None:
     head = commit(pets, "b")
-    note = other.cwd / ".dsv/asked"
+    note = other.cwd / ".dsv/tracking.json"
     known = json.loads(note.read_text())
-    note.write_text(json.dumps({**known, "commit": "0" * len(head)}))
+    known["branches"]["main"]["commit"] = "0" * len(head)
+    note.write_text(json.dumps(known))
     assert place(other) == ("elsewhere", None, None, "refused", ["dsv pull"])

@@ -16,7 +16,7 @@ from dsv.api.log import Query, log
 from dsv.api.merge import MergeRequest, merge
 from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore
-from dsv.store.wrappers import Counting, Counts
+from dsv.store.opened import Counts, OpenStore
 from dsv.values.names import BranchName, Target
 from tests.api.test_edits_at_scale import FILES, large, segments
 from tests.kit.people import SCANS, Person, every_store_is
@@ -25,9 +25,9 @@ LEFT, RIGHT, AHEAD = (Target.parse(f"scans@{name}") for name in ("left", "right"
 
 
 @pytest.fixture
-def counted(tmp_path: Path) -> Iterator[tuple[Person, Counting]]:
+def counted(tmp_path: Path) -> Iterator[tuple[Person, OpenStore]]:
     """Branches of a large tree: `left` and `right` have other changes in two segments each, `ahead` has them on top."""
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     with every_store_is(store):
         maker = Person(tmp_path / "maker", "/nowhere")
         maker.init()
@@ -43,7 +43,7 @@ def counted(tmp_path: Path) -> Iterator[tuple[Person, Counting]]:
         yield Person(tmp_path / "ann", "/nowhere"), store
 
 
-def test_a_comparison_reads_the_segments_that_differ(counted: tuple[Person, Counting]) -> None:
+def test_a_comparison_reads_the_segments_that_differ(counted: tuple[Person, OpenStore]) -> None:
     person, store = counted
     with counting(person, store) as (context, spent), diff(context, LEFT, RIGHT) as found:
         assert len(found.found.differences) == 4
@@ -52,7 +52,7 @@ def test_a_comparison_reads_the_segments_that_differ(counted: tuple[Person, Coun
     assert spent().puts == 0
 
 
-def test_the_log_of_a_folder_reads_its_segment_of_each_commit(counted: tuple[Person, Counting]) -> None:
+def test_the_log_of_a_folder_reads_its_segment_of_each_commit(counted: tuple[Person, OpenStore]) -> None:
     person, store = counted
     query = Query(paths=(b"d0003",))
     with counting(person, store) as (context, spent), log(context, LEFT, query) as items:
@@ -60,7 +60,7 @@ def test_the_log_of_a_folder_reads_its_segment_of_each_commit(counted: tuple[Per
     assert spent().requests <= 23 and spent().ranges <= 5, spent()
 
 
-def test_a_fast_forward_writes_a_move_and_no_tree(counted: tuple[Person, Counting]) -> None:
+def test_a_fast_forward_writes_a_move_and_no_tree(counted: tuple[Person, OpenStore]) -> None:
     person, store = counted
     with counting(person, store) as (context, spent):
         assert merge(context, MergeRequest(AHEAD, BranchName.parse("main"))).fast_forwarded
@@ -70,7 +70,7 @@ def test_a_fast_forward_writes_a_move_and_no_tree(counted: tuple[Person, Countin
     assert spent().bytes_up < 1_000
 
 
-def test_a_merge_uploads_the_segments_that_changed(counted: tuple[Person, Counting]) -> None:
+def test_a_merge_uploads_the_segments_that_changed(counted: tuple[Person, OpenStore]) -> None:
     person, store = counted
     with counting(person, store) as (context, spent):
         done = merge(context, MergeRequest(RIGHT, BranchName.parse("left")))
@@ -82,7 +82,7 @@ def test_a_merge_uploads_the_segments_that_changed(counted: tuple[Person, Counti
 
 
 @contextmanager
-def counting(person: Person, store: Counting) -> Iterator[tuple[Context, Callable[[], Counts]]]:
+def counting(person: Person, store: OpenStore) -> Iterator[tuple[Context, Callable[[], Counts]]]:
     """A context of somebody without local copies, and what was asked of the store since."""
     person.home.mkdir()
     before = store.counts

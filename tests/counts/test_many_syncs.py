@@ -10,14 +10,14 @@ from dsv.api.ls_cat import dataset_item
 from dsv.format.records import RefEntry
 from dsv.repo.merge_indexes import GRACE_SECONDS, merge_indexes
 from dsv.repo.refs.branches import Moved
-from dsv.store.wrappers import Counting, Counts
+from dsv.store.opened import Counts, OpenStore
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, DatasetName
 from tests.kit.repositories import WRITER, commit, create
 from tests.repo.test_merge_indexes import Clocked, add, reopened
 
 
-def sync(store: Counting, number: int, folder: Path | None) -> Counts:
+def sync(store: OpenStore, number: int, folder: Path | None) -> Counts:
     repository = reopened(store, folder)
     before = store.counts
     commit(repository, {"a": b"content %d" % number})
@@ -27,7 +27,7 @@ def sync(store: Counting, number: int, folder: Path | None) -> Counts:
 @pytest.fixture(scope="module")
 def ten() -> Counts:
     """A cold sync with ten behind it."""
-    store = Counting(Clocked())
+    store = OpenStore(Clocked())
     repository = create(store)
     commit(repository, {"a": b"1"})
     add(repository, 10)
@@ -36,7 +36,7 @@ def ten() -> Counts:
 
 def test_a_cold_sync_reads_no_more_after_many_syncs(ten: Counts) -> None:
     clocked = Clocked()
-    store = Counting(clocked)
+    store = OpenStore(clocked)
     repository = create(store)
     commit(repository, {"a": b"1"})
     add(repository, 1500)
@@ -52,7 +52,7 @@ def test_a_cold_sync_reads_no_more_after_many_syncs(ten: Counts) -> None:
 
 
 def test_a_warm_sync_reads_no_index_file_but_new_ones(tmp_path: Path) -> None:
-    store = Counting(Clocked())
+    store = OpenStore(Clocked())
     repository = create(store)
     commit(repository, {"a": b"1"})
     add(repository, 40)
@@ -65,7 +65,7 @@ def test_a_warm_sync_reads_no_index_file_but_new_ones(tmp_path: Path) -> None:
 
 
 def test_a_list_of_datasets_asks_the_same_however_many_moves_they_have() -> None:
-    store = Counting(Clocked())
+    store = OpenStore(Clocked())
     repository = create(store)
     for number in range(30):
         name = DatasetName.parse(f"set-{number}")

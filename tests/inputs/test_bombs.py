@@ -24,7 +24,7 @@ from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import FRAME_SLACK, OBJECT_LIMITS, Objects, is_possible
 from dsv.store.memory import MemoryStore
-from dsv.store.wrappers import Counting
+from dsv.store.opened import OpenStore
 from dsv.values.ids import ChunkId, NodeId, SegmentId
 from dsv.values.names import MAIN
 from tests.golden.building import name_of
@@ -180,7 +180,7 @@ def test_an_object_that_unpacks_to_more_than_its_kind_has() -> None:
         ):
             where = Location(name_of("pack").pack, 8, stored, length, Codec.ZSTD)
             assert is_possible(kind, where) is possible
-            store = Counting(MemoryStore())
+            store = OpenStore(MemoryStore())
             read = partial(Objects(store, MetadataCache(None)).read, kind, ChunkId(bytes(32)), where)
             with pytest.raises(IntegrityError, match="in no index"):
                 read()

@@ -22,6 +22,7 @@ from dsv.repo.tree.read import TreeReader
 from dsv.store import open as opening
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
+from dsv.store.opened import OpenStore
 from dsv.store.options import StoreOptions
 from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.transfer.upload import Uploader
@@ -118,24 +119,25 @@ def read_commit(store: Store, commit: CommitId) -> Files:
     return read(Repository.open(store, None), commit)
 
 
+class Kept(OpenStore):
+    """A store that stays open for others."""
+
+    def __init__(self, store: Store) -> None:
+        if isinstance(store, OpenStore):
+            super().__init__(store.data, store.names, store._open_names)
+        else:
+            super().__init__(store)
+
+    def close(self) -> None:
+        while self.before_close:
+            self.before_close.pop()()
+
+
 @contextmanager
 def every_store_is(store: Store) -> Iterator[None]:
     """Contexts open this store, whatever they ask for, and do not close it."""
-
-    class Kept:
-        inner = store
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(store, name)
-
-        def __setattr__(self, name: str, value: object) -> None:
-            setattr(store, name, value)
-
-        def close(self) -> None:
-            pass
-
     before = opening.open_store
-    opening.open_store = lambda *_, **__: Kept()  # type: ignore[assignment,misc]
+    opening.open_store = lambda *_, **__: Kept(store)
     try:
         yield
     finally:

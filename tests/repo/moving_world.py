@@ -10,8 +10,8 @@ from dsv.repo.refs.branches import LostRace, Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
+from dsv.store.opened import OpenStore
 from dsv.store.retry import Retrying
-from dsv.store.split import SplitStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from tests.store.faulty import Fault, Faulty
@@ -50,10 +50,10 @@ class World:
     def new(self) -> MemoryStore:
         return self.places["memory://new"]
 
-    def opened(self) -> SplitStore:
+    def opened(self) -> OpenStore:
         """As somebody has it whose configuration is that from before the move."""
         names = Retrying(self.old) if self.split else None
-        return SplitStore(names, Retrying(self.data), lambda place: Retrying(self.places[place]))
+        return OpenStore(Retrying(self.data), names, lambda place: Retrying(self.places[place]))
 
     def repository(self) -> Repository:
         return Repository.open(self.opened(), None)

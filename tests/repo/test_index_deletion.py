@@ -25,7 +25,7 @@ from dsv.repo.merge_indexes import GRACE_SECONDS, IndexReport, Merged, check_ind
 from dsv.repo.objects import indexes as indexes_module
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.wrappers import Counting
+from dsv.store.opened import OpenStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId, Id, IndexId, PackId
 from tests.kit.repositories import WRITER, create
@@ -150,7 +150,7 @@ def found_by_old_version_without(store: Clocked, run: Id, rows: dict[Id, Locatio
 def test_a_writer_finds_what_was_in_a_large_file_that_is_gone(tmp_path: Path) -> None:
     """It has read some rows of the file, and what stands for it by now appeared later."""
     memory = Clocked()
-    store = Counting(memory)
+    store = OpenStore(memory)
     rows = add(create(store), 60)
     merge_indexes(reopened(store), WRITER)
     with Session.open(reopened(store), WRITER) as session:
@@ -216,7 +216,7 @@ def test_an_erased_row_wins_over_a_larger_file() -> None:
 def test_the_newest_run_is_asked_first() -> None:
     """What is replaced is mostly in the run of the last merge: older ones, which are large, are not read for it."""
     memory = Clocked()
-    store = Counting(memory)
+    store = OpenStore(memory)
     repository = create(store)
     old, new = made("old", 1000), made("new", 100)
     with Session.open(repository, WRITER) as session:

@@ -13,9 +13,9 @@ from dsv.format import keys
 from dsv.repo.repository import Repository
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore
-from dsv.store.split import SplitStore
-from dsv.store.wrappers import Wrapper
+from dsv.store.opened import OpenStore
 from tests.store.faulty import Crash, Fault, Faulty, Kind
+from tests.store.wrapper import Wrapper
 
 MAKERS = 8
 
@@ -69,12 +69,12 @@ def test_one_place_for_names_gets_those_of_one_store(before: bool) -> None:
 
     def bob() -> None:
         try:
-            made["bob"] = create(SplitStore(names, of_bob), "bob")
+            made["bob"] = create(OpenStore(of_bob, names), "bob")
         except Conflict as error:
             made["bob"] = error
 
     try:
-        made["ann"] = create(SplitStore(Interrupted(names, bob, before=before), of_ann), "ann")
+        made["ann"] = create(OpenStore(of_ann, Interrupted(names, bob, before=before)), "ann")
     except Conflict as error:
         made["ann"] = error
     winner, loser = ("bob", "ann") if before else ("ann", "bob")
@@ -84,15 +84,15 @@ def test_one_place_for_names_gets_those_of_one_store(before: bool) -> None:
     won, lost = (of_bob, of_ann) if before else (of_ann, of_bob)
     assert [item.key for item in won.list(keys.FORMAT_PREFIX)] == [keys.format_key(0)]
     assert not list(lost.list(""))
-    assert not Repository.exists(SplitStore(MemoryStore(), lost))
+    assert not Repository.exists(OpenStore(lost, MemoryStore()))
 
 
 @pytest.mark.parametrize("before", [True, False])
 def test_makers_of_one_store_in_two_places_share_it(before: bool) -> None:
     names, data = MemoryStore(), MemoryStore()
     made: list[Repository] = []
-    other = Interrupted(names, lambda: made.append(create(SplitStore(names, data), "bob")), before=before)
-    made.append(create(SplitStore(other, data), "ann"))
+    other = Interrupted(names, lambda: made.append(create(OpenStore(data, names), "bob")), before=before)
+    made.append(create(OpenStore(data, other), "ann"))
     assert len({repository.id for repository in made}) == 1
     for store in (names, data):
         assert [item.key for item in store.list(keys.FORMAT_PREFIX)] == [keys.format_key(0)]
@@ -105,9 +105,9 @@ def test_a_store_in_two_places_is_completed_wherever_its_maker_was_killed() -> N
         names, data = MemoryStore(), MemoryStore()
         plan = {number: Fault(Kind.CRASH_BEFORE)}
         try:
-            create(SplitStore(names, Faulty(data, plan)), "ann")
+            create(OpenStore(Faulty(data, plan), names), "ann")
         except Crash:
-            again = create(SplitStore(names, data), "bob")
+            again = create(OpenStore(data, names), "bob")
             assert again.format.entries[0].author in ("ann", "bob")
             continue
         break

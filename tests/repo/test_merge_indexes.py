@@ -24,10 +24,11 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore
-from dsv.store.wrappers import Counting, Wrapper
+from dsv.store.opened import OpenStore
 from dsv.values.ids import ChunkId, CommitId, Id, IndexId, PackId
 from tests.kit.repositories import WRITER, commit, condemn, create, packs, read
 from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
+from tests.store.wrapper import Wrapper
 
 
 class Clocked(MemoryStore):
@@ -87,7 +88,7 @@ def found_by_old_version(store: Store, rows: dict[Id, Location]) -> bool:
 
 
 def test_a_writer_reads_few_files_after_a_merge() -> None:
-    store = Counting(Clocked())
+    store = OpenStore(Clocked())
     rows = add(create(store), 300)
     assert merge_indexes(reopened(store), WRITER) == Merged(300, 1, 0)
     before = store.counts
@@ -175,7 +176,7 @@ def test_a_sync_merges_when_it_met_too_many() -> None:
 
 
 def test_a_sync_of_few_index_files_writes_nothing_more() -> None:
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     repository = create(store)
     add(repository, 10)
     repository.objects.indexes.refresh()
@@ -305,7 +306,7 @@ def filtered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("filtered")
 def test_of_a_large_file_only_the_filter_and_a_few_rows_are_read(tmp_path: Path) -> None:
-    store = Counting(Clocked())
+    store = OpenStore(Clocked())
     rows = add(create(store), 400)
     merge_indexes(reopened(store), WRITER)
     (index_id,) = reopened_files(store)
@@ -327,7 +328,7 @@ def test_of_a_large_file_only_the_filter_and_a_few_rows_are_read(tmp_path: Path)
 
 @pytest.mark.usefixtures("filtered")
 def test_a_file_that_is_read_much_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Counting(Clocked())
+    store = OpenStore(Clocked())
     rows = add(create(store), 400)
     merge_indexes(reopened(store), WRITER)
     monkeypatch.setattr(remote_module, "_PARTS", 4)
@@ -391,7 +392,7 @@ def test_commits_are_read_and_made_over_merged_index_files(tmp_path: Path) -> No
 
 
 def test_a_copy_that_is_here_is_not_asked_for_again(tmp_path: Path) -> None:
-    store = Counting(Clocked())
+    store = OpenStore(Clocked())
     rows = add(create(store), 50)
     merge_indexes(reopened(store, tmp_path), WRITER)
     before = store.counts

@@ -23,7 +23,7 @@ from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.read import TreeReader, find_paths
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
-from dsv.store.wrappers import Counting
+from dsv.store.opened import OpenStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId, IndexId, Nonce, PackId, StoreId
 from dsv.values.paths import PathSet
@@ -99,7 +99,7 @@ def test_a_commit_stores_the_nodes_above_what_it_changed_and_no_other() -> None:
     """And reads no other: what it writes and reads is as much for ten times the files, but for another level."""
     stored = []
     for count in (1_000, 10_000):
-        store = Counting(MemoryStore())
+        store = OpenStore(MemoryStore())
         commit(create(store), everything(count))
         repository = opened(store)
         level = repository.objects.commit(repository.refs.head(DATASET, MAIN).commit or CommitId(b"")).level

@@ -17,7 +17,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.store.memory import MemoryStore
-from dsv.store.wrappers import Counting
+from dsv.store.opened import OpenStore
 from dsv.values.ids import CommitId
 from dsv.values.paths import PathSet
 from tests.kit.repositories import DATASET, MAIN, commit, create
@@ -97,7 +97,7 @@ def low_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("low_nodes")
 def test_a_high_tree_is_read_on_the_way_to_the_paths_alone(tmp_path: Path) -> None:
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     writer = create(store)
     edits = [
         {name(n): b"%d" % n for n in random.Random(seed).sample(range(1_000, FILES), 5)} for seed in range(10)
@@ -123,7 +123,7 @@ def test_a_high_tree_is_read_on_the_way_to_the_paths_alone(tmp_path: Path) -> No
 
 
 def test_commits_of_a_long_history_are_read_together() -> None:
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     writer = create(store)
     made = [commit(writer, {"a": b"%d" % number}) for number in range(60)]
     repository = Repository.open(store, None, writer.clock)
@@ -141,7 +141,7 @@ def test_commits_of_a_long_history_are_read_together() -> None:
 
 
 def test_no_more_commits_are_read_than_asked_for() -> None:
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     writer = create(store)
     made = [commit(writer, {"a": b"%d" % number}) for number in range(60)]
     for most in (3, 6):
@@ -156,7 +156,7 @@ def test_no_more_commits_are_read_than_asked_for() -> None:
 
 def test_a_long_history_is_read_together_from_any_of_its_commits() -> None:
     """As from a tag: where it lies among the moves of its branch is found by halves."""
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     writer = create(store)
     made = [commit(writer, {"a": b"%d" % number}) for number in range(120)]
     repository = Repository.open(store, None, writer.clock)

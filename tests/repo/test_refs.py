@@ -15,10 +15,11 @@ from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
 from dsv.store.base import Bytes, Put
 from dsv.store.memory import MemoryStore
-from dsv.store.wrappers import Counting, Wrapper
+from dsv.store.opened import OpenStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
 from tests.kit.repositories import DATASET, commit, create
+from tests.store.wrapper import Wrapper
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_what_was_listed_ahead_is_where_the_search_begins(repository: Repository
     """And no more than that: others move on meanwhile, and the format may forbid to trust the order."""
     for number in range(1, 4):
         repository.refs.move(DATASET, MAIN, repository.refs.head(DATASET, MAIN), entry(number))
-    store = Counting(repository.store)
+    store = OpenStore(repository.store)
     refs = Refs(store)
     refs.expect(DATASET, MAIN)
     repository.refs.move(DATASET, MAIN, repository.refs.head(DATASET, MAIN), entry(4))
@@ -198,7 +199,7 @@ def test_what_people_type_finds_one_commit(repository: Repository) -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_datasets_are_listed_without_their_moves(ordered: bool) -> None:
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     store.ordered_listing = ordered
     refs = Refs(store)
     for name in ("scans", "scans-2", "team/a"):
@@ -212,7 +213,7 @@ def test_datasets_are_listed_without_their_moves(ordered: bool) -> None:
 
 
 def test_the_head_of_a_long_branch_takes_one_listing_of_few_rows() -> None:
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     head = None
     for number in range(3000):
         moved = Refs(store).move(DATASET, MAIN, head, entry(number % 256))

@@ -11,34 +11,34 @@ from pathlib import Path
 
 from dsv.repo.repository import Repository
 from dsv.store.open import open_raw
+from dsv.store.opened import OpenStore
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
-from dsv.store.split import SplitStore
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN
 from tests.kit.people import SCANS, Files, Person, every_store_is, read_commit
 from tests.store.faulty import Crash, Fault, Faulty, Kind
 
-WithFaults = Callable[[SplitStore, int], tuple[SplitStore, Faulty]]
+WithFaults = Callable[[OpenStore, int], tuple[OpenStore, Faulty]]
 
 
-def opened(names: Path, url: str, options: StoreOptions) -> SplitStore:
-    return SplitStore(Retrying(open_raw(str(names), options, create=True)), Retrying(open_raw(url, options)))
+def opened(names: Path, url: str, options: StoreOptions) -> OpenStore:
+    return OpenStore(Retrying(open_raw(url, options)), Retrying(open_raw(str(names), options, create=True)))
 
 
-def in_the_names(store: SplitStore, number: int) -> tuple[SplitStore, Faulty]:
+def in_the_names(store: OpenStore, number: int) -> tuple[OpenStore, Faulty]:
     """A crash after the n-th call to the place of the names."""
     faulty = Faulty(store.names, {number: Fault(Kind.CRASH_AFTER)})
-    return SplitStore(faulty, store.data), faulty
+    return OpenStore(store.data, faulty), faulty
 
 
-def in_the_data(store: SplitStore, number: int) -> tuple[SplitStore, Faulty]:
+def in_the_data(store: OpenStore, number: int) -> tuple[OpenStore, Faulty]:
     """A crash after the n-th call to the bucket."""
     faulty = Faulty(store.data, {number: Fault(Kind.CRASH_AFTER)})
-    return SplitStore(store.names, faulty), faulty
+    return OpenStore(faulty, store.names), faulty
 
 
-def sync_through_crashes(home: Path, store: SplitStore, faults: WithFaults) -> int:
+def sync_through_crashes(home: Path, store: OpenStore, faults: WithFaults) -> int:
     """How many calls there were to die after. After each death the branch has the commit of before or the whole new
     one, and the next sync goes on; in the end all commits are as they were published.
     """

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from dsv.store.base import LARGEST, Busy, Bytes, Item, NoAnswer, Put, Store, cut_short
-from dsv.store.wrappers import Wrapper
+from tests.store.wrapper import Wrapper
 
 _T = TypeVar("_T")
 

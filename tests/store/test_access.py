@@ -14,12 +14,10 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
-from dsv.store.base import Store
 from dsv.store.credentials import aws_access
 from dsv.store.open import SCHEMES, open_raw, open_store
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
-from dsv.store.split import DataPlace, places_of
 from tests.store.opened import Opened
 from tests.store.wire import Wire, answer, s3_error, serving
 
@@ -293,13 +291,9 @@ def test_a_memory_store_is_shared_by_name() -> None:
 
 
 def test_every_opened_store_tries_again(tmp_path: Path, opened: Opened) -> None:
-    stores: list[Store] = [opened(open_store(str(tmp_path))), open_store("memory://x")]
-    for store in stores:
-        places = places_of(store)
-        assert places is not None
-        assert {type(each.inner) for each in (places.names, places.data) if isinstance(each, DataPlace)} == {
-            Retrying
-        }
+    for url in (str(tmp_path), "memory://x"):
+        store = open_store(url)
+        assert isinstance(opened(store.data), Retrying) and store.names is store.data
 
 
 def test_no_secret_shows_in_what_is_printed() -> None:
@@ -333,7 +327,7 @@ HEAVY = {"obstore", "boto3", "botocore", "rich", "fsspec"}
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed(tmp_path: Path) -> None:
-    everything = "import dsv.store.base, dsv.store.retry, dsv.store.wrappers, dsv.store.probe, dsv.store.open"
+    everything = "import dsv.store.base, dsv.store.retry, dsv.store.opened, dsv.store.probe, dsv.store.open"
     assert not imported_by(everything) & HEAVY
     assert not imported_by(f"from dsv.store.open import open_store; open_store({str(tmp_path)!r})") & HEAVY
     keys = "StoreOptions(access_key='a', secret_key='b', region='c')"

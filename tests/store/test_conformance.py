@@ -14,10 +14,9 @@ import dsv.store
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
 from dsv.store.open import SCHEMES, open_raw, open_store
+from dsv.store.opened import OpenStore
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
-from dsv.store.split import DataPlace
-from dsv.store.wrappers import Counting, Wrapper
 from tests.store.azure import Azurite, OutsideAzure
 from tests.store.buckets import Bucket
 from tests.store.conformance import ANSWERS, SharedStoreConformance, StoreConformance, Subject, subjects
@@ -147,24 +146,14 @@ class TestRetryingWhatLosesEveryThirdAnswer(StoreConformance):
         yield from subjects(lambda: Subject(retrying, OutsideMemory(store)))
 
 
-class TestDataPlace(StoreConformance):
+class TestOpenStore(StoreConformance):
     runs = ANSWERS
-    wrappers = (DataPlace,)
+    wrappers = (OpenStore,)
 
     @pytest.fixture
     def subject(self) -> Iterator[Subject]:
         store = MemoryStore()
-        yield from subjects(lambda: Subject(DataPlace(store), OutsideMemory(store)))
-
-
-class TestCounting(StoreConformance):
-    runs = ANSWERS
-    wrappers = (Counting,)
-
-    @pytest.fixture
-    def subject(self) -> Iterator[Subject]:
-        store = MemoryStore()
-        yield from subjects(lambda: Subject(Counting(store), OutsideMemory(store)))
+        yield from subjects(lambda: Subject(OpenStore(store), OutsideMemory(store)))
 
 
 class TestFaultyWithoutAPlan(StoreConformance):
@@ -185,8 +174,7 @@ def test_every_scheme_and_wrapper_has_the_suite() -> None:
     schemes = {scheme for suite in suites for scheme in getattr(suite, "schemes", ())}
     wrappers = {wrapper for suite in suites for wrapper in getattr(suite, "wrappers", ())}
     assert schemes == set(SCHEMES)
-    # Tests have wrappers of their own.
-    assert wrappers >= {wrapper for wrapper in _below(Wrapper) if wrapper.__module__.startswith("dsv.")}
+    assert wrappers >= {OpenStore, Retrying}
 
 
 def _below(base: type) -> set[type]:

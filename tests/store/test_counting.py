@@ -8,11 +8,11 @@ import pytest
 
 from dsv.errors import NotFound
 from dsv.store.memory import MemoryStore
-from dsv.store.wrappers import Counting, Counts
+from dsv.store.opened import Counts, OpenStore
 
 
 def test_counts_by_kind() -> None:
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     store.put_if_absent("a", b"12345")
     store.put_if_absent("a", memoryview(b"12"))
     store.get("a")
@@ -27,7 +27,7 @@ def test_counts_by_kind() -> None:
 
 
 def test_the_difference_is_what_happened_since() -> None:
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     store.put_if_absent("a", b"12345")
     before = store.counts
     store.get("a")
@@ -35,7 +35,7 @@ def test_the_difference_is_what_happened_since() -> None:
 
 
 def test_no_call_is_lost_between_threads() -> None:
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: store.put_if_absent(f"{number % 500}", b"xy"), range(2000)))
     assert store.counts == Counts(puts=2000, won=500, bytes_up=4000)

@@ -12,17 +12,17 @@ from dsv.errors import DsvError
 from dsv.store.base import LARGEST, Bytes, Item, Put, Store
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_raw
+from dsv.store.opened import OpenStore
 from dsv.store.options import StoreOptions
 from dsv.store.probe import prove_data
 from dsv.store.retry import Retrying
-from dsv.store.split import SplitStore
-from dsv.store.wrappers import Wrapper
 from tests.api.test_sync_crash import Overwriting
 from tests.labs.s3_server import S3Server
 from tests.store.conformance import ANSWERS, StoreConformance, Subject, subjects
 from tests.store.crashing import WithFaults, in_the_data, in_the_names, opened, sync_through_crashes
 from tests.store.outside import Outside, OutsideDirectory, OutsideS3
 from tests.store.split_world import World
+from tests.store.wrapper import Wrapper
 
 
 class Below(Wrapper):
@@ -76,7 +76,7 @@ class TestNames(StoreConformance):
     @pytest.fixture
     def subject(self, tmp_path: Path) -> Iterator[Subject]:
         names = tmp_path / "names"
-        store = SplitStore(open_raw(str(names), StoreOptions(), create=True), Overwriting())
+        store = OpenStore(Overwriting(), open_raw(str(names), StoreOptions(), create=True))
         yield from subjects(lambda: Subject(Below(store, "refs/"), OutsideDirectory(names / "refs")))
 
 
@@ -90,7 +90,7 @@ class TestData(StoreConformance):
     def subject(self, world: World, ceph_s3: S3Server) -> Iterator[Subject]:
         world.does.ignores_condition, world.does.slow_down, world.does.cut_body = True, 7, 5
         options = StoreOptions.from_environment(world.server.env)
-        store = SplitStore(MemoryStore(), Retrying(open_raw(world.url, options), sleep=lambda _: None))
+        store = OpenStore(Retrying(open_raw(world.url, options), sleep=lambda _: None), MemoryStore())
         store.conditional = False  # as `dsv init` finds out
         outside = OutsideS3(ceph_s3.client(), world.bucket, "dsv/packs")
         yield from subjects(lambda: Subject(Below(store, "packs/"), outside))

@@ -14,7 +14,6 @@ from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound, Unrea
 from dsv.store.base import Busy, CutShortError, NoAnswer, Put, Store, StoreMissing, TooLargeError
 from dsv.store.open import open_raw, open_store
 from dsv.store.options import StoreOptions
-from dsv.store.split import places_of
 from tests.store.buckets import Bucket
 from tests.store.wire import Wire, answer, s3_error, serving
 
@@ -211,8 +210,7 @@ def test_a_store_that_is_not_listed_in_order(moto_bucket: Bucket) -> None:
         store.put_if_absent(key, b"")
     assert sorted(item.key for item in store.list("a/1")) == ["a/1", "a/10"]
     assert sorted(item.key for item in store.list("", "a/1")) == ["a/10", "a/2", "b/1"]
-    place = places_of(store)
-    assert place is not None and not place.data.inner.ordered_listing  # type: ignore[attr-defined]
+    assert not store.data.inner.ordered_listing  # type: ignore[attr-defined]
 
 
 def test_a_fork_is_told_rather_than_hangs(moto_bucket: Bucket) -> None:

@@ -20,8 +20,8 @@ from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
 from dsv.store.probe import WRITERS, prove
 from dsv.store.retry import Retrying
-from dsv.store.wrappers import Wrapper
 from tests.store.buckets import Bucket
+from tests.store.wrapper import Wrapper
 from tests.waiting import PATIENCE
 
 

@@ -22,8 +22,8 @@ from dsv.errors import (
 from dsv.store.base import LARGEST, Busy, Bytes, Item, NoAnswer, Put, Store
 from dsv.store.memory import MemoryStore
 from dsv.store.retry import Retrying, RetryPolicy
-from dsv.store.wrappers import Wrapper
 from tests.store.faulty import Fault, Faulty, Kind, Operation
+from tests.store.wrapper import Wrapper
 
 
 @dataclass

@@ -97,7 +97,7 @@ def filled(arguments: Sequence[str], scene: Scene) -> list[str]:
 
 def test_a_move_that_this_workspace_has_met_is_another_one_now(scene: Scene) -> None:
     """It had been acknowledged, and was read back. The next command tells it, and does nothing."""
-    ann, met = scene.ann, scene.ann.cwd / ".dsv/asked"
+    ann, met = scene.ann, scene.ann.cwd / ".dsv/tracking.json"
     noted, before = met.read_bytes(), scene.names_now()
     write_files(ann.cwd, {"third.txt": b"third"})
     scene.world.does.swap_after = 0
@@ -116,27 +116,29 @@ def test_a_move_that_this_workspace_has_met_is_another_one_now(scene: Scene) -> 
 
 def test_a_move_that_was_met_where_the_names_are_no_more_says_nothing(scene: Scene, tmp_path: Path) -> None:
     """A writer that did not know yet that the names had moved can win there, and learns that it does not count."""
-    ann, met = scene.ann, scene.ann.cwd / ".dsv/asked"
+    ann, met = scene.ann, scene.ann.cwd / ".dsv/tracking.json"
     ann.ok("pull")
     ann.ok("store", "move-names", str(tmp_path / "new"))
     noted = json.loads(met.read_bytes())
-    met.write_text(json.dumps({**noted, "commit": scene.other}))
+    noted["branches"]["main"]["commit"] = scene.other
+    met.write_text(json.dumps(noted))
     synced(ann, {"third.txt": b"third"})
     noted = json.loads(met.read_bytes())
-    met.write_text(json.dumps({**noted, "commit": scene.other}))
+    noted["branches"]["main"]["commit"] = scene.other
+    met.write_text(json.dumps(noted))
     write_files(ann.cwd, {"fourth.txt": b"fourth"})
     said_so(ann("sync"), who="")
 
 
 def test_a_move_changes_while_a_command_builds_on_it(scene: Scene) -> None:
     ann, before = scene.ann, scene.names_now()
-    noted = (ann.cwd / ".dsv/asked").read_bytes()
+    noted = (ann.cwd / ".dsv/tracking.json").read_bytes()
     write_files(ann.cwd, {"third.txt": b"third"})
     for arguments in COMMANDS:
         scene.swap_move(2)
         said_so(ann(*filled(arguments, scene)))
         assert scene.names_now() == before, arguments
-        (ann.cwd / ".dsv/asked").write_bytes(noted)
+        (ann.cwd / ".dsv/tracking.json").write_bytes(noted)
     synced(ann, {})  # the server has thought better of it
 
 

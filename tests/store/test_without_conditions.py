@@ -11,7 +11,8 @@ from dsv.run.record import RECORD, RunId
 from dsv.run.record_store import RunStore
 from dsv.store.base import Bytes, Put
 from dsv.store.memory import MemoryStore
-from dsv.store.split import SplitStore
+from dsv.store.opened import OpenStore
+from dsv.store.retry import Retrying
 from dsv.values.names import DatasetName
 from tests.store.split_world import World
 
@@ -36,7 +37,7 @@ def test_the_first_record_of_a_run_stays_in_a_bucket_without_conditions(world: W
 def test_names_that_are_in_the_bucket_again_are_not_written_without_a_condition() -> None:
     """As while a writer waits for names that are being moved away."""
     data = MemoryStore()
-    store = SplitStore(None, data)
+    store = OpenStore(Retrying(data))
     store.follow(MemoryStore())
     store.names = store.data
     data.put_if_absent = refuse  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
-from dsv.store.wrappers import Counting
+from dsv.store.opened import OpenStore
 from dsv.transfer.download import Donor, Fetcher, Wanted, donor_chunks
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import FileId, RecipeId
@@ -32,7 +32,7 @@ def wanted_of(repository: Repository, head) -> list[Wanted]:  # type: ignore[no-
 
 
 def test_many_small_files_take_few_requests() -> None:
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     repository = create(store)
     files = random_files(3000, 9000)
     head = commit(repository, files)
@@ -45,7 +45,7 @@ def test_many_small_files_take_few_requests() -> None:
 
 def test_what_was_edited_here_and_there_takes_few_requests_too() -> None:
     """Old and new files lie in packs by turns; all that a window wants of one pack is one read nevertheless."""
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     repository = create(store)
     files = random_files(3000, 9000)
     commit(repository, files)
@@ -77,7 +77,7 @@ def test_files_come_in_the_order_asked_for_and_may_be_left_unread() -> None:
 
 
 def test_unchanged_chunks_come_from_the_older_file(tmp_path: Path) -> None:
-    store = Counting(MemoryStore())
+    store = OpenStore(MemoryStore())
     repository = create(store)
     content = random.Random(3).randbytes(24 << 20)
     one = commit(repository, {"f": content})

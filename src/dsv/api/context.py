@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from dsv.repo.refs.branches import Refs
     from dsv.repo.refs.resolve import Resolved
     from dsv.repo.repository import Repository
+    from dsv.store.opened import OpenStore
     from dsv.store.options import StoreOptions
-    from dsv.store.wrappers import Counting
     from dsv.values.ids import CommitId, StoreId
     from dsv.values.names import DatasetName
     from dsv.values.progress import Progress
@@ -70,7 +70,7 @@ class Context:
         )
 
     @contextmanager
-    def store(self, text: str | None = None, *, create: bool = False) -> Iterator[Counting]:
+    def store(self, text: str | None = None, *, create: bool = False) -> Iterator[OpenStore]:
         """The store that `text` names (None: the one in effect), opened, counted, and closed at the end.
 
         `create` makes the folder of a directory store, but not that of its names.
@@ -78,7 +78,6 @@ class Context:
         if self.offline:
             raise Unreachable("this asks the store, and it is not asked offline", hint="leave out offline")
         from dsv.store.open import open_store
-        from dsv.store.wrappers import Counting
 
         choice = self.settings.store(text)
         if choice.origin == BUILT_IN and not create and not Path(choice.url).exists():
@@ -87,9 +86,7 @@ class Context:
                 subject=choice.url,
                 hint="dsv config store URL names your team's; dsv init in a folder of data makes one of your own",
             )
-        store = Counting(
-            open_store(choice.url, self.store_options(choice), create=create, names=choice.names)
-        )
+        store = open_store(choice.url, self.store_options(choice), create=create, names=choice.names)
         try:
             yield store
         finally:
@@ -141,14 +138,14 @@ class Context:
         return True
 
     def open_repository(
-        self, store: Counting, target: Target | None = None, commit: CommitId | None = None
+        self, store: OpenStore, target: Target | None = None, commit: CommitId | None = None
     ) -> Repository:
         """The repository in a store that `store` has opened; its threads end when that is closed.
 
         target, commit: what `resolve` and `Objects.stored_commit` are about to be asked.
         """
         from dsv.repo.repository import Repository
-        from dsv.store.split import split_of
+        from dsv.store.opened import split_of
 
         ahead = self._expecting(target)
         repository = Repository.open(store, self.metadata_folder, self.clock, ahead=ahead, commit=commit)

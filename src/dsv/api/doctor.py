@@ -28,10 +28,9 @@ from dsv.repo.repository import Repository
 from dsv.run.engine_list import ENGINES, engine_of
 from dsv.run.engines.base import NoEngine
 from dsv.store.base import Store
+from dsv.store.opened import OpenStore, split_of
 from dsv.store.options import StoreOptions
 from dsv.store.probe import KEYS, PROCESSES, THREADS, Proof, prove, prove_data, race
-from dsv.store.split import split_of
-from dsv.store.wrappers import Counting
 from dsv.values.units import format_bytes
 
 CLOCK_SECONDS = 60.0
@@ -137,7 +136,7 @@ def examine_store(context: Context, opened: ExitStack, *, thorough: bool = False
         yield _failed("store", error)
 
 
-def _reading(context: Context, store: Counting) -> Generator[Finding, None, bool]:
+def _reading(context: Context, store: OpenStore) -> Generator[Finding, None, bool]:
     """Returns whether the store was made for a single writer."""
     began = time.monotonic()
     if not Repository.exists(store):

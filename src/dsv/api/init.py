@@ -18,9 +18,8 @@ from dsv.repo.refs.branches import Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
 from dsv.store.open import open_names
+from dsv.store.opened import OpenStore, Unavailable, split_of
 from dsv.store.probe import Proof, prove, prove_data, same_place
-from dsv.store.split import SplitStore, split_of
-from dsv.store.wrappers import Unavailable
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, DatasetName
 from dsv.workspace.workspace import Workspace, is_vacant
@@ -125,7 +124,7 @@ def create_repository(context: Context, store: Store, *, single_writer: bool) ->
     )
 
 
-def make_place(context: Context, split: SplitStore) -> None:
+def make_place(context: Context, split: OpenStore) -> None:
     """Makes the folder that is to have the names, if it is not there. Only for names that are about to be made: if
     there are some already, a folder that is absent is a mount that is missing."""
     if isinstance(split.names, Unavailable):

@@ -36,7 +36,7 @@ from dsv.repo.refs.branches import LostRace, Refs
 from dsv.repo.repository import Repository
 from dsv.store.base import Put, Store, together
 from dsv.store.open import open_names
-from dsv.store.split import BELOW, SplitStore, places_of, split_of
+from dsv.store.opened import BELOW, OpenStore, split_of
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, MAX_COMPONENT, BranchName, DatasetName
 
@@ -129,7 +129,7 @@ def _commits(data: Store, objects: Objects) -> list[tuple[CommitId, Commit]]:
     return list(zip(ids, read, strict=True))
 
 
-def _make(context: Context, split: SplitStore, layout: Format, found: list[FoundCommit]) -> None:
+def _make(context: Context, split: OpenStore, layout: Format, found: list[FoundCommit]) -> None:
     layout.check(split.data.url, writing=True)
     make_place(context, split)
     _check_empty(split.names)
@@ -171,7 +171,7 @@ def _check_empty(names: Store) -> None:
         )
 
 
-def _check_lost(split: SplitStore, layout: Format) -> None:
+def _check_lost(split: OpenStore, layout: Format) -> None:
     """Raises `Conflict` if the names can be read where the data's log says that they have moved to."""
     place = layout.entries[-1].names
     if place is None:
@@ -241,10 +241,8 @@ def move_names(context: Context, place: str) -> MovedNames:
     """
     choice = context.settings.store()
     wanted = context.settings.location(place)
-    with context.store() as store:
-        places = places_of(store)
-        assert places is not None
-        found = _find(store, places)
+    with context.store() as places:
+        found = _find(places)
         old, log = places.names, found.log
         log.check(old.url, writing=True)  # what a newer version keeps elsewhere would not be copied
         there = wanted == old.url or (wanted == places.data.url and old.url.startswith(_below(places)))
@@ -289,10 +287,10 @@ class _Found:
     going: FormatEntry | None = None
 
 
-def _find(store: Store, places: SplitStore) -> _Found:
+def _find(places: OpenStore) -> _Found:
     """Follows the names as far as their places are complete."""
     named = places.names
-    layout = read_layout(store)
+    layout = read_layout(places)
     if layout.has(DATA_ELSEWHERE) or not layout.has(NAMES_ELSEWHERE):
         return _Found(layout)
     # The log of the data was read alone: the names can't be reached, or were on the way when somebody was killed.
@@ -308,11 +306,11 @@ def _find(store: Store, places: SplitStore) -> _Found:
     return _Found(log)
 
 
-def _below(places: SplitStore) -> str:
+def _below(places: OpenStore) -> str:
     return f"{places.data.url.rstrip('/')}/{_BELOW_DATA.removeprefix(BELOW)}"
 
 
-def _target(places: SplitStore, wanted: str, found: _Found) -> str:
+def _target(places: OpenStore, wanted: str, found: _Found) -> str:
     """Return what the log calls the place. Below the data it is a new one each time, as old names there stay."""
     under_way = found.going or (found.log.entries[-1] if found.log.has(NAMES_MOVING) else None)
     going = None if under_way is None else under_way.names
@@ -326,7 +324,7 @@ def _target(places: SplitStore, wanted: str, found: _Found) -> str:
 
 
 @contextmanager
-def _opened(context: Context, places: SplitStore, target: str) -> Iterator[Store]:
+def _opened(context: Context, places: OpenStore, target: str) -> Iterator[Store]:
     url = (
         f"{places.data.url.rstrip('/')}/{target.removeprefix(BELOW)}" if target.startswith(BELOW) else target
     )
@@ -337,7 +335,7 @@ def _opened(context: Context, places: SplitStore, target: str) -> Iterator[Store
         new.close()
 
 
-def _stay(context: Context, places: SplitStore, found: _Found) -> MovedNames:
+def _stay(context: Context, places: OpenStore, found: _Found) -> MovedNames:
     old = places.names
     if found.going is not None:
         raise moves_elsewhere(old.url, found.going)

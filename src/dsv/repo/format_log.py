@@ -16,8 +16,7 @@ from dsv.format import keys
 from dsv.format.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
 from dsv.repo.errors import put_back, read_record
 from dsv.store.base import Put, Store, both, together
-from dsv.store.split import BELOW, SplitStore, places_of, split_of
-from dsv.store.wrappers import Unavailable
+from dsv.store.opened import BELOW, OpenStore, Unavailable, split_of
 from dsv.values.ids import Nonce, StoreId
 from dsv.values.units import rfc3339
 
@@ -196,7 +195,7 @@ def read_layout(store: Store) -> Format:
         entries, stored = both(partial(_names_log, split), partial(read_format, split.data))
         return _read_split(split, entries, _whole_log(split.data, stored))
     layout = _whole_log(store, read_format(store))
-    places = places_of(store)
+    places = store if isinstance(store, OpenStore) else None
     if layout.has(NAMES_ELSEWHERE):
         if places is None or layout.entries[-1].names is None:
             raise NotFound(
@@ -287,7 +286,7 @@ def with_features(
     return tuple(kept[name] for name in sorted(kept))
 
 
-def _names_log(split: SplitStore) -> list[FormatEntry] | None:
+def _names_log(split: OpenStore) -> list[FormatEntry] | None:
     """None if the place of the names can't be reached. From then on each request for a name fails at once."""
     try:
         return read_format(split.names)
@@ -300,7 +299,7 @@ def _names_log(split: SplitStore) -> list[FormatEntry] | None:
         return None
 
 
-def _read_split(split: SplitStore, entries: list[FormatEntry] | None, data: Format) -> Format:
+def _read_split(split: OpenStore, entries: list[FormatEntry] | None, data: Format) -> Format:
     named, data_url = split.names.url, split.data.url
     if not data.has(NAMES_ELSEWHERE):
         raise Conflict(
@@ -335,7 +334,7 @@ def _read_split(split: SplitStore, entries: list[FormatEntry] | None, data: Form
     return replace(names, left=None if names_url == named or (below and not had_names) else named)
 
 
-def _follow(split: SplitStore, entries: list[FormatEntry] | None, data: Format) -> list[FormatEntry] | None:
+def _follow(split: OpenStore, entries: list[FormatEntry] | None, data: Format) -> list[FormatEntry] | None:
     """The log of the names, from the place on where they were, and None if the place where they are can't be reached.
 
     The log that they have left says where they are. If it is gone, or out of reach, the data's may know.
@@ -355,7 +354,7 @@ def _follow(split: SplitStore, entries: list[FormatEntry] | None, data: Format) 
             return None
 
 
-def _open_names(split: SplitStore, place: str, said: FormatEntry) -> Store:
+def _open_names(split: OpenStore, place: str, said: FormatEntry) -> Store:
     try:
         found = split.open_names(place)
     except DsvError as error:
@@ -372,7 +371,7 @@ def _open_names(split: SplitStore, place: str, said: FormatEntry) -> Store:
     )
 
 
-def unfinished(split: SplitStore, said: FormatEntry) -> Unreachable:
+def unfinished(split: OpenStore, said: FormatEntry) -> Unreachable:
     """For names whose new place is not complete."""
     return Unreachable(
         f"{said.author} began to move the names of {split.url} to {said.names} ({rfc3339(said.time_ms)}), and they are "
@@ -464,7 +463,7 @@ def _delete_if_allowed(store: Store, key: str) -> None:
         store.delete(key)
 
 
-def _check_unused(split: SplitStore) -> None:
+def _check_unused(split: OpenStore) -> None:
     """Raises `Conflict` if there are names already, which are those of other data.
 
     Anyone who makes the same store at this moment writes the entry of the data before the first name, so the names are
@@ -474,7 +473,7 @@ def _check_unused(split: SplitStore) -> None:
         raise _of_another(split)
 
 
-def _of_another(split: SplitStore) -> Conflict:
+def _of_another(split: OpenStore) -> Conflict:
     return Conflict(
         f"{split.names.url} has the names of another store, so it can't have those of {split.url}",
         subject=split.names.url,

@@ -29,7 +29,7 @@ from dsv.repo.objects.objects import Objects, get_commit
 from dsv.repo.refs.branches import Refs
 from dsv.repo.refs.read import changed
 from dsv.store.base import Put, both
-from dsv.store.split import names_of, places_of, split_of
+from dsv.store.opened import OpenStore, names_of, split_of
 from dsv.values.ids import Nonce, StoreId
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Repository:
         Raises `NotFound` where there is no store, `Unsupported` where it is of a newer kind.
         """
         refs = Refs(store)
-        places = places_of(store)
+        places = store if isinstance(store, OpenStore) else None
         named = None if places is None else places.names
         look = partial(get_commit, store, commit) if commit is not None else lambda: None
         layout, (_, found) = both(

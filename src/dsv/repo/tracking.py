@@ -284,9 +284,11 @@ def _of_older_workspace(dot: Path) -> Tracking:
         )
     try:
         branch, commit = (read_small(dot / "seen") or b"").decode("ascii").split()
-        return Tracking(branches, seen=(branch, str(CommitId.parse(commit))))
+        CommitId.parse(commit)
     except (ValueError, UsageError):
         return Tracking(branches)
+    branches.setdefault(branch, Tracked((dot / "seen").stat().st_mtime_ns // 1_000_000, commit))
+    return Tracking(branches, seen=(branch, commit))
 
 
 def _of_older_cache(folder: Path) -> Tracking:

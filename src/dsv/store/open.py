@@ -10,15 +10,14 @@ from typing import Final
 from dsv.errors import Unreachable, UsageError
 from dsv.store.base import Store
 from dsv.store.directory import DirectoryStore
+from dsv.store.opened import OpenStore, Unavailable
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
-from dsv.store.split import SplitStore
-from dsv.store.wrappers import Unavailable
 
 
 def open_store(
     url: str, options: StoreOptions | None = None, *, create: bool = False, names: str | None = None
-) -> Store:
+) -> OpenStore:
     """Opens the store that `url` names, with retries.
 
     names: where its names are kept, if elsewhere; a URL or folder like the other.
@@ -32,9 +31,9 @@ def open_store(
     data = Retrying(open_raw(url, known, create=create))
     later = partial(open_names, options=known)
     if names is None:
-        return SplitStore(None, data, later)
+        return OpenStore(data, None, later)
     try:
-        return SplitStore(open_names(names, known), data, later)
+        return OpenStore(data, open_names(names, known), later)
     except BaseException:
         data.close()
         raise

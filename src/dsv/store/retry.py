@@ -14,9 +14,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from dsv.errors import Denied, DsvError, NotFound, OutcomeUnknown, Unreachable
+from dsv.errors import Denied, DsvError, NotFound, OutcomeUnknown, Unreachable, Unsupported
 from dsv.store.base import LARGEST, Busy, Bytes, CutShortError, Item, NoAnswer, Put, Store, TooLargeError
-from dsv.store.wrappers import Wrapper
 
 _T = TypeVar("_T")
 
@@ -84,8 +83,8 @@ class _Trial:
         self._sleep(wait)
 
 
-class Retrying(Wrapper):
-    """A store that tries again. Every opened store has one of these outermost."""
+class Retrying:
+    """One place of an opened store: it tries again."""
 
     def __init__(
         self,
@@ -95,10 +94,35 @@ class Retrying(Wrapper):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__(inner)
+        self.inner = inner
+        self.url = inner.url
+        self.needs_condition = True
+        """If not, a server that begins to refuse the condition of a write is asked without it."""
         self._policy = policy
         self._clock = clock
         self._sleep = sleep
+
+    @property
+    def ordered_listing(self) -> bool:
+        return self.inner.ordered_listing
+
+    @ordered_listing.setter
+    def ordered_listing(self, value: bool) -> None:
+        self.inner.ordered_listing = value
+
+    @property
+    def conditional(self) -> bool:
+        return self.inner.conditional
+
+    @conditional.setter
+    def conditional(self, value: bool) -> None:
+        self.inner.conditional = value
+
+    def free_bytes(self) -> int | None:
+        return self.inner.free_bytes()
+
+    def close(self) -> None:
+        self.inner.close()
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         return self._repeated(lambda: self.inner.get(key, limit))
@@ -128,7 +152,7 @@ class Retrying(Wrapper):
                     there = self._there(key, data)
                     if there is not None:
                         return there
-                if self.inner.put_if_absent(key, data) is Put.WON:
+                if self._put(key, data) is Put.WON:
                     return Put.WON
                 there = self._read_back(key, data)
             except (NoAnswer, OutcomeUnknown, CutShortError) as error:
@@ -150,6 +174,15 @@ class Retrying(Wrapper):
                     return there
                 # Refused, and yet absent: another writer's put was under way and came to nothing.
                 trial.failed(Busy(f"{self.url} refused {key} for a writer that never finished", subject=key))
+
+    def _put(self, key: str, data: Bytes) -> Put:
+        try:
+            return self.inner.put_if_absent(key, data)
+        except Unsupported:
+            if self.needs_condition or not self.conditional:
+                raise
+        self.conditional = False
+        return self.inner.put_if_absent(key, data)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
         """A listing that broke off goes on behind the last key, or begins anew where keys are unsorted."""

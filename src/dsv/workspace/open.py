@@ -13,7 +13,7 @@ from dsv.format.records import Writer
 from dsv.fs.lock import Lock
 from dsv.repo.history import standing
 from dsv.repo.repository import Repository
-from dsv.store.wrappers import Counts
+from dsv.store.opened import Counts
 from dsv.values.progress import Progress
 from dsv.values.units import format_count, format_duration
 from dsv.workspace.unfinished import SWITCH, read_begun, unfinished

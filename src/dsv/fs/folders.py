@@ -76,6 +76,17 @@ def _is_there(parent: int, name: str | bytes) -> bool:
     return True
 
 
+def make_shared_folder(folder: Path) -> int:
+    """Makes the folder with the rights of the one above it, whatever the umask: a cache is shared. Gives its mode."""
+    try:
+        return folder.stat().st_mode
+    except FileNotFoundError:
+        mode = make_shared_folder(folder.parent) & 0o2777
+    with open_folder(folder.parent) as parent:
+        make_folder(parent, folder.name, Rights(given=mode, free=0))
+    return mode
+
+
 @contextmanager
 def open_folder(folder: Path) -> Iterator[int]:
     """A descriptor of a folder, for a while. Raises `OSError`."""

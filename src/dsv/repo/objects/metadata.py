@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 
 from dsv.fs.files import replace_file
-from dsv.fs.folders import Rights, make_folder, open_folder
+from dsv.fs.folders import make_shared_folder
 
 
 class MetadataCache:
@@ -94,17 +94,6 @@ class MetadataCache:
     def _text(self, kind: str, name: str) -> str:
         """The path as text: millions are asked for, and a `Path` takes longer to make than the file to open."""
         return f"{self._folder}/{kind}/{name[:2]}/{name}"
-
-
-def make_shared_folder(folder: Path) -> int:
-    """Makes the folder with the rights of the one above it, whatever the umask: a cache is shared. Gives its mode."""
-    try:
-        return folder.stat().st_mode
-    except FileNotFoundError:
-        mode = make_shared_folder(folder.parent) & 0o2777
-    with open_folder(folder.parent) as parent:
-        make_folder(parent, folder.name, Rights(given=mode, free=0))
-    return mode
 
 
 def _at_once(path: str, flags: int) -> int:

@@ -60,7 +60,7 @@ def test_a_branch_that_no_listing_has_any_more_keeps_the_proof_of_its_move(tmp_p
 
 def test_an_answer_without_the_rule_keeps_the_rule(tmp_path: Path) -> None:
     path, answers = tmp_path / "tracking.json", Answers()
-    answers.add_branch(Head(SCANS, MAIN, 0, entry(FIRST)), Limits(only_merge=True))
+    answers.add_branch(SCANS, MAIN, entry(FIRST), 0, Limits(only_merge=True))
     answers.write(path, SCANS, "place", 1)
     refs = Refs(MemoryStore())
     move(refs, MAIN, SECOND)  # it was listed nowhere, so there may be a rule

@@ -20,13 +20,13 @@ from msgspec.structs import replace
 from dsv.errors import UsageError
 from dsv.format.records import Limits
 from dsv.fs.files import list_names, read_json, read_small, replace_file
-from dsv.repo.objects.metadata import make_shared_folder
+from dsv.fs.folders import make_shared_folder
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, TagName
 
 if TYPE_CHECKING:
     from dsv.format.commit import Commit
-    from dsv.repo.refs.branches import Head
+    from dsv.format.records import RefEntry
 
 _COMMITS = 200
 """So many commits are kept of each dataset."""
@@ -117,11 +117,18 @@ class Answers:
         self._listed.add((dataset, kind))
         self._found.setdefault((dataset, kind), {})
 
-    def add_branch(self, head: Head, limits: Limits | UnsetType | None) -> None:
-        """A branch that was read or moved, or its deletion."""
-        commit = None if head.entry.deleted or head.commit is None else str(head.commit)
-        found = Tracked(0, commit, head.entry.deleted, head.number, None, limits)
-        self._found.setdefault((head.dataset, "branches"), {})[str(head.branch)] = found
+    def add_branch(
+        self,
+        dataset: DatasetName,
+        branch: BranchName,
+        entry: RefEntry,
+        number: int,
+        limits: Limits | UnsetType | None = UNSET,
+    ) -> None:
+        """The newest move of a branch that was read or made, or its deletion."""
+        commit = None if entry.deleted or entry.commit is None else str(entry.commit)
+        found = Tracked(0, commit, entry.deleted, number, None, limits)
+        self._found.setdefault((dataset, "branches"), {})[str(branch)] = found
 
     def add_limits(self, dataset: DatasetName, branch: BranchName, limits: Limits | None) -> None:
         """The rule of a branch that was read or made."""

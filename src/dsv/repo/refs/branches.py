@@ -339,7 +339,8 @@ class Refs(Tags):
             self._listed.get((head.dataset, head.branch)),
         )
         has_none = listed is not None and listed.rule is None
-        self.answers.add_branch(head, rule.limits if rule is not None else None if has_none else UNSET)
+        limits = rule.limits if rule is not None else None if has_none else UNSET
+        self.answers.add_branch(head.dataset, head.branch, head.entry, head.number, limits)
         return head
 
     def _read_listed(

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from dsv.cache.claims import leases
+from dsv.cache.evict import evict as eviction
+from dsv.cache.fill.reservations import Need
 from dsv.cache.record import Filled, write_record
 from dsv.cache.root import FILE_TIME, CacheRoot, Place
-from dsv.cache.settings import prepare_cache
+from dsv.cache.settings import CacheSettings, prepare_cache
 
 
 class Clock:
@@ -71,3 +73,14 @@ def publish(
 
 def everything_below(path: Path) -> list[str]:
     return sorted(str(one.relative_to(path)) for one in path.rglob("*"))
+
+
+def ensure_room(
+    root: CacheRoot, settings: CacheSettings, dataset: str, need: Need
+) -> eviction.EvictionResult:
+    """Do as `RoomMaker` does the first time, with these settings."""
+    request = eviction.request_of(dataset, need)
+    remembered = eviction.remember(root)
+    if not eviction.take_stock(root, request, remembered).planner(settings, request).exceeded():
+        return eviction.EvictionResult()
+    return eviction.evict_for(root, settings, request, need, remembered)

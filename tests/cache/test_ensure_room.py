@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
-from tests.cache.places import make_root, place, publish
+from tests.cache.places import ensure_room, make_root, place, publish
 
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.leases import Lease
 from dsv.cache.evict import evict as eviction
-from dsv.cache.evict import evict as room
 from dsv.cache.evict import inventory
-from dsv.cache.evict.evict import RoomMaker, ensure_room, evict, evict_from, take_stock
+from dsv.cache.evict.evict import RoomMaker, evict, evict_from, take_stock
 from dsv.cache.evict.inventory import take_inventory
 from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.fill.fill import fill
@@ -44,7 +43,7 @@ class Looks:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
-    found = Looks()
+    found, sweep = Looks(), eviction.sweep
 
     def counted_inventory(*arguments: Any) -> object:
         found.inventories += 1
@@ -53,14 +52,14 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
     def counted_sweep(*arguments: Any) -> object:
         found.sweeps += 1
-        return eviction.sweep(*arguments)
+        return sweep(*arguments)
 
     def counted_claims(root: CacheRoot, one: Place, *, asked: bool = False) -> object:
         found.at_claims.append(one)
         return read_claims(root, one, asked=asked)
 
     monkeypatch.setattr(eviction, "take_inventory", counted_inventory)
-    monkeypatch.setattr(room, "sweep", counted_sweep)
+    monkeypatch.setattr(eviction, "sweep", counted_sweep)
     monkeypatch.setattr(inventory, "read_claims", counted_claims)
     return found
 

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cache.places import make_root, place, publish
+from tests.cache.places import ensure_room, make_root, place, publish
 
 from dsv.cache.claims.claims import Intent, IntentRecord, Owner
 from dsv.cache.claims.leases import Lease
 from dsv.cache.evict import cleanup
-from dsv.cache.evict.evict import Evicted, disk_now, ensure_room, evict, preview
+from dsv.cache.evict.evict import Evicted, disk_now, evict, preview
 from dsv.cache.evict.inventory import take_inventory
 from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.fill.reservations import Need

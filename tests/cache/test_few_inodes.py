@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
-from tests.cache.places import make_root, place, publish
+from tests.cache.places import ensure_room, make_root, place, publish
 from tests.inputs.small_disk import SmallDisk, small_disk
 
 from dsv.cache.claims.leases import Lease
-from dsv.cache.evict.evict import disk_now, ensure_room, evict, preview
+from dsv.cache.evict.evict import disk_now, evict, preview
 from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.fill import reservations
 from dsv.cache.fill.fill import fill

@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 from tests.cache import filler
 from tests.cache.fake_source import STORE, FakeSource, File, World
-from tests.cache.places import make_root, place, publish
+from tests.cache.places import ensure_room, make_root, place, publish
 from tests.cache.test_fill_shared import FILES, PART, plenty, until
 from tests.waiting import PATIENCE
 
 from dsv.cache.claims.leases import Lease
-from dsv.cache.evict.evict import ensure_room
 from dsv.cache.fill import parts, reservations
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.request import FillRequest

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
-from tests.cache.places import make_root
+from tests.cache.places import ensure_room, make_root
 from tests.cache.steps import watched
 
-from dsv.cache.evict.evict import ensure_room
 from dsv.cache.fill import files, reservations
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.request import FillRequest

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dsv.cache.evict.policy import Candidate, Disk, EvictionRequest, Planner, plan_eviction
+from dsv.cache.evict.policy import Candidate, Disk, Due, EvictionRequest, Planner
 from dsv.cache.record import Extent
 from dsv.cache.root import Place
 from dsv.cache.settings import Amount, CacheSettings, DatasetRule, Limits
@@ -25,6 +27,38 @@ def candidate(
     number: int, age: float, size: int = 100, dataset: str = "xrays", claim: str | None = None
 ) -> Candidate:
     return Candidate(place(dataset, number), dataset, size, size, Extent(size, size), NOW - age, claim)
+
+
+@dataclass
+class Plan:
+    """What went, in order, with what each freed; what stays; the limits that are exceeded all the same."""
+
+    evicted: list[tuple[Due, Extent]] = field(default_factory=list)
+    kept: list[Due] = field(default_factory=list)
+    exceeded: list[str] = field(default_factory=list)
+
+    @property
+    def freed(self) -> Extent:
+        return sum((extent for _, extent in self.evicted), Extent())
+
+
+def plan_eviction(
+    candidates: Iterable[Candidate],
+    settings: CacheSettings,
+    disk: Disk,
+    now: float,
+    request: EvictionRequest | None = None,
+    measure: Callable[[Candidate], Extent] = lambda one: one.room,
+) -> Plan:
+    """Evict all that is due; `measure` says what each frees if it goes after those before it."""
+    plan = Plan()
+    planner = Planner(candidates, settings, disk, now, request or EvictionRequest())
+    while (due := planner.next()) is not None:
+        freed = measure(due.candidate)
+        planner.evicted(freed, planner.new_owner())
+        plan.evicted.append((due, freed))
+    plan.kept, plan.exceeded = planner.finish()
+    return plan
 
 
 def settings(**limits: object) -> CacheSettings:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
-from tests.cache.places import make_root, place, publish
+from tests.cache.places import ensure_room, make_root, place, publish
 
 from dsv.api.cached import cached
-from dsv.cache.evict.evict import ensure_room, evict
+from dsv.cache.evict.evict import evict
 from dsv.cache.evict.inventory import take_inventory
 from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.fill.fill import fill

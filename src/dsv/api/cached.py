@@ -299,7 +299,7 @@ def _room(root: CacheRoot, inventory: Inventory, settings: CacheSettings) -> Roo
         max_files=limits.max_files,
         min_free=tuple(str(amount) for amount in limits.min_free),
         unused_for=limits.unused_for,
-        exceeded=tuple(Planner(candidates, settings, disk, inventory.now).finish().exceeded),
+        exceeded=tuple(Planner(candidates, settings, disk, inventory.now).exceeded()),
     )
 
 

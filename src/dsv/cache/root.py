@@ -127,14 +127,18 @@ def explain(error: OSError, path: Path | str, doing: str = "use") -> DsvError:
 
 
 def free_room(path: Path | str) -> str:
-    """What the file system of `path`, or of the nearest folder above it, says that it has left, in words."""
-    nearest = next((one for one in (Path(path), *Path(path).parents) if one.exists()), Path(path))
+    """Return in words what the file system of `path`, or of the nearest folder above it, has left."""
     try:
-        found = os.statvfs(nearest)
+        found = os.statvfs(nearest_folder(Path(path)))
     except OSError as error:
         return f"how much is free is unknown ({error.strerror})"
     free = f"{format_bytes(found.f_bavail * found.f_frsize)} are free"
     return f"{free} and {found.f_favail} inodes are free" if found.f_files else free
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the path, or the nearest one above it that exists: what is not there yet will be on that file system."""
+    return next((one for one in (path, *path.parents) if one.exists()), path)
 
 
 def _is_below_a_file(path: Path) -> bool:

@@ -27,7 +27,7 @@ from dsv.cache.claims.claims import (
     void,
 )
 from dsv.cache.claims.leases import visible_identity
-from dsv.cache.evict.inventory import THREADS, PlaceFacts, Remembered, find_all, find_visible
+from dsv.cache.evict.inventory import THREADS, Remembered, find_all, find_visible
 from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.fill import directory
 from dsv.cache.fill.directory import finalize
@@ -56,14 +56,10 @@ class Stuck(msgspec.Struct, frozen=True):
 
 
 class Swept(msgspec.Struct):
-    """freed: room that is free now. stuck: what could not be deleted from the trash.
-
-    facts: what was read of all places at which nothing was cleared away.
-    """
+    """freed: room that is free now. stuck: what could not be deleted from the trash."""
 
     freed: Extent = msgspec.field(default_factory=Extent)
     stuck: list[Stuck] = msgspec.field(default_factory=list)
-    facts: dict[Place, PlaceFacts] = msgspec.field(default_factory=dict)
 
 
 class Sweeper:
@@ -149,8 +145,7 @@ class Sweeper:
         if place not in self._visible:
             self._clear_invisible(place, claims)
         elif not claims.intents and not expired:
-            with self._lock:
-                self._swept.facts[place] = facts
+            self._remembered.trust(place, facts)
 
     def _clear_invisible(self, place: Place, claims: Claims) -> None:
         if self._root.visible(place).is_dir():

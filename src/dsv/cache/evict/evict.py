@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,14 +17,14 @@ from msgspec.structs import replace
 from dsv.cache.claims.claims import INTENT, Claims, Fired, Intent, read_claims
 from dsv.cache.claims.leases import visible_identity
 from dsv.cache.evict.cleanup import Stuck, Sweeper, Swept, remove_empty
-from dsv.cache.evict.inventory import Inventory, Item, PlaceFacts, Remembered, take_inventory
+from dsv.cache.evict.inventory import Inventory, Item, Remembered, take_inventory
 from dsv.cache.evict.policy import Candidate, Disk, Due, EvictionRequest, Planner
 from dsv.cache.fill import reservations
 from dsv.cache.fill.reservations import Need, NoRoomBeside
 from dsv.cache.names import TagLinks, show_tag
 from dsv.cache.record import USED, Extent, add_share, last_used, record_path
 from dsv.cache.removal import Removed, Remover
-from dsv.cache.root import CacheRoot, Place, explain
+from dsv.cache.root import CacheRoot, Place, explain, nearest_folder
 from dsv.cache.settings import CacheSettings, check_writable, load_settings
 from dsv.errors import DsvError
 from dsv.fs.files import list_names
@@ -85,8 +85,8 @@ def evict(
         return EvictionResult()
     remembered = remember(root)
     swept = sweep(root, settings, request, remembered)
-    stock = take_stock(root, request, remembered, swept.facts)
-    keep(root, remembered, stock)
+    stock = take_stock(root, request, remembered)
+    remembered.save(item.place for item in stock.inventory.items)
     result = evict_from(root, settings, request, stock, on_evicted)
     result.leftovers += swept.freed
     result.stuck = swept.stuck
@@ -99,12 +99,6 @@ def remember(root: CacheRoot) -> Remembered:
         return Remembered.load(root, root.now())
     except OSError as error:
         raise explain(error, root.path, "clean up") from error
-
-
-def keep(root: CacheRoot, remembered: Remembered, stock: Stock) -> None:
-    """For the next inventory. It does no harm if it can't be written."""
-    with contextlib.suppress(OSError):
-        remembered.save(item.place for item in stock.inventory.items)
 
 
 def sweep(
@@ -133,14 +127,9 @@ class Stock(msgspec.Struct, frozen=True):
         return Planner(candidates, settings, self.disk, now, request)
 
 
-def take_stock(
-    root: CacheRoot,
-    request: EvictionRequest,
-    remembered: Remembered | None = None,
-    facts: Mapping[Place, PlaceFacts] | None = None,
-) -> Stock:
-    """`remembered`, `facts`: as of `take_inventory`. Raises `Denied`, `Unreachable`."""
-    inventory = take_inventory(root, remembered, facts)
+def take_stock(root: CacheRoot, request: EvictionRequest, remembered: Remembered | None = None) -> Stock:
+    """Raises `Denied`, `Unreachable`."""
+    inventory = take_inventory(root, remembered)
     return Stock(inventory, disk_now(root, request.place if request.need is not None else None))
 
 
@@ -209,15 +198,14 @@ def _carry_out(
             planner.evicted(outcome.freed, planner.new_owner())
             result.evicted.append(outcome)
             on_evicted(outcome)
-    plan = planner.finish()
-    result.kept, result.exceeded = plan.kept, plan.exceeded
+    result.kept, result.exceeded = planner.finish()
     return result
 
 
 def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
     """The file system's figures, and what fills have written and still will, less the one of `without`."""
     try:
-        found = os.statvfs(_nearest(root.path))
+        found = os.statvfs(nearest_folder(root.path))
         fills = reservations.reservations(root)
     except OSError as error:
         raise explain(error, root.path, "read") from error
@@ -230,14 +218,6 @@ def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
         ),
         free_files=found.f_favail if found.f_files else None,  # Btrfs and some file servers say 0 of 0
     )
-
-
-def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists: a cache that does not exist yet will be on that file
-    system."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder
 
 
 class _Executor:
@@ -400,16 +380,16 @@ class RoomMaker:
     def __call__(self, need: Need, /) -> None:
         """Raises `NoRoomBeside` with the figures."""
         settings = load_settings(self._root)
-        request = _request(self._dataset, need)
+        request = request_of(self._dataset, need)
         if self._has_room_at_a_glance(settings, request):
             return
         self._known = None
         began = self._clock()
         remembered = remember(self._root)
         stock = take_stock(self._root, request, remembered)
-        keep(self._root, remembered, stock)
+        remembered.save(item.place for item in stock.inventory.items)
         if stock.planner(settings, request).exceeded():
-            _evict_for(self._root, settings, request, need, remembered)
+            evict_for(self._root, settings, request, need, remembered)
         else:
             now = self._clock()
             self._known = _Known(stock, now + _REST * (now - began))
@@ -425,24 +405,11 @@ class RoomMaker:
         return not replace(known.stock, disk=disk).planner(settings, request).exceeded()
 
 
-def ensure_room(root: CacheRoot, settings: CacheSettings, dataset: str, need: Need) -> EvictionResult:
-    """Returns when the need fits the disk and the owner's limits beside all other fills.
-
-    Evicts for that, unless it would not help enough. dataset: of what is to be cached. Raises `NoRoomBeside` with the
-    figures.
-    """
-    request = _request(dataset, need)
-    remembered = remember(root)
-    if not take_stock(root, request, remembered).planner(settings, request).exceeded():
-        return EvictionResult()
-    return _evict_for(root, settings, request, need, remembered)
-
-
-def _evict_for(
+def evict_for(
     root: CacheRoot, settings: CacheSettings, request: EvictionRequest, need: Need, remembered: Remembered
 ) -> EvictionResult:
     swept = sweep(root, settings, request, remembered)
-    stock = take_stock(root, request, remembered, swept.facts)
+    stock = take_stock(root, request, remembered)
     # Exactly: the records alone would have a commit free all that it wrote, even if others that stay link it.
     foreseen = preview_from(root, settings, request, stock)
     if foreseen.exceeded:
@@ -454,7 +421,7 @@ def _evict_for(
     return result
 
 
-def _request(dataset: str, need: Need) -> EvictionRequest:
+def request_of(dataset: str, need: Need) -> EvictionRequest:
     return EvictionRequest(
         need=Extent(need.bytes, need.files),
         dataset=dataset,

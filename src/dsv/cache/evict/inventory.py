@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -66,6 +66,7 @@ class Remembered:
         self._root = root
         self._known = known
         self._anew: dict[Place, PlaceFacts] = {}
+        self._trusted: dict[Place, PlaceFacts] = {}
 
     @classmethod
     def load(cls, root: CacheRoot, now: float) -> Remembered:
@@ -82,6 +83,8 @@ class Remembered:
 
     def read(self, place: Place) -> PlaceFacts:
         """What the place's claims folder holds now; one request if it has not changed. Raises `OSError`."""
+        if place in self._trusted:
+            return self._trusted[place]
         try:
             changed = refresh(self._root.claims(place))
         except OSError as error:
@@ -95,8 +98,12 @@ class Remembered:
         self._anew[place] = facts
         return facts
 
+    def trust(self, place: Place, facts: PlaceFacts) -> None:
+        """Have `read` return what was read a moment ago. Nobody may rely on that for more than a plan."""
+        self._trusted[place] = facts
+
     def save(self, places: Iterable[Place]) -> None:
-        """Keeps what is known of these places, if enough was read anew. Raises `OSError`."""
+        """Keep what is known of these places, if enough was read anew. It does no harm if it can't be written."""
         settled = {place: facts for place, facts in self._anew.items() if self._is_settled(facts)}
         if len(settled) < WORTH_KEEPING:
             return
@@ -105,7 +112,8 @@ class Remembered:
         for place in places:
             if place in self._known:
                 file.places.setdefault(place.dataset, {})[place.name] = self._known[place]
-        self._root.replace(self._root.inventory, msgspec.json.encode(file))
+        with contextlib.suppress(OSError):
+            self._root.replace(self._root.inventory, msgspec.json.encode(file))
 
     def _is_settled(self, facts: PlaceFacts) -> bool:
         """Whether any change since then would give the folder another mtime."""
@@ -167,22 +175,18 @@ class Inventory(msgspec.Struct, frozen=True):
         return [item for item in self.items if item.visible]
 
 
-def take_inventory(
-    root: CacheRoot, remembered: Remembered | None = None, facts: Mapping[Place, PlaceFacts] | None = None
-) -> Inventory:
+def take_inventory(root: CacheRoot, remembered: Remembered | None = None) -> Inventory:
     """Raises `Denied`, `Unreachable`; a cache that is not there is empty.
 
-    remembered: what is known from before; by default what the cache has kept. facts: what was read a moment ago; the
-    other places are read. Nobody may rely on these for more than a plan.
+    remembered: what is known from before; by default what the cache has kept.
     """
-    read = facts or {}
     try:
         known = remembered or Remembered.load(root, server_now(root))
         seen = find_visible(root)
         places = sorted(seen.places | set(find_all(root.dot / "claims")))
 
         def look(place: Place) -> Item:
-            item = _item(root, place, read.get(place) or known.read(place), visible=place in seen.places)
+            item = _item(root, place, known.read(place), visible=place in seen.places)
             shut = place.dataset in seen.closed and item.record is not None
             return replace(item, visible=True, closed=True) if shut else item
 

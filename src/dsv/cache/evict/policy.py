@@ -6,7 +6,7 @@ the limits need. With `--dry-run` the caller measures what would be freed; other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from msgspec.structs import replace
@@ -78,18 +78,6 @@ class Due(msgspec.Struct, frozen=True):
     reason: str
 
 
-class EvictionPlan(msgspec.Struct):
-    """What goes, in order, with what each frees; what stays; and the limits that are exceeded all the same."""
-
-    evicted: list[tuple[Due, Extent]] = msgspec.field(default_factory=list)
-    kept: list[Due] = msgspec.field(default_factory=list)
-    exceeded: list[str] = msgspec.field(default_factory=list)
-
-    @property
-    def freed(self) -> Extent:
-        return sum((extent for _, extent in self.evicted), Extent())
-
-
 class Planner:
     """Call `next`, then `evicted`, `kept` or `gone` for the commit that it gave, and so on; at the end `finish`."""
 
@@ -109,7 +97,7 @@ class Planner:
         self._there = {one.place: one for one in self._waiting}
         self._room = _Accounts(self._waiting)
         self._given: Due | None = None
-        self.plan = EvictionPlan()
+        self._kept: list[Due] = []
 
     def next(self) -> Due | None:
         """The next commit to go, oldest use first; None when nothing more is due."""
@@ -123,7 +111,7 @@ class Planner:
             if reason is None:
                 staying.append(one)
             elif claim is not None:
-                self.plan.kept.append(Due(one, claim))
+                self._kept.append(Due(one, claim))
             else:
                 self._waiting = staying + self._waiting[position + 1 :]
                 self._given = Due(one, reason)
@@ -138,13 +126,12 @@ class Planner:
         if new_owner in self._there:
             self._room.add(self._there[new_owner], room - freed)
         self._disk = self._disk.freed(freed)
-        self.plan.evicted.append((due, freed))
 
     def kept(self, reason: str) -> None:
         """The commit stayed after all: somebody took it into use."""
         due = self._answer()
         self._there[due.candidate.place] = due.candidate
-        self.plan.kept.append(Due(due.candidate, reason))
+        self._kept.append(Due(due.candidate, reason))
 
     def gone(self) -> None:
         """Another evicted it first."""
@@ -159,16 +146,14 @@ class Planner:
         best = max(same or others, key=lambda one: (one.last_use, one.place), default=None)
         return None if best is None else best.place
 
-    def finish(self) -> EvictionPlan:
-        """The plan, with why each of the others stays."""
+    def finish(self) -> tuple[list[Due], list[str]]:
+        """Return what stays, with the reasons, and the limits that are exceeded all the same."""
         for one in self._waiting:
             if self._request.only is None or one.place in self._request.only:
                 used = format_duration(max(0.0, self._now - one.last_use))
-                self.plan.kept.append(Due(one, self._claim(one) or f"used {used} ago"))
+                self._kept.append(Due(one, self._claim(one) or f"used {used} ago"))
         self._waiting = []
-        if self._request.only is None:
-            self.plan.exceeded = self.exceeded()
-        return self.plan
+        return self._kept, self.exceeded() if self._request.only is None else []
 
     def exceeded(self) -> list[str]:
         """Each limit that does not hold now, in a sentence."""
@@ -267,18 +252,3 @@ class _Accounts:
         self.add(one, Extent() - room)
         del self._places[one.place]
         return room
-
-
-def plan_eviction(
-    candidates: Iterable[Candidate],
-    settings: CacheSettings,
-    disk: Disk,
-    now: float,
-    request: EvictionRequest = _ORDINARY,
-    measure: Callable[[Candidate], Extent] = lambda one: one.room,
-) -> EvictionPlan:
-    """The whole plan, where `measure` says what each commit frees if it goes after those before it."""
-    planner = Planner(candidates, settings, disk, now, request)
-    while (due := planner.next()) is not None:
-        planner.evicted(measure(due.candidate), planner.new_owner())
-    return planner.finish()

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from dsv.cache.fill.files import Folders, Rights, State, create_file, examine
-from dsv.cache.fill.source import Source
+from dsv.cache.fill.source import StoreSource
 from dsv.cache.root import CacheRoot, Place
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
@@ -90,7 +90,7 @@ def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, p
 def repair(
     root: CacheRoot,
     place: Place,
-    source: Source,
+    source: StoreSource,
     result: Checked,
     known: dict[object, Path],
     *,

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from dsv.cache.fill.directory import FillDirectory, join
-from dsv.cache.fill.part_worker import FillEnded, PartWorker
+from dsv.cache.fill.part_worker import PartWorker
 from dsv.cache.fill.parts import ClaimTable, Plan, do_free_parts
 from dsv.cache.fill.request import HelperSpec
-from dsv.cache.fill.source import Source
+from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import Heartbeat
 from dsv.cache.root import CacheRoot, Place
 from dsv.errors import DsvError
@@ -50,14 +50,15 @@ def default_jobs(plan: Plan, kind: FileSystem) -> int:
 
 
 class Helpers:
-    """Started at once; `stop` ends them, done or not. fetched, linked: what they did, known after that."""
+    """The helpers of one fill. What they `fetched` (bytes) and `linked` (files) is known after `stop`."""
 
-    def __init__(self, directory: FillDirectory, spec: HelperSpec | None, jobs: int) -> None:
+    def __init__(self) -> None:
         self.fetched = 0
         self.linked = 0
         self._running: list[subprocess.Popen[bytes]] = []
-        if spec is None:
-            return
+
+    def start(self, directory: FillDirectory, spec: HelperSpec, jobs: int) -> None:
+        """Start one process less than `jobs`."""
         for number in range(1, jobs):
             order = {
                 "path": sys.path,
@@ -139,7 +140,7 @@ def main() -> int:
     source = _factory(order["factory"])(**order["arguments"])
     try:
         heartbeat = _work(directory, source, order["begin"], stop)
-    except (FillEnded, OSError):
+    except OSError:
         return 1  # the parent finds the same, and takes over what was begun
     except DsvError as error:
         return error.exit_code
@@ -147,7 +148,7 @@ def main() -> int:
     return 0
 
 
-def _work(directory: FillDirectory, source: Source, begin: int, stop: threading.Event) -> Heartbeat:
+def _work(directory: FillDirectory, source: StoreSource, begin: int, stop: threading.Event) -> Heartbeat:
     kind = system.kind_of(directory.root.path)
     heartbeat = Heartbeat(directory.root, kind)
     try:

@@ -15,13 +15,12 @@ from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.fill.files import LARGE_PIECE, State, lost
 from dsv.cache.fill.parts import Claim, ClaimTable, bar_drafts, blocks, read_ahead
 from dsv.cache.fill.place_files import Job, Placer
-from dsv.cache.fill.source import Contents, Item, LinkRun, Source
-from dsv.cache.fill.workers import Tally
+from dsv.cache.fill.source import Contents, Item, LinkRun, StoreSource
+from dsv.cache.fill.workers import Worker
 from dsv.errors import Unreachable
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs import system
-from dsv.fs.files import GONE
 from dsv.fs.syncer import Syncer
 from dsv.transfer.download import Wanted
 
@@ -30,23 +29,19 @@ _ROUNDS = 8
 _PAUSE = 0.1  # seconds after the first round, and as much more after each further one
 
 
-class FillEnded(Exception):
-    """The fill was published or given up by another while this process worked on it."""
-
-
 class PartWorker:
     """Does parts of one fill, in one thread. tick: called now and then between two files."""
 
     def __init__(
         self,
         directory: FillDirectory,
-        source: Source,
+        source: StoreSource,
         table: ClaimTable,
-        tally: Tally,
+        tally: Worker,
         kind: system.FileSystem,
         tick: Callable[[], None],
     ) -> None:
-        """Raises `OSError`, `FillEnded`."""
+        """Raises `OSError`; of a folder that is gone, if the fill has ended."""
         self._directory = directory
         self._source = source
         self._table = table
@@ -63,20 +58,19 @@ class PartWorker:
         self._stack = contextlib.ExitStack()
         self.unplanned = 0
         """Bytes of disk used for files that the plan had counted on linking."""
+        self.small = 0
+        """Bytes of disk written in files too small to send each of them to the disk at once."""
         try:
             self._contents = Contents(directory, source)
             self._stack.callback(self._contents.close)
-            try:
-                self._placer = Placer(directory, kind)
-                self._stack.callback(self._placer.close)
-                if kind.remote and not kind.sync_each:
-                    self._syncer = Syncer(directory.tree, directory.dead)
-                    self._stack.callback(self._syncer.close)
-            except BaseException:
-                self._stack.close()
-                raise
-        except OSError as error:
-            raise self.meaning(error) from error
+            self._placer = Placer(directory, kind)
+            self._stack.callback(self._placer.close)
+            if kind.remote and not kind.sync_each:
+                self._syncer = Syncer(directory.tree, directory.dead)
+                self._stack.callback(self._syncer.close)
+        except BaseException:
+            self._stack.close()
+            raise
 
     def close(self) -> None:
         for job in self._jobs:
@@ -91,8 +85,8 @@ class PartWorker:
     def run(self, claims: Iterable[Claim], *, check: bool = False) -> None:
         """Does these parts, which may be claimed as late as they are asked for.
 
-        check: a former attempt of this process may have left files. Raises `FillEnded`, `OSError` (a full disk, a
-        server that does not answer), and what the source raises.
+        check: a former attempt of this process may have left files. Raises `OSError` (a full disk, a server that does
+        not answer, a fill that has ended), and what the source raises.
         """
         for job in self._jobs:
             self._placer.end(job)
@@ -100,17 +94,9 @@ class PartWorker:
         self._asked.clear()
         try:
             self._write_all(self._orders(claims, check=check))
-        except OSError as error:
-            raise self.meaning(error) from error
         finally:
             self._placer.pool.clear()  # what it has an error of is not done either
             self._count_fetched()
-
-    def meaning(self, error: OSError) -> Exception:
-        """`FillEnded` if the error comes from the folder's having gone; otherwise the error."""
-        if error.errno in GONE and not self._directory.is_open():
-            return FillEnded()
-        return error
 
     def _write_all(self, wanted: Iterator[Wanted]) -> None:
         with contextlib.closing(self._source.files(wanted, ahead=self._ahead)) as files:
@@ -288,7 +274,7 @@ class PartWorker:
             tally.written += size
             tally.made += 1
             if size < LARGE_PIECE:
-                tally.small += size
+                self.small += size
         self._since_tick += 1 + (entry.size >> 14)
         if self._since_tick >= _TICK_EVERY:
             self._pace(0)

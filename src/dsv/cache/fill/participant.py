@@ -7,21 +7,27 @@ import errno
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
+
+import msgspec
 
 from dsv.cache.claims.leases import end_leases_of
 from dsv.cache.fill.directory import FillDirectory, publish
 from dsv.cache.fill.files import Lost, WriteBack
 from dsv.cache.fill.helper_process import Helpers, default_jobs
-from dsv.cache.fill.part_worker import FillEnded, PartWorker
+from dsv.cache.fill.part_worker import PartWorker
 from dsv.cache.fill.parts import Claim, ClaimTable, do_free_parts
-from dsv.cache.fill.request import FillContext
-from dsv.cache.fill.reservations import need_of, refusal
+from dsv.cache.fill.request import FillRequest, HelperSpec
+from dsv.cache.fill.reservations import EnsureRoom, need_of, refusal
+from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import Heartbeat, Reporter, Worker, read_worker, read_workers
+from dsv.cache.root import CacheRoot, Place
 from dsv.errors import IntegrityError, NoRoom
-from dsv.fs.files import FULL, GONE, read_small
+from dsv.fs.files import FULL, read_small
+from dsv.fs.system import FileSystem
 from dsv.values.paths import link_escapes, show
+from dsv.values.progress import Progress
 
 _ROOM_EVERY = 15.0  # seconds between two looks at the limits while filling
 _RETRIES = 3  # after a full disk in the middle
@@ -34,13 +40,22 @@ _POLL_REMOTE = (0.1, 2.0)
 _T = TypeVar("_T")
 
 
-class FillParticipant:
-    """`run` it once.
+class FillContext(msgspec.Struct, frozen=True):
+    """What a fill works with; see `fill`."""
 
-    fetched, linked: what this process and its helpers did. published: this process made it visible. hopeless: no
-    process can or will continue it, so it should be given up. out_of_room: it should be unless others work on it, as a
-    half fill keeps a full disk full. The caller acts on these when all of its files are closed.
-    """
+    root: CacheRoot
+    request: FillRequest
+    place: Place
+    source: StoreSource
+    ensure_room: EnsureRoom
+    jobs: int | None
+    progress: Progress
+    helper: HelperSpec | None
+    kind: FileSystem
+
+
+class FillParticipant:
+    """`run` it once. The caller acts on its attributes when all of its files are closed."""
 
     def __init__(self, context: FillContext, directory: FillDirectory, heartbeat: Heartbeat) -> None:
         self._context = context
@@ -51,40 +66,43 @@ class FillParticipant:
         )
         self._reporter = Reporter(context.progress, directory, heartbeat)
         self._looked_at_room = time.monotonic()
-        self._helpers: Helpers | None = None
+        self._helpers = Helpers()
         self._worker: PartWorker | None = None
         self._write_back: WriteBack | None = None  # on a local file system
         self.published = False
+        """This process made the commit visible."""
         self.hopeless = False
+        """No process can or will continue the fill, so it should be given up."""
         self.out_of_room = False
+        """It should be given up unless others work on it, as half a fill keeps a full disk full."""
 
     @property
     def fetched(self) -> int:
-        return self._heartbeat.tally.fetched + (0 if self._helpers is None else self._helpers.fetched)
+        """Bytes read from the store by this process and its helpers."""
+        return self._heartbeat.tally.fetched + self._helpers.fetched
 
     @property
     def linked(self) -> int:
-        return self._heartbeat.tally.linked + (0 if self._helpers is None else self._helpers.linked)
+        """Files linked by this process and its helpers."""
+        return self._heartbeat.tally.linked + self._helpers.linked
 
     def run(self) -> None:
-        """Returns when this process published; raises `FillEnded` if it ended otherwise, `NoRoom`, and more."""
+        """Return when the fill has ended. Raises `OSError`, `NoRoom`, `Lost`, and what the source raises."""
         directory, context = self._directory, self._context
         self._reporter.start()
         try:
             if not context.kind.remote:
                 self._write_back = WriteBack(directory)
-            now = self._with_room(self._table.refresh)
-            self._resume(now)
-            self._helpers = Helpers(directory, context.helper, self._jobs())
-            self._worker = worker = self._with_room(self._begin)
-            self._work(worker)
-        except FillEnded:
-            self._check_disk()
-            raise
+            self._resume(self._with_room(self._table.refresh))
+            if context.helper is not None:
+                jobs = context.jobs or default_jobs(directory.plan, context.kind)
+                self._helpers.start(directory, context.helper, jobs)
+            self._worker = self._with_room(self._begin)
+            self._work(self._worker)
+            if not self.published:
+                self._check_disk()
         except OSError as error:
             self._check_disk()
-            if error.errno in GONE and not directory.is_open():
-                raise FillEnded from error
             if error.errno in FULL:
                 self.out_of_room = True
                 raise self._no_room(error) from error
@@ -96,7 +114,7 @@ class FillParticipant:
             self.hopeless = True
             raise
         finally:
-            self._stop_helpers(now=not self.published)
+            self._helpers.stop(now=not self.published)
             if self._worker is not None:
                 self._worker.close()
             if self._write_back is not None:
@@ -110,14 +128,22 @@ class FillParticipant:
             self._directory, context.source, self._table, self._heartbeat.tally, context.kind, self._tick
         )
 
+    def _resume(self, now: float) -> None:
+        """Make room again if no process works on the fill, as its reservation has lapsed; else begin far from the
+        others, so that each works on neighbouring parts."""
+        others = self._others()
+        if others and all(one.gone(now) for one in others):
+            self._make_room()
+        elif self._table.started:
+            self._table.begin_at(random.randrange(max(1, len(self._directory.plan.parts))))
+
     def _work(self, worker: PartWorker) -> None:
-        first, longest = _POLL_REMOTE if self._context.kind.remote else _POLL_LOCAL
+        remote = self._context.kind.remote
+        first, longest = _POLL_REMOTE if remote else _POLL_LOCAL
         wait = first
         while True:
             if self._table.free:
-                do_free_parts(
-                    self._table, lambda claims: self._do(worker, claims), remote=self._context.kind.remote
-                )
+                do_free_parts(self._table, lambda claims: self._do(worker, claims), remote=remote)
             now = self._with_room(self._table.refresh)
             if self._table.confirm_done():
                 self._with_room(self._publish)
@@ -127,7 +153,7 @@ class FillParticipant:
             workers = read_workers(self._directory.workers)
             claim = self._with_room(self._claim_abandoned(workers, now))
             if claim is not None:
-                self._end_leases(workers.values(), now)
+                self._end_leases(workers, now)
                 self._do(worker, iter((claim,)))
                 wait = first
                 continue
@@ -142,9 +168,9 @@ class FillParticipant:
 
         return lambda: self._table.claim_abandoned(is_gone)
 
-    def _end_leases(self, workers: Iterable[Worker], now: float) -> None:
-        """Those of processes that are gone without having said so."""
-        for worker in workers:
+    def _end_leases(self, workers: Mapping[str, Worker], now: float) -> None:
+        """End the leases of processes that are gone without having said so."""
+        for worker in workers.values():
             if worker.gone(now) and not worker.left:
                 with contextlib.suppress(OSError):  # they expire by themselves
                     end_leases_of(self._context.root, self._directory.place, worker.owner, now)
@@ -157,7 +183,7 @@ class FillParticipant:
         self._with_room(do)
 
     def _with_room(self, step: Callable[[], _T]) -> _T:
-        """Does one step of the work; if the disk is full in the middle, makes room and does it again, a few times."""
+        """Do one step of the work. If the disk is full in the middle, make room and do it again, a few times."""
         for _ in range(_RETRIES):
             try:
                 return step()
@@ -167,67 +193,59 @@ class FillParticipant:
                 self._make_room_after(error)
         return step()
 
-    def _check_disk(self) -> None:
-        """If a fill ended because the disk lost something, that is the error to report."""
-        if self._write_back is not None:
-            self._write_back.check()
-
     def _tick(self) -> None:
         self._reporter.update()
-        if self._write_back is not None:
-            self._write_back.advance(self._heartbeat.tally.small)
+        if self._write_back is not None and self._worker is not None:
+            self._write_back.advance(self._worker.small)
         if time.monotonic() - self._looked_at_room > _ROOM_EVERY:
             self._make_room()
 
     def _make_room(self, least_bytes: int = 0, least_files: int = 0) -> None:
-        """The limits hold while filling, too: others fill the disk. Raises `NoRoom`."""
+        """Apply the limits, which hold while filling too: others fill the disk. Raises `NoRoom`."""
         size, files = self._left()
+        directory = self._directory
         self._context.ensure_room(
-            need_of(
-                self._directory.place, self._directory.plan, max(size, least_bytes), max(files, least_files)
-            )
+            need_of(directory.place, directory.plan, max(size, least_bytes), max(files, least_files))
         )
         self._looked_at_room = time.monotonic()
 
     def _make_room_after(self, error: OSError) -> None:
-        """Asks for more of what has run out: bytes, or names for files alone. Raises `NoRoom`."""
+        """Ask for more of what has run out: bytes, or names for files alone. Raises `NoRoom`."""
         disk = os.statvfs(self._context.root.path)
-        no_names = error.errno == errno.ENOSPC and disk.f_files > 0 and disk.f_favail < _LEAST_FILES
-        self._make_room(
-            least_bytes=0 if no_names else _LEAST_ROOM,
-            least_files=_LEAST_FILES if no_names else 0,
-        )
+        if error.errno == errno.ENOSPC and disk.f_files > 0 and disk.f_favail < _LEAST_FILES:
+            self._make_room(least_files=_LEAST_FILES)
+        else:
+            self._make_room(least_bytes=_LEAST_ROOM)
+
+    def _no_room(self, error: OSError) -> NoRoom:
+        size, files = self._directory.plan.need_bytes, self._directory.plan.need_files
+        with contextlib.suppress(OSError):
+            size, files = self._left()
+        return refusal(self._context.root, self._directory.place, error, size, files)
 
     def _left(self) -> tuple[int, int]:
-        """Bytes and inodes that the whole fill still needs."""
-        plan, mine = self._directory.plan, self._heartbeat.tally
-        others = self._others()
+        """Return the bytes and inodes that the whole fill still needs."""
+        plan, mine, others = self._directory.plan, self._heartbeat.tally, self._others()
         written = mine.written + sum(one.written for one in others)
         made = mine.made + sum(one.made for one in others)
         unplanned = 0 if self._worker is None else self._worker.unplanned
         return max(0, plan.need_bytes + unplanned - written), max(0, plan.need_files - made)
 
-    def _resume(self, now: float) -> None:
-        """The reservation of a fill that no process works on has lapsed, so room is made for it again."""
-        others = self._others()
-        if others and all(one.gone(now) for one in others):
-            self._make_room()
-        elif self._table.started:
-            # Far from the others, so that each works on neighbouring parts.
-            self._table.begin_at(random.randrange(max(1, len(self._directory.plan.parts))))
-
     def _others(self) -> list[Worker]:
         workers = read_workers(self._directory.workers)
         return [worker for owner, worker in workers.items() if owner != self._heartbeat.owner.id]
 
-    def _jobs(self) -> int:
-        if self._context.helper is None:
-            return 1
-        return self._context.jobs or default_jobs(self._directory.plan, self._context.kind)
+    def _check_disk(self) -> None:
+        """Raise the error of the disk, if the fill ended because that lost something."""
+        if self._write_back is not None:
+            self._write_back.check()
 
     def _publish(self) -> None:
-        """Before the rename everything is on stable storage: over NFS each file was when it was closed, elsewhere on
-        a remote file system with each part; on a local one `WriteBack` sees to it here."""
+        """Make the commit visible, with everything on stable storage.
+
+        Over NFS each file was when it was closed, elsewhere on a remote file system with each part; on a local one
+        `WriteBack` sees to it here.
+        """
         try:
             _check_links(self._directory)
             if self._write_back is not None:
@@ -238,17 +256,6 @@ class FillParticipant:
             raise
         if not self.published:
             self.hopeless = self._directory.is_open()  # an earlier fill is visible; nobody needs this one
-            raise FillEnded
-
-    def _no_room(self, error: OSError) -> NoRoom:
-        size, files = self._directory.plan.need_bytes, self._directory.plan.need_files
-        with contextlib.suppress(OSError):
-            size, files = self._left()
-        return refusal(self._context.root, self._directory.place, error, size, files)
-
-    def _stop_helpers(self, *, now: bool) -> None:
-        if self._helpers is not None:
-            self._helpers.stop(now=now)
 
 
 def _check_links(directory: FillDirectory) -> None:

@@ -27,12 +27,12 @@ from dsv.cache.fill.parts import (
 )
 from dsv.cache.fill.request import FillRequest
 from dsv.cache.fill.reuse import OPEN, Candidate, Matching, candidates, match
-from dsv.cache.fill.source import Source, Tree
+from dsv.cache.fill.source import StoreSource
 from dsv.cache.root import CacheRoot, Place
 from dsv.errors import Conflict, NotFound
 from dsv.format.tree import Kind
 from dsv.fs import system
-from dsv.repo.tree.read import Leaf
+from dsv.repo.tree.read import Leaf, TreeReader
 from dsv.values.paths import PathSet, fold_clashes, show
 
 
@@ -65,7 +65,7 @@ class _Sums(msgspec.Struct):
 def make_plan(
     root: CacheRoot,
     request: FillRequest,
-    source: Source,
+    source: StoreSource,
     *,
     remote: bool,
     without: Container[Place] = frozenset(),
@@ -112,7 +112,7 @@ def make_plan(
     return Planned(plan, bytes(matching.codes), matching.encoded_moves(), folders)
 
 
-def room_needed(tree: Tree, selection: PathSet) -> tuple[int, int]:
+def room_needed(tree: TreeReader, selection: PathSet) -> tuple[int, int]:
     """Bytes and files of a fill that takes nothing from other commits. Raises `NotFound` as `make_plan` does."""
     sums = _Sums()
     if not selection.whole:
@@ -152,7 +152,7 @@ def _whole(
 
 
 def _selected(
-    tree: Tree,
+    tree: TreeReader,
     selection: PathSet,
     matching: Matching | None,
     donors: Sequence[DonorPlan],
@@ -191,7 +191,7 @@ def _selected(
 
 
 def _overlapping(
-    tree: Tree, selection: PathSet
+    tree: TreeReader, selection: PathSet
 ) -> Iterator[tuple[int, Leaf, Iterator[tuple[bytes, int, int]]]]:
     numbers: list[int] = []
     after: bytes | None = None
@@ -270,7 +270,7 @@ def _inodes_may_run_out(root: CacheRoot, entries: int) -> bool:
     return disk.f_files > 0 and disk.f_favail < _PLENTY * (entries + 1)
 
 
-def _folders(tree: Tree, selection: PathSet) -> int:
+def _folders(tree: TreeReader, selection: PathSet) -> int:
     """Paths are sorted by components, so each folder that does not hold the path before is a new one."""
     count = 0
     before: list[bytes] = []
@@ -299,7 +299,7 @@ def _folds(folder: Path) -> bool:
         probe.rmdir()
 
 
-def _check_folding(tree: Tree, selection: PathSet) -> None:
+def _check_folding(tree: TreeReader, selection: PathSet) -> None:
     paths = (path for located in tree.segments() for path in located.segment.paths)
     clashes = fold_clashes(path for path in paths if path in selection)
     if clashes:

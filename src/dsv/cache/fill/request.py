@@ -1,23 +1,16 @@
-"""What a fill is asked for, what it works with, and what it answers."""
+"""What a fill is asked for, and what it answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from dsv.cache.record import Cached
-from dsv.cache.root import CacheRoot, Place
+from dsv.cache.root import Place
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.paths import PathSet
-
-if TYPE_CHECKING:
-    from dsv.cache.fill.reservations import EnsureRoom
-    from dsv.cache.fill.source import Source
-    from dsv.fs.system import FileSystem
-    from dsv.values.progress import Progress
 
 
 class FillRequest(msgspec.Struct, frozen=True):
@@ -63,17 +56,3 @@ class HelperSpec(msgspec.Struct, frozen=True):
 
     factory: str
     arguments: Mapping[str, object] = msgspec.field(default_factory=dict)
-
-
-class FillContext(msgspec.Struct, frozen=True):
-    """What a fill works with; see `fill`."""
-
-    root: CacheRoot
-    request: FillRequest
-    place: Place
-    source: Source
-    ensure_room: EnsureRoom
-    jobs: int | None
-    progress: Progress
-    helper: HelperSpec | None
-    kind: FileSystem

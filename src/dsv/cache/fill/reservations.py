@@ -9,14 +9,14 @@ sees the other.
 from __future__ import annotations
 
 import contextlib
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 
 from dsv.cache.claims.claims import Owner, read_claims
 from dsv.cache.fill.directory import PREFIX
 from dsv.cache.fill.parts import Plan
-from dsv.cache.fill.workers import Worker, read_workers
+from dsv.cache.fill.workers import read_workers
 from dsv.cache.root import CacheRoot, Place, free_room
 from dsv.errors import NoRoom
 from dsv.fs.files import list_names, read_json
@@ -51,13 +51,12 @@ class NoRoomBeside(NoRoom):
     spare: tuple[Place, ...] = ()
 
 
-class EnsureRoom(Protocol):
-    def __call__(self, need: Need, /) -> None:
-        """Returns when the need fits the disk and the owner's limits, with every other fill's reservation counted
-        (`room.reservations`, less the one for `need.place`), evicting if that helps.
+EnsureRoom = Callable[[Need], None]
+"""Return when the need fits the disk and the owner's limits, evicting if that helps.
 
-        Raises `NoRoom`; `NoRoomBeside` if it could help to keep less.
-        """
+Every other fill's reservation is counted (see `reservations`), less the one for `need.place`. Raises `NoRoom`;
+`NoRoomBeside` if it could help to keep less.
+"""
 
 
 def need_of(place: Place, plan: Plan, size: int, files: int) -> Need:
@@ -140,16 +139,16 @@ def _standing(root: CacheRoot, fill: str, record: _Record, now: float) -> Reserv
     place = Place(record.dataset, record.name)
     folder = root.fill(place) / f"{PREFIX}{fill}"
     workers = read_workers(folder / "workers")
-    if not workers:
-        # Not begun yet, or just begun: it counts as long as its maker may be alive.
+    if workers:
+        live = any(not worker.gone(now) for worker in workers.values())
+    else:  # not begun yet, or just begun: it counts as long as its maker may be alive
         late = now - record.time > _BEGINS_WITHIN
-        if record.owner.surely_dead() or (late and not _is_at_work(root, place, record.owner, now)):
-            if not folder.is_dir():
-                return None
-            return Reservation(place, fill, record.bytes, record.files, 0, 0, 0, 0, False)
-        return Reservation(place, fill, record.bytes, record.files, 0, 0, record.bytes, record.files, True)
-    written, made = _written(workers)
-    live = any(not worker.gone(now) for worker in workers.values())
+        live = not record.owner.surely_dead()
+        live = live and (not late or _is_at_work(root, place, record.owner, now))
+        if not live and not folder.is_dir():
+            return None
+    written = sum(one.written for one in workers.values())
+    made = sum(one.made for one in workers.values())
     return Reservation(
         place=place,
         fill=fill,
@@ -169,7 +168,3 @@ def _is_at_work(root: CacheRoot, place: Place, owner: Owner, now: float) -> bool
     return any(
         lease.purpose != "hold" and lease.owner.same_process(owner) and lease.valid(now) for lease in leases
     )
-
-
-def _written(workers: dict[str, Worker]) -> tuple[int, int]:
-    return sum(one.written for one in workers.values()), sum(one.made for one in workers.values())

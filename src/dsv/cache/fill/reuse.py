@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from dsv.cache.fill.parts import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
-from dsv.cache.fill.source import Source, Tree
+from dsv.cache.fill.source import StoreSource
 from dsv.cache.record import Filled, read_record
 from dsv.cache.root import CacheRoot, Place, is_dataset
 from dsv.errors import IntegrityError, NotFound
@@ -19,7 +19,7 @@ from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.segment import Segment
 from dsv.format.tree import Kind
 from dsv.fs.files import list_names
-from dsv.repo.tree.read import Leaf
+from dsv.repo.tree.read import Leaf, TreeReader
 from dsv.values.ids import SegmentId, StoreId
 from dsv.values.paths import PathSet, sort_key
 
@@ -97,13 +97,13 @@ class Matching(msgspec.Struct):
         return not _is_open(self.codes)
 
     @classmethod
-    def of(cls, tree: Tree) -> Matching:
+    def of(cls, tree: TreeReader) -> Matching:
         starts = [0]
         for leaf in tree.leaves():
             starts.append(starts[-1] + leaf.child.entries)
         return cls(bytearray(starts[-1]), starts)
 
-    def add(self, donor: int, tree: Tree, theirs: Tree, selection: PathSet) -> bool:
+    def add(self, donor: int, tree: TreeReader, theirs: TreeReader, selection: PathSet) -> bool:
         """Use donor number `donor` for what is still to be fetched; False if it had nothing of it.
 
         selection: the part of `theirs` that is cached.
@@ -115,7 +115,7 @@ class Matching(msgspec.Struct):
         return bool(self.samples[donor]) or CHUNKS + donor in self.codes
 
     def _same_paths(
-        self, donor: int, tree: Tree, theirs: Tree, selection: PathSet
+        self, donor: int, tree: TreeReader, theirs: TreeReader, selection: PathSet
     ) -> dict[Content, list[int]]:
         """Link the files that have the same path; returns the entries that are left, by content."""
         shared: set[SegmentId] = set()
@@ -174,7 +174,7 @@ class Matching(msgspec.Struct):
         self.codes[start : start + len(segment)] = codes
 
     def _other_paths(
-        self, donor: int, theirs: Tree, selection: PathSet, missing: dict[Content, list[int]]
+        self, donor: int, theirs: TreeReader, selection: PathSet, missing: dict[Content, list[int]]
     ) -> None:
         """Link the files that the donor has under another path."""
         for located in theirs.segments():
@@ -207,7 +207,7 @@ class Matching(msgspec.Struct):
 class PathWindow:
     """Path -> content of another tree, asked for in tree order. Only the segments that are needed next are held."""
 
-    def __init__(self, tree: Tree, selection: PathSet, leaves: list[Leaf]) -> None:
+    def __init__(self, tree: TreeReader, selection: PathSet, leaves: list[Leaf]) -> None:
         """selection: the part of the tree that is cached. leaves: those of the segments that may be needed."""
         self._segments = tree.segments(leaves)
         self._selection = selection
@@ -248,7 +248,9 @@ def contents(segment: Segment) -> list[Content]:
     return [_KIND[kind] + next(rest) if kind & ~_LARGE <= Kind.EXECUTABLE else b"" for kind in kinds]
 
 
-def match(source: Source, tree: Tree, found: Sequence[Candidate]) -> tuple[Matching, list[Candidate]] | None:
+def match(
+    source: StoreSource, tree: TreeReader, found: Sequence[Candidate]
+) -> tuple[Matching, list[Candidate]] | None:
     """Compare the tree with the candidates in their order; None if none of them has any of its files."""
     matching = Matching.of(tree)
     used: list[Candidate] = []

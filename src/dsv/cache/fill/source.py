@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -29,41 +28,11 @@ LEAST_AHEAD = 1 << 20  # bytes; less would make a request of every few files
 Stream = Generator[tuple[Wanted, Iterator[bytes]], None, None]
 
 
-class Tree(Protocol):
-    """The segments of one commit; `TreeReader` is one."""
-
-    def leaves(self) -> list[Leaf]: ...
-
-    def segments(self, leaves: list[Leaf] | None = None) -> Iterator[LocatedSegment]: ...
-
-    def entry(self, path: bytes) -> tuple[Entry, Location | None] | None: ...
-
-
-class Source(Protocol):
-    """One store, for one thread. Errors are dsv's own."""
-
-    @property
-    def fetched_bytes(self) -> int:
-        """Bytes of file contents that this object has read from the store."""
-        ...
-
-    def tree(self, commit: CommitId) -> Tree: ...
-
-    def files(self, wanted: Iterable[Wanted], *, ahead: int = READ_AHEAD) -> Stream:
-        """Each wanted file with its verified content in pieces, in the order asked for.
-
-        Asks ahead of what it yields, in the same thread, and may be called while another call is going on.
-        ahead: bytes of memory that this may take.
-        """
-        ...
-
-    def chunks(self, recipe: RecipeId, where: Location | None) -> Mapping[ChunkId, tuple[int, int]]:
-        """Where each chunk lies in a file with this recipe: id -> (offset, length)."""
-        ...
-
-
 class StoreSource:
-    """A `Source` on a store. `open_repository` is called when something is first asked for: a hit needs no store."""
+    """Trees and contents of one store, for one thread. Errors are dsv's own.
+
+    `open_repository` is called when something is first asked for: a hit needs no store.
+    """
 
     def __init__(self, open_repository: Callable[[], Repository], *, connections: int = 8) -> None:
         self._open = open_repository
@@ -80,6 +49,7 @@ class StoreSource:
 
     @property
     def fetched_bytes(self) -> int:
+        """Bytes of file contents that this object has read from the store."""
         return sum(fetcher.fetched_bytes for fetcher in self._fetchers)
 
     def tree(self, commit: CommitId) -> TreeReader:
@@ -88,6 +58,11 @@ class StoreSource:
         return tree
 
     def files(self, wanted: Iterable[Wanted], *, ahead: int = READ_AHEAD) -> Stream:
+        """Yield each wanted file with its verified content in pieces, in the order asked for.
+
+        Asks ahead of what it yields, in the same thread, and may be called while another call is going on.
+        ahead: bytes of memory that this may take.
+        """
         budget = max(LEAST_AHEAD, min(READ_AHEAD, ahead))
         fetcher = Fetcher(
             self.repository.objects, self._dataset, connections=self._connections, budget=budget
@@ -96,13 +71,14 @@ class StoreSource:
         yield from fetcher.files(wanted)
 
     def chunks(self, recipe: RecipeId, where: Location | None) -> Mapping[ChunkId, tuple[int, int]]:
+        """Return where each chunk lies in a file with this recipe: id -> (offset, length)."""
         return donor_chunks(self.repository.objects, recipe, where)
 
 
 class SegmentWindow:
     """Segments of one tree by number; reads and keeps a few at a time, as they are mostly asked for in order."""
 
-    def __init__(self, tree: Tree, ahead: int = 16) -> None:
+    def __init__(self, tree: TreeReader, ahead: int = 16) -> None:
         self._tree = tree
         self._ahead = ahead
         self._held: dict[int, LocatedSegment] = {}
@@ -151,7 +127,7 @@ class LinkRun(msgspec.Struct):
 class Contents:
     """Reads parts of one fill's tree. `close` it afterwards."""
 
-    def __init__(self, directory: FillDirectory, source: Source) -> None:
+    def __init__(self, directory: FillDirectory, source: StoreSource) -> None:
         """Raises `OSError`."""
         self._directory = directory
         self._source = source
@@ -161,7 +137,7 @@ class Contents:
         for leaf in tree.leaves():
             self._starts.append(self._starts[-1] + leaf.child.entries)
         self._selection = PathSet.of(path.encode() for path in directory.plan.selection)
-        self._donor_trees: dict[int, Tree] = {}
+        self._donor_trees: dict[int, TreeReader] = {}
         self._source_map = (
             os.open(directory.folder / "sheet", os.O_RDONLY | os.O_CLOEXEC)
             if directory.plan.has_source_map

@@ -27,44 +27,33 @@ EXPIRY = SILENCE  # seconds until other hosts take over; with their polling well
 _RECORD_SIZE = 1024  # bytes; rewritten in place, as a rename would leave readers with a stale handle
 
 
-class Worker(msgspec.Struct, frozen=True):
-    """One process of a fill. heard: the time of its last heartbeat. left: it has stopped by itself.
-
-    entries, bytes: finished by it, of the commit; written, made: bytes in blocks and inodes that it added;
-    fetched: bytes read from the store; linked: files.
-    """
+class Worker(msgspec.Struct):
+    """One process of a fill, and what it has done so far. The worker threads write this process's own."""
 
     owner: Owner
     heard: float = msgspec.field(name="beat")
+    """When its last heartbeat was, by the server's clock."""
     left: bool = False
+    """It has stopped by itself."""
     entries: int = 0
+    """Entries of the commit that it finished."""
     bytes: int = 0
+    """Bytes of these."""
     written: int = 0
+    """Bytes in blocks that it added to the disk."""
     made: int = 0
+    """Inodes that it added."""
     fetched: int = 0
+    """Bytes that it read from the store."""
     linked: int = 0
+    """Files that it linked."""
 
     def gone(self, now: float) -> bool:
-        """Whether its unfinished parts may be taken over; `now` by the server's clock."""
+        """Return whether its unfinished parts may be taken over; `now` by the server's clock."""
         return self.left or now - self.heard > EXPIRY or self.owner.surely_dead()
 
 
 _WORKER = msgspec.json.Decoder(Worker)
-
-
-class Tally(msgspec.Struct):
-    """What this process has done so far; written by its worker threads, read by the heartbeat.
-
-    small: bytes of `written` in files too small to send each of them to the disk at once.
-    """
-
-    entries: int = 0
-    bytes: int = 0
-    written: int = 0
-    made: int = 0
-    fetched: int = 0
-    linked: int = 0
-    small: int = 0
 
 
 class Heartbeat:
@@ -72,13 +61,12 @@ class Heartbeat:
 
     def __init__(self, root: CacheRoot, kind: FileSystem) -> None:
         self.owner = Owner.new()
-        self.tally = Tally()
+        self.tally = Worker(self.owner, 0.0)
         self._root = root
         self._folder = root.temporary
         self._sync = kind.remote
         self._period = HEARTBEAT_REMOTE if kind.remote else HEARTBEAT_LOCAL
         self._descriptor = -1
-        self._heard = 0.0
         self._periodic = Periodic("dsv-heartbeat", self._say_alive, first=self._period)
 
     def enlist(self, folder: Path) -> None:
@@ -119,21 +107,10 @@ class Heartbeat:
         return self._period
 
     def _write(self, *, left: bool) -> None:
-        tally = self.tally
+        self.tally.left = left
         if not left:  # who leaves needs no time, which a full disk may refuse to tell
-            self._heard = self._root.time_in(self._folder)
-        worker = Worker(
-            owner=self.owner,
-            heard=self._heard,
-            left=left,
-            entries=tally.entries,
-            bytes=tally.bytes,
-            written=tally.written,
-            made=tally.made,
-            fetched=tally.fetched,
-            linked=tally.linked,
-        )
-        data = msgspec.json.encode(worker).ljust(_RECORD_SIZE)
+            self.tally.heard = self._root.time_in(self._folder)
+        data = msgspec.json.encode(self.tally).ljust(_RECORD_SIZE)
         try:
             self._put(data)
         except OSError as error:

@@ -11,9 +11,15 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from dsv.format.records import RefEntry
+from dsv.repo.refs.branches import Moved
+from dsv.store.directory import DirectoryStore
+from dsv.values.ids import Nonce
+from dsv.values.names import MAIN, DatasetName
 from tests.cache.places import make_root, place, publish
 from tests.counts.people import path_of, person, write
 from tests.kit.dsv import PROGRAM, Dsv
+from tests.kit.repositories import WRITER, create
 from tests.strace import needs_strace
 from tests.waiting import PATIENCE
 
@@ -97,3 +103,28 @@ def test_evict_asks_of_each_commit_only_whether_it_has_changed(tmp_path: Path) -
     each = {work: (many[work] - few[work]) / (MANY - FEW) for work in MOST_OF_A_COMMIT}
     print(each)
     assert {work: calls for work, calls in each.items() if calls > MOST_OF_A_COMMIT[work]} == {}
+
+
+# The most for each dataset in `datasets`: its folder is opened once, step by step, and listed; two names are looked at,
+# the last move is read, and the one after it is proved absent.
+MOST_OF_A_DATASET = 37.5
+
+
+def count_datasets(home: Path, datasets: int) -> int:
+    who = person(home, str(home / "lake"))
+    repository = create(DirectoryStore(home / "lake", create=True))
+    for number in range(datasets):
+        name, head = DatasetName.parse(f"d{number}"), None
+        for action in ("init", "test"):
+            entry = RefEntry(None, False, Nonce.random(), 0, WRITER.author, action)
+            moved = repository.refs.move(name, MAIN, head, entry)
+            assert isinstance(moved, Moved)
+            head = moved.head
+    return traced(who, "datasets")
+
+
+def test_datasets_opens_the_folder_of_each_once(tmp_path: Path) -> None:
+    needs_strace()
+    each = (count_datasets(tmp_path / "many", 320) - count_datasets(tmp_path / "few", 20)) / 300
+    print(each)
+    assert each <= MOST_OF_A_DATASET

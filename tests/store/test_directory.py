@@ -355,3 +355,22 @@ def test_a_link_instead_of_a_folder_is_not_passed_over(root: Path, opened: Opene
     (root / "refs/b").symlink_to(root / "refs/a")
     with pytest.raises(IntegrityError, match="links inside a store are not followed"):
         store.folders("refs/")
+
+
+def test_a_folder_that_was_listed_and_made_anew_is_read_where_it_is_now(tmp_path: Path) -> None:
+    """What was listed stays open for a moment: what is read then must not be that of a folder that has gone."""
+    reader, writer = (DirectoryStore(tmp_path / "store", create=True) for _ in range(2))
+    writer.put_if_absent("refs/a/1", b"1")
+    assert [item.key for item in reader.list("refs/a/")] == ["refs/a/1"]
+    with pytest.raises(NotFound):
+        reader.get("refs/a/2")
+    writer.put_if_absent("refs/a/2", b"2")
+    assert reader.get("refs/a/2") == b"2"
+    for name in ("1", "2"):
+        writer.delete(f"refs/a/{name}")  # the last one takes the folder with it
+    with pytest.raises(NotFound):
+        reader.get("refs/a/1")
+    writer.put_if_absent("refs/a/1", b"new")
+    assert reader.get("refs/a/1") == b"new"
+    for store in (reader, writer):
+        store.close()

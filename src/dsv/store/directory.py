@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import threading
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from heapq import heappop, heappush, nsmallest
@@ -187,6 +188,34 @@ _ATTEMPTS: Final = 30
 _FIRST: Final = 2048
 _MANY: Final = 16 * _FIRST
 _Folders: TypeAlias = list[str]
+_LISTED_SECONDS: Final = 2.0
+
+
+class _ListedFolder:
+    """A folder that was just listed, open for whoever reads what the listing has, or proves that no more is there."""
+
+    def __init__(self, folders: _Folders, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._folders = folders
+        self._until = time.monotonic() + _LISTED_SECONDS
+
+    def open(self, folders: _Folders, name: str, *, fresh: bool) -> int | None:
+        """Open a file in it; None if it is another folder, or was removed. Raises `OSError`."""
+        if folders != self._folders or time.monotonic() > self._until:
+            return None
+        if fresh:
+            ask_again(self.descriptor)
+        try:
+            return os.open(name, _READ_FLAGS, dir_fd=self.descriptor)
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                return None
+            if error.errno == errno.ENOENT and not os.fstat(self.descriptor).st_nlink:
+                return None
+            raise
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
 
 
 class DirectoryStore:
@@ -211,6 +240,7 @@ class DirectoryStore:
                 raise root_missing(self.url) from None
             self._sharing = Sharing.of(os.fstat(self._root).st_mode)
         self._temporary = TemporaryFiles(self._root, self._sharing)
+        self._this_thread = threading.local()  # `listed`: the folder that it has listed last
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         with os_errors(self.url, key), self._opened(key) as descriptor:
@@ -286,6 +316,7 @@ class DirectoryStore:
         if self._root >= 0:
             os.close(self._root)
             self._root = -1
+        self._this_thread = threading.local()
 
     @contextmanager
     def _folder(self, folders: _Folders, *, fresh: bool = False, make: bool = False) -> Iterator[int]:
@@ -346,6 +377,10 @@ class DirectoryStore:
             os.close(descriptor)
 
     def _open_file(self, folders: _Folders, name: str, *, fresh: bool) -> int:
+        listed: _ListedFolder | None = getattr(self._this_thread, "listed", None)
+        descriptor = None if listed is None else listed.open(folders, name, fresh=fresh)
+        if descriptor is not None:
+            return descriptor
         folder = self._open_folder(folders, fresh=fresh)
         try:
             return os.open(name, _READ_FLAGS, dir_fd=folder)
@@ -403,8 +438,9 @@ class DirectoryStore:
         with os_errors(self.url, base or self.url):
             self._check_root()
             try:
-                with self._folder(folders, fresh=True) as folder:
-                    yield from self._walk(folder, base, name, start_after)
+                listed = _ListedFolder(folders, self._open_folder(folders, fresh=True))
+                self._this_thread.listed = listed
+                yield from self._walk(listed.descriptor, base, name, start_after)
             except FileNotFoundError:
                 self._check_root()
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.diff import lines as line_diff
-from dsv.diff.lines import diff_lines, split_lines
+from dsv.diff.lines import decode_text, diff_lines, split_lines
 
 texts = st.lists(st.sampled_from(["a", "b", "c", "", "d e"]), max_size=40).map(lambda lines: "\n".join(lines))
 
 
 def diff(before: str, after: str) -> list[str]:
-    left, right = split_lines(before.encode()), split_lines(after.encode())
+    left, right = split_lines(before), split_lines(after)
     assert left is not None and right is not None
     return list(diff_lines(left, right))
 
@@ -42,7 +42,7 @@ def patch(before: list[str], hunks: list[str]) -> list[str]:
 
 @given(texts, texts)
 def test_applied_to_the_one_it_gives_the_other(before: str, after: str) -> None:
-    left, right = split_lines(before.encode()), split_lines(after.encode())
+    left, right = split_lines(before), split_lines(after)
     assert left is not None and right is not None
     assert patch(left, list(diff_lines(left, right))) == right
 
@@ -64,8 +64,8 @@ def test_a_missing_newline_is_told() -> None:
 
 
 def test_what_is_no_text_has_no_lines() -> None:
-    assert split_lines(b"a\0b") is None and split_lines(b"\xff\n") is None
-    assert split_lines("a\u2028b\nc\r\nd".encode()) == ["a\u2028b\n", "c\r\n", "d"]
+    assert decode_text(b"a\0b") is None and decode_text(b"\xff\n") is None
+    assert split_lines("a\u2028b\nc\r\nd") == ["a\u2028b\n", "c\r\n", "d"]
 
 
 def test_too_many_lines_are_replaced_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from dsv.transfer.file_reader import Problem, read_stable, refusal
 from dsv.values.paths import Both, PathSet, show, sort_key
 from dsv.workspace.baseline import Trees, find_baseline, load_state, save_news
 from dsv.workspace.sparse import check_paths
-from dsv.workspace.status import changed_paths, detect_changes, read_contents
+from dsv.workspace.status import detect_changes, read_contents
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
@@ -35,28 +35,24 @@ if TYPE_CHECKING:
     from dsv.values.ids import CommitId
     from dsv.values.names import DatasetName, Target
     from dsv.workspace.baseline import Baseline
-    from dsv.workspace.status import ChangedPath, Differences
+    from dsv.workspace.scan.result import Gone, Pending
+    from dsv.workspace.status import Differences
     from dsv.workspace.workspace import Workspace
 
 _MOST_PATHS, _MOST_BYTES = 20_000, 64 << 20
 """How much `find_renamed` looks at."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceChanges:
-    """In tree order, without renames. problems: files that can't be compared. note: of a command that did not end."""
-
-    differences: list[Difference]
-    problems: tuple[Problem, ...]
-    note: str | None
+_Changed = dict[bytes, "Pending | Gone"]
 
 
-def workspace_changes(
+def _workspace_changes(
     context: Context, workspace: Workspace, trees: Trees, before: CommitId | None, scope: PathSet
-) -> WorkspaceChanges:
-    """Compares the workspace with a commit, its base or another.
+) -> tuple[list[Difference], tuple[Problem, ...], str | None]:
+    """Compare the workspace with a commit, its base or another.
 
-    Files are read if their stats leave a doubt, and new ones if they may be what was removed under another name.
+    Return the differences without renames, the files that can't be compared, and a note of a command that was
+    interrupted. Files are read if their stats leave a doubt, and new ones if they may be renamed.
     """
     state = load_state(workspace)
     base = workspace.base()
@@ -66,20 +62,26 @@ def workspace_changes(
     context.progress.start(None, None)
     found, unread = detect_changes(scan, baseline.entry, context.progress)
     context.progress.finish()
-    changed = {each.path: each for each in changed_paths(scan, _paths(found))}
+    changed = _changed(baseline, found)
+    others: list[Change] = []
     if before == base:
         old = _unchanged(baseline, changed)
-        unread += read_contents(scan, _of_equal_size(changed, old))
-        unread += read_contents(scan, _maybe_renamed(changed, old))
-        changes = [Change(path, old.get(path), each.entry) for path, each in changed.items()]
     else:
         old, others = _from_another(baseline, trees.of(before), changed, scope)
-        unread += read_contents(scan, _of_equal_size(changed, old))
-        unread += read_contents(scan, _maybe_renamed(changed, {**old, **_gone(others)}))
-        changes = [Change(path, old.get(path), each.entry) for path, each in changed.items()]
+    gone = {one.path: one.before for one in others if one.before is not None and one.after is None}
+    unread += read_contents(scan, _of_equal_size(changed, old))
+    unread += read_contents(scan, _maybe_renamed(changed, {**old, **gone}))
+    changes = [Change(path, old.get(path), each.entry) for path, each in changed.items()]
+    if others:
         changes = sorted([*changes, *others], key=lambda change: sort_key(change.path))
     save_news(workspace, state)
-    return WorkspaceChanges(list(differences(changes)), tuple(scan.problems + unread), baseline.warning)
+    return list(differences(changes)), tuple(scan.problems + unread), baseline.warning
+
+
+def _changed(baseline: Baseline, paths: Iterable[bytes]) -> _Changed:
+    """Return what there is at these paths, in tree order. `detect_changes` has found that they differ."""
+    wanted = set(paths)
+    return {item.path: item for item in baseline.scan.work() if item.path in wanted}
 
 
 def find_renamed(baseline: Baseline, found: Differences) -> dict[bytes, bytes]:
@@ -90,11 +92,9 @@ def find_renamed(baseline: Baseline, found: Differences) -> dict[bytes, bytes]:
         old = _unchanged(baseline, found.removed)
     except Unreachable:
         return {}
-    changed = {each.path: each for each in changed_paths(baseline.scan, [*found.added, *found.removed])}
-    unread = [
-        each for each in _maybe_renamed(changed, old) if each.item is not None and each.item.known is None
-    ]
-    if sum(each.item.size for each in unread if each.item is not None) > _MOST_BYTES:
+    changed = _changed(baseline, [*found.added, *found.removed])
+    unread = [each for each in _maybe_renamed(changed, old) if each.known is None]
+    if sum(each.size for each in unread) > _MOST_BYTES:
         return {}
     read_contents(baseline.scan, unread)
     changes = [Change(path, old.get(path), each.entry) for path, each in changed.items()]
@@ -103,11 +103,6 @@ def find_renamed(baseline: Baseline, found: Differences) -> dict[bytes, bytes]:
         for one in find_renames(differences(changes)).differences
         if one.what is What.RENAMED and one.old_path is not None
     }
-
-
-def _paths(found: Differences) -> Iterator[bytes]:
-    for paths in (found.added, found.changed, found.removed, found.retyped):
-        yield from paths
 
 
 def _unchanged(baseline: Baseline, paths: Iterable[bytes]) -> dict[bytes, Entry]:
@@ -125,7 +120,7 @@ def _unchanged(baseline: Baseline, paths: Iterable[bytes]) -> dict[bytes, Entry]
 
 
 def _from_another(
-    baseline: Baseline, before: TreeReader | None, changed: dict[bytes, ChangedPath], scope: PathSet
+    baseline: Baseline, before: TreeReader | None, changed: _Changed, scope: PathSet
 ) -> tuple[dict[bytes, Entry], list[Change]]:
     """What another commit than the base has at the changed paths, and how it differs from the base at others."""
     others = {change.path: change for change in diff_trees(before, baseline.tree, Both(scope, baseline.held))}
@@ -144,13 +139,7 @@ def _from_another(
     return old, [change for change in others.values() if change.before != change.after]
 
 
-def _gone(changes: Iterable[Change]) -> dict[bytes, Entry]:
-    return {
-        change.path: change.before for change in changes if change.before is not None and change.after is None
-    }
-
-
-def _of_equal_size(changed: dict[bytes, ChangedPath], old: dict[bytes, Entry]) -> Iterator[ChangedPath]:
+def _of_equal_size(changed: _Changed, old: dict[bytes, Entry]) -> Iterator[Pending | Gone]:
     """Files whose mode may have changed, and nothing else."""
     for path, each in changed.items():
         was, now = old.get(path), each.entry
@@ -158,12 +147,12 @@ def _of_equal_size(changed: dict[bytes, ChangedPath], old: dict[bytes, Entry]) -
             yield each
 
 
-def _maybe_renamed(changed: dict[bytes, ChangedPath], old: dict[bytes, Entry]) -> Iterator[ChangedPath]:
+def _maybe_renamed(changed: _Changed, old: dict[bytes, Entry]) -> Iterator[Pending | Gone]:
     """New files as large as one that is gone."""
     sizes = {
         was.size
         for path, was in old.items()
-        if was.is_file and was.size and (path not in changed or changed[path].item is None)
+        if was.is_file and was.size and (path not in changed or changed[path].entry is None)
     }
     for path, each in changed.items():
         now = each.entry
@@ -297,11 +286,11 @@ def _with_workspace(
     objects: Callable[[], Objects],
     scope: PathSet,
 ) -> Comparison:
-    made = workspace_changes(context, workspace, Trees(objects), before.commit, scope)
+    made, problems, note = _workspace_changes(context, workspace, Trees(objects), before.commit, scope)
     after = Side(workspace.dataset, None, workspace.root)
-    found = find_renames(made.differences, lambda entries: read_chunks(objects(), entries))
+    found = find_renames(made, lambda entries: read_chunks(objects(), entries))
     folder = cache(lambda: opened.enter_context(Descent(workspace.root)))
-    return Comparison(before, after, found, made.problems, made.note, objects, folder)
+    return Comparison(before, after, found, problems, note, objects, folder)
 
 
 def _check_paths(scope: PathSet, found: Found, trees: Sequence[TreeReader | None]) -> None:

@@ -17,7 +17,7 @@ from dsv.values.ids import CommitId
 from dsv.values.names import clean_path
 from dsv.values.paths import show, sort_key
 from dsv.values.patterns import EVERYTHING, EVERYTHING_LINE, SparsePatterns, escaped, is_pattern
-from dsv.values.units import format_count
+from dsv.values.units import format_count, format_lines
 from dsv.workspace.baseline import Baseline, open_baseline
 from dsv.workspace.checkout.checkout import check_out, check_tree
 from dsv.workspace.checkout.plan import Goal
@@ -100,9 +100,6 @@ def _line(tree: TreeReader | None, text: str) -> str:
 def typed(lines: Iterable[str]) -> str:
     """The patterns as words of a command line."""
     return " ".join(map(shlex.quote, lines))
-
-
-_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +219,7 @@ def _local(opened: OpenWorkspace, baseline: Baseline) -> Iterator[bytes]:
     opened.progress.start(None, None)
     found, problems = detect_changes(baseline.scan, baseline.entry, opened.progress)
     opened.progress.finish()
-    for paths in (found.added, found.changed, found.removed, found.retyped):
-        yield from paths
+    yield from found
     for problem in (*baseline.scan.problems, *problems):
         yield problem.path
 
@@ -250,12 +246,10 @@ def _check_known(workspace: Workspace, lines: Sequence[str], changes: Iterator[C
 def _check_unchanged(baseline: Baseline, paths: list[bytes]) -> None:
     if not paths:
         return
-    lines = [show(path) for path in sorted(set(paths))[:_SHOWN]]
-    if len(paths) > _SHOWN:
-        lines.append(f"and {len(paths) - _SHOWN:,} more")
+    lines = format_lines(list(map(show, sorted(set(paths)))))
     raise Conflict(
         f"nothing was removed, as {format_count(len(paths), 'path')} of these in {baseline.scan.root} "
-        "would be lost, or changes of yours with them:" + "".join(f"\n  {line}" for line in lines),
+        f"would be lost, or changes of yours with them:{lines}",
         subject=show(paths[0]),
         hint="publish them with dsv sync, give changes up with dsv restore PATH, or move new files away",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, AnyStr, NamedTuple
 
 MOST_STEPS = 10_000_000
 """Steps of the search after which two texts count as too different; some ten seconds."""
@@ -369,18 +369,21 @@ def _listed(gone: list[bool], come: list[bool]) -> list[Edit]:
     return found
 
 
-def split_lines(data: bytes) -> list[str] | None:
-    """The lines of a text, each with its end; None if these bytes are none, as they hold a NUL or are no UTF-8.
-
-    Only a newline ends a line, as for other tools, and none of the separators that Unicode has besides.
-    """
+def decode_text(data: bytes) -> str | None:
+    """Return a text; None if these bytes hold a NUL or are not UTF-8."""
     if b"\0" in data:
         return None
     try:
-        lines = data.decode("utf-8").split("\n")
+        return data.decode("utf-8")
     except UnicodeDecodeError:
         return None
-    return [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+
+
+def split_lines(text: AnyStr) -> list[AnyStr]:
+    """Return the lines, each with its end. Only a newline ends a line, and no other separator of Unicode."""
+    end: Any = "\n" if isinstance(text, str) else b"\n"
+    *lines, last = text.split(end)
+    return [line + end for line in lines] + ([last] if last else [])
 
 
 def diff_lines(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:

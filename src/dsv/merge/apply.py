@@ -6,12 +6,12 @@ It is worked out twice if it is large: once to know of every conflict before any
 from __future__ import annotations
 
 import heapq
-import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from io import BufferedReader, BytesIO
 from pathlib import Path
 
-from dsv.diff.lines import TooDifferent
+from dsv.diff.lines import TooDifferent, decode_text
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry
 from dsv.fs.errors import about
@@ -37,11 +37,10 @@ from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import FileId
 from dsv.values.paths import show, sort_key
-from dsv.values.units import format_count
+from dsv.values.units import format_count, format_lines
 
 _HELD_DECISIONS = 50_000
 _HELD_BYTES = 64 << 20
-_SHOWN = 20
 
 Changes = Callable[[], Iterator[Change]]
 """Works out anew what a side changed since the common state, in tree order."""
@@ -88,7 +87,7 @@ class MergedTree:
             if decision.conflict is not None:
                 self.conflicts.append(decision.conflict)
             if decision.settled is not None:
-                self._settled.append(_without_data(decision.settled))
+                self._settled.append(decision.settled.without_data())
             if decision.beside is not None:
                 self._keep_beside(decision)
             if not decision.changes_ours:
@@ -117,21 +116,16 @@ class MergedTree:
         lines = [str(one) for one in self._settled if one.choice is not None]
         if not lines:
             return message
-        more = [f"and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
-        listed = "".join(f"\n  {line}" for line in [*lines[:_SHOWN], *more])
-        return f"{message}\n\nConflicts were settled:{listed}".lstrip("\n")
+        return f"{message}\n\nConflicts were settled:{format_lines(lines)}".lstrip("\n")
 
     def check(self, more: str = "") -> None:
         """Raises `MergeConflict` with all conflicts. more: what else helps."""
         if not self.conflicts:
             return
         conflicts = tuple(sorted(self.conflicts, key=lambda one: sort_key(one.path)))
-        lines = [describe(one) for one in conflicts[:_SHOWN]]
-        if len(conflicts) > _SHOWN:
-            lines.append(f"and {len(conflicts) - _SHOWN:,} more")
         raise MergeConflict(
-            f"nothing was written, as {format_count(len(conflicts), 'path')} can't be merged:\n  "
-            + "\n  ".join(lines),
+            f"nothing was written, as {format_count(len(conflicts), 'path')} can't be merged:"
+            f"{format_lines(list(map(describe, conflicts)))}",
             conflicts,
             hint=f"{self._options(conflicts)} settles one; . is every path{more}",
             without_effect=self.without_effect,
@@ -156,14 +150,8 @@ class MergedTree:
 
     def _stored(self, uploader: Uploader) -> Iterator[TreeChange]:
         for decision in self._decisions() if self._held is None else self._held:
-            if not decision.changes_ours:
-                continue
-            if decision.file is not None and decision.result is not None:
-                yield _store_file(uploader, decision.result, decision.file)
-            elif decision.content is None or decision.result is None:
-                yield TreeChange(decision.path, decision.result, decision.location)
-            else:
-                yield store_content(uploader, decision.result, decision.content)
+            if decision.changes_ours:
+                yield _store(uploader, decision)
 
     def _keep_beside(self, decision: Decision) -> None:
         assert decision.beside is not None
@@ -177,36 +165,26 @@ class MergedTree:
             self._beside.append(TreeChange(entry.path, entry, location))
 
 
-def store_content(uploader: Uploader, entry: Entry, content: bytes) -> TreeChange:
-    """The entry with this content, which is stored."""
-    if len(content) <= SINGLE_CHUNK_MAX:
-        stored = uploader.add_bytes(content)
+def _store(uploader: Uploader, decision: Decision) -> TreeChange:
+    """Store the content of a decision if it is new."""
+    entry = decision.result
+    if entry is not None and decision.file is not None:
+        with about(decision.file), Path(decision.file).open("rb") as file:
+            return _store_content(uploader, entry, file)
+    if entry is not None and decision.content is not None:
+        return _store_content(uploader, entry, BytesIO(decision.content))
+    return TreeChange(decision.path, entry, decision.location)
+
+
+def _store_content(uploader: Uploader, entry: Entry, content: BytesIO | BufferedReader) -> TreeChange:
+    start = content.read(SINGLE_CHUNK_MAX + 1)
+    if len(start) <= SINGLE_CHUNK_MAX:
+        stored = uploader.add_bytes(start)
     else:
-        file = io.BytesIO(content)
-        stored = uploader.add_stream(file.readinto)
+        content.seek(0)
+        stored = uploader.add_stream(content.readinto)
     made = Entry(entry.path, entry.kind, stored.size, stored.file_id, stored.recipe_id)
     return TreeChange(entry.path, made, stored.location)
-
-
-def _store_file(uploader: Uploader, entry: Entry, name: str) -> TreeChange:
-    """The entry with the content of a local file, which is stored."""
-    with about(name), Path(name).open("rb") as file:
-        start = file.read(SINGLE_CHUNK_MAX + 1)
-        if len(start) <= SINGLE_CHUNK_MAX:
-            return store_content(uploader, entry, start)
-        file.seek(0)
-        stored = uploader.add_stream(file.readinto)
-    return TreeChange(
-        entry.path,
-        Entry(entry.path, entry.kind, stored.size, stored.file_id, stored.recipe_id),
-        stored.location,
-    )
-
-
-def _without_data(settled: Settled) -> Settled:
-    return (
-        settled if settled.content is None else settled._replace(content=settled.content._replace(data=b""))
-    )
 
 
 def describe(conflict: PathConflict) -> str:
@@ -293,20 +271,9 @@ class ContentMerger:
         key = self._key(path)
         if key is not None:
             return merge_tables(path, key, base, mine, other, choice)
-        if not all(map(is_mergeable_text, (base, mine, other))):
+        if any(decode_text(text) is None for text in (base, mine, other)):
             return ""
         try:
             return merge_text(base, mine, other, choice)
         except TooDifferent:
             return "its lines differ too much to be merged"
-
-
-def is_mergeable_text(data: bytes) -> bool:
-    """UTF-8 without NUL."""
-    if b"\0" in data:
-        return False
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from dsv.diff.lines import Edit, edits
+from dsv.diff.lines import Edit, edits, split_lines
 from dsv.merge.paths import Choice, MergedContent, Places
 
 _NEAR = 3  # lines between two conflicts that do not keep them apart
@@ -46,12 +46,6 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes, choice: Choice | None) -
         merged.append(text)
         line += text.count(b"\n")
     return MergedContent(b"".join(merged), taken, settled)
-
-
-def split_lines(text: bytes) -> list[bytes]:
-    """The lines, each with its end. Only a newline ends a line."""
-    lines = text.split(b"\n")
-    return [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
 
 def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> list[bytes | FromTheirs | Conflict]:

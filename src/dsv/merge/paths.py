@@ -146,6 +146,9 @@ class Settled(NamedTuple):
     choice: Choice | None
     content: MergedContent | None = None
 
+    def without_data(self) -> Settled:
+        return self if self.content is None else self._replace(content=self.content._replace(data=b""))
+
     def __str__(self) -> str:
         parts: list[str] = []
         if self.content is not None and self.content.taken.count:

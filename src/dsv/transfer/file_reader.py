@@ -19,6 +19,7 @@ from dsv.fs.descent import Descent, split
 from dsv.fs.mapped import has_writers, is_old
 from dsv.values.ids import FileId
 from dsv.values.paths import show
+from dsv.values.units import format_lines
 
 ROW = struct.Struct("<QQqqI")
 """A stat as it is remembered: inode, size, mtime and ctime in ns, mode."""
@@ -50,12 +51,9 @@ class Problem(msgspec.Struct, frozen=True):
 def refusal(problems: Iterable[Problem], root: str) -> Unsupported:
     """The error that lists them all."""
     found = list(problems)
-    lines = [str(problem) for problem in found[:_SHOWN]]
-    if len(found) > _SHOWN:
-        lines.append(f"and {len(found) - _SHOWN} more")
     what = "1 path" if len(found) == 1 else f"{len(found)} paths"
     return Unsupported(
-        f"{what} in {root} can't be stored:\n  " + "\n  ".join(lines),
+        f"{what} in {root} can't be stored:{format_lines(list(map(str, found)), _SHOWN)}",
         subject=root,
         hint="remove them, name them in .dsvignore, or leave them out with dsv sync --skip-unsupported",
     )

@@ -19,6 +19,7 @@ from dsv.repo.tree.diff import diff_entries, diff_trees, difference
 from dsv.values.ids import CommitId
 from dsv.values.paths import Both, PathSet, folders_above, show, sort_key
 from dsv.values.patterns import EVERYTHING
+from dsv.values.units import format_lines
 from dsv.workspace.file_writer import Writer
 from dsv.workspace.scan.folder import DIRECTORY, KEPT, OWN_SAME
 from dsv.workspace.scan.result import Pending, WorkspaceScan, pending_at
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from dsv.workspace.scan.folder import Folder
     from dsv.workspace.scan.scanner import BaseEntries
     from dsv.workspace.workspace import Workspace
-
-_SHOWN = 20
 
 
 class Trees:
@@ -271,12 +270,9 @@ def below(tree: TreeReader | None, path: bytes, held: Held) -> Iterator[tuple[En
 
 def in_one_place(collisions: Sequence[Collision], root: Path) -> Conflict:
     """Why files that are new here can't be committed."""
-    lines = [str(each) for each in collisions[:_SHOWN]]
-    if len(collisions) > _SHOWN:
-        lines.append(f"and {len(collisions) - _SHOWN:,} more")
     return Conflict(
         f"new paths in the sparse workspace {root} are in the way of files that it leaves out:"
-        + "".join(f"\n  {line}" for line in lines),
+        f"{format_lines(list(map(str, collisions)))}",
         subject=show(collisions[0].path),
         hint="rename yours, or move it away and fetch the dataset's: dsv sparse add PATH",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,11 +34,11 @@ class Differences(msgspec.Struct):
     removed: list[bytes] = msgspec.field(default_factory=list)
     retyped: list[bytes] = msgspec.field(default_factory=list)
 
-    def __bool__(self) -> bool:
-        return bool(self.added or self.changed or self.removed or self.retyped)
-
     def __len__(self) -> int:
         return len(self.added) + len(self.changed) + len(self.removed) + len(self.retyped)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return chain(self.added, self.changed, self.removed, self.retyped)
 
     def note(self, path: bytes, what: What | None) -> None:
         """Adds a path; None is no difference."""
@@ -129,35 +130,13 @@ def _difference(item: Pending) -> What | None:
     return What.RETYPED if retyped(before, item.kind) else What.CHANGED
 
 
-class ChangedPath(msgspec.Struct, frozen=True):
-    """A path and what is there now; without an item, nothing."""
-
-    path: bytes
-    item: Pending | None
-
-    @property
-    def entry(self) -> Entry | None:
-        """Without a file id if the file was not read: its size tells already that it differs."""
-        if self.item is None:
-            return None
-        return self.item.known or Entry(self.path, self.item.kind, self.item.size)
-
-
-def changed_paths(scan: WorkspaceScan, paths: Iterable[bytes]) -> Iterator[ChangedPath]:
-    """These of the paths that may differ, in tree order. Before, `detect_changes` has told which do."""
-    wanted = set(paths)
-    for item in scan.work():
-        if item.path in wanted:
-            yield ChangedPath(item.path, None if isinstance(item, Gone) else item)
-
-
-def read_contents(scan: WorkspaceScan, changed: Iterable[ChangedPath]) -> list[Problem]:
-    """Hashes these files, so that their entries have ids; says which could not be read."""
+def read_contents(scan: WorkspaceScan, changed: Iterable[Pending | Gone]) -> list[Problem]:
+    """Hash these files, so that their entries have ids; return those that could not be read."""
     problems = []
     with about(scan.root), Descent(scan.root) as descent:
-        for each in changed:
-            if each.item is not None and each.item.known is None:
-                problem = hash_file(scan, each.item, descent)
+        for item in changed:
+            if isinstance(item, Pending) and item.known is None:
+                problem = hash_file(scan, item, descent)
                 if problem is not None:
                     problems.append(problem)
     return problems

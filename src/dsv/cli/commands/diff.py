@@ -19,7 +19,7 @@ from dsv.cli.options.arguments import All, ExitCode, JsonLines, Offline, commit_
 from dsv.cli.output import printable, to_item, to_json
 from dsv.cli.style import Ink, Style
 from dsv.cli.views import differences as told
-from dsv.diff.lines import diff_lines, split_lines
+from dsv.diff.lines import decode_text, diff_lines, split_lines
 from dsv.diff.renames import Difference
 from dsv.diff.summary import Summary
 from dsv.diff.tables import LARGEST, TableDiff, diff_tables, is_table, require_pyarrow
@@ -313,8 +313,8 @@ def _is_file_up_to(entry: Entry, limit: int) -> bool:
 
 
 def _lines(before: bytes, after: bytes) -> list[str] | None:
-    old, new = split_lines(before), split_lines(after)
-    return None if old is None or new is None else list(diff_lines(old, new))
+    old, new = decode_text(before), decode_text(after)
+    return None if old is None or new is None else list(diff_lines(split_lines(old), split_lines(new)))
 
 
 def _painted(text: str, ink: Ink) -> str:

@@ -66,6 +66,11 @@ class Pending(msgspec.Struct):
         return self.kind <= Kind.EXECUTABLE
 
     @property
+    def entry(self) -> Entry:
+        """The entry as it is here; without a file id if the file was not read, as its size differs already."""
+        return self.known or Entry(self.path, self.kind, self.size)
+
+    @property
     def surely_changed(self) -> bool:
         """Whether it is certain without reading that the base has something else there, or nothing."""
         if self.base is not None:
@@ -82,6 +87,7 @@ class Gone(msgspec.Struct, frozen=True):
     size: int = 0
     is_file: bool = False
     known: None = None
+    entry: None = None
 
 
 class WorkspaceScan:

@@ -24,6 +24,7 @@ def pets(dsv: Dsv) -> Dsv:
     ("line", "hint"),
     [
         ("config --list", "dsv config"),
+        ("datasets --size", "dsv datasets shows the sizes"),
         ("delete", "dsv can't yet delete datasets; 'dsv rm' removes files"),
         ("remote", "dsv config store shows the store"),
         ("login", "there is nothing to log in to"),

@@ -94,6 +94,17 @@ def test_status_on_a_terminal_tells_many_paths_by_the_folder(pets: Dsv) -> None:
     assert len(pets("status", "--json", terminal=True).json["items"]) == 1506
 
 
+def test_status_in_a_pipe_offers_all_paths_only_if_it_joined_some(pets: Dsv) -> None:
+    write_files(pets.cwd, {f"val/{number}": b"x" for number in range(60)})
+    pets.ok("sync")
+    write_files(pets.cwd, {f"val/{number}": b"xy" for number in range(60)})
+    listed = pets.ok("status")
+    assert len(listed.lines) == 60 and "--all" not in listed.err
+    write_files(pets.cwd, {f"new/{number}": b"x" for number in range(2)})
+    joined = pets.ok("status")
+    assert len(joined.lines) == 61 and "dsv status --all lists every path" in joined.err
+
+
 def test_a_folder_is_one_line_only_if_it_is_new_or_gone_as_a_whole(pets: Dsv) -> None:
     write_files(pets.cwd, {f"{name}/in/{n}": b"x" for name in ("gone", "part", "mixed") for n in range(30)})
     write_files(pets.cwd, {"mixed/other": b"o"})

@@ -9,7 +9,6 @@ from select import select
 from typing import IO, TYPE_CHECKING, BinaryIO
 
 from dsv.values import units
-from dsv.values.ids import Id
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,10 +174,9 @@ def _plain(value: object, keys: Iterable[str] = ()) -> object:
             return value.value
         case None | bool() | int() | float() | str() | dict():
             return value
-        case Id():
-            return str(value)
         case bytes():
-            return value.decode("utf-8", "surrogateescape")
+            is_id = type(value) is not bytes
+            return str(value) if is_id else value.decode("utf-8", "surrogateescape")
         case list() | tuple():
             return [_plain(each, keys) for each in value]
     fields = keys or getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", None)

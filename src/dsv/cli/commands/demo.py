@@ -75,7 +75,7 @@ ASK_SECONDS = 15.0
 SIDE = 16
 """Pixels of a picture's side."""
 PER_CLASS = 40
-KNOWN_IMAGES = (
+KNOWN_IMAGES = [
     "python",
     "debian",
     "ubuntu",
@@ -85,7 +85,7 @@ KNOWN_IMAGES = (
     "rockylinux",
     "almalinux",
     "opensuse",
-)
+]
 """Images that have a shell: another one that happens to lie here might not."""
 
 JOB = """\

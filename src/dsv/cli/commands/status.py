@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -122,31 +122,30 @@ def _joined(found: Status) -> list[tuple[bytes, str]]:
     ]
 
 
-def _folded(found: Status, changes: Iterable[tuple[bytes, str]]) -> Iterator[tuple[str, bytes, int]]:
-    """The changes, with one row for a folder in which everything was added or removed, and the number of its paths."""
-    rows: dict[tuple[str, bytes], int] = {}
+def _folded(found: Status, changes: Sequence[tuple[bytes, str]]) -> dict[tuple[bytes, str], int]:
+    """Join the changes below a folder in which everything was added or removed. Returns how many paths each has."""
+    rows = Counter[tuple[bytes, str]]()
     for path, change in changes:
         above = reversed([*folders_above(path)]) if change in ("added", "removed") else ()
         folder = next((each for each in above if each in found.whole), None)
-        row = change, path if folder is None else folder + b"/"
-        rows[row] = rows.get(row, 0) + 1
-    for (change, path), count in rows.items():
-        yield change, path, count
+        rows[path if folder is None else folder + b"/", change] += 1
+    return rows
 
 
 def _write(call: Call, found: Status, typed: Sequence[str], *, everything: bool) -> None:
     ink = call.around.stdout_ink
     changes = _joined(found)
-    count, more = len(changes), ""
-    fold = count > ON_SCREEN and not everything
-    if not fold or not call.around.stdout_is_terminal:
-        rows = _folded(found, changes) if fold else ((change, path, 1) for path, change in changes)
-        for change, path, paths in rows:
+    more, joined = "", False
+    many = len(changes) > ON_SCREEN and not everything
+    if many and call.around.stdout_is_terminal:
+        more, joined = _write_folders(call, found, changes), True
+    else:
+        rows = _folded(found, changes) if many else dict.fromkeys(changes, 1)
+        joined = len(rows) < len(changes)
+        for (path, change), paths in rows.items():
             old = f"{printable(found.renamed[path])} => " if change == "renamed" else ""
             of = f"  ({format_count(paths, 'path')})" if path.endswith(b"/") else ""
             call.out.line(ink.paint(CHANGES[change], f"{change:<8}") + f"  {old}{printable(path)}{of}")
-    else:
-        more = _write_folders(call, found, changes)
     for problem in found.problems:
         call.out.line(ink.paint(CHANGES["refused"], "refused ") + f"  {printable(str(problem))}")
     for each in found.collisions:
@@ -160,11 +159,12 @@ def _write(call: Call, found: Status, typed: Sequence[str], *, everything: bool)
         call.warn(found.unfinished)
     where = f"{found.workspace.dataset}@{found.workspace.branch}"
     base = "no commit yet" if found.base is None else f"base {str(found.base)[:12]}"
+    count = len(changes)
     differences = {0: "no differences", 1: "1 path differs"}.get(count, f"{count:,} paths differ")
     call.say(f"{where}, {base}: {differences}{more}")
     if not found.workspace.chosen.whole:
         call.say(f"sparse workspace: {patterns_of(found.workspace.chosen.lines)}")
-    if fold:
+    if joined:
         call.say("dsv status --all lists every path")
     call.out.publish()  # what to type next is the last thing on a screen
     for line in _outlook(found, typed):

@@ -116,21 +116,26 @@ def long_lines(one: Difference) -> list[str]:
 
 
 def item(one: Difference) -> dict[str, object]:
-    """One of the `items` of a JSON document."""
-    before, after = one.before, one.after
+    """Return one of the `items` of a JSON document."""
+    now, before = _side(one.after), _side(one.before)
     return {
         "path": _text(one.path),
         "change": one.what.value,
         "old_path": None if one.old_path is None else _text(one.old_path),
         "similarity": one.similarity,
-        "kind": None if after is None else KIND_WORDS[after.kind],
-        "old_kind": None if before is None else KIND_WORDS[before.kind],
-        "size": None if after is None or not after.is_file else after.size,
-        "old_size": None if before is None or not before.is_file else before.size,
-        "id": None if after is None or after.file_id is None else str(after.file_id),
-        "old_id": None if before is None or before.file_id is None else str(before.file_id),
-        "target": None if after is None or after.target is None else _text(after.target),
-        "old_target": None if before is None or before.target is None else _text(before.target),
+        **now,
+        **{f"old_{key}": value for key, value in before.items()},
+    }
+
+
+def _side(entry: Entry | None) -> dict[str, object]:
+    if entry is None:
+        return dict.fromkeys(("kind", "size", "id", "target"))
+    return {
+        "kind": KIND_WORDS[entry.kind],
+        "size": entry.size if entry.is_file else None,
+        "id": None if entry.file_id is None else str(entry.file_id),
+        "target": None if entry.target is None else _text(entry.target),
     }
 
 

@@ -153,6 +153,13 @@ class Folder(msgspec.Struct):
         else:
             self.recipes.pop(at, None)
 
+    def copy_content(self, at: int, other: Folder, there: int) -> None:
+        """Copy what is remembered of a name's content."""
+        self.sizes[at] = other.sizes[there]
+        self.set_id(at, other.id_at(there), other.recipes.get(there))
+        if there in other.targets:
+            self.targets[at] = other.targets[there]
+
     def relation(self, at: int) -> Relation:
         return RELATIONS[self.marks[at]]
 

@@ -1,4 +1,9 @@
-"""Listing a folder with the stats of all that is in it, and comparing that with what is remembered of the folder."""
+"""Listing a folder with the stats of all that is in it, and the files of a folder that is not a workspace.
+
+Such a folder is taken as `dsv sync` would take it: symlinks as symlinks, of a mode only whether its owner may execute,
+without what its `.dsvignore` files leave out, and without anything called `.dsv` or `.git`. A file or folder that is
+named itself is never ignored, and followed if it is a symlink.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +12,23 @@ import os
 import stat
 import struct
 import sys
-from array import array
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
-from dsv.transfer.file_reader import ROW, row_of
-from dsv.workspace.scan.folder import (
-    DIRECTORY,
-    IGNORED,
-    KEPT,
-    READ,
-    RELATIONS,
-    TRUSTED,
-    UNSUPPORTED,
-    Folder,
-    Relation,
-    differing,
-    mark,
-)
-
-if TYPE_CHECKING:
-    from dsv.workspace.scan.ignore import Rules
+from dsv.errors import NotFound, Unsupported
+from dsv.format.tree import Kind
+from dsv.fs.descent import Descent
+from dsv.fs.errors import about
+from dsv.fs.files import what_it_is
+from dsv.transfer.file_reader import ROW, Problem, Trouble, row_of
+from dsv.transfer.save import Source
+from dsv.values.paths import check_target, show, sort_key
+from dsv.workspace.scan.folder import DIRECTORY, UNSUPPORTED
+from dsv.workspace.scan.ignore import NAME, Rules
+from dsv.workspace.scan.ignore import read as read_rules
 
 # The names that `model.paths` refuses as dsv's and git's own are not seen at all.
 _RESERVED = (b".dsv", b".git")
@@ -153,158 +152,119 @@ def _is_leftover(name: str) -> bool:
     return not raw[len(TEMPORARY) :].translate(None, b"0123456789abcdef")
 
 
-_FORGET = 0xFF & ~(TRUSTED | READ)
+@dataclass(slots=True)
+class Walk:
+    """The files of a folder that is not a workspace, or of one below it."""
+
+    root: Path
+    start: bytes = b""
+    """A folder below the root, to which the walk is limited. All paths are from the root."""
+    ignoring: tuple[str, ...] = (NAME,)
+    """Names of the files that say what is left out, in the folders from the root on; later ones have the last word."""
+    problems: list[Problem] = field(default_factory=list)
+    """Paths that can't be stored or can't be read."""
+
+    def sources(self) -> list[tuple[bytes, Source]]:
+        """Return every path below the folder that goes into a tree, in tree order."""
+        with about(self.root), Descent(self.root) as descent:
+            return list(self._below(descent))
+
+    def _below(self, descent: Descent) -> Iterator[tuple[bytes, Source]]:
+        stack: list[tuple[bytes, Source | Rules]] = [(self.start, self._rules_above(descent))]
+        while stack:
+            path, what = stack.pop()
+            if isinstance(what, Source):
+                yield path, what
+                continue
+            found = self._folder(descent, path, what)
+            if found is None:
+                continue
+            if not found and path != self.start:
+                yield path, Source(Kind.EMPTY_DIRECTORY)
+            stack += sorted(found, key=lambda item: sort_key(item[0]), reverse=True)
+
+    def _rules_above(self, descent: Descent) -> Rules:
+        """Return the rules of the folders above the start."""
+        rules, parts = Rules(), self.start.split(b"/") if self.start else []
+        for depth in range(len(parts)):
+            above = b"/".join(parts[:depth])
+            descriptor = descent.at(above)
+            rules = self._enter(rules, above, descriptor, list_folder(descriptor).names)
+        return rules
+
+    def _enter(self, rules: Rules, path: bytes, descriptor: int, names: Sequence[str]) -> Rules:
+        for name in self.ignoring:
+            if name in names:
+                text = read_rules(descriptor, join(path, os.fsencode(name)), name)
+                rules = rules.enter(path, text, name)
+        return rules
+
+    def _folder(
+        self, descent: Descent, path: bytes, rules: Rules
+    ) -> list[tuple[bytes, Source | Rules]] | None:
+        """List a folder: files and symlinks, and folders with the rules that hold in them. None if it can't be read."""
+        try:
+            descriptor = descent.at(path)
+            listing = list_folder(descriptor)
+            rules = self._enter(rules, path, descriptor, listing.names)
+        except OSError as error:
+            if path == self.start:
+                raise
+            self._refuse(path, f"it can't be read: {error.strerror}", Trouble.UNREADABLE)
+            return None
+        found: list[tuple[bytes, Source | Rules]] = []
+        for at, (text, kind) in enumerate(zip(listing.names, listing.kinds, strict=True)):
+            name = os.fsencode(text)
+            whole = join(path, name)
+            if rules.ignores(whole, directory=kind == DIRECTORY):
+                continue
+            if not is_utf8(name):
+                self._refuse(whole, "its name is not UTF-8")
+            elif kind == UNSUPPORTED:
+                self._refuse(whole, what_it_is(listing.mode(at)))
+            elif kind == DIRECTORY:
+                found.append((whole, rules))
+            elif kind == Kind.SYMLINK:
+                target = os.readlink(name, dir_fd=descriptor)
+                found += self._link(whole, target)
+            else:
+                size = ROW.unpack_from(listing.rows, at * ROW.size)[1]
+                found.append((whole, Source(Kind(kind), size, self.root, whole)))
+        return found
+
+    def _link(self, path: bytes, target: bytes) -> list[tuple[bytes, Source | Rules]]:
+        try:
+            check_target(target)
+        except ValueError as error:
+            self._refuse(path, f"it is a symlink whose target no tree can hold: {error}")
+            return []
+        return [(path, Source(Kind.SYMLINK, target=target))]
+
+    def _refuse(self, path: bytes, reason: str, trouble: Trouble = Trouble.UNSUPPORTED) -> None:
+        self.problems.append(Problem(path, reason, trouble))
 
 
-class Compared(msgspec.Struct):
-    """A folder as the disk has it now.
-
-    lost: (name, kind) of entries that the base has, or may have, and that are no longer files or symlinks.
-    fresh: positions of names that have not been checked for a tree yet.
-    """
-
-    folder: Folder
-    lost: list[tuple[bytes, int]]
-    fresh: Iterable[int]
-
-
-def is_unchanged(old: Folder, listing: Listing, rules: Rules) -> bool:
-    """Whether the folder is as in the base and as remembered. Blanks rows of ignored names in the listing."""
-    if old.names != listing.blob or old.rules != rules.digest:
-        return False
-    for at in old.positions(IGNORED):
-        listing.blank(at)
-    return old.rows == listing.rows and old.is_clean
-
-
-def compare(path: bytes, old: Folder | None, listing: Listing, rules: Rules) -> Compared:
-    """The folder as it is now, with what is remembered of each name that has not changed."""
-    if old is not None and old.names == listing.blob and old.rules == rules.digest:
-        refreshed = _refresh(old, listing)
-        if refreshed is not None:
-            return refreshed
-    return _rebuild(path, old, listing, rules)
-
-
-def _refresh(old: Folder, listing: Listing) -> Compared | None:
-    """For the same names: looks only at rows that differ. None if a verdict of the ignore rules may change."""
-    changed = differing(old.rows, listing.rows, ROW.size)
-    if old.rules and any(_type(old, at) != stat.S_IFMT(listing.mode(at)) for at in changed):
+def named_file(path: Path) -> Source | None:
+    """Return a file that somebody named; None for a folder. Raises `NotFound`, `Unsupported`, `Denied`."""
+    with about(path):
+        try:
+            whole = Path(os.path.realpath(path))
+            info = whole.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(
+                f"there is no file or folder {show(os.fsencode(path))}", subject=str(path)
+            ) from None
+    if stat.S_ISDIR(info.st_mode):
         return None
-    kinds = listing.kinds
-    for at in old.positions(IGNORED):
-        kinds[at] = IGNORED
-    folder = Folder(
-        old.path,
-        old.names,
-        listing.rows,
-        kinds,
-        bytearray(old.marks),
-        array("Q", old.sizes),
-        bytearray(old.ids),
-        dict(old.recipes),
-        dict(old.targets),
-        old.own,
-        old.rules,
-    )
-    lost: list[tuple[bytes, int]] = []
-    fresh = list(old.positions(UNSUPPORTED))
-    names = old.name_list() if changed or fresh else []
-    for at in changed:
-        if old.kinds[at] in KEPT and kinds[at] in KEPT:
-            folder.marks[at] &= _FORGET
-        elif old.kinds[at] in KEPT:
-            _lose(lost, old, at, names[at])
-            _clear(folder, at)
-        if kinds[at] not in KEPT:
-            folder.marks[at] = 0
-        elif old.kinds[at] not in KEPT:
-            folder.marks[at] = mark(Relation.ABSENT)
-    for at in fresh:
-        folder.marks[at] = mark(Relation.ABSENT) if kinds[at] in KEPT else 0
-    return Compared(folder, lost, fresh)
+    if not stat.S_ISREG(info.st_mode):
+        raise Unsupported(
+            f"{show(os.fsencode(path))} can't be stored: {what_it_is(info.st_mode)}",
+            subject=str(path),
+            hint="to store what a command prints: COMMAND | dsv put - DATASET:PATH",
+        )
+    kind = Kind.EXECUTABLE if info.st_mode & stat.S_IXUSR else Kind.FILE
+    return Source(kind, info.st_size, whole.parent, os.fsencode(whole.name))
 
 
-def _rebuild(path: bytes, old: Folder | None, listing: Listing, rules: Rules) -> Compared:
-    """For other names than before, other rules, or if nothing is remembered."""
-    folder = Folder.blank(path, listing.blob, listing.rows, listing.kinds, Relation.ABSENT)
-    folder.rules = rules.digest
-    names = folder.name_list()
-    positions = {} if old is None else {name: at for at, name in enumerate(old.name_list())}
-    if rules.digest:
-        _ignore(folder, names, old, positions, listing, rules)
-    for at in _places_without_entry(folder):
-        folder.marks[at] = 0
-    if old is None:
-        return Compared(folder, [], range(len(names)))
-    folder.own = old.own
-    lost: list[tuple[bytes, int]] = []
-    fresh: list[int] = []
-    for at, name in enumerate(names):
-        before = positions.pop(name, None)
-        if before is None or old.kinds[before] == UNSUPPORTED:
-            fresh.append(at)
-        if before is not None:
-            _carry(folder, at, old, before, name, lost)
-    for name, before in positions.items():
-        _lose(lost, old, before, name)
-    return Compared(folder, lost, fresh)
-
-
-def _ignore(
-    folder: Folder,
-    names: list[bytes],
-    old: Folder | None,
-    positions: dict[bytes, int],
-    listing: Listing,
-    rules: Rules,
-) -> None:
-    """Marks what the rules leave out. Matching is slow, so verdicts of the same rules on the same names are kept."""
-    same_rules = old is not None and old.rules == rules.digest
-    for at, name in enumerate(names):
-        kind = stat.S_IFMT(listing.mode(at))
-        before = positions.get(name) if same_rules else None
-        if before is not None and old is not None and _type(old, before) == kind:
-            ignored = old.kinds[before] == IGNORED
-        else:
-            ignored = rules.ignores(folder.path_of(name), directory=kind == stat.S_IFDIR)
-        if ignored:
-            folder.kinds[at] = IGNORED
-            listing.blank(at)
-
-
-def _places_without_entry(folder: Folder) -> Iterable[int]:
-    for kind in (DIRECTORY, IGNORED, UNSUPPORTED):
-        yield from folder.positions(kind)
-
-
-def _carry(
-    folder: Folder, at: int, old: Folder, before: int, name: bytes, lost: list[tuple[bytes, int]]
-) -> None:
-    """Copies what is remembered of a name to its new position."""
-    if old.kinds[before] not in KEPT:
-        return
-    if folder.kinds[at] not in KEPT:
-        _lose(lost, old, before, name)
-        return
-    same = folder.row(at) == old.row(before)
-    folder.marks[at] = old.marks[before] if same else old.marks[before] & _FORGET
-    folder.sizes[at] = old.sizes[before]
-    folder.set_id(at, old.id_at(before), old.recipes.get(before))
-    if before in old.targets:
-        folder.targets[at] = old.targets[before]
-
-
-def _lose(lost: list[tuple[bytes, int]], old: Folder, at: int, name: bytes) -> None:
-    if old.kinds[at] in KEPT and RELATIONS[old.marks[at]] is not Relation.ABSENT:
-        lost.append((name, old.kinds[at]))
-
-
-def _clear(folder: Folder, at: int) -> None:
-    folder.set_id(at, bytes(32), None)
-    folder.targets.pop(at, None)
-    folder.sizes[at] = 0
-
-
-def _type(folder: Folder, at: int) -> int:
-    return stat.S_IFMT(int.from_bytes(folder.rows[(at + 1) * ROW.size - 4 : (at + 1) * ROW.size], "little"))
+def join(folder: bytes, name: bytes) -> bytes:
+    return folder + b"/" + name if folder else name

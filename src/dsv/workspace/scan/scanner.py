@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dsv.format.tree import Entry, Kind
 from dsv.fs.attributes import earliest_stamp
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
 from dsv.fs.files import what_it_is
-from dsv.transfer.file_reader import Problem, Trouble
+from dsv.transfer.file_reader import ROW, Problem, Trouble
 from dsv.values.paths import (
     MAX_COMPONENT,
     MAX_PATH,
@@ -26,28 +27,160 @@ from dsv.workspace.scan import ignore
 from dsv.workspace.scan.folder import (
     BASE_KINDS,
     DIRECTORY,
+    IGNORED,
     KEPT,
+    NO_ID,
     OWN_SAME,
     READ,
     TRUSTED,
     UNSUPPORTED,
+    Folder,
     Relation,
+    differing,
+    mark,
     with_relation,
 )
 from dsv.workspace.scan.ignore import Rules
-from dsv.workspace.scan.listing import compare, is_unchanged, is_utf8, list_folder
+from dsv.workspace.scan.listing import is_utf8, join, list_folder
 from dsv.workspace.scan.result import WorkspaceScan
 from dsv.workspace.scan.state import NameIndex
 
 if TYPE_CHECKING:
     from dsv.values.ids import CommitId
-    from dsv.workspace.scan.folder import (
-        Folder,
-    )
-    from dsv.workspace.scan.listing import Compared, Listing
+    from dsv.workspace.scan.listing import Listing
     from dsv.workspace.scan.state import State
 
 LEAVES = "it is a symlink that leads out of the dataset"
+_FORGET = 0xFF & ~(TRUSTED | READ)
+
+
+class Compared(NamedTuple):
+    """A folder as the disk has it now."""
+
+    folder: Folder
+    lost: list[tuple[bytes, int]]
+    """Names and kinds of what the base has, or may have, and that are no longer files or symlinks."""
+    fresh: Iterable[int]
+    """Positions of names that have not been checked for a tree yet."""
+
+
+def is_unchanged(old: Folder, listing: Listing, rules: Rules) -> bool:
+    """Whether the folder is as in the base and as remembered. Blanks rows of ignored names in the listing."""
+    if old.names != listing.blob or old.rules != rules.digest:
+        return False
+    for at in old.positions(IGNORED):
+        listing.blank(at)
+    return old.rows == listing.rows and old.is_clean
+
+
+def compare(path: bytes, old: Folder | None, listing: Listing, rules: Rules) -> Compared:
+    """The folder as it is now, with what is remembered of each name that has not changed."""
+    if old is not None and old.names == listing.blob and old.rules == rules.digest:
+        refreshed = _refresh(old, listing)
+        if refreshed is not None:
+            return refreshed
+    return _rebuild(path, old, listing, rules)
+
+
+def _refresh(old: Folder, listing: Listing) -> Compared | None:
+    """For the same names: looks only at rows that differ. None if a verdict of the ignore rules may change."""
+    changed = differing(old.rows, listing.rows, ROW.size)
+    if old.rules and any(_type(old, at) != stat.S_IFMT(listing.mode(at)) for at in changed):
+        return None
+    kinds, before = listing.kinds, old.kinds
+    for at in old.positions(IGNORED):
+        kinds[at] = IGNORED
+    fresh = list(old.positions(UNSUPPORTED))
+    old.rows, old.kinds = listing.rows, kinds
+    lost: list[tuple[bytes, int]] = []
+    names = old.name_list() if changed else []
+    for at in changed:
+        if before[at] in KEPT and kinds[at] in KEPT:
+            old.marks[at] &= _FORGET
+        elif before[at] in KEPT:
+            _lose(lost, names[at], before[at], old.relation(at))
+            old.set_id(at, NO_ID, None)
+            old.targets.pop(at, None)
+            old.sizes[at] = 0
+        if kinds[at] not in KEPT:
+            old.marks[at] = 0
+        elif before[at] not in KEPT:
+            old.marks[at] = mark(Relation.ABSENT)
+    for at in fresh:
+        old.marks[at] = mark(Relation.ABSENT) if kinds[at] in KEPT else 0
+    return Compared(old, lost, fresh)
+
+
+def _rebuild(path: bytes, old: Folder | None, listing: Listing, rules: Rules) -> Compared:
+    """For other names than before, other rules, or if nothing is remembered."""
+    folder = Folder.blank(path, listing.blob, listing.rows, listing.kinds, Relation.ABSENT)
+    folder.rules = rules.digest
+    names = folder.name_list()
+    positions = {} if old is None else {name: at for at, name in enumerate(old.name_list())}
+    if rules.digest:
+        _ignore(folder, names, old, positions, listing, rules)
+    for kind in (DIRECTORY, IGNORED, UNSUPPORTED):
+        for at in folder.positions(kind):
+            folder.marks[at] = 0
+    if old is None:
+        return Compared(folder, [], range(len(names)))
+    folder.own = old.own
+    lost: list[tuple[bytes, int]] = []
+    fresh: list[int] = []
+    for at, name in enumerate(names):
+        before = positions.pop(name, None)
+        if before is None or old.kinds[before] == UNSUPPORTED:
+            fresh.append(at)
+        if before is not None:
+            _carry(folder, at, old, before, name, lost)
+    for name, before in positions.items():
+        _lose(lost, name, old.kinds[before], old.relation(before))
+    return Compared(folder, lost, fresh)
+
+
+def _ignore(
+    folder: Folder,
+    names: list[bytes],
+    old: Folder | None,
+    positions: dict[bytes, int],
+    listing: Listing,
+    rules: Rules,
+) -> None:
+    """Marks what the rules leave out. Matching is slow, so verdicts of the same rules on the same names are kept."""
+    same_rules = old is not None and old.rules == rules.digest
+    for at, name in enumerate(names):
+        kind = stat.S_IFMT(listing.mode(at))
+        before = positions.get(name) if same_rules else None
+        if before is not None and old is not None and _type(old, before) == kind:
+            ignored = old.kinds[before] == IGNORED
+        else:
+            ignored = rules.ignores(folder.path_of(name), directory=kind == stat.S_IFDIR)
+        if ignored:
+            folder.kinds[at] = IGNORED
+            listing.blank(at)
+
+
+def _carry(
+    folder: Folder, at: int, old: Folder, before: int, name: bytes, lost: list[tuple[bytes, int]]
+) -> None:
+    """Copies what is remembered of a name to its new position."""
+    if old.kinds[before] not in KEPT:
+        return
+    if folder.kinds[at] not in KEPT:
+        _lose(lost, name, old.kinds[before], old.relation(before))
+        return
+    same = folder.row(at) == old.row(before)
+    folder.marks[at] = old.marks[before] if same else old.marks[before] & _FORGET
+    folder.copy_content(at, old, before)
+
+
+def _lose(lost: list[tuple[bytes, int]], name: bytes, kind: int, relation: Relation) -> None:
+    if kind in KEPT and relation is not Relation.ABSENT:
+        lost.append((name, kind))
+
+
+def _type(folder: Folder, at: int) -> int:
+    return stat.S_IFMT(int.from_bytes(folder.rows[(at + 1) * ROW.size - 4 : (at + 1) * ROW.size], "little"))
 
 
 class EntryValidator:
@@ -203,6 +336,7 @@ class _Scanner:
         self._rehash = rehash
         self._scan = scan
         self._state = scan.state
+        self._state.close_folders()  # so that a folder is a copy until it is put back
         self._descent = descent
         self._unvisited = set(self._state.paths())
         self._rules: dict[bytes, Rules] = {}  # of folders that lead to a scope
@@ -285,7 +419,7 @@ class _Scanner:
         rules = self._enter(path, above, listing, descriptor)
         self._unvisited.discard(path)
         for name in listing.leftovers:
-            self._scan.leftovers.append(_join(path, os.fsencode(name)))
+            self._scan.leftovers.append(join(path, os.fsencode(name)))
         old = self._remembered(path)
         if old is not None and is_unchanged(old, listing, rules):
             return old, rules
@@ -305,13 +439,13 @@ class _Scanner:
         if path in scope:
             old.distrust()
         elif not path or scope.touches(path):
-            old.distrust(lambda name: _join(path, name) in scope)
+            old.distrust(lambda name: join(path, name) in scope)
         return old
 
     def _enter(self, path: bytes, above: Rules, listing: Listing, descriptor: int) -> Rules:
         if ignore.NAME not in listing.names:
             return above
-        where = _join(path, ignore.NAME.encode())
+        where = join(path, ignore.NAME.encode())
         with about(where):
             # Ignoring a part of its rules would commit what the user wanted left out.
             return above.enter(path, ignore.read(descriptor, where))
@@ -371,7 +505,3 @@ class _Scanner:
                 names = folder.name_list()
                 for at in folder.positions(Kind.SYMLINK):
                     yield folder.path_of(names[at]), folder.targets[at]
-
-
-def _join(folder: bytes, name: bytes) -> bytes:
-    return folder + b"/" + name if folder else name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import struct
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -191,7 +190,7 @@ class State:
     @property
     def has_news(self) -> bool:
         """Whether `save` would write anything."""
-        self._store_open()
+        self.close_folders()
         saved = self._saved
         if saved is None or any(part.name is None for part in self._parts):
             return True
@@ -199,7 +198,7 @@ class State:
 
     def save(self) -> None:
         """Writes what changed since the last time. Raises `NoRoom`, `Denied`, `Unreachable`: the old state stays."""
-        self._store_open()
+        self.close_folders()
         kept: list[_Part] = []
         with about(self._folder):
             self._folder.mkdir(exist_ok=True)
@@ -229,9 +228,11 @@ class State:
     def _exact_for_good(self) -> bytes | None:
         return None if self.provisional else self.exact
 
-    def _store_open(self) -> None:
+    def close_folders(self) -> None:
+        """Remember what was changed in folders that `edit` gave."""
         for folder in self._open.values():
             self._store(folder)
+        self._open.clear()
 
     def _store(self, folder: Folder) -> None:
         encoded = encode_folder(folder)
@@ -442,25 +443,19 @@ class Patches:
 def _merge(old: Folder, changes: dict[bytes, _Written | None], known: int) -> Folder:
     positions = {name: at for at, name in enumerate(old.name_list())}
     names = sorted({*positions, *changes} - {name for name, change in changes.items() if change is None})
-    count = len(names)
-    new = Folder(old.path, b"\0".join(names), rules=old.rules)
-    new.rows, new.ids = bytearray(count * ROW.size), bytearray(count * 32)
-    new.kinds, new.marks, new.sizes = bytearray(count), bytearray(count), array("Q", bytes(8 * count))
+    rows, kinds = bytearray(len(names) * ROW.size), bytearray(len(names))
+    new = Folder.blank(old.path, b"\0".join(names), rows, kinds, Relation.UNKNOWN)
+    new.rules = old.rules
     for at, name in enumerate(names):
         change = changes.get(name)
         if change is None:
-            _copy(old, positions[name], new, at)
+            before = positions[name]
+            new.rows[at * ROW.size : (at + 1) * ROW.size] = old.row(before)
+            new.kinds[at], new.marks[at] = old.kinds[before], old.marks[before]
+            new.copy_content(at, old, before)
         else:
             _fill(new, at, change, known)
     return new
-
-
-def _copy(old: Folder, before: int, new: Folder, at: int) -> None:
-    new.rows[at * ROW.size : (at + 1) * ROW.size] = old.row(before)
-    new.kinds[at], new.marks[at], new.sizes[at] = old.kinds[before], old.marks[before], old.sizes[before]
-    new.set_id(at, old.id_at(before), old.recipes.get(before))
-    if before in old.targets:
-        new.targets[at] = old.targets[before]
 
 
 def _fill(new: Folder, at: int, change: _Written, known: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 from dsv.errors import UsageError
 from dsv.run.engines.base import Facts, Job, Mount
 from dsv.run.engines.machine import Machine
-from dsv.run.engines.slurm.engine import Slurm, batch_of, read_capacity
+from dsv.run.engines.slurm.engine import Slurm, read_capacity
 from dsv.run.engines.slurm.options import SlurmOptions, contained
 from dsv.run.engines.slurm.program import Answer, SlurmProgram, read_queue
 from dsv.run.engines.slurm.script import MEETING, Batch, passing, render, sbatch_options, warning_of
@@ -44,7 +44,7 @@ def job(**more: object) -> Job:
     ],
 )
 def test_what_a_job_asks_for_is_an_option_of_sbatch(asked: dict[str, object], option: str) -> None:
-    assert option in sbatch_options(batch_of(job(**asked), SlurmOptions()))
+    assert option in sbatch_options(Batch(job(**asked), SlurmOptions()))
 
 
 def test_what_the_pool_says_comes_before_what_was_typed() -> None:
@@ -52,16 +52,16 @@ def test_what_the_pool_says_comes_before_what_was_typed() -> None:
     options = SlurmOptions.read(
         {"partition": "gpu", "account": "lab", "qos": "high", "sbatch": ["--exclusive"]}
     )
-    found = sbatch_options(batch_of(job(engine_args=("--partition=cpu",)), options))
+    found = sbatch_options(Batch(job(engine_args=("--partition=cpu",)), options))
     assert found[-5:] == ["--partition=gpu", "--account=lab", "--qos=high", "--exclusive", "--partition=cpu"]
 
 
 def test_the_script_is_one_that_bash_understands() -> None:
-    batch = Batch(
-        run=RUN, name="it's", folder=FOLDER, command=("sh", "-c", "echo 'a\nb' \"$X\""), nodes=2, retries=3,
-        hold=("dsv", "with", "it's", "--"), seconds=90, options=("--signal=USR2@30",), passed=("TOKEN",),
-        workdir=Path("/a b"),
+    asked = job(
+        name="it's", command=("sh", "-c", "echo 'a\nb' \"$X\""), nodes=2, retries=3, hold=("with", "it's", "--"),
+        time_seconds=90, engine_args=("--signal=USR2@30",), env={"TOKEN": "x"}, workdir="/a b",
     )  # fmt: skip
+    batch = Batch(asked, SlurmOptions())
     text = render(batch)
     assert (
         subprocess.run(["bash", "-n"], input=text, text=True, check=False, capture_output=True).stderr == ""
@@ -72,7 +72,7 @@ def test_the_script_is_one_that_bash_understands() -> None:
 
 def test_words_and_values_reach_the_nodes_as_they_were_typed() -> None:
     odd = ["--x", "", "a\n\n\n\nb ", "%n \\", "it's $HOME `x` {brace}"]
-    batch = batch_of(
+    batch = Batch(
         job(command=("printf", "%s|", *odd), env={"DSV_DATASET": "c\n\n\nd"}, time_seconds=9), SlurmOptions()
     )
     text = render(batch)
@@ -82,7 +82,7 @@ def test_words_and_values_reach_the_nodes_as_they_were_typed() -> None:
 
 
 def test_values_of_the_job_are_in_the_environment_of_sbatch_alone() -> None:
-    batch = batch_of(
+    batch = Batch(
         job(env={"TOKEN": "hunter2", "DSV_PARAMS": '{"key": "hunter2"}', "DSV_RUN": RUN}), SlurmOptions()
     )
     assert "hunter2" not in render(batch) and f"export DSV_RUN={RUN}" in render(batch)
@@ -113,20 +113,20 @@ def test_the_longest_value_and_the_longest_command_are_passed_on() -> None:
     env = {**passing({"KEY": longest}), "PATH": os.environ["PATH"]}
     assert subprocess.run(["true"], env=env, check=True)
     with pytest.raises(UsageError) as told:
-        render(batch_of(job(command=("t", "x" * 131_072)), SlurmOptions()))
+        render(Batch(job(command=("t", "x" * 131_072)), SlurmOptions()))
     most = int(re.findall(r"([\d,]+) fit", told.value.message)[0].replace(",", "")) - len("t ")
     with pytest.raises(UsageError):
-        render(batch_of(job(command=("t", "x" * (most + 1))), SlurmOptions()))
-    text = render(batch_of(job(command=("t", "x" * most)), SlurmOptions()))
+        render(Batch(job(command=("t", "x" * (most + 1))), SlurmOptions()))
+    text = render(Batch(job(command=("t", "x" * most)), SlurmOptions()))
     (task,) = re.findall(r"^read -r -d '' task <<'(\w+)'\n(.*?)\n\1$", text, re.MULTILINE | re.DOTALL)
     assert subprocess.run(["true", task[1]], check=True)
 
 
 def test_several_nodes_are_told_where_to_meet() -> None:
     assert set(MEETING) == set(node_environment(0, ["n1", "n2"], 20_000))
-    text = render(batch_of(job(nodes=2), SlurmOptions()))
+    text = render(Batch(job(nodes=2), SlurmOptions()))
     assert all(f"{name}=" in text for name in MEETING)
-    assert "MASTER_ADDR" not in render(batch_of(job(), SlurmOptions()))
+    assert "MASTER_ADDR" not in render(Batch(job(), SlurmOptions()))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_several_nodes_are_told_where_to_meet() -> None:
 )
 def test_what_slurm_cannot_do_is_refused(asked: dict[str, object], options: dict[str, str]) -> None:
     with pytest.raises(UsageError):
-        batch_of(job(**asked), SlurmOptions.read(options))
+        render(Batch(job(**asked), SlurmOptions.read(options)))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_free_room_is_read_node_by_node() -> None:
 def test_each_node_is_held_by_one_program_from_its_data_to_the_end_of_its_command() -> None:
     """There is no moment between the two in which somebody could evict what a node has fetched."""
     for nodes, place in ((1, '"$folder/stage.$attempt.0"'), (2, '"$1/stage.$2.$SLURM_NODEID"')):
-        text = render(batch_of(job(hold=("with", "x@1", "--"), nodes=nodes), SlurmOptions(dsv="/d/dsv")))
+        text = render(Batch(job(hold=("with", "x@1", "--"), nodes=nodes), SlurmOptions(dsv="/d/dsv")))
         assert text.count("/d/dsv") == len(re.findall(r"^ *srun ", text, re.MULTILINE)) == 1
         assert f"/d/dsv with x@1 --json-file {place} -- bash -c" in text
 
@@ -243,10 +243,10 @@ def test_each_node_is_held_by_one_program_from_its_data_to_the_end_of_its_comman
 def test_slurms_own_limit_has_room_for_the_data(stage_time: str | None, minutes: int) -> None:
     """And for the grace that the command gets; the command's own time is exactly what was asked for."""
     options = SlurmOptions.read({} if stage_time is None else {"stage_time": stage_time})
-    batch = batch_of(job(time_seconds=61), options)
+    batch = Batch(job(time_seconds=61), options)
     assert f"--time={minutes}" in sbatch_options(batch)
     assert "  sleep 61\n" in render(batch)
-    assert "sleep 61" not in render(batch_of(job(), options))
+    assert "sleep 61" not in render(Batch(job(), options))
 
 
 @pytest.mark.parametrize(
@@ -265,6 +265,6 @@ def test_a_warning_comes_before_the_end_of_the_commands_own_time(
 ) -> None:
     """Slurm's own comes before Slurm's limit, which is later."""
     assert warning_of(options) == warning
-    text = render(batch_of(job(time_seconds=1000, engine_args=options), SlurmOptions()))
+    text = render(Batch(job(time_seconds=1000, engine_args=options), SlurmOptions()))
     assert ("kill -s USR2" in text) == (warning == ("USR2", 300))
     assert ("  sleep 700\n" in text) == (warning == ("USR2", 300))

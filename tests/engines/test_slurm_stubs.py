@@ -19,8 +19,10 @@ from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.engines.slurm.engine import Slurm
 from dsv.run.engines.slurm.job_status import read_exit_files
+from dsv.run.engines.slurm.options import SlurmOptions
 from dsv.run.engines.slurm.run import Follower
 from dsv.run.engines.slurm.script import Batch, render
+from dsv.run.node_order import NodeOrder, OrderedData
 from dsv.run.record import JobRef
 from tests.waiting import until
 
@@ -155,7 +157,7 @@ def run_script(
     tmp_path: Path, batch: Batch, nodes: str = "0", own: Mapping[str, str] | None = None, **more: str
 ) -> tuple[int, str]:
     """Its exit code, and the calls of scontrol. nodes: those on which srun begins the task; own: further programs."""
-    batch.folder.mkdir()
+    batch.job.scratch.mkdir()
     env = programs(
         tmp_path,
         srun=SRUN,
@@ -164,7 +166,7 @@ def run_script(
         hold='[ "$1" != --json-file ] || echo "{}" >"$2"; until [ "$1" = -- ]; do shift; done; shift; exec "$@"',
         lost='until [ "$1" = -- ]; do shift; done; shift; "$@"; exit 125',
     )
-    env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n", "SLURM_JOB_NUM_NODES": str(batch.nodes)}
+    env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n", "SLURM_JOB_NUM_NODES": str(batch.job.nodes)}
     done = subprocess.run(
         ["bash", "-c", render(batch)], env={**env, "NODES": nodes, **more}, timeout=60, capture_output=True
     )
@@ -172,8 +174,10 @@ def run_script(
     return done.returncode, calls.read_text() if calls.exists() else ""
 
 
-def batch(tmp_path: Path, *command: str, **more: object) -> Batch:
-    return replace(Batch(run=RUN, name="x", folder=tmp_path / "job", command=command), **more)  # type: ignore[arg-type]
+def batch(tmp_path: Path, *command: str, program: str = "dsv", **more: object) -> Batch:
+    """program: what holds the data, and completes the record."""
+    job = Job(run=RUN, name="x", scratch=tmp_path / "job", command=command)
+    return Batch(replace(job, **more), SlurmOptions(dsv=program))  # type: ignore[arg-type]
 
 
 def test_a_node_that_never_began_fails_the_job(tmp_path: Path) -> None:
@@ -192,11 +196,11 @@ def test_no_command_begins_before_all_nodes_hold_their_data(tmp_path: Path) -> N
     held = 'until [ "$SLURM_NODEID" = 0 ] || [ -e "$CALLS.held" ]; do sleep 0.05; done'
     after = 'until [ "$1" = -- ]; do shift; done; shift; exec "$@"'
     seen = 'ls "$0" | grep node.1 >>"$0/seen"; exit 0'
-    it = batch(tmp_path, "sh", "-c", seen, str(tmp_path / "job"), nodes=2, hold=("slow", "--"))
+    it = batch(tmp_path, "sh", "-c", seen, str(tmp_path / "job"), nodes=2, program="slow", hold=("--",))
     slow = f'{held}; [ "$SLURM_NODEID" = 1 ] || {{ ls "$FOLDER" >"$CALLS.before"; touch "$CALLS.held"; }}; {after}'
-    code, _ = run_script(tmp_path, it, nodes="0 1", own={"slow": slow}, FOLDER=str(it.folder))
+    code, _ = run_script(tmp_path, it, nodes="0 1", own={"slow": slow}, FOLDER=str(it.job.scratch))
     assert code == 0 and "node.1" not in (tmp_path / "calls.before").read_text()
-    assert read_exit_files(it.folder).succeeded
+    assert read_exit_files(it.job.scratch).succeeded
 
 
 def test_a_node_that_waits_for_others_ends_at_once(tmp_path: Path) -> None:
@@ -205,7 +209,7 @@ def test_a_node_that_waits_for_others_ends_at_once(tmp_path: Path) -> None:
     ends = f'{task}; "$@" & task=$!; kill -TERM $task; wait $task; echo $? >"$CALLS.ended"; exit 143'
     waits = 'until [ -e "$CALLS.ended" ]; do sleep 0.05; done; exit 125'
     slow = f'if [ "$SLURM_NODEID" = 0 ]; then {ends}; else {waits}; fi'
-    it = batch(tmp_path, "touch", str(tmp_path / "began"), nodes=2, hold=("slow", "--"))
+    it = batch(tmp_path, "touch", str(tmp_path / "began"), nodes=2, program="slow", hold=("--",))
     assert run_script(tmp_path, it, nodes="0 1", own={"slow": slow})[0] == 125
     assert (tmp_path / "calls.ended").read_text() == "143\n" and not (tmp_path / "began").exists()
 
@@ -214,9 +218,11 @@ def test_a_node_that_waits_for_others_ends_at_once(tmp_path: Path) -> None:
 def test_a_node_that_can_not_hold_its_data_lets_no_command_begin(tmp_path: Path, retries: int) -> None:
     fails = '[ "$SLURM_NODEID" != 1 ] || { echo "error: no room" >&2; exit 125; }; '
     fails += 'until [ "$1" = -- ]; do shift; done; shift; exec "$@"'
-    it = batch(tmp_path, "touch", str(tmp_path / "began"), nodes=2, hold=("fails", "--"), retries=retries)
+    it = batch(
+        tmp_path, "touch", str(tmp_path / "began"), nodes=2, program="fails", hold=("--",), retries=retries
+    )
     code, calls = run_script(tmp_path, it, nodes="0 1", own={"fails": fails})
-    found = read_exit_files(it.folder)
+    found = read_exit_files(it.job.scratch)
     assert (code, found.end, found.begun) == (125, 125, False) and "requeue" not in calls
     assert not (tmp_path / "began").exists() and "no room" in found.said
 
@@ -237,11 +243,13 @@ def test_a_command_gets_its_own_time_and_no_more(tmp_path: Path, script: str, co
         scene = tmp_path / str(seconds)
         scene.mkdir()
         command = ("sh", "-c", script.format(ready=f"{scene}/ready.$SLURM_NODEID"))
-        it = batch(scene, *command, nodes=count, hold=("hold", "--"), seconds=seconds, retries=1)
+        it = batch(
+            scene, *command, nodes=count, program="hold", hold=("--",), time_seconds=seconds, retries=1
+        )
         found, calls = run_script(scene, it, nodes=nodes)
         if len(list(scene.glob("ready.*"))) == count:
             break
-    left = read_exit_files(it.folder)
+    left = read_exit_files(it.job.scratch)
     assert (found, left.end, left.late) == (code, code, True) and "requeue" not in calls
     assert [str(part.end) for part in left.parts] == ["time-limit"] * count
 
@@ -252,11 +260,11 @@ def test_a_command_is_warned_before_its_time_is_over(tmp_path: Path) -> None:
         scene.mkdir()
         script = f"trap 'echo warned; exit 4' USR2; touch {scene}/ready; while :; do sleep 0.1; done"
         options = (f"--signal=USR2@{3600 - seconds}",)
-        it = batch(scene, "sh", "-c", script, seconds=3600, options=options)
+        it = batch(scene, "sh", "-c", script, time_seconds=3600, engine_args=options)
         code, _ = run_script(scene, it)
         if (scene / "ready").exists():
             break
-    assert code == 4 and not read_exit_files(it.folder).late
+    assert code == 4 and not read_exit_files(it.job.scratch).late
 
 
 @pytest.mark.parametrize(
@@ -273,26 +281,30 @@ def test_a_command_is_warned_before_its_time_is_over(tmp_path: Path) -> None:
 def test_only_what_a_command_says_is_tried_again(
     tmp_path: Path, command: tuple[str, ...], hold: tuple[str, ...], code: int, again: bool
 ) -> None:
-    found, calls = run_script(tmp_path, batch(tmp_path, *command, hold=hold, retries=1))
+    it = batch(tmp_path, *command, program=(*hold, "dsv")[0], hold=hold[1:], retries=1)
+    found, calls = run_script(tmp_path, it)
     assert (found, "requeue 7" in calls) == (code, again)
     assert read_exit_files(tmp_path / "job").end == code
 
 
 def test_a_variable_that_did_not_come_along_is_missed(tmp_path: Path) -> None:
-    it = batch(tmp_path, "sh", "-c", 'exit "$TOKEN"', passed=("TOKEN",))
+    it = batch(tmp_path, "sh", "-c", 'exit "$TOKEN"', env={"TOKEN": "x"})
     assert run_script(tmp_path, it)[0] == 125
     (tmp_path / "other").mkdir()
-    it = replace(it, folder=tmp_path / "other" / "job")
+    it = replace(it, job=replace(it.job, scratch=tmp_path / "other" / "job"))
     assert run_script(tmp_path / "other", it, DSV_JOB_TOKEN="3")[0] == 3
 
 
-def test_a_store_that_hangs_does_not_hold_the_job(tmp_path: Path) -> None:
+def test_a_store_that_hangs_does_not_hold_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What completes the record is told to end, so that others do it, and the job ends as its command did."""
-    it = batch(tmp_path, "sh", "-c", "exit 3", close=("slow",), close_seconds=1)
+    data = (OrderedData(dataset="digits", commit="ab" * 32),)
+    order = NodeOrder(run=RUN, data=data).encode().decode()
+    it = batch(tmp_path, "sh", "-c", "exit 3", program="slow", close=("node",), order=order)
+    monkeypatch.setattr("dsv.run.engines.slurm.script.CLOSE_SECONDS", 1)
     own = {"slow": "exec tail -f /dev/null", "sleep": ""}
     code, _ = run_script(tmp_path, it, own=own)
-    assert code == 3 and read_exit_files(it.folder).end == 3
-    assert (it.folder / "complete.log").exists()
+    assert code == 3 and read_exit_files(it.job.scratch).end == 3
+    assert (it.job.scratch / "complete.log").exists()
 
 
 def test_the_script_is_for_its_owner_alone(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -12,7 +11,7 @@ from threading import Event
 from time import monotonic, sleep
 from typing import ClassVar, Final
 
-from dsv.errors import LaunchError, Unreachable, UsageError
+from dsv.errors import LaunchError, Unreachable
 from dsv.fs.files import replace_file
 from dsv.run.engines.base import (
     NO_OPTIONS,
@@ -26,7 +25,6 @@ from dsv.run.engines.base import (
     NoEngine,
     Plan,
     PrivateFile,
-    check_command,
     check_given,
 )
 from dsv.run.engines.machine import Machine
@@ -40,13 +38,12 @@ from dsv.run.engines.slurm.job_status import (
     status,
     status_of,
 )
-from dsv.run.engines.slurm.options import SlurmOptions, contained
+from dsv.run.engines.slurm.options import SlurmOptions
 from dsv.run.engines.slurm.program import NAME, Answer, Queued, SlurmProgram, job_folder, job_id
 from dsv.run.engines.slurm.run import SlurmRun, read_logs, send, tell_stopped
-from dsv.run.engines.slurm.script import CLOSE_SECONDS, MEETING, Batch, passing, render
-from dsv.run.node_order import OUTPUT_SECONDS, NodeOrder, meeting_port
+from dsv.run.engines.slurm.script import Batch, passing, render
 from dsv.run.record import JobRef, RunState
-from dsv.run.resources import ALL_GPUS, Capacity, GpuCount, NodeRoom, Resources
+from dsv.run.resources import Capacity, GpuCount, NodeRoom, Resources
 from dsv.values.json import Json
 
 _UNFIT: Final = {
@@ -169,14 +166,15 @@ class Slurm(Engine):
 
     def plan(self, job: Job, facts: Facts) -> Plan:
         check_given(self, job)
-        script = render(batch_of(job, self._options))
+        batch = Batch(job, self._options)
+        script = render(batch)
         path = job.scratch / SCRIPT
         return Plan(
             engine=self.name,
             run=job.run,
             where=facts.where,
             argv=("sbatch", str(path)),
-            env=passing({name: value for name, value in job.env.items() if name not in _known(job)}),
+            env=passing(batch.passed),
             files=(PrivateFile(path, script.encode("utf-8", "surrogateescape")),),
             script=script,
         )
@@ -329,70 +327,6 @@ class Slurm(Engine):
         if left.end is None or (self._program.restarts(number) or 0) < left.attempt:
             return left
         return replace(left, end=None)
-
-
-def batch_of(job: Job, options: SlurmOptions) -> Batch:
-    """Raises `UsageError` for what can't be."""
-    if job.image is not None and options.container is None:
-        raise UsageError(
-            "this Slurm runs no images, as its pool names nothing that does",
-            subject=job.image,
-            hint="dsv config pools.NAME.slurm.container podman (or apptainer, enroot), or leave out --image",
-        )
-    if job.image is None and options.container is not None:
-        raise UsageError(
-            f"this pool runs its jobs by {options.container}, which needs an image", hint="--image IMAGE"
-        )
-    check_command(job.command)
-    if job.gpus == ALL_GPUS:
-        raise UsageError("Slurm has to know how many GPUs", subject="--gpus", hint="--gpus 8")
-    gpus = None if job.gpus is None else f"{job.gpu_type}:{job.gpus}" if job.gpu_type else str(job.gpus)
-    known = _known(job)
-    command, workdir = job.command, Path(job.workdir) if job.workdir else None
-    if options.container is not None:
-        command, workdir = (
-            contained(options.container, job, (*job.env, *(MEETING if job.nodes > 1 else ()))),
-            None,
-        )
-    return Batch(
-        run=job.run,
-        name=job.name,
-        folder=job.scratch,
-        command=command,
-        workdir=workdir,
-        hold=(options.dsv, *job.hold) if job.hold else (),
-        close=(options.dsv, *job.close) if job.close and job.order else (),
-        close_seconds=OUTPUT_SECONDS if NodeOrder.sends_output(job.order, job.run) else CLOSE_SECONDS,
-        order=job.order,
-        typed=job.command,
-        known=known,
-        passed=tuple(name for name in job.env if name not in known),
-        nodes=job.nodes,
-        gpus=gpus,
-        cpus=None if job.cpus is None else math.ceil(job.cpus),
-        memory_mib=None if job.memory_bytes is None else math.ceil(job.memory_bytes / (1 << 20)),
-        seconds=job.time_seconds,
-        stage_seconds=options.stage_seconds,
-        retries=job.retries,
-        port=_port(job.run),
-        options=(*options.sbatch, *job.engine_args),
-    )
-
-
-def _known(job: Job) -> dict[str, str]:
-    """dsv's own variables, which hold no secret and may stand in the script; but parameters may hold one."""
-    return {
-        name: value
-        for name, value in job.env.items()
-        if name.startswith("DSV_") and (name != "DSV_PARAMS" or value == "{}")
-    }
-
-
-def _port(run: str) -> int:
-    try:
-        return meeting_port(run)
-    except ValueError:  # no id of a run
-        return meeting_port("-0")
 
 
 def _unreachable(answer: Answer) -> Unreachable:

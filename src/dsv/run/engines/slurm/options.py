@@ -10,10 +10,11 @@ from typing import Final, Self
 
 from dsv.errors import UsageError
 from dsv.run.engines.base import Job, Mount
-from dsv.run.engines.slurm.script import STAGE_SECONDS
 from dsv.values.json import Json
 from dsv.values.units import parse_duration
 
+STAGE_SECONDS: Final = 1800
+"""Seconds of Slurm's time limit besides the command's own time and its grace, if the pool says nothing."""
 _SBATCH: Final = ("partition", "account", "qos", "constraint", "reservation", "gres")
 """Options of sbatch that have a key of their own."""
 

@@ -6,12 +6,15 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dsv.errors import UsageError
-from dsv.run.node_order import PASSED
+from dsv.run.engines.base import Job, check_command
+from dsv.run.engines.slurm.options import SlurmOptions, contained
+from dsv.run.node_order import OUTPUT_SECONDS, PASSED, NodeOrder, meeting_port
+from dsv.run.resources import ALL_GPUS
 
 COMPLETE: Final = """\
 # What this script does last. The dsv that submitted the job completes the record of the run, if it still looks on; else
@@ -216,8 +219,6 @@ MEETING: Final = (
 """The variables that the script passes to each of several nodes."""
 GRACE: Final = 30
 """Seconds that a command has to end once its time is over; as long as Slurm itself gives it in most places."""
-STAGE_SECONDS: Final = 1800
-"""Seconds of Slurm's time limit besides the command's own time and its grace, if the pool says nothing."""
 CLOSE_SECONDS: Final = 120
 """Seconds for the last step of the job, which completes the record of the run, if it sends no output to the store."""
 _HUNG: Final = 30
@@ -230,40 +231,55 @@ _WARNED: Final = 60
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """One job.
+    """The job of a run, on the Slurm that these options describe."""
 
-    folder: of the job, which the nodes see under the same name; command: of each node, to be run in `workdir`; hold:
-    words in front of a command, `--` the last, that make sure of the data and hold it until the command has ended;
-    close: a command that completes the record of the run from what the job left, told by `order` on its stdin which run
-    that is; typed: the command of the job as it was typed, without what runs its image.
-    known: variables that may stand in the script; passed: the names of those whose values come with the environment of
-    sbatch. seconds: the time of the command itself; stage_seconds: how long making sure of the data may take besides.
-    close_seconds: how long completing the record may take. options: of sbatch, as `--partition=gpu`.
-    """
+    job: Job
+    options: SlurmOptions
 
-    run: str
-    name: str
-    folder: Path
-    command: tuple[str, ...]
-    workdir: Path | None = None
-    hold: tuple[str, ...] = ()
-    close: tuple[str, ...] = ()
-    close_seconds: int = CLOSE_SECONDS
-    order: str = ""
-    typed: tuple[str, ...] = ()
-    known: Mapping[str, str] = field(default_factory=dict)
-    passed: tuple[str, ...] = ()
-    nodes: int = 1
-    gpus: str | None = None
-    cpus: int | None = None
-    memory_mib: int | None = None
-    seconds: int | None = None
-    stage_seconds: int = STAGE_SECONDS
-    retries: int = 0
-    port: int = 29_500
-    options: tuple[str, ...] = ()
+    @property
+    def known(self) -> dict[str, str]:
+        """The variables that may stand in the script: dsv's own hold no secret, except for parameters."""
+        return {
+            name: value
+            for name, value in self.job.env.items()
+            if name.startswith("DSV_") and (name != "DSV_PARAMS" or value == "{}")
+        }
+
+    @property
+    def passed(self) -> dict[str, str]:
+        """The variables whose values come with the environment of sbatch."""
+        return {name: value for name, value in self.job.env.items() if name not in self.known}
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command of each node. Raise `UsageError` for an image that this Slurm can't run."""
+        job, container = self.job, self.options.container
+        check_command(job.command)
+        if job.image is not None and container is None:
+            raise UsageError(
+                "this Slurm runs no images, as its pool names nothing that does",
+                subject=job.image,
+                hint="dsv config pools.NAME.slurm.container podman (or apptainer, enroot), or leave out --image",
+            )
+        if container is None:
+            return job.command
+        if job.image is None:
+            raise UsageError(
+                f"this pool runs its jobs by {container}, which needs an image", hint="--image IMAGE"
+            )
+        return contained(container, job, (*job.env, *(MEETING if job.nodes > 1 else ())))
+
+    @property
+    def waits(self) -> bool:
+        """Check that a node with its data waits for others that may not have theirs."""
+        return self.job.nodes > 1 and bool(self.job.hold)
+
+    @property
+    def sbatch(self) -> tuple[str, ...]:
+        """The options of the pool."""
+        return (*self.options.sbatch, *self.job.engine_args)
 
 
 def comment(run: str, folder: Path) -> str:
@@ -284,19 +300,22 @@ def passing(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def render(batch: Batch) -> str:
-    """The script. Raises `UsageError` for what a line of #SBATCH can't say, and for a command that is too long."""
+    """Return the script. Raise `UsageError` for a job that Slurm can't run, or whose command is too long."""
+    job, folder = batch.job, shlex.quote(str(batch.job.scratch))
     head = ["#!/bin/bash", *(f"#SBATCH {_line(option)}" for option in sbatch_options(batch))]
+    sends_output = NodeOrder.sends_output(job.order, job.run)
+    close_seconds = OUTPUT_SECONDS if sends_output else CLOSE_SECONDS
     parts = [
         "\n".join(head) + "\n",
-        f"# Run {batch.run}. To submit it: mkdir -p {shlex.quote(str(batch.folder))} && sbatch THIS-FILE",
-        f"folder={shlex.quote(str(batch.folder))}",
-        f"retries={batch.retries}",
-        f"export DSV_RUN={shlex.quote(batch.run)}" if batch.hold else "",
-        f"patience={batch.close_seconds + _HUNG}",
-        _complete(batch),
+        f"# Run {job.run}. To submit it: mkdir -p {folder} && sbatch THIS-FILE",
+        f"folder={folder}",
+        f"retries={job.retries}",
+        f"export DSV_RUN={shlex.quote(job.run)}" if job.hold else "",
+        f"patience={close_seconds + _HUNG}",
+        _complete(batch, close_seconds),
         PREPARE,
         PASSING.format(names=" ".join(sorted(batch.passed))) if batch.passed else "",
-        MEETING_SCRIPT.format(port=batch.port) if batch.nodes > 1 else "",
+        MEETING_SCRIPT.format(port=_port(job.run)) if job.nodes > 1 else "",
         _task(batch),
         _steps(batch),
         FINISH,
@@ -305,44 +324,57 @@ def render(batch: Batch) -> str:
 
 
 def sbatch_options(batch: Batch) -> list[str]:
-    """In words that sbatch takes in a script and on its command line. The caller's own come last, and so win."""
-    folder = str(batch.folder).replace("%", "%%")
+    """Return words that sbatch takes in a script and on its command line. The pool's come last, and so win."""
+    job = batch.job
+    if job.gpus == ALL_GPUS:
+        raise UsageError("Slurm has to know how many GPUs", subject="--gpus", hint="--gpus 8")
+    folder = str(job.scratch).replace("%", "%%")
     found = [
-        f"--job-name={batch.name}",
-        f"--comment={comment(batch.run, batch.folder)}",
-        f"--nodes={batch.nodes}",
+        f"--job-name={job.name}",
+        f"--comment={comment(job.run, job.scratch)}",
+        f"--nodes={job.nodes}",
         "--ntasks-per-node=1",
         f"--output={folder}/slurm.log",
         "--open-mode=append",
-        "--requeue" if batch.retries else "--no-requeue",
+        "--requeue" if job.retries else "--no-requeue",
     ]
-    limits = {
-        "gpus-per-node": batch.gpus,
-        "cpus-per-task": batch.cpus,
-        "mem": None if batch.memory_mib is None else f"{batch.memory_mib}M",
-        "time": _minutes(batch),
-    }
-    found += [f"--{name}={value}" for name, value in limits.items() if value is not None]
-    return [*found, *batch.options]
+    if job.gpus is not None:
+        found.append(f"--gpus-per-node={f'{job.gpu_type}:' if job.gpu_type else ''}{job.gpus}")
+    if job.cpus is not None:
+        found.append(f"--cpus-per-task={math.ceil(job.cpus)}")
+    if job.memory_bytes is not None:
+        found.append(f"--mem={math.ceil(job.memory_bytes / (1 << 20))}M")
+    if job.time_seconds is not None:  # Slurm's limit counts from when the job has its nodes
+        found.append(f"--time={math.ceil((job.time_seconds + batch.options.stage_seconds + GRACE) / 60)}")
+    return [*found, *batch.sbatch]
+
+
+def _port(run: str) -> int:
+    try:
+        return meeting_port(run)
+    except ValueError:  # no id of a run
+        return meeting_port("-0")
 
 
 def _task(batch: Batch) -> str:
     """Return the script of each node; srun gets it as one argument."""
-    command = shlex.join(batch.command)
+    job, words = batch.job, batch.command
+    command = shlex.join(words)
+    inside = job.workdir is None or batch.options.container is not None
     text = TASK.format(
-        end=_delimiter(batch),
-        wait=WAIT if _waits(batch) else "",
+        end=f"END_OF_TASK_{re.sub(r'[^A-Za-z0-9]', '_', job.run)}",
+        wait=WAIT if batch.waits else "",
         variables=_exports(batch),
-        workdir="" if batch.workdir is None else f"cd {shlex.quote(str(batch.workdir))} || exit 125",
-        program=shlex.quote(batch.command[0]),
+        workdir="" if inside else f"cd {shlex.quote(str(job.workdir))} || exit 125",
+        program=shlex.quote(words[0]),
         command=command,
         clock=_clock(batch),
-        stop_clock="" if batch.seconds is None else STOP_CLOCK,
+        stop_clock="" if job.time_seconds is None else STOP_CLOCK,
     )
     size = _bytes(command)
     if (over := _bytes(text) - _LONGEST) > 0:
         hint = "put it into a script, for instance in the folder of --code, or its arguments into a file"
-        raise _too_long("the command", size, max(size - over, 0), batch.run, hint)
+        raise _too_long("the command", size, max(size - over, 0), job.run, hint)
     return text
 
 
@@ -364,10 +396,6 @@ def _line(option: str) -> str:
     return shlex.quote(option) if re.search(r"[^\w%+,./:=@\[\]-]", option) else option
 
 
-def _delimiter(batch: Batch) -> str:
-    return f"END_OF_TASK_{re.sub(r'[^A-Za-z0-9]', '_', batch.run)}"
-
-
 def _exports(batch: Batch) -> str:
     known = [(name, value) for name, value in sorted(batch.known.items()) if name != "DSV_ATTEMPT"]
     lines = ['export DSV_ATTEMPT="$2"', *(f"export {name}={shlex.quote(value)}" for name, value in known)]
@@ -376,47 +404,39 @@ def _exports(batch: Batch) -> str:
     return "\n".join(lines)
 
 
-def _waits(batch: Batch) -> bool:
-    """Check that a node with its data waits for others that may not have theirs."""
-    return batch.nodes > 1 and bool(batch.hold)
-
-
 def _steps(batch: Batch) -> str:
-    """What holds the data makes sure of it as well, and says what that took."""
-    held = shlex.join(batch.hold[:-1])
-    if not _waits(batch):
-        hold = f'{held} --json-file "$folder/stage.$attempt.0" -- ' if batch.hold else ""
+    """Return what holds the data, makes sure of it as well, and says what that took."""
+    job = batch.job
+    held = shlex.join((batch.options.dsv, *job.hold[:-1]))
+    if not batch.waits:
+        hold = f'{held} --json-file "$folder/stage.$attempt.0" -- ' if job.hold else ""
         return ALONE.format(hold=hold)
     said = '"$1/stage.$2.$SLURM_NODEID"'
     begin = f'exec {held} --json-file {said} -- bash -c "$3" task "$1" "$2"'
     return TOGETHER.format(begin=shlex.quote(begin))
 
 
-def _minutes(batch: Batch) -> int | None:
-    """Slurm's limit, which counts from when the job has its nodes."""
-    return None if batch.seconds is None else math.ceil((batch.seconds + batch.stage_seconds + GRACE) / 60)
-
-
 def _clock(batch: Batch) -> str:
-    if batch.seconds is None:
+    seconds, warning = batch.job.time_seconds, warning_of(batch.sbatch)
+    if seconds is None:
         return ""
-    left, warning = batch.seconds, warning_of(batch.options)
-    said = ""
+    left, said = seconds, ""
     if warning is not None:
         name, before = warning
-        left = min(before, batch.seconds)
-        said = f'\n  sleep {batch.seconds - left}\n  kill -s {name} -- "-$command"'
+        left = min(before, seconds)
+        said = f'\n  sleep {seconds - left}\n  kill -s {name} -- "-$command"'
     return CLOCK.format(warning=said, seconds=left, grace=GRACE)
 
 
-def _complete(batch: Batch) -> str:
-    if not batch.close:
+def _complete(batch: Batch, seconds: int) -> str:
+    job = batch.job
+    if not job.close or not job.order:
         return "complete() { :; }\n"
     return COMPLETE.format(
-        argv=shlex.join(batch.typed),
-        order=shlex.quote(batch.order),
-        close=shlex.join(batch.close),
-        seconds=batch.close_seconds,
+        argv=shlex.join(job.command),
+        order=shlex.quote(job.order),
+        close=shlex.join((batch.options.dsv, *job.close)),
+        seconds=seconds,
     )
 
 

@@ -1,7 +1,6 @@
-"""What every use needs: settings, how to reach stores, who asks, who watches.
+"""What every use of `dsv.api` needs: settings, how to reach stores, who asks, and who watches.
 
-Made once by the caller (the command line, or a program) and handed to each function of `dsv.api`. The code that reads
-stores is imported by the first use that opens one: `dsv status` mostly needs none of it.
+The code that reads stores is imported by the first use that opens one: `dsv status` mostly needs none of it.
 """
 
 from __future__ import annotations
@@ -38,40 +37,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """`metadata` is the folder below which local copies of immutable metadata lie, one folder for each store.
-
-    offline: no store is asked, and what `open_offline` opens is read. offline_hint: the command line to tell of if the
-    store can't be reached and the same could be read offline.
-    override: why protected branches are moved against their rules; None: the rules are kept.
-    moved: told of a store whose names have moved from the place that was named for them: its URL, that place, and where
-    they are.
-    """
+    """Made once by `dsv.connect` or the command line, and handed to each function of `dsv.api`."""
 
     settings: Settings
     options: StoreOptions
     writer: Writer
     metadata: Path
+    """The folder below which local copies of immutable metadata lie, one folder for each store."""
     cwd: Path
     progress: Progress = field(default_factory=NoProgress)
     clock: Clock = now_ms
     offline: bool = False
+    """No store is asked: what this machine's cache knows is read."""
     offline_hint: str | None = None
+    """The command line to name if the store can't be reached, and the same could be read offline."""
     open_offline: Callable[[Context, Target | None], Repository] | None = None
+    """Opens what is read offline; None if nothing can be."""
     override: str | None = None
+    """Why protected branches are moved against their rules; None: the rules are kept."""
     moved: Callable[[str, str, str], None] = field(default=lambda *_: None)
+    """Called for a store whose names have moved, with its URL, the place that was named for them, and the new one."""
 
     def metadata_folder(self, store_id: StoreId) -> Path:
         return self.metadata / "stores" / str(store_id) / "objects"
 
     def store_options(self, choice: StoreChoice) -> StoreOptions:
-        """The environment's options, with what the configuration says of this store put before them."""
+        """Return the environment's options, with what the configuration says of this store put before them."""
         return self.options.overridden(
             endpoint=choice.endpoint, region=choice.region, profile=choice.profile, ca_file=choice.ca_bundle
         )
 
     @contextmanager
     def store(self, text: str | None = None, *, create: bool = False) -> Iterator[OpenStore]:
-        """The store that `text` names (None: the one in effect), opened, counted, and closed at the end.
+        """Open the store that `text` names (None: the one in effect), and close it at the end.
 
         `create` makes the folder of a directory store, but not that of its names.
         """
@@ -94,7 +92,7 @@ class Context:
 
     @contextmanager
     def repository(self, target: Target | None = None) -> Iterator[Repository]:
-        """The repository in the store in effect. Raises `NotFound` where there is none.
+        """Open the repository in the store in effect. Raises `NotFound` if there is none.
 
         target: what `resolve` is about to be asked.
         """
@@ -140,7 +138,7 @@ class Context:
     def open_repository(
         self, store: OpenStore, target: Target | None = None, commit: CommitId | None = None
     ) -> Repository:
-        """The repository in a store that `store` has opened; its threads end when that is closed.
+        """Return the repository in a store that `store` has opened; its threads end when that is closed.
 
         target, commit: what `resolve` and `Objects.stored_commit` are about to be asked.
         """
@@ -168,7 +166,7 @@ class Context:
         return lambda refs: expect(refs, dataset, target.rev)
 
     def workspace(self) -> Workspace:
-        """The workspace around the working directory. Raises `NotFound`."""
+        """Return the workspace around the working folder. Raises `NotFound`."""
         found = Workspace.find(self.cwd)
         if found is None:
             raise NotFound(
@@ -183,13 +181,13 @@ class Context:
 
     @contextmanager
     def bound_repository(self, workspace: Workspace) -> Iterator[Repository]:
-        """The repository that a workspace belongs to; another store in its place is refused."""
+        """Open the repository that a workspace belongs to; another store in its place is refused."""
         with self.repository() as repository:
             check_binding(workspace, repository)
             yield repository
 
     def resolve(self, repository: Repository, target: Target) -> Resolved:
-        """The commit that a target means, in a workspace or outside. Raises `NotFound`, `UsageError`."""
+        """Return the commit that a target means, in a workspace or outside. Raises `NotFound`, `UsageError`."""
         workspace = None if target.dataset is not None else self.workspace_or_none()
         if target.dataset is None:
             if workspace is None:
@@ -258,7 +256,7 @@ def write_tracking(context: Context, repository: Repository) -> None:
 
 
 def check_binding(workspace: Workspace, repository: Repository) -> None:
-    """Raises `Conflict` where the store is not the one that the workspace was bound to."""
+    """Raise `Conflict` if the store is not the one that the workspace was bound to."""
     if workspace.store_id != repository.id:
         raise Conflict(
             f"{workspace.root} belongs to another store than {repository.store.url}",

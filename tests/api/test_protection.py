@@ -21,10 +21,9 @@ from dsv.errors import Conflict, DsvError, IntegrityError, Unsupported
 from dsv.format import keys
 from dsv.format.records import BranchRule, Feature, FeatureRule, Limits, RefEntry
 from dsv.repo import format_log
-from dsv.repo.name_checks import naming
 from dsv.repo.refs.branches import Head, LostRace, Moved, Refs
 from dsv.repo.repository import Repository
-from dsv.repo.session import Session
+from dsv.repo.session import Session, naming
 from dsv.store.base import LARGEST, Item, Store
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce

@@ -35,7 +35,7 @@ def bury(store: Store, dataset: DatasetName = DATASET, successor: DatasetName | 
 
 def moves(store: Store) -> list[str]:
     """Of the dataset, the oldest first."""
-    return sorted((item.key for item in store.list(keys.dataset_prefix(DATASET))), reverse=True)
+    return sorted((item.key for item in store.list(f"refs/{DATASET.component}/")), reverse=True)
 
 
 def world(store: Store) -> Store:
@@ -125,7 +125,6 @@ def test_the_tombstone_does_not_say_the_name() -> None:
     assert key != keys.erased_key(erased_id(other, DATASET)), (
         "nobody can look names up for all stores at once"
     )
-    assert keys.parse_dataset(key) is None
 
 
 def test_each_command_says_so(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from dsv.format.locator import ObjectKind
 from dsv.format.pack import verify
 from dsv.format.records import Feature, FeatureRule, FormatEntry, GcDone, SessionVerdict
 from dsv.repo import session as session_module
-from dsv.repo.name_checks import naming
 from dsv.repo.repository import Repository
-from dsv.repo.session import Session
+from dsv.repo.session import Session, naming
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import write_tree
 from dsv.store.base import Bytes, Put

@@ -84,7 +84,6 @@ def branches(context: Context, dataset: DatasetName | None) -> list[BranchItem]:
 
 def create_branch(context: Context, name: BranchPath, target: Target, message: str = "") -> BranchItem:
     """Makes a branch at the commit that `target` means. Raises `Conflict` for a name that is taken."""
-    from dsv.repo.name_checks import check_new_branch
 
     wanted = _target(context, name, target)
     with context.repository(wanted) as repository:
@@ -93,7 +92,7 @@ def create_branch(context: Context, name: BranchPath, target: Target, message: s
         newest = repository.refs.newest(dataset, branch)
         if newest is not None and not newest.entry.deleted:
             raise _exists(newest, resolved.commit)
-        check_new_branch(repository, dataset, branch)
+        repository.refs.check_new_branch(dataset, branch)
         head = put_move(
             context, repository, (dataset, branch), newest, resolved.commit, Action("create", message)
         )
@@ -153,7 +152,6 @@ def restore_branch(context: Context, name: BranchPath, message: str = "") -> Bra
     """Brings a deleted branch back to where it was. Raises `NotFound` for one that never was, and `Conflict` if it is
     not deleted, if the name has been taken since, or if gc is removing its commit.
     """
-    from dsv.repo.name_checks import check_new_branch
 
     with context.repository() as repository:
         dataset = dataset_of(context, repository, name.dataset)
@@ -168,7 +166,7 @@ def restore_branch(context: Context, name: BranchPath, message: str = "") -> Bra
                 hint=f"dsv log --reflog {dataset}@{name.branch} shows its moves; to move it back: dsv branch "
                 f"{name.branch} TARGET --reset",
             )
-        check_new_branch(repository, dataset, name.branch)
+        repository.refs.check_new_branch(dataset, name.branch)
         last = next((entry for entry in repository.refs.history(newest) if not entry.deleted), None)
         commit = None if last is None else last.commit
         head = put_move(
@@ -203,7 +201,7 @@ def put_move(
 
     Raises `Conflict` if somebody else has moved it since `after`.
     """
-    from dsv.repo.name_checks import naming
+    from dsv.repo.session import naming
 
     if len(action.message) > MESSAGE_MAX:
         raise UsageError(
@@ -375,7 +373,6 @@ def rename_branch(context: Context, old: BranchPath, new: BranchName, message: s
 
 def _new_name(context: Context, repository: Repository, head: Head, new: BranchName, message: str) -> Head:
     """The branch of the new name at the old one's commit; perhaps an earlier, killed call has made it."""
-    from dsv.repo.name_checks import check_new_branch
 
     newest = repository.refs.newest(head.dataset, new)
     action = _action(_RENAMED_FROM + head.branch, message)
@@ -390,7 +387,7 @@ def _new_name(context: Context, repository: Repository, head: Head, new: BranchN
         if newest.commit == head.commit:
             return newest
     else:
-        check_new_branch(repository, head.dataset, new)
+        repository.refs.check_new_branch(head.dataset, new)
     if head.commit is None:
         raise NotFound(
             f"branch {head.branch} of {head.dataset} has no commit yet",

@@ -14,7 +14,6 @@ from dsv.api.edited_tree import EditedTree, as_text
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.format.commit import Commit
 from dsv.format.tree import Kind
-from dsv.repo.name_checks import check_new_dataset
 from dsv.repo.refs.branches import Head, LostRace, deleted
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import Change, diff_trees
@@ -305,7 +304,7 @@ def _branch_to_edit(
     if head is not None and not head.entry.deleted:
         return dataset, branch, head
     if branch == MAIN and create and head is None:
-        check_new_dataset(repository, dataset)
+        repository.refs.check_new_dataset(dataset)
         return dataset, branch, None
     if not repository.refs.exists(dataset):
         raise _no_dataset(context, repository, dataset, target)

@@ -13,7 +13,6 @@ from dsv.api.workspaces import check_no_cache
 from dsv.errors import Conflict, Denied, Unsupported, UsageError
 from dsv.format.records import RefEntry
 from dsv.repo.errors import may_write
-from dsv.repo.name_checks import check_new_dataset
 from dsv.repo.refs.branches import Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
@@ -60,7 +59,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
             else context.open_repository(store)
         )
         repository.format.check(store.url, writing=True)
-        check_new_dataset(repository, dataset)
+        repository.refs.check_new_dataset(dataset)
         resumed = inside is not None and inside.store_id == repository.id and inside.base() is None
         if inside is not None and not resumed:
             raise Conflict(

@@ -10,10 +10,9 @@ from dsv.api.workspaces import open_to_publish
 from dsv.errors import NotFound
 from dsv.format.commit import Commit
 from dsv.repo.errors import missing_commit
-from dsv.repo.name_checks import check_whole
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
-from dsv.repo.session import Session
+from dsv.repo.session import Session, check_whole
 from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.commit import Draft, new_commit, publish_commit

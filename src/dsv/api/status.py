@@ -227,7 +227,7 @@ def _by_branch(
     limits = branch.limits
     if limits is None or not found.differences:
         return before, False, []
-    from dsv.repo.refs.rules import refused_mover
+    from dsv.repo.refs.branches import refused_mover
 
     refused = refused_mover(limits, found.author, merge=False)
     if refused is None:

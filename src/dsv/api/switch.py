@@ -8,8 +8,8 @@ from dsv.api.context import Context
 from dsv.api.workspaces import open_to_publish
 from dsv.errors import Conflict, NotFound
 from dsv.repo.errors import missing_commit
-from dsv.repo.name_checks import check_new_branch, point_branch
 from dsv.repo.refs.branches import Head, LostRace
+from dsv.repo.session import point_branch
 from dsv.repo.tree.read import TreeReader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, TagName
@@ -102,7 +102,7 @@ def _create(opened: OpenWorkspace, branch: BranchName) -> Switched:
     newest = repository.refs.newest(dataset, branch)
     if newest is not None and not newest.entry.deleted:
         raise _taken(newest)
-    check_new_branch(repository, dataset, branch)
+    repository.refs.check_new_branch(dataset, branch)
     if base is None:
         raise NotFound(
             f"{workspace.root} has no commit yet", subject=str(workspace.root), hint="dsv sync makes one"

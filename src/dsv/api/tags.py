@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dsv.api.context import Context
 from dsv.errors import Conflict
 from dsv.format.records import TagDeleted, TagValue
-from dsv.repo.name_checks import check_new_tag, naming
+from dsv.repo.session import naming
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import DatasetName, TagName, Target
 
@@ -36,7 +36,7 @@ def tag(context: Context, name: TagName, target: Target, message: str = "") -> T
     """Names the commit that `target` means. Raises `Conflict` where the name means something else."""
     with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
-        check_new_tag(repository, resolved.dataset, name)
+        repository.refs.check_new_tag(resolved.dataset, name)
         value = TagValue(
             commit=resolved.commit,
             nonce=Nonce.random(),

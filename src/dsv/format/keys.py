@@ -35,7 +35,6 @@ _RULE = "0-rule-"
 _FILTER = "-filter"
 _MERGE = "merge-"
 _SEQ = re.compile(r"[0-9a-f]{16}", re.ASCII)
-_COUNT = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 I = TypeVar("I", bound=Id)  # noqa: E741
 N = TypeVar("N", DatasetName, BranchName, TagName)
@@ -138,10 +137,6 @@ REBUILT_FOR_KEY = f"{FORMAT_PREFIX}rebuilt-for"
 # --- refs
 
 
-def dataset_prefix(dataset: DatasetName) -> str:
-    return f"{REFS_PREFIX}{dataset.component}/"
-
-
 def branches_prefix(dataset: DatasetName) -> str:
     return f"{REFS_PREFIX}{dataset.component}/branches/"
 
@@ -193,26 +188,9 @@ def tag_deleted_key(dataset: DatasetName, tag: TagName) -> str:
     return f"{tags_prefix(dataset)}{tag.component}/deleted"
 
 
-def parse_tag_key(key: str) -> tuple[DatasetName, TagName, bool] | None:
-    """Dataset, tag, and whether the key is the one that says it was deleted."""
-    parts = key.split("/")
-    if len(parts) != 5 or parts[0] != "refs" or parts[2] != "tags" or parts[4] not in ("value", "deleted"):
-        return None
-    dataset, tag = _parse_name(DatasetName, parts[1]), _parse_name(TagName, parts[3])
-    return None if dataset is None or tag is None else (dataset, tag, parts[4] == "deleted")
-
-
 def erased_key(erased: ErasedId) -> str:
     """The tombstone of a dataset, below a name that no dataset can have."""
     return f"{REFS_PREFIX}{erased.hex()}/erased"
-
-
-def parse_dataset(key: str) -> DatasetName | None:
-    """Return which dataset a key below `refs/` or `runs/` belongs to."""
-    parts = key.split("/", 2)
-    if len(parts) < 3 or parts[0] not in ("refs", "runs"):
-        return None
-    return _parse_name(DatasetName, parts[1])
 
 
 # --- sessions, gc, runs
@@ -241,29 +219,12 @@ def session_closed_key(session: SessionId) -> str:
     return session_prefix(session) + "closed"
 
 
-def parse_session_key(key: str) -> tuple[SessionId, str, int] | None:
-    """Session, `open`, `beat`, `verdict` or `closed`, and the number of a beat (else 0)."""
-    parts = key.split("/")
-    session = _parse_id(SessionId, parts[1]) if len(parts) == 3 and parts[0] == "sessions" else None
-    if session is None:
-        return None
-    what, _, count = parts[2].partition("-")
-    if what == "beat" and _COUNT.fullmatch(count):
-        return session, what, int(count, 16)
-    return (session, what, 0) if parts[2] in ("open", "verdict", "closed") else None
-
-
 def gc_condemned_key(epoch: int) -> str:
     return f"{GC_PREFIX}{_up(epoch)}/condemned"
 
 
 def gc_done_key(epoch: int) -> str:
     return f"{GC_PREFIX}{_up(epoch)}/done"
-
-
-def is_gc_condemned_key(key: str) -> bool:
-    parsed = parse_gc_key(key)
-    return parsed is not None and parsed[1] == "condemned"
 
 
 def parse_gc_key(key: str) -> tuple[int, str] | None:

@@ -362,29 +362,14 @@ class BranchRule(msgspec.Struct, frozen=True):
     branch: BranchName
     number: int
 
-    @property
-    def protected(self) -> bool:
-        return self.limits is not None
-
-    @property
-    def only_merge(self) -> bool:
-        return self.limits is not None and self.limits.only_merge
-
-    @property
-    def who(self) -> tuple[str, ...]:
-        return () if self.limits is None else self.limits.who
-
-    @property
-    def max_removals(self) -> int | None:
-        return None if self.limits is None else self.limits.max_removals
-
     def encode(self) -> bytes:
         """Raises `ValueError` for limits that make no sense."""
-        fault = None if self.limits is None else self.limits.fault()
+        limits = self.limits or Limits()
+        fault = limits.fault()
         if fault is not None:
             raise ValueError(fault)
         return _RULE.encode((
-            self.protected, self.only_merge, self.who, self.max_removals, bytes(self.nonce),
+            self.limits is not None, limits.only_merge, limits.who, limits.max_removals, bytes(self.nonce),
             self.time_ms, self.author, self.message, str(self.dataset), str(self.branch), self.number,
         ))  # fmt: skip
 

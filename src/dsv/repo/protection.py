@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dsv.repo.history import is_ancestor
-from dsv.repo.refs.rules import refused_mover, refused_removals
+from dsv.repo.refs.branches import refused_mover, refused_removals
 from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.read import TreeReader
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def refused_move(
-    objects: Objects, limits: Limits, before: CommitId | None, entry: RefEntry, *, merge: bool
+    objects: Objects, limits: Limits, before: CommitId | None, entry: RefEntry, merge: bool
 ) -> str | None:
     """Return why the branch may not go from `before` to what the entry names; None if it may. merge: a merge does
     it."""

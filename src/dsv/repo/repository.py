@@ -63,12 +63,10 @@ class Repository:
         self.last_seen: tuple[DatasetName, BranchName, Tracked] | None = None
         """The branch of the workspace around, and the last answer about it."""
 
-    def _refused(
-        self, limits: Limits, before: CommitId | None, entry: RefEntry, *, merge: bool
-    ) -> str | None:
+    def _refused(self, limits: Limits, before: CommitId | None, entry: RefEntry, merge: bool) -> str | None:
         from dsv.repo.protection import refused_move  # which only a protected branch needs
 
-        return refused_move(self.objects, limits, before, entry, merge=merge)
+        return refused_move(self.objects, limits, before, entry, merge)
 
     def check_last_seen(self) -> None:
         """Raise `IntegrityError` if the branch was read, and the move at which it was last seen is another one by now.

@@ -33,6 +33,7 @@ from dsv.repo.errors import ONE_WINS_AGAIN, may_write, read_record
 from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.refs.branches import Head, LostRace, Moved
 from dsv.repo.repository import Repository
+from dsv.repo.tree.read import TreeReader, reach_tree
 from dsv.store.base import Bytes, Put, together
 from dsv.values.ids import CommitId, Id, IndexId, Nonce, PackId, SessionId
 from dsv.values.names import BranchName, DatasetName
@@ -255,6 +256,53 @@ class Session:
             self.repository.store.put_if_absent(key, heartbeat.encode())
             self._heartbeats += 1
         return RENEW_SECONDS
+
+
+@contextlib.contextmanager
+def naming(
+    repository: Repository, writer: Writer, commit_id: CommitId, after: Head | None = None
+) -> Iterator[None]:
+    """What is written in this context may name the commit: the store has it whole, and gc will know of it.
+
+    after: the move of a branch that the new name is to follow.
+
+    Raises `IntegrityError` if the store has no such commit, whatever local copies say, and `Conflict` if gc is
+    removing it or has fenced this session.
+    """
+    repository.objects.check_stored([commit_id])
+    with Session.open(repository, writer) as session:
+        check_whole(session, commit_id)
+        session.declare(commit_id, after)
+        with session.ending():
+            yield
+
+
+def point_branch(
+    repository: Repository,
+    writer: Writer,
+    where: tuple[DatasetName, BranchName],
+    after: Head | None,
+    commit_id: CommitId,
+    action: str,
+) -> Moved | LostRace:
+    """Move a branch to a commit, or make it there. after: its head now. Raises as `naming`."""
+    entry = RefEntry(commit_id, False, Nonce.random(), repository.clock(), writer.author, action)
+    with naming(repository, writer, commit_id, after):
+        return repository.refs.move(*where, after, entry)
+
+
+def check_whole(session: Session, commit_id: CommitId) -> None:
+    """Raises `Conflict` if something of the commit lies in condemned packs only. Asks nothing if none is."""
+    if not session.condemned:
+        return
+    tree = TreeReader(session.repository.objects, commit_id)
+    for kind, object_id, location in reach_tree(tree):
+        if (location is None or location.pack in session.condemned) and session.find(kind, object_id) is None:
+            raise Conflict(
+                f"commit {str(commit_id)[:12]} is being removed from {session.repository.store.url} by gc",
+                subject=str(commit_id),
+                hint="sync its files again, if somebody still has them",
+            )
 
 
 def _condemned(repository: Repository) -> frozenset[PackId]:

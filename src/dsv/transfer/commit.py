@@ -1,15 +1,14 @@
 """Making one commit on a branch from changes of a tree, without a workspace.
 
 `commit_changes` is the whole way, from a session to the branch's next move. A writer with a session of its own, or with
-a tree that is written already, uses `publish_tree`. Killed anywhere, either the branch has the whole commit or nothing
-of it can be seen.
+a tree that is written already, uses `new_commit` and `publish_commit`. Killed anywhere, either the branch has the whole
+commit or nothing of it can be seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -19,14 +18,13 @@ from dsv.format.commit import Commit
 from dsv.format.locator import Locator
 from dsv.format.records import RefEntry, Writer
 from dsv.repo.merge_indexes import tidy
-from dsv.repo.name_checks import check_whole
 from dsv.repo.refs.branches import Head, LostRace, Moved
 from dsv.repo.repository import Repository
-from dsv.repo.session import Session
+from dsv.repo.session import Session, check_whole
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange, WrittenTree, write_tree
 from dsv.transfer.upload import Uploader
-from dsv.values.ids import CommitId, NodeId, Nonce
+from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import BranchName, DatasetName
 from dsv.values.paths import link_escapes, show
 
@@ -70,21 +68,6 @@ class Unchanged(msgspec.Struct, frozen=True):
     commit: CommitId | None
 
 
-class Tree(Protocol):
-    """What a commit says of its tree: a `WrittenTree`, or another `Commit` with the same files."""
-
-    @property
-    def root(self) -> NodeId: ...
-    @property
-    def level(self) -> int: ...
-    @property
-    def entries(self) -> int: ...
-    @property
-    def files(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-
-
 def commit_changes(
     repository: Repository,
     writer: Writer,
@@ -125,23 +108,7 @@ def commit_changes(
     return replace(done, uploaded_bytes=uploader.uploaded_bytes) if isinstance(done, Committed) else done
 
 
-def publish_tree(
-    session: Session,
-    writer: Writer,
-    draft: Draft,
-    tree: Tree,
-    locator: Locator | None,
-    before_ref: Callable[[], None] = lambda: None,
-) -> Committed | LostRace:
-    """Stores a commit of a tree whose objects are stored, and moves the branch to it.
-
-    before_ref: see `Session.publish`.
-    """
-    commit = new_commit(session.repository, writer, draft, tree)
-    return publish_commit(session, writer, draft, commit, locator, before_ref)
-
-
-def new_commit(repository: Repository, writer: Writer, draft: Draft, tree: Tree) -> Commit:
+def new_commit(repository: Repository, writer: Writer, draft: Draft, tree: WrittenTree | Commit) -> Commit:
     """The commit, for a caller that needs its id before it is published."""
     commit = Commit(
         root=tree.root,
@@ -165,7 +132,10 @@ def publish_commit(
     locator: Locator | None,
     before_ref: Callable[[], None] = lambda: None,
 ) -> Committed | LostRace:
-    """As `publish_tree`, with a commit by `new_commit`."""
+    """Store a commit of a tree whose objects are stored, and move the branch to it.
+
+    before_ref: see `Session.publish`.
+    """
     commit_id = CommitId.hash(commit.encode())
     put_commit = partial(session.put_commit, commit, locator)
     return _publish(session, writer, draft, commit_id, commit, before_ref, put_commit)

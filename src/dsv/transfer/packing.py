@@ -72,7 +72,6 @@ class Sender:
         self._in_flight = 0
         self._pending: list[Future[None]] = []
         self.sent_bytes = 0
-        self.sent_packs = 0
 
     def send(self, pack: SealedPack) -> None:
         """Takes over the pack; blocks while too much is in flight."""
@@ -114,7 +113,6 @@ class Sender:
             with self._room:
                 self._in_flight -= size
                 self.sent_bytes += size
-                self.sent_packs += 1
                 self._room.notify_all()
 
 

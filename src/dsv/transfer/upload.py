@@ -125,10 +125,6 @@ class Uploader:
         """Bytes of packs and indexes that this upload sent."""
         return self._sender.sent_bytes + self._index_bytes
 
-    @property
-    def uploaded_packs(self) -> int:
-        return self._sender.sent_packs
-
     def resume(
         self, packs: Mapping[PackId, tuple[int, list[Row]]], recipes: Mapping[RecipeId, bytes]
     ) -> None:

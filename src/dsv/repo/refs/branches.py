@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, IntegrityError, NotFound
-from dsv.format import keys
-from dsv.format.records import MERGE, RENAME, RENAMED_TO, Action, RefEntry
+from dsv.format import envelope, keys
+from dsv.format.records import MERGE, RENAME, RENAMED_TO, Action, BranchRule, Limits, RefEntry
 from dsv.repo.errors import put_back, read_record
 from dsv.repo.refs.read import changed, check_kept, latest, never_again, parts
-from dsv.repo.refs.rules import newest_rule, refused_mover, refused_removals, rule_or_none
 from dsv.repo.refs.tags import Tags, named_parts
 from dsv.store.base import Put, both, together
+from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
-    from dsv.format.records import BranchRule, Limits, TagValue
+    from dsv.format.records import TagValue
     from dsv.repo.refs.read import Listed
     from dsv.store.base import Store
-    from dsv.values.ids import CommitId
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -76,6 +75,56 @@ def gap(head: Head, number: int) -> IntegrityError:
     )
 
 
+def _newest_rule(store: Store, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule:
+    """The last rule of a branch, searched by number from one that exists. Needs no listing."""
+    rule, later = both(
+        partial(_read_rule, store, dataset, branch, number),
+        partial(_rule_or_none, store, dataset, branch, number + 1),
+    )
+    while later is not None:
+        rule, number = later, number + 1
+        later = _rule_or_none(store, dataset, branch, number + 1)
+    return rule
+
+
+def _rule_or_none(store: Store, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule | None:
+    try:
+        return _read_rule(store, dataset, branch, number)
+    except NotFound:
+        return None
+
+
+def _read_rule(store: Store, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule:
+    """Raises `NotFound`, and `IntegrityError` for a rule that was written for another key."""
+
+    def decode(data: bytes) -> BranchRule:
+        rule = BranchRule.decode(data)
+        if (rule.dataset, rule.branch, rule.number) != (dataset, branch, number):
+            raise envelope.damaged(
+                "branch-rule",
+                f"it was written for {rule.dataset} {rule.branch} {rule.number}, not for {dataset} {branch} {number}",
+            )
+        return rule
+
+    return read_record(decode, store, keys.branch_rule_key(dataset, branch, number))
+
+
+def refused_mover(limits: Limits, author: str, *, merge: bool) -> str | None:
+    """Return why this author may not move the branch in this way, as far as that is known before there is a commit."""
+    if not limits.names(author):
+        return f"{author} is not among those who may move it, {', '.join(limits.who)}"
+    if limits.only_merge and not merge:
+        return "only a merge moves it"
+    return None
+
+
+def refused_removals(limits: Limits, removed: int, entries: int) -> str | None:
+    """Return why a commit that removes so many of the entries may not be the branch's next; None if it may."""
+    if limits.max_removals is None or removed * 100 <= limits.max_removals * entries:
+        return None
+    return f"{removed:,} of {entries:,} paths would be removed, more than {limits.max_removals} %"
+
+
 class Moved(msgspec.Struct, frozen=True):
     """The move was published."""
 
@@ -94,12 +143,8 @@ __all__ = ["Head", "LostRace", "Moved", "Refs"]
 _AT_ONCE = 256
 
 
-class Refused(Protocol):
-    """Why the limits of a branch forbid that it goes from a commit to what an entry names; None if they don't."""
-
-    def __call__(
-        self, limits: Limits, before: CommitId | None, entry: RefEntry, *, merge: bool
-    ) -> str | None: ...
+Refused = Callable[[Limits, CommitId | None, RefEntry, bool], str | None]
+"""Return why the limits of a branch forbid that it goes from a commit to what an entry names, perhaps by a merge."""
 
 
 class Refs(Tags):
@@ -176,7 +221,7 @@ class Refs(Tags):
 
     def head_or_none(self, dataset: DatasetName, branch: BranchName) -> Head | None:
         """The branch's newest entry; None where it never was or is deleted."""
-        head = self._newest(dataset, branch)
+        head = self.newest(dataset, branch)
         return None if head is None or head.entry.deleted else head
 
     def head(self, dataset: DatasetName, branch: BranchName) -> Head:
@@ -185,7 +230,7 @@ class Refs(Tags):
         if head is not None:
             return head
         self.require(dataset)
-        newest = self._newest(dataset, branch)
+        newest = self.newest(dataset, branch)
         raise deleted(newest) if newest is not None else self.no_name(dataset, branch)
 
     def history(self, head: Head, limit: int | None = None) -> Iterator[RefEntry]:
@@ -197,7 +242,7 @@ class Refs(Tags):
         batch = 4
         while number > last:
             numbers = range(number, max(number - batch, last), -1)
-            read = together([partial(self._read, head.dataset, head.branch, each) for each in numbers])
+            read = together([partial(self.entry, head.dataset, head.branch, each) for each in numbers])
             for each, entry in zip(numbers, read, strict=True):
                 if entry is None:
                     raise self.erased(head.dataset) or gap(head, each)
@@ -219,12 +264,12 @@ class Refs(Tags):
         key = keys.branch_key(dataset, branch, number)
         if self.named:
             made = replace(made, dataset=dataset, branch=branch, number=number)
-        read = partial(self._read, dataset, branch, number)
+        read = partial(self.entry, dataset, branch, number)
         what = f"this move of branch {branch} of {dataset}"
         check = partial(check_kept, read, self._store.url, key, what, made)
         if self._put(key, made.encode(), f"branch {branch} of {dataset}", check) is Put.WON:
             return Moved(self._saw(Head(dataset, branch, number, made)))
-        winner = self._newest(dataset, branch)
+        winner = self.newest(dataset, branch)
         if winner is None:
             raise IntegrityError(f"branch {branch} of {dataset} is there and is not", subject=key)
         return LostRace(winner)
@@ -232,7 +277,7 @@ class Refs(Tags):
     def check_same(self, head: Head) -> None:
         """Raise `IntegrityError` if the move at which a branch was found is gone or has other bytes by now: nothing is
         to follow it."""
-        now = self._read(head.dataset, head.branch, head.number)
+        now = self.entry(head.dataset, head.branch, head.number)
         if now is None:
             raise self.erased(head.dataset) or gap(head, head.number)
         if now.nonce != head.entry.nonce:
@@ -249,13 +294,13 @@ class Refs(Tags):
         """The newest one of a branch; None if it never had one."""
         known = self._rules.get((dataset, branch))
         if known is not None:
-            later = rule_or_none(self._store, dataset, branch, known.number + 1)
+            later = _rule_or_none(self._store, dataset, branch, known.number + 1)
             number = None if later is None else later.number
         else:
             self._beginning(dataset, branch)
             number = self._listed[dataset, branch].rule
         if number is not None:
-            known = self._rules[dataset, branch] = newest_rule(self._store, dataset, branch, number)
+            known = self._rules[dataset, branch] = _newest_rule(self._store, dataset, branch, number)
         self.answers.add_limits(dataset, branch, None if known is None else known.limits)
         return known
 
@@ -263,12 +308,39 @@ class Refs(Tags):
         """The newest entry of a branch that was read. Asks nothing."""
         return self._seen.get((dataset, branch))
 
+    def check_new_dataset(self, dataset: DatasetName) -> None:
+        """Raises `Conflict` if another dataset's name differs from this in case only."""
+        for other in self.datasets():
+            if other != dataset and other.casefold() == dataset.casefold() and self.exists(other):
+                raise Conflict(
+                    f"{self._store.url} has a dataset {other}, and names may not differ in case only",
+                    subject=dataset,
+                )
+
+    def check_new_branch(self, dataset: DatasetName, name: BranchName) -> None:
+        """Raises `Conflict` where a tag has the name, or another name differs from it in case only."""
+        if self.tag(dataset, TagName.parse(name)) is not None:
+            raise Conflict(f"{dataset} has a tag {name}, so a branch can't have that name", subject=name)
+        self._check_case(dataset, name)
+
+    def check_new_tag(self, dataset: DatasetName, name: TagName) -> None:
+        """Raises `Conflict` where a branch has the name, or another name differs from it in case only."""
+        if self.head_or_none(dataset, BranchName.parse(name)) is not None:
+            raise Conflict(f"{dataset} has a branch {name}, so a tag can't have that name", subject=name)
+        self._check_case(dataset, name)
+
+    def _check_case(self, dataset: DatasetName, name: str) -> None:
+        heads, tags = self.names(dataset)
+        for other in [*(str(head.branch) for head in heads), *(str(tag) for tag, _ in tags)]:
+            if other != name and other.casefold() == name.casefold():
+                raise Conflict(f"{dataset} has {other}, and names may not differ in case only", subject=name)
+
     def add_rule(self, rule: BranchRule) -> bool:
         """Add the next rule of a branch; False if somebody else has added one with its number."""
         branch = rule.dataset, rule.branch
         what = f"the rule of branch {rule.branch} of {rule.dataset}"
         key = keys.branch_rule_key(*branch, rule.number)
-        read = partial(rule_or_none, self._store, *branch, rule.number)
+        read = partial(_rule_or_none, self._store, *branch, rule.number)
         check = partial(check_kept, read, self._store.url, key, what, rule)
         won = self._put(key, rule.encode(), what, check) is Put.WON
         if won:
@@ -296,7 +368,7 @@ class Refs(Tags):
         if limits is None or self.refused is None:
             return entry
         action = Action.parse(entry.action)
-        reason = self.refused(limits, after.commit, entry, merge=action.verb == MERGE)
+        reason = self.refused(limits, after.commit, entry, action.verb == MERGE)
         if reason is None:
             return entry
         if self.override is None:
@@ -304,32 +376,24 @@ class Refs(Tags):
         return replace(entry, action=str(action.overriding(self.override)))
 
     def newest(self, dataset: DatasetName, branch: BranchName) -> Head | None:
-        """The newest entry even if it is a tombstone."""
-        return self._newest(dataset, branch)
-
-    def entry(self, dataset: DatasetName, branch: BranchName, number: int) -> RefEntry | None:
-        """One move of a branch; None where it was not made."""
-        return self._read(dataset, branch, number)
-
-    def _newest(self, dataset: DatasetName, branch: BranchName) -> Head | None:
-        """From a move that was there on to the one that none follows, whatever a listing says."""
+        """The newest entry even if it is a tombstone: from a move that was there to the one that none follows."""
         seen = self._seen.get((dataset, branch))
         if seen is not None:
             number, entry = seen.number, seen.entry
-            later = self._read(dataset, branch, number + 1)
+            later = self.entry(dataset, branch, number + 1)
         elif (beginning := self._beginning(dataset, branch)) is not None:
             number = beginning
             self._check_unbroken(dataset, branch, number)
             entry, later = self._read_listed(dataset, branch, number)
         else:
             self._listed.pop((dataset, branch), None)  # it may be made any time
-            first = self._read(dataset, branch, 0)
+            first = self.entry(dataset, branch, 0)
             if first is None:
                 return None
-            number, entry, later = 0, first, self._read(dataset, branch, 1)
+            number, entry, later = 0, first, self.entry(dataset, branch, 1)
         while later is not None:
             number, entry = number + 1, later
-            later = self._read(dataset, branch, number + 1)
+            later = self.entry(dataset, branch, number + 1)
         return self._saw(Head(dataset, branch, number, entry))
 
     def _saw(self, head: Head) -> Head:
@@ -348,7 +412,7 @@ class Refs(Tags):
     ) -> tuple[RefEntry, RefEntry | None]:
         """A move that was listed, and the one behind it, which a listing may not have yet."""
         entry, later = both(
-            partial(self._read, dataset, branch, number), partial(self._read, dataset, branch, number + 1)
+            partial(self.entry, dataset, branch, number), partial(self.entry, dataset, branch, number + 1)
         )
         if entry is None:
             key = keys.branch_key(dataset, branch, number)
@@ -377,7 +441,7 @@ class Refs(Tags):
         by something else than a writer of dsv's. Asks the store only if a listing had it alone.
         """
         listed = self._listed.get((dataset, branch))
-        if listed is None or not listed.alone or self._read(dataset, branch, number - 1) is not None:
+        if listed is None or not listed.alone or self.entry(dataset, branch, number - 1) is not None:
             return
         key = keys.branch_key(dataset, branch, number)
         missing = keys.branch_key(dataset, branch, number - 1)
@@ -388,7 +452,8 @@ class Refs(Tags):
             hint=f"put {missing} back from a copy of the store, or remove {key} if no dsv has written it",
         )
 
-    def _read(self, dataset: DatasetName, branch: BranchName, number: int) -> RefEntry | None:
+    def entry(self, dataset: DatasetName, branch: BranchName, number: int) -> RefEntry | None:
+        """One move of a branch; None where it was not made."""
         if number > keys.LAST_MOVE:
             return None
 

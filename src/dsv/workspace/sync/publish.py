@@ -12,9 +12,8 @@ import msgspec
 
 from dsv.errors import Conflict, NoRoom, Unsupported
 from dsv.repo.merge_indexes import tidy
-from dsv.repo.name_checks import check_new_branch, check_whole, point_branch
 from dsv.repo.refs.branches import Head, LostRace
-from dsv.repo.session import Session
+from dsv.repo.session import Session, check_whole, point_branch
 from dsv.repo.tree.write import TreeChange, TreeWriter, WrittenTree
 from dsv.transfer.commit import Committed, Draft, new_commit, publish_commit
 from dsv.transfer.file_reader import Problem, refusal
@@ -100,7 +99,7 @@ class Publisher:
                 hint=f"dsv sync --branch {branch} publishes on it",
             )
         if self._begins_branch and self._new_branch:
-            check_new_branch(self._repository, dataset, branch)
+            self._repository.refs.check_new_branch(dataset, branch)
         elif self._begins_branch:
             if branch == self._workspace.branch:
                 refs.head(dataset, branch)  # raises what is missing

@@ -22,7 +22,7 @@ from typer.main import get_command
 from dsv import __version__
 from dsv.cli.call import Session
 from dsv.cli.catalogue import COMMANDS, root_help
-from dsv.cli.declare import Command, global_options, take_as_typed
+from dsv.cli.declare import Command, global_options, option, take_as_typed
 from dsv.cli.failure import READER_GONE, Failure, of_error, without_passwords
 from dsv.cli.output import Output, ReaderGone
 from dsv.cli.process_env import Surroundings
@@ -103,9 +103,7 @@ def _before_the_command(
     ctx: typer.Context,
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_show_version, expose_value=False, is_eager=True, help="Show the version."
-        ),
+        option("--version", "Show the version.", callback=_show_version, expose_value=False, is_eager=True),
     ] = False,
 ) -> None:
     if ctx.invoked_subcommand is None:

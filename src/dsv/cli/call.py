@@ -203,12 +203,7 @@ class Call(typer.Context):
         hint = self._offline_hint() if offline is False else None
         with self.progress() as meter:
             made = make_context(
-                self.settings,
-                self.around.environ,
-                name,
-                meter,
-                offline=bool(offline),
-                offline_hint=hint,
+                self.settings, self.around.environ, name, meter, offline=bool(offline), offline_hint=hint
             )
             yield replace(made, override=override, moved=self._tell_moved)
 

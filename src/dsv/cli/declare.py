@@ -178,6 +178,13 @@ def command(
     return declare
 
 
+def option(written: str, help: str, **more: Any) -> Any:  # noqa: A002 (typer's word)
+    """Declare an option as the help shows it: `-n --limit N`, its names and what stands for its value."""
+    names = [word for word in written.split() if word.startswith("-")]
+    metavar = next((word for word in written.split() if not word.startswith("-")), None)
+    return typer.Option(*names, metavar=metavar, help=help, **more)
+
+
 def text(value: str) -> str:
     """A parser of words for people, kept in a store or a file, so UTF-8. Names of files need not be."""
     if not is_text(value):
@@ -219,22 +226,16 @@ _HELP: dict[str, Any] = {**_FLAG, "callback": _show_help}
 
 
 def _declare(
-    store: Annotated[
-        str | None, typer.Option("--store", metavar="URL|NAME", help="The store.", **_FLAG)
-    ] = None,
-    cache: Annotated[
-        str | None, typer.Option("--cache", metavar="DIR|NAME", help="The cache.", **_FLAG)
-    ] = None,
-    directory: Annotated[
-        str | None, typer.Option("-C", metavar="DIR", help="Do as if started in DIR.", **_FLAG)
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", **_FLAG)] = False,
+    store: Annotated[str | None, option("--store URL|NAME", "The store.", **_FLAG)] = None,
+    cache: Annotated[str | None, option("--cache DIR|NAME", "The cache.", **_FLAG)] = None,
+    directory: Annotated[str | None, option("-C DIR", "Do as if started in DIR.", **_FLAG)] = None,
+    json: Annotated[bool, option("--json", "One JSON document on stdout.", **_FLAG)] = False,
     progress: Annotated[
-        str | None, typer.Option("--progress", metavar="MODE", help="auto, bar, lines, json, none.", **_FLAG)
+        str | None, option("--progress MODE", "auto, bar, lines, json, none.", **_FLAG)
     ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress, no notes.", **_FLAG)] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.", **_FLAG)] = False,
-    help: Annotated[bool, typer.Option("-h", "--help", help="Show help.", **_HELP)] = False,  # noqa: A002
+    quiet: Annotated[bool, option("-q --quiet", "No progress, no notes.", **_FLAG)] = False,
+    debug: Annotated[bool, option("--debug", "Show the traceback of a failure.", **_FLAG)] = False,
+    help: Annotated[bool, option("-h --help", "Show help.", **_HELP)] = False,  # noqa: A002
 ) -> None:
     """Nobody calls this; `global_options` has typer read it."""
 

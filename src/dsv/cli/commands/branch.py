@@ -11,7 +11,7 @@ from dsv.api.branches import BranchItem, BranchPath, rename_branch
 from dsv.api.context import Context
 from dsv.api.protection import protect_branch
 from dsv.cli.call import Call
-from dsv.cli.declare import command, text, whole
+from dsv.cli.declare import command, option, text, whole
 from dsv.cli.options.arguments import Author, TargetOrBase, commit_target, one_of
 from dsv.errors import UsageError
 from dsv.format.records import Limits, checked_limits, describe_limits
@@ -19,49 +19,26 @@ from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
 from dsv.values.units import format_duration
 
-Listing = Annotated[
-    str | None, typer.Option("--list", metavar="DATASET", help="List the branches of this dataset.")
-]
-Reset = Annotated[bool, typer.Option("--reset", help="Move an existing branch to TARGET.")]
-Move = Annotated[
-    str | None, typer.Option("--move", metavar="OLD", help="Rename this branch: --move OLD NAME.")
-]
-Delete = Annotated[
-    str | None, typer.Option("--delete", metavar="NAME", help="Delete this branch; --restore undoes that.")
-]
-Restore = Annotated[str | None, typer.Option("--restore", metavar="NAME", help="Restore a deleted branch.")]
-Protect = Annotated[
-    str | None,
-    typer.Option("--protect", metavar="NAME", help="Protect this branch: it only moves forward."),
-]
-OnlyMerge = Annotated[bool, typer.Option("--only-merge", help="With --protect: only merges move it.")]
+Listing = Annotated[str | None, option("--list DATASET", "List the branches of this dataset.")]
+Reset = Annotated[bool, option("--reset", "Move an existing branch to TARGET.")]
+Move = Annotated[str | None, option("--move OLD", "Rename this branch: --move OLD NAME.")]
+Delete = Annotated[str | None, option("--delete NAME", "Delete this branch; --restore undoes that.")]
+Restore = Annotated[str | None, option("--restore NAME", "Restore a deleted branch.")]
+Protect = Annotated[str | None, option("--protect NAME", "Protect this branch: it only moves forward.")]
+OnlyMerge = Annotated[bool, option("--only-merge", "With --protect: only merges move it.")]
 Who = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--who", metavar="AUTHOR", help="With --protect: only this author moves it; may be repeated."
-    ),
+    list[str] | None, option("--who AUTHOR", "With --protect: only this author moves it; may be repeated.")
 ]
 MaxRemovals = Annotated[
     int | None,
-    typer.Option(
-        "--max-removals",
-        parser=whole(0),
-        metavar="PERCENT",
-        help="With --protect: no move removes more of its paths.",
-    ),
+    option("--max-removals PERCENT", "With --protect: no move removes more of its paths.", parser=whole(0)),
 ]
-Unprotect = Annotated[
-    str | None, typer.Option("--unprotect", metavar="NAME", help="Remove the protection of this branch.")
-]
+Unprotect = Annotated[str | None, option("--unprotect NAME", "Remove the protection of this branch.")]
 Force = Annotated[
     bool,
-    typer.Option(
-        "--force", help="Delete a branch whose commits have no other name; with -m, move a protected one too."
-    ),
+    option("--force", "Delete a branch whose commits have no other name; with -m, move a protected one too."),
 ]
-Message = Annotated[
-    str, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Why, for the log of moves.")
-]
+Message = Annotated[str, option("-m --message TEXT", "Why, for the log of moves.", parser=text)]
 
 
 @command(
@@ -249,10 +226,7 @@ def _move(context: Context, old: str, new: str | None, more: str, message: str) 
         )
     item = rename_branch(context, path, to.branch, message)
     notes = [f"this workspace now follows {item.branch}"] if item.followed else []
-    return item, [
-        f"renamed {item.dataset}@{path.branch} to {_name(item)}, at {_short(item.commit)}",
-        *notes,
-    ]
+    return item, [f"renamed {item.dataset}@{path.branch} to {_name(item)}, at {_short(item.commit)}", *notes]
 
 
 def _delete(context: Context, path: BranchPath, message: str, *, force: bool) -> _Done:

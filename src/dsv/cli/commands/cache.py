@@ -12,7 +12,7 @@ import typer
 from dsv.api.cache import cache as materialize
 from dsv.api.cache import check_link, make_link
 from dsv.cli.call import Call
-from dsv.cli.declare import command, whole
+from dsv.cli.declare import command, option, whole
 from dsv.cli.options.arguments import Offline
 from dsv.cli.output import local_time, to_item
 from dsv.errors import UsageError
@@ -22,25 +22,12 @@ from dsv.values.units import LONGEST, format_bytes, format_count, format_duratio
 
 Hold = Annotated[
     str | None,
-    typer.Option(
-        "--hold",
-        metavar="DURATION",
-        help="Protect from eviction for this long (in a Slurm job: until it ends).",
-    ),
+    option("--hold DURATION", "Protect from eviction for this long (in a Slurm job: until it ends)."),
 ]
 WhilePid = Annotated[
-    int | None,
-    typer.Option(
-        "--while",
-        parser=whole(1),
-        metavar="PID",
-        help="Protect from eviction while this local process runs.",
-    ),
+    int | None, option("--while PID", "Protect from eviction while this local process runs.", parser=whole(1))
 ]
-Link = Annotated[
-    str | None,
-    typer.Option("--link", metavar="LINK", help="Make this symlink point to the cached commit."),
-]
+Link = Annotated[str | None, option("--link LINK", "Make this symlink point to the cached commit.")]
 
 
 @command(
@@ -76,12 +63,8 @@ def cache(
     while_pid: WhilePid = None,
     jobs: Annotated[
         int | None,
-        typer.Option(
-            "-j",
-            "--jobs",
-            parser=whole(1),
-            metavar="N",
-            help="Number of processes that fill the cache (default: automatic).",
+        option(
+            "-j --jobs N", "Number of processes that fill the cache (default: automatic).", parser=whole(1)
         ),
     ] = None,
     link: Link = None,

@@ -6,12 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from dsv.api.cached import CachedItem, CachedReport, LeaseItem, RoomItem
 from dsv.api.cached import cached as report_cache
 from dsv.cli.call import Call
-from dsv.cli.declare import command
+from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Targets
 from dsv.cli.output import local_time, printable, to_item
 from dsv.errors import IntegrityError, UsageError
@@ -82,17 +80,14 @@ def cached(
     call: Call,
     targets: Targets = None,
     check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Read cached files (of TARGET, or all) again, and repair what is wrong."
-        ),
+        bool, option("--check", "Read cached files (of TARGET, or all) again, and repair what is wrong.")
     ] = False,
     repair: Annotated[
         bool | None,
-        typer.Option(
+        option(
             "--repair/--no-repair",
+            "With --check: also remove files that were never committed, or change nothing.",
             show_default=False,
-            help="With --check: also remove files that were never committed, or change nothing.",
         ),
     ] = None,
 ) -> None:

@@ -25,9 +25,7 @@ from dsv.values.names import Target
     ],
 )
 def cat(
-    call: Call,
-    target: Annotated[str, typer.Argument(metavar="TARGET")],
-    offline: Offline = False,
+    call: Call, target: Annotated[str, typer.Argument(metavar="TARGET")], offline: Offline = False
 ) -> None:
     """Print one file of a commit.
 

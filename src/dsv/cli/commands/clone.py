@@ -10,7 +10,7 @@ import typer
 from dsv.api.clone import Cloned, CloneRequest, Differing
 from dsv.api.clone import clone as clone_dataset
 from dsv.cli.call import Call
-from dsv.cli.declare import command
+from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Names, one_of
 from dsv.cli.output import CACHED_KEYS, from_caches, patterns_of
 from dsv.errors import UsageError
@@ -47,16 +47,12 @@ def clone(
     folder: Annotated[str | None, typer.Argument(metavar="[DIR]")] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            "--only",
-            metavar="PATTERN",
-            help="Fetch what matches this; may be repeated. One that begins with ! leaves out.",
+        option(
+            "--only PATTERN", "Fetch what matches this; may be repeated. One that begins with ! leaves out."
         ),
     ] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep files in DIR that differ, as local changes.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files in DIR that differ.")] = False,
+    keep: Annotated[bool, option("--keep", "Keep files in DIR that differ, as local changes.")] = False,
+    force: Annotated[bool, option("--force", "Overwrite files in DIR that differ.")] = False,
     names: Names = None,
 ) -> None:
     """Fetch a dataset into a new workspace.

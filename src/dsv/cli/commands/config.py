@@ -12,7 +12,7 @@ from dsv.api import environment
 from dsv.api.environment import edited, lasting, parse_toml, with_value
 from dsv.api.settings import PLAIN_KEYS, Setting, Settings, check_key, is_name
 from dsv.cli.call import Call
-from dsv.cli.declare import command, text
+from dsv.cli.declare import command, option, text
 from dsv.errors import NotFound, UsageError
 from dsv.fs.files import replace_file
 from dsv.values.names import HERE
@@ -47,7 +47,7 @@ def config(
     call: Call,
     key: Annotated[str | None, typer.Argument(metavar="[KEY]")] = None,
     value: Annotated[str | None, typer.Argument(parser=text, metavar="[VALUE]")] = None,
-    unset: Annotated[bool, typer.Option("--unset", help="Take KEY out of the user's config file.")] = False,
+    unset: Annotated[bool, option("--unset", "Take KEY out of the user's config file.")] = False,
 ) -> None:
     """Show settings with their origin, or set one.
 

@@ -14,10 +14,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Literal
 
-import typer
-
 from dsv.cli.call import Call
-from dsv.cli.declare import command
+from dsv.cli.declare import command, option
 from dsv.errors import DsvError, LaunchError
 
 
@@ -34,11 +32,7 @@ def demo(
     call: Call,
     engine: Annotated[
         Literal["docker", "podman", "process"] | None,
-        typer.Option(
-            "--engine",
-            metavar="[docker|podman|process]",
-            help="What runs the jobs, instead of the best that answers.",
-        ),
+        option("--engine [docker|podman|process]", "What runs the jobs, instead of the best that answers."),
     ] = None,
 ) -> None:
     """Take the whole tour in a temporary folder.

@@ -13,7 +13,7 @@ import typer
 from dsv.api.diff import Comparison, Side
 from dsv.api.diff import diff as compare
 from dsv.cli.call import Call
-from dsv.cli.declare import PATHS, command
+from dsv.cli.declare import PATHS, command, option
 from dsv.cli.failure import of_error
 from dsv.cli.options.arguments import All, ExitCode, JsonLines, Offline, commit_target, dataset_paths, one_of
 from dsv.cli.output import printable, to_item, to_json
@@ -75,19 +75,16 @@ def diff(
     call: Call,
     a: Annotated[str | None, typer.Argument(metavar="[A]")] = None,
     b: Annotated[str | None, typer.Argument(metavar="[B]")] = None,
-    stat: Annotated[bool, typer.Option("--stat", help="Sum up by folder, with bytes.")] = False,
+    stat: Annotated[bool, option("--stat", "Sum up by folder, with bytes.")] = False,
     dirs: told.Dirs = None,
     name_only: told.NameOnly = False,
     name_status: told.NameStatus = False,
-    text: Annotated[
-        bool, typer.Option("--text", help="Show how texts below 1 MiB differ, line by line.")
-    ] = False,
+    text: Annotated[bool, option("--text", "Show how texts below 1 MiB differ, line by line.")] = False,
     table: Annotated[
-        bool, typer.Option("--table", help="Show how CSV, Parquet and Arrow files differ, row by row.")
+        bool, option("--table", "Show how CSV, Parquet and Arrow files differ, row by row.")
     ] = False,
     key: Annotated[
-        list[str] | None,
-        typer.Option("--key", metavar="COLUMN", help="With --table: what names a row. May be repeated."),
+        list[str] | None, option("--key COLUMN", "With --table: what names a row. May be repeated.")
     ] = None,
     everything: All = False,
     exit_code: ExitCode = False,

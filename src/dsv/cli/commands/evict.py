@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
-
 from dsv.api.evict import EvictedItem, EvictionReport, FailedItem, KeptItem, StuckItem
 from dsv.api.evict import evict as free_room
 from dsv.cli.call import Call
-from dsv.cli.declare import command, whole
+from dsv.cli.declare import command, option, whole
 from dsv.cli.failure import of_error
 from dsv.cli.options.arguments import DryRun, Targets
 from dsv.cli.output import cached_name, to_item
@@ -58,24 +56,18 @@ def evict(
     call: Call,
     targets: Targets = None,
     unused_for: Annotated[
-        str | None,
-        typer.Option("--unused-for", metavar="DURATION", help="Evict what was not used for this long."),
+        str | None, option("--unused-for DURATION", "Evict what was not used for this long.")
     ] = None,
     max_size: Annotated[
-        str | None,
-        typer.Option("--max-size", metavar="SIZE", help="Evict until the cache is no larger than this."),
+        str | None, option("--max-size SIZE", "Evict until the cache is no larger than this.")
     ] = None,
     max_files: Annotated[
-        int | None,
-        typer.Option("--max-files", parser=whole(0), metavar="N", help="Evict until it has no more files."),
+        int | None, option("--max-files N", "Evict until it has no more files.", parser=whole(0))
     ] = None,
     min_free: Annotated[
-        str | None,
-        typer.Option("--min-free", metavar="SIZE|PERCENT", help="Evict until this much of the disk is free."),
+        str | None, option("--min-free SIZE|PERCENT", "Evict until this much of the disk is free.")
     ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Evict all that is not in use, held or protected.")
-    ] = False,
+    everything: Annotated[bool, option("--all", "Evict all that is not in use, held or protected.")] = False,
     dry_run: DryRun = False,
 ) -> int:
     """Free cache space.

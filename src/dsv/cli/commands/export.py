@@ -8,7 +8,7 @@ import typer
 
 from dsv.api.export import export_path, export_stream, export_url
 from dsv.cli.call import Call
-from dsv.cli.declare import command
+from dsv.cli.declare import command, option
 from dsv.errors import UsageError
 from dsv.exchange.export import Exported
 from dsv.values.names import Target
@@ -44,14 +44,10 @@ def export(
     typed: Annotated[str, typer.Argument(metavar="TARGET")],
     to: Annotated[str, typer.Argument(metavar="DIR|FILE.tar|URL|-")],
     force: Annotated[
-        bool, typer.Option("--force", help="Replace files of others that are in the way at the URL.")
+        bool, option("--force", "Replace files of others that are in the way at the URL.")
     ] = False,
-    profile: Annotated[
-        str | None, typer.Option("--target-profile", metavar="NAME", help="AWS profile for an s3:// URL.")
-    ] = None,
-    endpoint: Annotated[
-        str | None, typer.Option("--target-endpoint", metavar="URL", help="S3 server of an s3:// URL.")
-    ] = None,
+    profile: Annotated[str | None, option("--target-profile NAME", "AWS profile for an s3:// URL.")] = None,
+    endpoint: Annotated[str | None, option("--target-endpoint URL", "S3 server of an s3:// URL.")] = None,
 ) -> None:
     """Write the files of a commit as a tar or a folder, or to a URL.
 

@@ -9,7 +9,7 @@ import typer
 
 from dsv.api import holds as api
 from dsv.cli.call import Call
-from dsv.cli.declare import command, text
+from dsv.cli.declare import command, option, text
 from dsv.cli.options.arguments import Targets
 from dsv.cli.output import cached_name, local_time
 from dsv.errors import UsageError
@@ -39,12 +39,9 @@ def hold(
     call: Call,
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...")],
     duration: Annotated[
-        str | None,
-        typer.Option("--for", metavar="DURATION", help="How long (default: until it is released)."),
+        str | None, option("--for DURATION", "How long (default: until it is released).")
     ] = None,
-    message: Annotated[
-        str, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Why: shown by 'dsv cached'.")
-    ] = "",
+    message: Annotated[str, option("-m --message TEXT", "Why: shown by 'dsv cached'.", parser=text)] = "",
 ) -> None:
     """Keep a cached commit from eviction.
 
@@ -72,18 +69,13 @@ def release(
     call: Call,
     targets: Targets = None,
     ids: Annotated[
-        list[str] | None,
-        typer.Option("--id", metavar="ID", help="The hold of this id, or of one that begins so."),
+        list[str] | None, option("--id ID", "The hold of this id, or of one that begins so.")
     ] = None,
-    job: Annotated[
-        str | None, typer.Option("--job", metavar="ID", help="The holds that were taken in this batch job.")
-    ] = None,
+    job: Annotated[str | None, option("--job ID", "The holds that were taken in this batch job.")] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="All of your holds: of TARGET, or of all that is cached.")
+        bool, option("--all", "All of your holds: of TARGET, or of all that is cached.")
     ] = False,
-    everyone: Annotated[
-        bool, typer.Option("--everyone", help="Also what other people hold with 'dsv hold'.")
-    ] = False,
+    everyone: Annotated[bool, option("--everyone", "Also what other people hold with 'dsv hold'.")] = False,
 ) -> None:
     """Release holds.
 

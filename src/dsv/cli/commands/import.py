@@ -11,7 +11,7 @@ from dsv.api.edits import EditRequest
 from dsv.api.import_url import import_url
 from dsv.cli.call import Call
 from dsv.cli.commands.put import EDIT_RESULT, show_edited
-from dsv.cli.declare import command
+from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import (
     AllowRemovals,
     Author,
@@ -53,20 +53,12 @@ def import_(
     message: Message = None,
     dry_run: DryRun = False,
     create: Create = False,
-    mirror: Annotated[
-        bool, typer.Option("--mirror", help="Remove what is at PATH and no longer at the URL.")
-    ] = False,
+    mirror: Annotated[bool, option("--mirror", "Remove what is at PATH and no longer at the URL.")] = False,
     allow_removals: AllowRemovals = False,
     skip_unsupported: SkipUnsupported = False,
-    profile: Annotated[
-        str | None, typer.Option("--source-profile", metavar="NAME", help="AWS profile for an s3:// URL.")
-    ] = None,
-    endpoint: Annotated[
-        str | None, typer.Option("--source-endpoint", metavar="URL", help="S3 server of an s3:// URL.")
-    ] = None,
-    anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="Read an s3:// URL without credentials.")
-    ] = False,
+    profile: Annotated[str | None, option("--source-profile NAME", "AWS profile for an s3:// URL.")] = None,
+    endpoint: Annotated[str | None, option("--source-endpoint URL", "S3 server of an s3:// URL.")] = None,
+    anonymous: Annotated[bool, option("--anonymous", "Read an s3:// URL without credentials.")] = False,
     author: Author = None,
     force: Force = False,
 ) -> None:

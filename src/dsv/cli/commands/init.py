@@ -12,7 +12,7 @@ import typer
 from dsv.api.init import init as init_workspace
 from dsv.api.settings import BUILT_IN
 from dsv.cli.call import Call
-from dsv.cli.declare import command
+from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Author, Names
 from dsv.errors import UsageError
 from dsv.values.names import DatasetName
@@ -44,10 +44,10 @@ def init(
     dataset: Annotated[str | None, typer.Argument(metavar="[DATASET]")] = None,
     single_writer: Annotated[
         bool,
-        typer.Option(
+        option(
             "--single-writer",
+            "Accept a store that can't promise that one of several writers wins; every sync warns.",
             hidden=True,
-            help="Accept a store that can't promise that one of several writers wins; every sync warns.",
         ),
     ] = False,
     names: Names = None,

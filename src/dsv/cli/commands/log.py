@@ -11,17 +11,10 @@ from dsv.api.context import Context
 from dsv.api.log import LogItem, Query
 from dsv.api.log import log as read_log
 from dsv.cli.call import Call
-from dsv.cli.declare import PATHS, command, text, whole
+from dsv.cli.declare import PATHS, command, option, text, whole
 from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, commit_target, dataset_paths, one_of
 from dsv.cli.output import printable, to_item, to_json
-from dsv.cli.views.history import (
-    COMMIT_KEYS,
-    MOVE_KEYS,
-    Graph,
-    commit_line,
-    commit_lines,
-    show_moves,
-)
+from dsv.cli.views.history import COMMIT_KEYS, MOVE_KEYS, Graph, commit_line, commit_lines, show_moves
 from dsv.errors import UsageError
 from dsv.values.names import Target
 from dsv.values.units import parse_moment
@@ -48,50 +41,34 @@ def _filter(fits: Callable[[Commit, Any], bool]) -> Callable[..., Any]:
 
 FOLDERS = 20
 """Folders that --stat tells one by one for each commit; the others share a row."""
-Limit = Annotated[
-    int | None,
-    typer.Option("-n", "--limit", parser=whole(1), metavar="N", help="Show at most N commits."),
-]
+Limit = Annotated[int | None, option("-n --limit N", "Show at most N commits.", parser=whole(1))]
 Since = Annotated[
-    str | None,
-    typer.Option(
-        "--since", metavar="TIME", help="Commits from then on: 2026-11-20, or 2w for two weeks ago."
-    ),
+    str | None, option("--since TIME", "Commits from then on: 2026-11-20, or 2w for two weeks ago.")
 ]
-Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Commits up to then.")]
+Until = Annotated[str | None, option("--until TIME", "Commits up to then.")]
 Author = Annotated[
     str | None,
-    typer.Option(
-        "--author",
+    option(
+        "--author TEXT",
+        "Commits of whose author this is part.",
         parser=text,
         callback=_filter(lambda commit, part: part.casefold() in commit.author.casefold()),
-        metavar="TEXT",
-        help="Commits of whose author this is part.",
     ),
 ]
 Grep = Annotated[
     str | None,
-    typer.Option(
-        "--grep",
+    option(
+        "--grep TEXT",
+        "Commits whose message has this.",
         parser=text,
         callback=_filter(lambda commit, part: part.casefold() in commit.message.casefold()),
-        metavar="TEXT",
-        help="Commits whose message has this.",
     ),
 ]
-FirstParent = Annotated[
-    bool, typer.Option("--first-parent", help="Of a merge, follow the branch that was merged into.")
-]
+FirstParent = Annotated[bool, option("--first-parent", "Of a merge, follow the branch that was merged into.")]
 Reflog = Annotated[
-    str | None,
-    typer.Option(
-        "--reflog", metavar="BRANCH", help="Every move of this branch, a deleted one too, and who made it."
-    ),
+    str | None, option("--reflog BRANCH", "Every move of this branch, a deleted one too, and who made it.")
 ]
-Follow = Annotated[
-    str | None,
-    typer.Option("--follow", metavar="PATH", help="Where a file's content comes from, through renames."),
-]
+Follow = Annotated[str | None, option("--follow PATH", "Where a file's content comes from, through renames.")]
 
 
 @command(
@@ -134,9 +111,9 @@ def log(
     follow: Follow = None,
     reflog: Reflog = None,
     first_parent: FirstParent = False,
-    graph: Annotated[bool, typer.Option("--graph", help="Draw what was merged with what.")] = False,
-    stat: Annotated[bool, typer.Option("--stat", help="Sum up by folder what each commit changed.")] = False,
-    oneline: Annotated[bool, typer.Option("--oneline", help="One line for each commit.")] = False,
+    graph: Annotated[bool, option("--graph", "Draw what was merged with what.")] = False,
+    stat: Annotated[bool, option("--stat", "Sum up by folder what each commit changed.")] = False,
+    oneline: Annotated[bool, option("--oneline", "One line for each commit.")] = False,
     jsonl: JsonLines = False,
     offline: Offline = False,
 ) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from dsv.api.ls_cat import ls as list_entries
 from dsv.cli.call import Call
-from dsv.cli.declare import command
+from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, one_of
 from dsv.cli.output import printable, to_json
 from dsv.format.tree import Entry, Kind
@@ -40,7 +38,7 @@ KINDS = {
 def ls(
     call: Call,
     target: TargetOrBase = "",
-    long: Annotated[bool, typer.Option("-l", "--long", help="Show kind, size and id too.")] = False,
+    long: Annotated[bool, option("-l --long", "Show kind, size and id too.")] = False,
     jsonl: JsonLines = False,
     offline: Offline = False,
 ) -> None:

@@ -14,7 +14,7 @@ from dsv.api.context import Context
 from dsv.api.merge import Merged, MergeRequest
 from dsv.api.pull import Pulled
 from dsv.cli.call import Call
-from dsv.cli.declare import command, whole
+from dsv.cli.declare import command, option, whole
 from dsv.cli.failure import of_error
 from dsv.cli.options.arguments import Author, DryRun, Force, Message, override
 from dsv.cli.options.merging import (
@@ -37,33 +37,23 @@ from dsv.values.paths import PathSet
 
 Ours = Annotated[
     list[str] | None,
-    typer.Option(
-        "--ours",
-        metavar="PATH",
-        help="Settle conflicting rows, lines or paths at or below PATH with what the branch has.",
+    option(
+        "--ours PATH", "Settle conflicting rows, lines or paths at or below PATH with what the branch has."
     ),
 ]
-Theirs = Annotated[
-    list[str] | None,
-    typer.Option("--theirs", metavar="PATH", help="Settle them with what is brought in."),
-]
+Theirs = Annotated[list[str] | None, option("--theirs PATH", "Settle them with what is brought in.")]
 Both = Annotated[
-    list[str] | None,
-    typer.Option("--both", metavar="PATH", help="Keep ours, and theirs beside it as NAME.theirs.EXT."),
+    list[str] | None, option("--both PATH", "Keep ours, and theirs beside it as NAME.theirs.EXT.")
 ]
 Into = Annotated[
-    str | None,
-    typer.Option(
-        "--into", metavar="BRANCH", help="The branch that gets the commit: default the workspace's, or main."
-    ),
+    str | None, option("--into BRANCH", "The branch that gets the commit: default the workspace's, or main.")
 ]
 Mainline = Annotated[
     int | None,
-    typer.Option(
-        "--mainline",
+    option(
+        "--mainline N",
+        "Of a merge commit: the changes against its N-th parent; 1 is the branch that it was made on.",
         parser=whole(1),
-        metavar="N",
-        help="Of a merge commit: the changes against its N-th parent; 1 is the branch that it was made on.",
     ),
 ]
 
@@ -125,8 +115,7 @@ def merge(
     table_key: TableKey = None,
     message: Message = None,
     no_ff: Annotated[
-        bool,
-        typer.Option("--no-ff", help="Make a merge commit even if the branch could just move forward."),
+        bool, option("--no-ff", "Make a merge commit even if the branch could just move forward.")
     ] = False,
     dry_run: DryRun = False,
     force: Force = False,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from dsv.api.pull import Pulled
 from dsv.api.pull import pull as bring
 from dsv.cli.call import Call
-from dsv.cli.declare import command
+from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import workspace_paths
 from dsv.cli.options.merging import (
     CONFLICT_KEYS,
@@ -52,18 +50,13 @@ from dsv.merge.paths import MergeConflict
 def pull(
     call: Call,
     ours: Annotated[
-        list[str] | None,
-        typer.Option("--ours", metavar="PATH", help="Settle conflicts at or below PATH: what is here stays."),
+        list[str] | None, option("--ours PATH", "Settle conflicts at or below PATH: what is here stays.")
     ] = None,
     theirs: Annotated[
-        list[str] | None,
-        typer.Option("--theirs", metavar="PATH", help="Settle them: what is here goes, and is lost."),
+        list[str] | None, option("--theirs PATH", "Settle them: what is here goes, and is lost.")
     ] = None,
     both: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--both", metavar="PATH", help="Keep what is here, and theirs beside it as NAME.theirs.EXT."
-        ),
+        list[str] | None, option("--both PATH", "Keep what is here, and theirs beside it as NAME.theirs.EXT.")
     ] = None,
     resolved: Resolved = None,
     table_key: TableKey = None,

@@ -15,7 +15,7 @@ import typer
 
 from dsv.api.edits import Edit, Edited, EditRequest, Move, MoveAll, PathEdit, Put, Remove, edit
 from dsv.cli.call import Call
-from dsv.cli.declare import command
+from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import (
     AllowRemovals,
     Author,
@@ -33,9 +33,7 @@ from dsv.fs.errors import about
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count
 
-FromFile = Annotated[
-    str | None, typer.Option("--from-file", metavar="LIST", help="Read paths from a CSV file; - is stdin.")
-]
+FromFile = Annotated[str | None, option("--from-file LIST", "Read paths from a CSV file; - is stdin.")]
 
 EDIT_RESULT: Mapping[str, str] = {
     "commit": "the branch's head now; null where there is none yet",
@@ -77,7 +75,7 @@ def put(
     message: Message = None,
     dry_run: DryRun = False,
     no_clobber: Annotated[
-        bool, typer.Option("--no-clobber", help="Leave paths that are there already as they are.")
+        bool, option("--no-clobber", "Leave paths that are there already as they are.")
     ] = False,
     create: Create = False,
     skip_unsupported: SkipUnsupported = False,
@@ -174,9 +172,7 @@ def mv(
     call: Call,
     words: Annotated[list[str], typer.Argument(metavar="DATASET[@BRANCH]:PATH... NEW")],
     from_file: FromFile = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace files that are there, and merge folders.")
-    ] = False,
+    replace: Annotated[bool, option("--replace", "Replace files that are there, and merge folders.")] = False,
     message: Message = None,
     dry_run: DryRun = False,
     author: Author = None,

@@ -18,11 +18,7 @@ from dsv.cli.options.arguments import Offline, TargetOrBase, commit_target
     ],
     result={"dataset": "the dataset's name", "commit": "the full commit id"},
 )
-def resolve(
-    call: Call,
-    target: TargetOrBase = "",
-    offline: Offline = False,
-) -> None:
+def resolve(call: Call, target: TargetOrBase = "", offline: Offline = False) -> None:
     """Print the full commit id that a target names.
 
     TARGET is [DATASET][@REV]; without it, the base commit of this workspace.

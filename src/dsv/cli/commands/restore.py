@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from dsv.api.restore import restore as put_back
 from dsv.cli.call import Call
-from dsv.cli.declare import command
+from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Offline, Paths, workspace_paths
 from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
 from dsv.values.names import Target
@@ -38,12 +36,9 @@ def restore(
     call: Call,
     paths: Paths = None,
     source: Annotated[
-        str | None,
-        typer.Option("--from", metavar="TARGET", help="A commit of this dataset, instead of the base."),
+        str | None, option("--from TARGET", "A commit of this dataset, instead of the base.")
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Give up local changes, also where no path is named.")
-    ] = False,
+    force: Annotated[bool, option("--force", "Give up local changes, also where no path is named.")] = False,
     offline: Offline = False,
 ) -> None:
     """Restore files as a commit has them.

@@ -61,10 +61,7 @@ def show(
     one_of(
         **{"json": call.json, "name-only": name_only, "name-status": name_status, "dirs": dirs is not None}
     )
-    with (
-        call.context(offline=offline) as context,
-        read(context, Target.parse(target)) as shown,
-    ):
+    with call.context(offline=offline) as context, read(context, Target.parse(target)) as shown:
         if name_only or name_status:
             for one in shown.differences:
                 call.out.line(told.name_status(one) if name_status else printable(one.path))

@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
-import typer
-
 from dsv.api.status import Outcome, Position, Status
 from dsv.api.status import status as compare
 from dsv.cli.call import Call
-from dsv.cli.declare import command
+from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import All, ExitCode, Paths, Rehash, workspace_paths
 from dsv.cli.output import patterns_of, printable, rfc3339
 from dsv.cli.style import CHANGES
@@ -73,7 +71,7 @@ def status(
     exit_code: ExitCode = False,
     everything: All = False,
     rehash: Rehash = False,
-    fetch: Annotated[bool, typer.Option("--fetch", help="Ask the store where the branch is now.")] = False,
+    fetch: Annotated[bool, option("--fetch", "Ask the store where the branch is now.")] = False,
 ) -> int:
     """Show local changes, and what a sync would do.
 

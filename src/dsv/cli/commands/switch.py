@@ -10,7 +10,7 @@ from dsv.api.branches import BranchPath
 from dsv.api.context import Context
 from dsv.api.switch import switch as follow
 from dsv.cli.call import Call
-from dsv.cli.declare import command
+from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Author
 from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
 from dsv.errors import UsageError
@@ -42,7 +42,7 @@ def switch(
     call: Call,
     branch: Annotated[str, typer.Argument(metavar="BRANCH")],
     create: Annotated[
-        bool, typer.Option("--create", help="Make the branch, at the base commit of this workspace.")
+        bool, option("--create", "Make the branch, at the base commit of this workspace.")
     ] = False,
     author: Author = None,
 ) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from dsv.api.sync import Synced, SyncRequest
 from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
-from dsv.cli.declare import command, text, whole
+from dsv.cli.declare import command, option, text, whole
 from dsv.cli.options.arguments import Author, Force, Paths, Rehash, SkipUnsupported, override, workspace_paths
 from dsv.errors import IntegrityError, UsageError
 from dsv.values.names import BranchName
@@ -19,32 +17,21 @@ SHOWN = 20
 """Paths in a warning."""
 
 Message = Annotated[
-    str,
-    typer.Option(
-        "-m",
-        "--message",
-        parser=text,
-        metavar="TEXT",
-        help="Message of the commit (default: a count of the changes).",
-    ),
+    str, option("-m --message TEXT", "Message of the commit (default: a count of the changes).", parser=text)
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(
-        "-j",
-        "--jobs",
+    option(
+        "-j --jobs N",
+        "Number of processes that read small files (default: automatic).",
         hidden=True,
         parser=whole(1),
-        metavar="N",
-        help="Number of processes that read small files (default: automatic).",
     ),
 ]
 
 Reupload = Annotated[
     bool,
-    typer.Option(
-        "--reupload", help="Read all of the base from the store, and upload what is lost or damaged there."
-    ),
+    option("--reupload", "Read all of the base from the store, and upload what is lost or damaged there."),
 ]
 
 
@@ -83,18 +70,13 @@ def sync(
     paths: Paths = None,
     message: Message = "",
     branch: Annotated[
-        str | None,
-        typer.Option("--branch", metavar="NAME", help="Publish on this branch, and follow it from then on."),
+        str | None, option("--branch NAME", "Publish on this branch, and follow it from then on.")
     ] = None,
     new_branch: Annotated[
-        str | None,
-        typer.Option("--new-branch", metavar="NAME", help="The same, on a branch that this sync makes."),
+        str | None, option("--new-branch NAME", "The same, on a branch that this sync makes.")
     ] = None,
     allow_removals: Annotated[
-        bool,
-        typer.Option(
-            "--allow-removals", help="Publish even if most files, or a whole top-level folder, are gone."
-        ),
+        bool, option("--allow-removals", "Publish even if most files, or a whole top-level folder, are gone.")
     ] = False,
     skip_unsupported: SkipUnsupported = False,
     reupload: Reupload = False,

@@ -8,7 +8,7 @@ import typer
 
 from dsv.api import tags as api
 from dsv.cli.call import Call
-from dsv.cli.declare import command, text
+from dsv.cli.declare import command, option, text
 from dsv.cli.options.arguments import Author, TargetOrBase, commit_target, one_of
 from dsv.cli.output import local_time
 from dsv.errors import UsageError
@@ -18,13 +18,12 @@ _DELETE = "dsv tag --delete NAME [DATASET] --force"
 
 Delete = Annotated[
     str | None,
-    typer.Option(
-        "--delete",
-        metavar="NAME",
-        help="Delete this tag, of the dataset named after it or else of the workspace's; with --force.",
+    option(
+        "--delete NAME",
+        "Delete this tag, of the dataset named after it or else of the workspace's; with --force.",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="With --delete: nothing brings a deleted tag back.")]
+Force = Annotated[bool, option("--force", "With --delete: nothing brings a deleted tag back.")]
 
 
 @command(
@@ -50,12 +49,8 @@ def tag(
     call: Call,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
     target: TargetOrBase = "",
-    message: Annotated[
-        str, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Message of the tag.")
-    ] = "",
-    listing: Annotated[
-        str | None, typer.Option("--list", metavar="DATASET", help="List the tags of this dataset.")
-    ] = None,
+    message: Annotated[str, option("-m --message TEXT", "Message of the tag.", parser=text)] = "",
+    listing: Annotated[str | None, option("--list DATASET", "List the tags of this dataset.")] = None,
     delete: Delete = None,
     force: Force = False,
     author: Author = None,

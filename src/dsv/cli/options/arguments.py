@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dsv.api.context import Context
-from dsv.cli.declare import text
+from dsv.cli.declare import option, text
 from dsv.errors import UsageError
 from dsv.values.names import Target, clean_path
 from dsv.workspace.workspace import Workspace
@@ -21,47 +21,34 @@ TargetOrBase = Annotated[str, typer.Argument(metavar="[TARGET]")]
 Targets = Annotated[list[str] | None, typer.Argument(metavar="[TARGET]...")]
 Paths = Annotated[list[str] | None, typer.Argument(metavar="[PATH]...")]
 
-All = Annotated[bool, typer.Option("-a", "--all", help="List every path, however many there are.")]
-AllowRemovals = Annotated[
-    bool,
-    typer.Option("--allow-removals", help="Publish even if more than half of the paths go."),
-]
+All = Annotated[bool, option("-a --all", "List every path, however many there are.")]
+AllowRemovals = Annotated[bool, option("--allow-removals", "Publish even if more than half of the paths go.")]
 Author = Annotated[
-    str | None,
-    typer.Option("--author", parser=text, metavar="WHO", help="Sign as WHO, not as the configured author."),
+    str | None, option("--author WHO", "Sign as WHO, not as the configured author.", parser=text)
 ]
-Create = Annotated[bool, typer.Option("--create", help="Make the dataset if it does not exist yet.")]
-DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would change, and change nothing.")]
-ExitCode = Annotated[bool, typer.Option("--exit-code", help="End with 1 if there is a difference.")]
+Create = Annotated[bool, option("--create", "Make the dataset if it does not exist yet.")]
+DryRun = Annotated[bool, option("-n --dry-run", "Show what would change, and change nothing.")]
+ExitCode = Annotated[bool, option("--exit-code", "End with 1 if there is a difference.")]
 Force = Annotated[
     bool,
-    typer.Option(
-        "--force", help="Move the branch even if it is protected; the message is the reason, and is kept."
-    ),
+    option("--force", "Move the branch even if it is protected; the message is the reason, and is kept."),
 ]
 """The option of commands for which it means nothing else."""
-JsonLines = Annotated[bool, typer.Option("--jsonl", help="One JSON object a line.")]
-Message = Annotated[
-    str | None, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Commit message.")
-]
+JsonLines = Annotated[bool, option("--jsonl", "One JSON object a line.")]
+Message = Annotated[str | None, option("-m --message TEXT", "Commit message.", parser=text)]
 Names = Annotated[
     str | None,
-    typer.Option(
-        "--names",
-        metavar="PLACE",
-        help="Where the store's names are kept, if not in itself: a folder, or another bucket's URL.",
+    option(
+        "--names PLACE",
+        "Where the store's names are kept, if not in itself: a folder, or another bucket's URL.",
     ),
 ]
 """The option of commands that bind a folder to a store."""
-Offline = Annotated[
-    bool, typer.Option("--offline", help="Don't ask the store; a branch is what it was when last seen.")
-]
+Offline = Annotated[bool, option("--offline", "Don't ask the store; a branch is what it was when last seen.")]
 """The option of commands that can do without the store."""
-Rehash = Annotated[
-    bool, typer.Option("--rehash", help="Read contents again, even if sizes and times are unchanged.")
-]
+Rehash = Annotated[bool, option("--rehash", "Read contents again, even if sizes and times are unchanged.")]
 SkipUnsupported = Annotated[
-    bool, typer.Option("--skip-unsupported", help="Leave out what can't be stored, such as sockets.")
+    bool, option("--skip-unsupported", "Leave out what can't be stored, such as sockets.")
 ]
 
 

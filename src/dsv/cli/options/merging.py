@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from dsv.cli.call import Call
+from dsv.cli.declare import option
 from dsv.cli.output import to_item
 from dsv.errors import NotFound, UsageError
 from dsv.merge.paths import Choices
@@ -21,19 +20,11 @@ if TYPE_CHECKING:
 
 Resolved = Annotated[
     list[str] | None,
-    typer.Option(
-        "--resolved",
-        metavar="PATH=FILE",
-        help="Give PATH, which both sides changed, the content of the local FILE.",
-    ),
+    option("--resolved PATH=FILE", "Give PATH, which both sides changed, the content of the local FILE."),
 ]
 TableKey = Annotated[
     str | None,
-    typer.Option(
-        "--table-key",
-        metavar="COLUMN",
-        help="Merge CSV and Parquet files row by row; COLUMN tells rows apart.",
-    ),
+    option("--table-key COLUMN", "Merge CSV and Parquet files row by row; COLUMN tells rows apart."),
 ]
 SETTLED_KEYS = {
     "choice": "ours, theirs, both or resolved; null if nothing had to be settled",
@@ -73,20 +64,20 @@ def choices(
             )
 
     sides: dict[str, PathSet | None] = {}
-    for option, typed in (("--ours", ours), ("--theirs", theirs), ("--both", both)):
-        side = sides[option] = PathSet.of(paths(typed)) if typed else None
+    for name, typed in (("--ours", ours), ("--theirs", theirs), ("--both", both)):
+        side = sides[name] = PathSet.of(paths(typed)) if typed else None
         for path in () if side is None else side.paths or (b"",):
-            choose(path, option)
+            choose(path, name)
     files: dict[bytes, str] = {}
     for one in resolved or ():
-        name, equals, file = one.partition("=")
-        if not (name and equals and file):
+        named, equals, file = one.partition("=")
+        if not (named and equals and file):
             raise UsageError(
                 f"{one} is not PATH=FILE", subject=one, hint="--resolved labels.csv=/tmp/labels.csv"
             )
-        [path] = paths([name])
+        [path] = paths([named])
         if path in files:
-            raise UsageError(f"--resolved names {name} twice", subject=name, hint="give it one file")
+            raise UsageError(f"--resolved names {named} twice", subject=named, hint="give it one file")
         choose(path, "--resolved")
         if not Path(file).is_file():
             hint = "--resolved PATH=FILE: FILE is a file on this machine"

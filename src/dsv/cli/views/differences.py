@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from msgspec.structs import asdict
 
-from dsv.cli.declare import whole
+from dsv.cli.declare import option, whole
 from dsv.cli.output import printable
 from dsv.cli.style import CHANGES
 from dsv.cli.table import Column, width
@@ -31,13 +30,7 @@ KIND_WORDS = {
     Kind.EMPTY_DIRECTORY: "directory",
 }
 _MODES = {Kind.FILE: "644", Kind.EXECUTABLE: "755"}
-_LETTERS = {
-    What.ADDED: "A",
-    What.REMOVED: "D",
-    What.CHANGED: "M",
-    What.RETYPED: "T",
-    What.RENAMED: "R",
-}
+_LETTERS = {What.ADDED: "A", What.REMOVED: "D", What.CHANGED: "M", What.RETYPED: "T", What.RENAMED: "R"}
 ITEM_KEYS = {
     "items.path": "a path that differs; of what was removed, the path that it had",
     "items.change": "added, removed, changed, renamed, or retyped (a file became a symlink, say)",
@@ -72,14 +65,9 @@ SUM_KEYS = {
     "net_bytes": "by how many bytes the files have grown",
 }
 
-Dirs = Annotated[
-    int | None,
-    typer.Option("--dirs", parser=whole(0), metavar="DEPTH", help="Sum up by so many levels of folders."),
-]
-NameOnly = Annotated[bool, typer.Option("--name-only", help="Print the paths alone.")]
-NameStatus = Annotated[
-    bool, typer.Option("--name-status", help="Print git's letters (A D M R T) and the paths.")
-]
+Dirs = Annotated[int | None, option("--dirs DEPTH", "Sum up by so many levels of folders.", parser=whole(0))]
+NameOnly = Annotated[bool, option("--name-only", "Print the paths alone.")]
+NameStatus = Annotated[bool, option("--name-status", "Print git's letters (A D M R T) and the paths.")]
 
 
 def name_status(one: Difference) -> str:

@@ -78,7 +78,7 @@ def hold_while(
         staged = tuple(found)
         if not order.places:
             return HeldData(staged, None, order)
-        holder.hold(order)
+        holder.send(order.encode())
         said = holder.answer(_ANSWERS_WITHIN)
         if said is None or not said.startswith("held "):
             raise _refusal(root, said)

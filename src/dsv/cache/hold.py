@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import resource
 import select
@@ -39,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from dsv.cache.claims.leases import Lease
@@ -84,14 +83,11 @@ class Order(msgspec.Struct, frozen=True):
     """The batch job that it is part of, if any."""
 
     def encode(self) -> str:
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def decode(cls, text: str | bytes) -> Self:
-        fields = json.loads(text)
-        fields["places"] = tuple((dataset, name) for dataset, name in fields["places"])
-        fields["replaces"] = tuple(fields["replaces"])
-        return cls(**fields)
+        return msgspec.json.decode(text, type=cls)
 
     def after(self, held: str) -> Self:
         """Return the order for a new process if the one that answered this line is killed."""
@@ -127,10 +123,6 @@ class LeaseHolder(msgspec.Struct):
         process.stdout.close()
         process.returncode = 0  # no warning of Popen about a process that it did not wait for
         return holder
-
-    def hold(self, order: Order) -> None:
-        """Send the order. The answer is still to be read."""
-        self.send(order.encode())
 
     def send(self, line: str) -> None:
         """Send a line. If the process is gone, `answer` says so."""
@@ -196,7 +188,7 @@ class Hold:
             self._holder = LeaseHolder.start()
         except OSError:
             return False
-        self._holder.hold(self._order)
+        self._holder.send(self._order.encode())
         return True
 
     def release(self) -> None:

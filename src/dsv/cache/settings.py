@@ -1,17 +1,4 @@
-"""`dsv-cache.toml` at the cache's root: what its owner allows.
-
-protocol = 1
-unused_for = "1d"          # evict what nobody used for so long; "never" to keep
-max_size = "20T"           # on disk, shared files once
-max_files = 50_000_000
-min_free = "5%"            # or a size
-protected = ["chest-xray", "team-a/*"]
-
-[datasets."scratch/*"]
-unused_for = "6h"
-max_size = "500G"
-protected = false
-"""
+"""`dsv-cache.toml` at the cache's root: what its owner allows."""
 
 from __future__ import annotations
 

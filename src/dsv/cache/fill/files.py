@@ -194,17 +194,9 @@ class Folders:
 def create_file(
     folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: Rights, *, executable: bool
 ) -> None:
-    """Creates a file with this content. Raises `FileExistsError`, `OSError`."""
-    finish_file(
-        start_file(folder, name, pieces, rights, executable=executable), rights, executable=executable
-    )
-
-
-def start_file(
-    folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: Rights, *, executable: bool
-) -> int:
-    """Creates and writes it; returns a descriptor for `finish_file`. Raises `FileExistsError`, `OSError`."""
-    return fill_file(new_file(folder, name, rights, executable=executable), pieces)
+    """Create a file with this content. Raises `FileExistsError`, `OSError`."""
+    descriptor = fill_file(new_file(folder, name, rights, executable=executable), pieces)
+    finish_file(descriptor, rights, executable=executable)
 
 
 def new_file(folder: int, name: bytes | str, rights: Rights, *, executable: bool) -> int:

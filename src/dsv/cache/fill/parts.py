@@ -247,7 +247,7 @@ class ClaimTable:
         self._newest: dict[int, int] = {}
         self._done: set[int] = set()
         self._remote = kind.remote
-        self._mark = "done" if kind.remote else f"done.{_boot_tag()}"
+        self._mark = "done" if kind.remote else f"done.{boot()[:8]}"
         self._finished: dict[int, int] = {}
         self._lost: set[int] = set()
         self._cursor = 0
@@ -359,14 +359,6 @@ class ClaimTable:
         """Whether a newer generation was seen at the last `refresh`."""
         return self._newest.get(claim.part, 0) > claim.generation
 
-    def owners(self) -> dict[int, str]:
-        """The newest claimer of each part that is not done. Raises `OSError`."""
-        return {
-            part: self._owner_of(part, generation)
-            for part, generation in self._newest.items()
-            if part not in self._done
-        }
-
     def _claim(self, part: int, generation: int) -> Claim | None:
         path = self._folder / f"{part}.{generation}"
         try:
@@ -375,12 +367,13 @@ class ClaimTable:
             # a request that was sent again after its answer was lost finds its own work
             known = self._newest.get(part, 0) >= generation
             self._saw_claim(part, generation)
-            return Claim(part, generation) if not known and self._is_mine(part, generation) else None
+            return (
+                Claim(part, generation)
+                if not known and self._owner_of(part, generation) == self._owner
+                else None
+            )
         self._saw_claim(part, generation)
         return Claim(part, generation)
-
-    def _is_mine(self, part: int, generation: int) -> bool:
-        return self._owner_of(part, generation) == self._owner
 
     def _saw_claim(self, part: int, generation: int) -> None:
         self._newest[part] = max(generation, self._newest.get(part, 0))
@@ -399,10 +392,6 @@ class ClaimTable:
             return str((self._folder / f"{part}.{generation}").readlink())
         except FileNotFoundError:
             return ""
-
-
-def _boot_tag() -> str:
-    return boot()[:8]
 
 
 _FIRST = 2  # parts

@@ -7,7 +7,8 @@ import errno
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,6 @@ from dsv.cache.fill.files import (
     fill_file,
     finish_file,
     new_file,
-    start_file,
 )
 from dsv.cache.fill.parts import Claim, draft_name
 from dsv.cache.fill.source import Item, LinkRun
@@ -187,10 +187,8 @@ class Placer:
         self._stack.close()
 
     def make_folder(self, job: Job, path: bytes) -> None:
-        try:
+        with _looking_again(job):
             self.asked.open(path)
-        except OSError as error:
-            _look_again(job, error)
 
     def make_symlink(self, job: Job, entry: Entry) -> None:
         assert entry.target is not None
@@ -239,14 +237,11 @@ class Placer:
         if source is None:
             job.failed.extend(run.item(at) for at in range(len(run.names)))
             return
-        try:
+        with _looking_again(job):
             target = self.asked.open(run.folder)
-        except OSError as error:
-            _look_again(job, error)
-            return
-        step = _LINKS_EACH if self.pool.threads else len(run.names)
-        for start in range(0, len(run.names), step):
-            self._run(job, self._link_all(job, run, source, target, slice(start, start + step)))
+            step = _LINKS_EACH if self.pool.threads else len(run.names)
+            for start in range(0, len(run.names), step):
+                self._run(job, self._link_all(job, run, source, target, slice(start, start + step)))
 
     def _link_all(self, job: Job, run: LinkRun, source: int, target: int, which: slice) -> Callable[[], None]:
         def link() -> None:
@@ -268,26 +263,23 @@ class Placer:
         if self.pool.threads and entry.size <= SINGLE_CHUNK_MAX and not broken:
             self._write_small(job, entry, b"".join(pieces))
             return
-        try:
-            if not broken and not self.pool.threads:
-                finish_file(fill_file(self._create(entry), pieces), self._rights, executable=executable)
+        with _looking_again(job):
+            if not broken:
+                begun = fill_file(self._create(entry), pieces)
+                if self.pool.threads:
+                    self._run(job, partial(finish_file, begun, self._rights, executable=executable))
+                else:
+                    finish_file(begun, self._rights, executable=executable)
                 return
             target = self._arriving.of(entry.path)
-            if broken:
-                place = (self._draft_folder(job), os.urandom(8).hex().encode())
-                begun = start_file(*place, pieces, self._rights, executable=executable)
-            else:
-                begun = fill_file(self._create(entry), pieces)
-        except OSError as error:
-            _look_again(job, error)
-            return
+            drafts, draft = self._draft_folder(job), os.urandom(8).hex().encode()
+            begun = fill_file(new_file(drafts, draft, self._rights, executable=executable), pieces)
 
-        def finish() -> None:
-            finish_file(begun, self._rights, executable=executable)
-            if broken:
-                os.rename(place[1], target[1], src_dir_fd=place[0], dst_dir_fd=target[0])
+            def replace() -> None:
+                finish_file(begun, self._rights, executable=executable)
+                os.rename(draft, target[1], src_dir_fd=drafts, dst_dir_fd=target[0])
 
-        self._run(job, finish)
+            self._run(job, replace)
 
     def _create(self, entry: Entry) -> int:
         """The new file of an entry, in the folder that is there now: another's equal one may have replaced it."""
@@ -303,16 +295,10 @@ class Placer:
 
     def _write_small(self, job: Job, entry: Entry, content: bytes) -> None:
         executable = entry.kind is Kind.EXECUTABLE
-        try:
+        with _looking_again(job, (entry, content)):
             folder, name = self._arriving.of(entry.path)
-        except OSError as error:
-            _look_again(job, error, (entry, content))
-            return
-
-        def write() -> None:
-            create_file(folder, name, (content,), self._rights, executable=executable)
-
-        self._run(job, write, entry.size, (entry, content))
+            write = partial(create_file, folder, name, (content,), self._rights, executable=executable)
+            self._run(job, write, entry.size, (entry, content))
 
     def settle(self, job: Job) -> None:
         """Returns when nothing is in flight; what was fetched for a folder that was replaced is written again."""
@@ -350,11 +336,9 @@ class Placer:
 
     def _find(self, job: Job, folders: Folders, path: bytes) -> tuple[int, bytes] | None:
         """The folder of this path, and the name in it; None if it has to be looked up anew."""
-        try:
+        with _looking_again(job):
             return folders.of(path)
-        except OSError as error:
-            _look_again(job, error)
-            return None
+        return None
 
     def forget_folders(self) -> None:
         """Looks all folders up anew."""
@@ -387,19 +371,21 @@ class Placer:
         content: tuple[Entry, bytes] | None = None,
     ) -> None:
         def run() -> None:
-            try:
+            with _looking_again(job, content):
                 task()
-            except OSError as error:
-                _look_again(job, error, content)
 
         self.pool.run(run, size)
 
 
-def _look_again(job: Job, error: OSError, content: tuple[Entry, bytes] | None = None) -> None:
-    """Has the job's part looked through once more if that may help, or this content written again; else raises."""
-    if error.errno not in _LOOK_AGAIN:
-        raise error
-    if content is not None and error.errno in _REPLACED:
-        job.unplaced.append(content)
-    else:
-        job.again = True
+@contextlib.contextmanager
+def _looking_again(job: Job, content: tuple[Entry, bytes] | None = None) -> Iterator[None]:
+    """After an error that this may cure, have the job's part looked through once more, or the content written again."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _LOOK_AGAIN:
+            raise
+        if content is not None and error.errno in _REPLACED:
+            job.unplaced.append(content)
+        else:
+            job.again = True

@@ -386,7 +386,7 @@ def _open(top: int, entry: Entry, clones: bool) -> Opened:
 
 
 def _clone(source: int, target: int) -> bool | None:
-    """None if the source can't be read. Raises `OSError` if there is no room."""
+    """Return None if the source can't be read. Raises `OSError` if there is no room."""
     try:
         return system.clone(source, target)
     except OSError as error:

@@ -19,7 +19,7 @@ PREFIX = "@"
 
 
 def show_tag(root: CacheRoot, place: Place, tag: TagName) -> None:
-    """Makes the tag's link lead to a place that is a whole commit. What else has that name stays.
+    """Make the tag's link lead to a place that is a whole commit. Anything else with that name stays.
 
     The caller has a claim on the place, and has seen that it is visible. Raises `OSError`.
     """
@@ -42,7 +42,7 @@ def show_tag(root: CacheRoot, place: Place, tag: TagName) -> None:
 
 
 def is_tag_link(path: Path) -> bool:
-    """Whether a name beside the commits of a dataset is one of these links, dangling or not."""
+    """Check that a name beside the commits of a dataset is one of these links, dangling or not."""
     return path.name.startswith(PREFIX) and _target(path) is not None
 
 
@@ -54,7 +54,7 @@ class TagLinks:
         self._of: dict[str, dict[str, str]] = {}
 
     def hide(self, place: Place) -> list[TagName]:
-        """Removes the links to a place, before it goes out of sight; gives their tags. Raises `OSError`."""
+        """Remove the links to a place, before it goes out of sight; return their tags. Raises `OSError`."""
         links = self._links(place.dataset)
         names = [name for name, target in links.items() if target == place.name]
         for name in names:
@@ -73,7 +73,7 @@ class TagLinks:
 
 
 def remove_dangling(root: CacheRoot, dataset: str, name: str) -> None:
-    """Removes a link whose commit has gone, and the dataset's folder if that was the last in it. Raises `OSError`."""
+    """Remove a link whose commit has gone, and the dataset's folder if that was the last in it. Raises `OSError`."""
     link = _path(root, dataset, name)
     target = _target(link)
     if target is not None and not os.path.lexists(link.parent / target):
@@ -87,7 +87,7 @@ def _path(root: CacheRoot, dataset: str, name: str) -> Path:
 
 
 def _target(link: Path) -> str | None:
-    """The name of the commit that a link is for; None if it is none of dsv's."""
+    """Return the name of the commit that a link is for; None if it is none of dsv's."""
     try:
         target = os.readlink(link)  # noqa: PTH115 (the text as it is)
     except OSError:
@@ -108,7 +108,7 @@ _BINDING = msgspec.json.Decoder(_Binding)
 
 
 def bind(root: CacheRoot, dataset: DatasetName, store: StoreId) -> None:
-    """Gives the dataset's visible paths to this store, if they are nobody's yet.
+    """Give the dataset's visible paths to this store, if they are nobody's yet.
 
     Raises `Conflict` if another store has filled a dataset of that name; `OSError`.
     """
@@ -127,7 +127,7 @@ def bind(root: CacheRoot, dataset: DatasetName, store: StoreId) -> None:
 
 
 def bound_store(root: CacheRoot, dataset: DatasetName) -> StoreId | None:
-    """The store that filled this dataset first; None if no store did. Raises `OSError`."""
+    """Return the store that filled this dataset first; None if no store did. Raises `OSError`."""
     binding = read_json(root.binding(folder_name(dataset)), _BINDING)
     try:
         return None if binding is None else StoreId.parse(binding.store)
@@ -136,7 +136,7 @@ def bound_store(root: CacheRoot, dataset: DatasetName) -> StoreId | None:
 
 
 def met(root: CacheRoot, store: StoreId, address: str) -> None:
-    """Remembers that this address led to this store, so that next time a cached commit can do without asking.
+    """Remember that this address led to this store, so that next time a cached commit can do without asking.
 
     `address` is a URL and everything else that decides where it leads. Raises `OSError`.
     """
@@ -150,7 +150,7 @@ def met(root: CacheRoot, store: StoreId, address: str) -> None:
 
 
 def known_store(root: CacheRoot, address: str) -> StoreId | None:
-    """The store that this address led to when it was last asked. Raises `OSError`."""
+    """Return the store that this address led to when it was last asked. Raises `OSError`."""
     name = _address_name(address)
     for store in list_names(root.dot / "stores"):
         if (root.dot / "stores" / store / name).exists():

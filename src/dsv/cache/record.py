@@ -70,7 +70,7 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 def mark_used(root: CacheRoot, place: Place) -> None:
-    """Records that the commit was used now; not more often than once a minute. Raises `OSError`."""
+    """Record that the commit was used now; not more often than once a minute. Raises `OSError`."""
     folder = root.claims(place)
     if not folder.is_dir():
         return
@@ -81,26 +81,26 @@ def mark_used(root: CacheRoot, place: Place) -> None:
 
 
 def used_until(root: CacheRoot, place: Place, moment: float) -> None:
-    """Records a use that ended at `moment`, unless a later one is known. Raises `OSError`."""
+    """Record a use that ended at `moment`, unless a later one is known. Raises `OSError`."""
     if (last_used(root, place) or 0.0) < moment:
         record = UsedRecord(at=moment, user=user_name())
         root.replace(root.claims(place) / USED, msgspec.json.encode(record))
 
 
 def last_used(root: CacheRoot, place: Place) -> float | None:
-    """Seconds since 1970 by the file server's clock; None if no use was recorded. Raises `OSError`."""
+    """Return seconds since 1970 by the file server's clock; None if no use was recorded. Raises `OSError`."""
     record = read_json(root.claims(place) / USED, _USED)
     return None if record is None else record.at
 
 
 def add_share(root: CacheRoot, place: Place, fill: str, extent: Extent) -> None:
-    """Makes the rest of an evicted commit count for this one. Raises `OSError`."""
+    """Have the rest of an evicted commit count for this one. Raises `OSError`."""
     path = root.claims(place) / f"{SHARE}{fill[:16]}-{os.urandom(8).hex()}"
     root.write_once(path, msgspec.json.encode(ShareRecord(fill=fill, bytes=extent.bytes, files=extent.files)))
 
 
 def shares(root: CacheRoot, place: Place, fill: str, names: tuple[str, ...]) -> Extent:
-    """The sum of what was taken over by this fill; `names` lists the claims folder. Raises `OSError`."""
+    """Sum up what this fill took over; `names` lists the claims folder. Raises `OSError`."""
     total = Extent()
     for name in names:
         share = read_json(root.claims(place) / name, _SHARE) if name.startswith(SHARE) else None
@@ -148,7 +148,7 @@ def record_path(root: CacheRoot, place: Place, fill: str) -> Path:
 
 
 def write_record(root: CacheRoot, place: Place, record: Filled) -> bool:
-    """Records that the visible folder is whole, right after the rename. False: it was recorded. Raises `OSError`."""
+    """Record that the visible folder is whole, right after the rename; return False if it was recorded already."""
     return root.write_once(record_path(root, place, record.fill), encode(record))
 
 
@@ -157,7 +157,7 @@ def encode(record: Filled) -> bytes:
 
 
 def read_record(root: CacheRoot, place: Place, names: Iterable[str] | None = None) -> Filled | None:
-    """The record of a place, visible or not; `names` is a listing of its claims folder, if there is one.
+    """Return the record of a place, visible or not; `names` is a listing of its claims folder, if there is one.
 
     None if there is none that can be understood. Raises `OSError`.
     """
@@ -175,7 +175,7 @@ class Cached(msgspec.Struct, frozen=True):
 
 
 def lookup(root: CacheRoot, place: Place, *, fresh: bool = False) -> Cached | None:
-    """The visible, whole commit, or None. Raises `OSError`.
+    """Return the visible, whole commit, or None. Raises `OSError`.
 
     `fresh`: make an NFS client ask its server, which else may answer from memory for up to a minute that a folder is
     there or not. It takes the right to write. Raises `Conflict` for a symlink in its place.
@@ -200,6 +200,6 @@ def local_commit(root: CacheRoot, place: Place) -> Commit | None:
 
 
 def refresh(root: CacheRoot, place: Place) -> None:
-    """Makes an NFS client forget what it believed about the names beside and about a commit. Raises `OSError`."""
+    """Make an NFS client forget what it remembers of the names beside and about a commit. Raises `OSError`."""
     root.reach(root.visible(place).parent)
     root.reach(root.claims(place))

@@ -63,11 +63,11 @@ class Remover:
 
     @property
     def removed(self) -> Removed:
-        """What the last `remove` has removed, also if it failed."""
+        """The result of the last `remove`, also if it failed."""
         return self._removed
 
     def remove(self, path: Path) -> Removed:
-        """Removes the folder with everything in it, or what is there of it. Raises `OSError`.
+        """Remove the folder with everything in it, or what is there of it. Raises `OSError`.
 
         What this host has open on NFS stays, and the folder with it.
         """
@@ -88,7 +88,7 @@ class Remover:
         return self._removed
 
     def _folder(self, parent: int, last: str, where: _Where, pool: ThreadPoolExecutor | None) -> bool:
-        """Removes a folder; somebody cut off may still be adding to it, so it is emptied until it goes.
+        """Remove a folder; a host that was cut off may still add to it, so it is emptied until it goes.
 
         False if it stays, as something in it is open on this host.
         """
@@ -119,7 +119,7 @@ class Remover:
         return False
 
     def _empty(self, folder: int, where: _Where, pool: ThreadPoolExecutor | None) -> bool:
-        """Removes what is in an open folder; a pool takes whole subfolders if there are many of them.
+        """Remove what is in an open folder; a pool takes whole subfolders if there are many of them.
 
         False if something could not be removed, as it is open on this host.
         """
@@ -146,7 +146,7 @@ class Remover:
         return all(went)
 
     def _lift(self, folder: int, subfolders: list[str], top: int) -> None:
-        """Moves folders that lie too deep up to the top, to be removed from there; when dry they are not counted."""
+        """Move folders that lie too deep up to the top, to be removed from there; when dry they are not counted."""
         for last in [] if self._dry else subfolders:
             name = f"deep-{os.urandom(8).hex()}"
             with contextlib.suppress(FileNotFoundError):
@@ -154,7 +154,7 @@ class Remover:
                 self._deep.append(name)
 
     def _files(self, folder: int, shown: str, names: list[str]) -> bool:
-        """False if one of them stays, as it is open on this host."""
+        """Return False if one of them stays, as it is open on this host."""
         files = freed_bytes = freed_files = 0
         all_went = True
         foreign: list[str] = []
@@ -185,7 +185,7 @@ class Remover:
         return all_went
 
     def _last_link(self, found: os.stat_result) -> bool:
-        """Whether all links of a file that had several are gone now, counted from its first one's removal."""
+        """Check that all links of a file that had several are gone now, counted from its first one's removal."""
         key = (found.st_dev, found.st_ino)
         with self._turn:
             left = self._links.get(key, found.st_nlink) - 1
@@ -196,12 +196,12 @@ class Remover:
 
 
 def is_held(name: str, error: OSError) -> bool:
-    """Whether a file could not be removed because this very host has it open: an NFS client's name for it."""
+    """Check that a file could not be removed because this host has it open: an NFS client's name for it."""
     return error.errno == errno.EBUSY and name.startswith(".nfs")
 
 
 def _open(name: str, parent: int) -> int:
-    """A folder to be emptied; one of ours that forbids it (a user's umask or chmod) is opened up first."""
+    """Open a folder to be emptied; one of ours that forbids it (by a umask or chmod) is opened up first."""
     folder = os.open(name, _FOLDER, dir_fd=parent)
     found = os.fstat(folder)
     if found.st_uid == os.geteuid() and found.st_mode & 0o700 != 0o700:

@@ -45,7 +45,7 @@ SETTINGS_FILE = "dsv-cache.toml"
 
 
 def folder_name(dataset: DatasetName) -> str:
-    """A dataset's name as one path component: `/` is written `%2F`.
+    """Return a dataset's name as one path component: `/` is written `%2F`.
 
     The one name without a `/` that dsv itself uses beside the datasets is written with `%2E` for its first dot,
     however its letters are cased, as there are file systems that do not tell these apart.
@@ -55,7 +55,7 @@ def folder_name(dataset: DatasetName) -> str:
 
 
 def dataset_of(folder: str) -> DatasetName:
-    """The dataset whose `folder_name` this is. Raises `UsageError` if it is none."""
+    """Return the dataset whose `folder_name` this is. Raises `UsageError` if it is none."""
     plain = folder.replace("%2E", ".", 1)
     dataset = DatasetName.from_component(plain)
     if folder_name(dataset) != folder:
@@ -64,7 +64,7 @@ def dataset_of(folder: str) -> DatasetName:
 
 
 def is_dataset(name: str) -> bool:
-    """Whether a name in the cache's root, or in one of the dot folder's, can be a dataset's; others are foreign."""
+    """Tell names that can be a dataset's, in the cache's root or one of the dot folder's, from foreign ones."""
     try:
         dataset_of(name)
     except UsageError:
@@ -89,7 +89,7 @@ class Place(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, dataset: str, name: str) -> Place | None:
-        """The place that two folder names mean; None for something that is not dsv's."""
+        """Return the place that two folder names mean; None for something that is not dsv's."""
         if dataset.startswith(".") or not dataset or "/" in dataset or not _NAME.fullmatch(name):
             return None
         return cls(dataset, name)
@@ -112,7 +112,7 @@ class Place(msgspec.Struct, frozen=True, order=True):
 
 
 def explain(error: OSError, path: Path | str, doing: str = "use") -> DsvError:
-    """The error of dsv's that an operating system's error at `path` in a cache is."""
+    """Return dsv's error for an error of the operating system at `path` in a cache."""
     what, subject = f"cannot {doing} {path}: {error.strerror or error}", str(path)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = "ask the cache's owner for the right to write, or use --cache DIR"
@@ -147,7 +147,7 @@ def _is_below_a_file(path: Path) -> bool:
 
 
 def own_folder(path: Path) -> bool:
-    """Whether a folder of dsv's own is there, which is no symlink. Raises `Conflict` for a symlink, `OSError`."""
+    """Check that a folder of dsv's own is there. Raises `Conflict` for a symlink, `OSError`."""
     try:
         mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -158,8 +158,10 @@ def own_folder(path: Path) -> bool:
 
 
 def no_symlink(path: Path) -> Conflict:
-    """The error for a symlink in place of one of dsv's own folders: what is filled there would be elsewhere and not be
-    counted, and what is deleted there would be somebody's."""
+    """Return the error for a symlink in place of one of dsv's own folders.
+
+    What is filled there would be elsewhere and not be counted, and what is deleted there would be somebody's.
+    """
     return Conflict(
         f"{path} is a symlink, and dsv follows none in place of its own folders",
         subject=str(path),
@@ -217,7 +219,7 @@ class CacheRoot:
 
     @property
     def inventory(self) -> Path:
-        """What the claims folders held when they were last read."""
+        """A copy of what the claims folders held when they were last read."""
         return self.dot / "inventory"
 
     @property
@@ -272,7 +274,7 @@ class CacheRoot:
             raise explain(error, self.path) from error
 
     def prepare(self) -> None:
-        """Makes the root and its dot folder if they are missing. Raises `Denied`, `NoRoom`, `Unreachable`."""
+        """Make the root and its dot folder if they are missing. Raises `Denied`, `NoRoom`, `Unreachable`."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for name in ("tmp", "claims", "fill", "stores", "datasets", "room", "trash"):
@@ -286,14 +288,14 @@ class CacheRoot:
             raise explain(error, self.path) from error
 
     def _make_spares(self) -> None:
-        """Names to rename, so that evicting works on a disk that has neither a block nor an inode left."""
+        """Make names to rename, so that evicting works on a disk that has neither a block nor an inode left."""
         self.make_directory(self.spare_folder)
         self.make_directory(self.spares)
         for _ in range(_SPARES - sum(1 for _ in self.spares.iterdir())):
             self.write_once(self.spares / os.urandom(8).hex(), b"")
 
     def make_directory(self, path: Path) -> None:
-        """Makes `path`, below the root, and its missing parents, with the root's rights. There already: fine.
+        """Make `path`, below the root, and its missing parents, with the root's rights. There already: fine.
 
         It appears with its final mode at once: otherwise a process with a narrow umask that dies between mkdir and
         chmod would leave a folder that locks others out. Evictors and other fills remove the folders above it while
@@ -321,7 +323,7 @@ class CacheRoot:
             make_folder(parent, path.name, rights, drafts)
 
     def _rights_in(self, parent: int) -> Rights:
-        """What a folder made there needs to have the root's rights."""
+        """Return what a folder made there needs to have the root's rights."""
         mode, _, group = self._rights()
         above = os.fstat(parent)
         passed_on = above.st_mode & stat.S_ISGID
@@ -330,7 +332,7 @@ class CacheRoot:
         return Rights(given=mode, free=0, group=group if mode & 0o070 else None, plain=plain)
 
     def write_once(self, path: Path, data: bytes) -> bool:
-        """Creates `path` with exactly this content, atomically and durably; False if the name was taken.
+        """Create `path` with exactly this content, atomically and durably; return False if the name was taken.
 
         Of many writers of one name exactly one wins, over NFS too (link(2)). Its folder is made if it is
         missing. Raises `OSError`; `Unsupported` if the file system has no hard links.
@@ -340,7 +342,7 @@ class CacheRoot:
 
     @contextlib.contextmanager
     def drafted(self, data: bytes) -> Iterator[Path]:
-        """A file with this content, on disk, for `link_once`; so that there is room for it before it is wanted."""
+        """Draft a file with this content for `link_once`, so that there is room for it before it is wanted."""
         draft = self._draft(data)
         try:
             yield draft
@@ -348,7 +350,7 @@ class CacheRoot:
             draft.unlink(missing_ok=True)
 
     def link_once(self, draft: Path, path: Path) -> bool:
-        """As `write_once`, with what was drafted before."""
+        """Do as `write_once`, with what was drafted before."""
         for attempt in range(_TRIES):
             try:
                 return link_once(draft, path)
@@ -360,7 +362,7 @@ class CacheRoot:
         raise AssertionError("unreachable")
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Writes `path` anew, atomically: readers see the old content or the new. For a file of one's own.
+        """Write `path` anew, atomically: readers see the old content or the new. For a file of one's own.
 
         A reader over NFS may get ESTALE meanwhile: use `read_small`. Raises `OSError`.
         """
@@ -379,7 +381,7 @@ class CacheRoot:
             raise
 
     def _draft(self, data: bytes) -> Path:
-        """A file in tmp/ with this content, on disk, with the cache's rights."""
+        """Write a file in tmp/ with this content, on disk, with the cache's rights."""
         for attempt in range(_TRIES):
             path = self.temporary / os.urandom(12).hex()
             try:
@@ -393,7 +395,7 @@ class CacheRoot:
         raise AssertionError("unreachable")
 
     def _look_again(self, error: OSError, folder: Path, attempt: int) -> None:
-        """Makes the folder anew if it was removed under us; raises `error` if that is no cure."""
+        """Make the folder anew if it was removed under us; raise `error` if that is no cure."""
         self._pause_after(error, folder, attempt)
         try:
             self._make_directory(folder)
@@ -402,7 +404,7 @@ class CacheRoot:
                 raise
 
     def _pause_after(self, error: OSError, folder: Path, attempt: int) -> None:
-        """Before the next try, if `error` is of a folder that vanished; raises any other, and that of the last try."""
+        """Wait before the next try, if `error` is of a folder that vanished; raise others, and that of the last try."""
         if error.errno not in _LOOK_AGAIN or attempt == _TRIES - 1:
             raise error
         if attempt > 2:
@@ -410,7 +412,7 @@ class CacheRoot:
         self.look_up_anew(folder)
 
     def look_up_anew(self, folder: Path) -> None:
-        """Makes an NFS client ask whether a folder, and those above it in the cache, are still the ones that it knows.
+        """Make an NFS client ask whether a folder, and those above it in the cache, are still those that it remembers.
 
         It believes in one that another host has removed for half a minute, and takes it for there to be used.
         """
@@ -420,7 +422,7 @@ class CacheRoot:
                     refresh(above)
 
     def now(self, folder: Path | None = None) -> float:
-        """Seconds since 1970 by the file server's clock, which all hosts share; never this host's clock.
+        """Return seconds since 1970 by the file server's clock, which all hosts share; never this host's clock.
 
         Like `fs.attributes.server_time`, of `folder` (default: tmp/), which is made if it is missing, and on a
         full disk too. Raises `OSError`.
@@ -434,7 +436,7 @@ class CacheRoot:
         raise AssertionError("unreachable")
 
     def time_in(self, folder: Path) -> float:
-        """The same, but the folder is never made. Raises `OSError`; `FileNotFoundError` or ESTALE if it has gone."""
+        """Do as `now`, but never make the folder. Raises `OSError`; `FileNotFoundError` or ESTALE if it has gone."""
         probe = folder / f"{PROBE}{os.urandom(8).hex()}"
         spare = self.put_name(probe)
         try:
@@ -446,7 +448,7 @@ class CacheRoot:
                 probe.unlink(missing_ok=True)
 
     def reach(self, folder: Path) -> None:
-        """Makes a folder if it is missing, and makes sure that this host sees it as it is.
+        """Make a folder if it is missing, and make sure that this host sees it as it is.
 
         One's own change in a folder is what makes an NFS client forget what it believed of the names in it; if the
         folder itself has gone but is remembered, those above it are asked for. Raises `OSError`.
@@ -455,7 +457,7 @@ class CacheRoot:
         self.now(folder)
 
     def put_name(self, path: Path) -> bool:
-        """Makes a new name in a folder, that of an empty file; on a full disk one that needs neither block nor inode.
+        """Make a new name in a folder, that of an empty file; on a full disk one that needs neither block nor inode.
 
         True if it used a spare file, as some file systems count a link as a file: when the name is no longer needed,
         the caller renames it back. Raises `OSError`.
@@ -472,7 +474,7 @@ class CacheRoot:
             raise
 
     def _use_spare(self, spare: Path, path: Path) -> bool:
-        """False if another process was faster. Raises `OSError`, also if the folder of `path` has gone."""
+        """Return False if another process was faster. Raises `OSError`, also if the folder of `path` has gone."""
         try:
             spare.rename(path)
         except FileNotFoundError:

@@ -75,7 +75,7 @@ class Limits(msgspec.Struct, frozen=True):
     min_free: tuple[Amount, ...] = ()
 
     def tightened(self, other: Limits) -> Limits:
-        """The stricter of each two."""
+        """Return the stricter of each two."""
         return Limits(
             _least(self.unused_for, other.unused_for),
             _least(self.max_size, other.max_size),
@@ -110,7 +110,7 @@ class CacheSettings(msgspec.Struct, frozen=True):
     datasets: Mapping[str, DatasetRule] = msgspec.field(default_factory=dict)
 
     def rule(self, dataset: str) -> DatasetRule:
-        """The one rule for a dataset: its own, or the first whose pattern fits."""
+        """Return the one rule for a dataset: its own, or the first whose pattern fits."""
         exact = self.datasets.get(dataset)
         fitting = (rule for name, rule in self.datasets.items() if fnmatch.fnmatchcase(dataset, name))
         return exact or next(fitting, DatasetRule())
@@ -129,7 +129,7 @@ class CacheSettings(msgspec.Struct, frozen=True):
         return rule.unused_for if rule.unused_for is not None else self.limits.unused_for
 
     def limits_content(self, dataset: str) -> bool:
-        """Whether it depends on what is cached already, and not on the disk alone, if more of a dataset may be."""
+        """Check if a limit of a dataset depends on what is cached already, and not on the disk alone."""
         limited = (self.limits.max_size, self.limits.max_files, self.rule(dataset).max_size)
         return any(one is not None for one in limited)
 
@@ -140,7 +140,7 @@ class CacheSettings(msgspec.Struct, frozen=True):
 
 
 def load_settings(root: CacheRoot) -> CacheSettings:
-    """The owner's settings, or the defaults if there is no file.
+    """Return the owner's settings, or the defaults if there is no file.
 
     Raises `UsageError` if the file is not what it should be, `Denied`, `Unreachable`.
     """
@@ -188,7 +188,7 @@ def parse_settings(data: bytes, name: str) -> CacheSettings:
 
 
 def prepare_cache(root: CacheRoot) -> CacheSettings:
-    """Makes the cache if it is missing, with a settings file to edit, and makes sure that it may be written.
+    """Make the cache if it is missing, with a settings file to edit, and make sure that it may be written.
 
     Raises `Unsupported` for a cache of a newer dsv, `Denied`, `NoRoom`, `Unreachable`, `UsageError`, `Conflict` for
     one that leads elsewhere.

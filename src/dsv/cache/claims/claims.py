@@ -47,16 +47,16 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
     @classmethod
     def new(cls) -> Owner:
-        """A new owner in this process; ask for one per claim or worker, and again after a fork."""
+        """Return a new owner in this process. Each claim and worker needs its own, and a fork new ones."""
         here = Process.here()
         return cls(os.urandom(16).hex(), host_name(), user_name(), here.kernel, here.pid, here.start)
 
     def same_process(self, other: Owner) -> bool:
-        """False only if it is known that these are claims of two processes."""
+        """Return False only if these are known to be claims of two processes."""
         return self._process == other._process
 
     def surely_dead(self) -> bool:
-        """True only if this kernel knows that the process is gone; False: alive, or not for us to know."""
+        """Return True only if this kernel knows that the process is gone."""
         return self._process.fate() is Fate.DEAD
 
     @property
@@ -97,7 +97,7 @@ class Intent(msgspec.Struct, frozen=True):
 
     @classmethod
     def declare(cls, root: CacheRoot, place: Place, now: float) -> Intent:
-        """Makes the trash folder, then announces it. From here on a listing of the claims shows every earlier taker.
+        """Make the trash folder, then the intent. From then on a listing of the claims shows every earlier taker.
 
         Raises `OSError`.
         """
@@ -136,7 +136,7 @@ class Intent(msgspec.Struct, frozen=True):
             self.root.put_name(self.file)  # the name alone says enough
 
     def fire(self, source: Path) -> Fired:
-        """Takes `source` out of sight, unless a taker was faster. Raises `OSError`."""
+        """Take `source` out of sight, unless a taker was faster. Raises `OSError`."""
         try:
             source.rename(self.folder / source.name)
             return Fired.DONE
@@ -154,13 +154,13 @@ class Intent(msgspec.Struct, frozen=True):
         return Fired.GONE
 
     def withdraw(self) -> None:
-        """Takes the intent back; the trash folder first, as an intent without one is void. Raises `OSError`."""
+        """Take the intent back; the trash folder first, as an intent without one is void. Raises `OSError`."""
         _remove_folder(self.folder)
         self.file.unlink(missing_ok=True)
 
 
 def void(root: CacheRoot, place: Place, name: str) -> bool:
-    """Makes sure that the intent in this claim file can no longer fire; False if it has fired already.
+    """Make sure that the intent in this claim file can no longer fire; return False if it has fired already.
 
     Raises `OSError`.
     """
@@ -178,12 +178,12 @@ def void_all(root: CacheRoot, place: Place, names: Iterable[str]) -> None:
 
 
 def read_intent(root: CacheRoot, place: Place, name: str) -> IntentRecord | None:
-    """None if it was taken back, or can't be understood. Raises `OSError`."""
+    """Return None if it was taken back, or can't be understood. Raises `OSError`."""
     return read_json(root.claims(place) / name, _INTENT)
 
 
 def _remove_folder(folder: Path) -> bool:
-    """False if the folder is not empty. One that is not there was removed by its evictor or by another taker."""
+    """Return False if the folder is not empty. A missing one was removed by its evictor or by another taker."""
     try:
         folder.rmdir()
     except OSError as error:
@@ -230,7 +230,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.renewed + self.ttl
 
     def valid(self, now: float) -> bool:
-        """Whether it protects. Only a command's own process speaks for it: a run's container may outlive dsv."""
+        """Return whether it protects. Only a command's own process speaks for it: a run's container may outlive dsv."""
         return now <= self.until and not (self.purpose == "stage" and self.owner.surely_dead())
 
     def describe(self) -> str:
@@ -297,7 +297,7 @@ class Claims(msgspec.Struct, frozen=True):
         return tuple(name for name in self.names if name.startswith(INTENT))
 
     def protecting(self, now: float) -> str | None:
-        """Why the place may not be evicted, or None."""
+        """Return why the place may not be evicted, or None."""
         claims: tuple[PinRecord | LeaseRecord | Unknown, ...] = (*self.pins, *self.leases, *self.unknown)
         for claim in claims:
             if claim.valid(now):
@@ -353,7 +353,7 @@ def list_claims(root: CacheRoot, place: Place, known: Collection[str]) -> list[s
 
 
 def _read(folder: Path, names: list[str]) -> Claims | None:
-    """None if an owner's lease vanished while it was read: it was released or renewed, so look again."""
+    """Return None if an owner's lease vanished meanwhile: it was released or renewed, so look again."""
     latest: dict[str, LeaseName] = {}
     pins: list[PinRecord] = []
     unknown: list[Unknown] = []
@@ -399,7 +399,7 @@ class LeaseName(msgspec.Struct, frozen=True):
 
 
 def at(moment: float) -> str:
-    """A time for people to read, to the minute."""
+    """Format a time for people to read, to the minute."""
     try:
         return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (OverflowError, ValueError, OSError):

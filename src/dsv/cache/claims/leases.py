@@ -119,11 +119,11 @@ class Lease:
 
     @property
     def secure(self) -> bool:
-        """Whether every evictor still respects it, by a clock that runs on while the machine sleeps."""
+        """Every evictor still respects it, by a clock that runs on while the machine sleeps."""
         return not self.lost.is_set() and boot_clock() < self._sure_until
 
     def confirm(self) -> bool:
-        """Whether the whole commit is visible, and so stays visible while the lease lasts. Raises `OSError`.
+        """Return whether the whole commit is visible, and so stays while the lease lasts. Raises `OSError`.
 
         Renews first if others may have ended the lease by now (rule L13).
         """
@@ -136,7 +136,7 @@ class Lease:
                 return self._identity is not None
 
     def renew(self) -> None:
-        """Renews once, and looks whether the commit is still the one that was confirmed. Raises `OSError`."""
+        """Renew once, and check that the commit is still the one that was confirmed. Raises `OSError`."""
         with self._turn:
             started = boot_clock()
             now = self.root.now(self.root.claims(self.place))
@@ -153,14 +153,14 @@ class Lease:
                 self._lose()
 
     def hold(self) -> Self:
-        """Starts the thread that renews until `release`."""
+        """Start the thread that renews until `release`."""
         if not self._held:
             self._held = True
             self._renewal.start()
         return self
 
     def release(self) -> None:
-        """Ends the claim and records the use. What can't be reached expires by itself; never raises `OSError`."""
+        """End the claim and record the use. What can't be reached expires by itself; never raises `OSError`."""
         self._released = True
         self._renewal.stop(timeout=5.0)  # it may hang in the kernel while the server is away
         with contextlib.suppress(OSError):
@@ -182,7 +182,7 @@ class Lease:
         return self.root.claims(self.place) / str(self._name)
 
     def _rename(self, new: Path) -> Path | None:
-        """Gives the lease this name; returns its other name. If it raises `OSError`, the names are as before."""
+        """Give the lease this name; return its other name. If it raises `OSError`, the names are as before."""
         older, current = self._older, self._path
         try:
             try:
@@ -198,7 +198,7 @@ class Lease:
             raise
 
     def _put(self, older: Path | None, current: Path, new: Path) -> None:
-        """Adds the new name; makes the file again if an evictor, or a person, has removed the old names."""
+        """Add the new name; make the file again if an evictor, or a person, has removed the old names."""
         try:
             if older is None:
                 os.link(current, new)
@@ -218,7 +218,7 @@ class Lease:
         self._renewed_at = started
 
     def _recently_renewed(self) -> bool:
-        """By this host's clock, with room for the drift of two clocks."""
+        """Go by this host's clock, with room for the drift of two clocks."""
         return boot_clock() < self._renewed_at + SILENCE * 0.9
 
     def _remove(self) -> None:
@@ -235,7 +235,7 @@ class Lease:
         void_all(self.root, self.place, list_claims(self.root, self.place, [str(self._name)]))
 
     def _unchanged(self) -> bool:
-        """Whether the folder is the one that was confirmed; an inode's number may come back, a record's never."""
+        """Compare the folder with the confirmed one; an inode's number may come back, a record's never."""
         if self._identity is None:
             return True
         claims = self.root.claims(self.place)
@@ -251,7 +251,7 @@ class Lease:
         self.lost.set()
 
     def _renew_in_time(self) -> float:
-        """Renews, and gives the seconds until the next time."""
+        """Renew, and return the seconds until the next time."""
         interval = self.record.ttl / _RENEWALS
         if self.lost.is_set():
             return NEVER
@@ -329,7 +329,7 @@ class Hold(msgspec.Struct, frozen=True):
 
     @property
     def is_a_persons(self) -> bool:
-        """False for the lease of a run or of a command at work."""
+        """Tell a person's claim from the lease of a run or of a command at work."""
         return isinstance(self.claim, PinRecord) or self.claim.purpose == "hold"
 
 

@@ -111,7 +111,7 @@ class Sweeper:
             self._swept.freed += room
 
     def _fill(self, place: Place) -> None:
-        """Gives up a fill that nobody has worked on for as long as a commit may stay unused."""
+        """Give up a fill that nobody has worked on for as long as a commit may stay unused."""
         found = directory.join(self._root, place)
         if found is None:
             home = self._root.fill(place)
@@ -131,7 +131,7 @@ class Sweeper:
             self._free(sum((Extent(worker.written, worker.made) for worker in workers.values()), Extent()))
 
     def _claims(self, place: Place) -> None:
-        """Ends the intents of dead evictors, and removes claims that have expired."""
+        """End the intents of dead evictors, and remove claims that have expired."""
         facts = self._remembered.read(place)
         claims = facts.claims
         for name in claims.intents:
@@ -194,7 +194,7 @@ class Sweeper:
             self._unlink(place, name)
 
     def _trash(self, name: str) -> None:
-        """Removes what lies in the trash, except the folder of an evictor that has not used it yet."""
+        """Remove what lies in the trash, except the folder of an evictor that has not used it yet."""
         folder = self._root.trash / name
         if folder == self._root.spare_folder:
             return
@@ -250,7 +250,7 @@ class Sweeper:
 
 
 def remove_empty(root: CacheRoot, place: Place) -> None:
-    """Removes the empty folders of a place and of its dataset. Whoever needs them makes them again."""
+    """Remove the empty folders of a place and of its dataset. Whoever needs them makes them again."""
     claims = root.claims(place)
     with contextlib.suppress(OSError):
         for path in claims.iterdir():

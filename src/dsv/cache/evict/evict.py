@@ -77,7 +77,7 @@ def evict(
     *,
     on_evicted: Callable[[Evicted], None] = lambda _: None,
 ) -> EvictionResult:
-    """Evicts what the settings and the request say. Several at once, on any hosts, are safe.
+    """Evict what the settings and the request say. Several at once, on any hosts, are safe.
 
     Raises `Unsupported` for a cache of a newer dsv, `Denied`, `Unreachable`.
     """
@@ -104,7 +104,7 @@ def remember(root: CacheRoot) -> Remembered:
 def sweep(
     root: CacheRoot, settings: CacheSettings, request: EvictionRequest, remembered: Remembered
 ) -> Swept:
-    """Deletes what killed evictors left, and fills that nobody continues. Raises as `evict`."""
+    """Delete what killed evictors left, and fills that nobody continues. Raises as `evict`."""
     check_writable(root, settings)
     try:
         return Sweeper(root, settings, request, remembered).run()
@@ -149,7 +149,7 @@ def evict_from(
 def preview(
     root: CacheRoot, settings: CacheSettings, request: EvictionRequest, *, exact: bool = True
 ) -> EvictionResult:
-    """What `evict` would do now; nothing is touched.
+    """Return what `evict` would do now; nothing is touched.
 
     exact: look at every file that would go, as only its link count says what is freed; otherwise use the records.
     """
@@ -203,7 +203,7 @@ def _carry_out(
 
 
 def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
-    """The file system's figures, and what fills have written and still will, less the one of `without`."""
+    """Return the file system's figures, and what fills have written and still will, less the one of `without`."""
     try:
         found = os.statvfs(nearest_folder(root.path))
         fills = reservations.reservations(root)
@@ -230,7 +230,7 @@ class _Executor:
         self._links = TagLinks(root)
 
     def evict(self, due: Due, new_owner: Place | None) -> Evicted | HalfRemoved | str | None:
-        """What was evicted; why it stays after all; None if another evictor was faster. Raises `OSError`."""
+        """Return what was evicted; why it stays after all; None if another evictor was faster. Raises `OSError`."""
         root, place = self._root, due.candidate.place
         intent = Intent.declare(root, place, root.now(root.claims(place)))
         try:
@@ -263,7 +263,7 @@ class _Executor:
         return _evicted(due, removed)
 
     def _objection(self, candidate: Candidate, claims: Claims) -> str | None:
-        """Why it must stay, if that has changed since the plan was made."""
+        """Return why it must stay, if that has changed since the plan was made."""
         root, place = self._root, candidate.place
         reason = claims.protecting(root.now(root.claims(place)))
         if reason is not None:
@@ -293,7 +293,7 @@ def _half_removed(place: Place, error: OSError) -> DsvError:
 
 
 def forget(root: CacheRoot, place: Place, claims: Claims) -> None:
-    """Removes what was known and claimed of a commit that has gone: exactly the names that were seen under the intent.
+    """Remove what was known and claimed of a commit that has gone: exactly the names that were seen under the intent.
 
     No such name is ever used again, so a new fill of the same commit keeps all of its own; `used` alone
     is, and losing it does no harm. Raises `OSError`.
@@ -333,7 +333,7 @@ def find_trash(root: CacheRoot) -> list[Trash]:
 
 
 def measure(folder: Path) -> Trash | None:
-    """Counts the room that a folder takes, up to some files; None for an empty folder, or none. Raises `OSError`."""
+    """Count the room that a folder takes, up to some files; None for an empty folder, or none. Raises `OSError`."""
     room, seen = Extent(), 0
     links: set[tuple[int, int]] = set()
     empty = True
@@ -395,7 +395,7 @@ class RoomMaker:
             self._known = _Known(stock, now + _REST * (now - began))
 
     def _has_room_at_a_glance(self, settings: CacheSettings, request: EvictionRequest) -> bool:
-        """By what was cached a while ago: a fill that has ended since then had counted this one before it began."""
+        """Go by what was cached a while ago: a fill that ended since had counted this one before it began."""
         disk = disk_now(self._root, request.place)
         if not settings.limits_content(self._dataset):
             return not Planner((), settings, disk, 0.0, request).exceeded()

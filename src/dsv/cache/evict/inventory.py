@@ -70,7 +70,7 @@ class Remembered:
 
     @classmethod
     def load(cls, root: CacheRoot, now: float) -> Remembered:
-        """Knows nothing if the file is missing or can't be understood. Raises `OSError`."""
+        """Read the file; know nothing if it is missing or can't be understood. Raises `OSError`."""
         file = read_json(root.inventory, _FILE, _LONGEST)
         if file is None or file.version != _VERSION:
             return cls(root, now, {})
@@ -82,7 +82,7 @@ class Remembered:
         return cls(root, now, known)
 
     def read(self, place: Place) -> PlaceFacts:
-        """What the place's claims folder holds now; one request if it has not changed. Raises `OSError`."""
+        """Read a place's claims folder, with one request if it has not changed. Raises `OSError`."""
         if place in self._trusted:
             return self._trusted[place]
         try:
@@ -116,7 +116,7 @@ class Remembered:
             self._root.replace(self._root.inventory, msgspec.json.encode(file))
 
     def _is_settled(self, facts: PlaceFacts) -> bool:
-        """Whether any change since then would give the folder another mtime."""
+        """Check that any change since then would give the folder another mtime."""
         if facts.record is None or facts.claims.unknown:
             return False
         return facts.changed < (self.now - SETTLED) * 1e9
@@ -206,7 +206,7 @@ def _item(root: CacheRoot, place: Place, facts: PlaceFacts, *, visible: bool) ->
 
 
 def server_now(root: CacheRoot) -> float:
-    """The file server's clock; this host's, if this user may only read, and so decides nothing. Raises `OSError`."""
+    """Return the file server's clock; this host's for a user who may only read. Raises `OSError`."""
     try:
         return root.now() if root.exists() else time.time()
     except OSError as error:
@@ -216,7 +216,7 @@ def server_now(root: CacheRoot) -> float:
 
 
 def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
-    """What of one dataset is visible. Raises `OSError`, and `Conflict` if its folder is a symlink."""
+    """Return the visible places of one dataset. Raises `OSError`, and `Conflict` if its folder is a symlink."""
     if not root.exists():
         return []
     with contextlib.suppress(FileNotFoundError):
@@ -240,7 +240,7 @@ class Visible(msgspec.Struct, frozen=True):
 
 
 def find_visible(root: CacheRoot) -> Visible:
-    """By listing the folders of the datasets, without a look at any commit. Raises `OSError`."""
+    """List the folders of the datasets, without a look at any commit. Raises `OSError`."""
     places: set[Place] = set()
     closed: set[str] = set()
     foreign: list[str] = []
@@ -273,7 +273,7 @@ def find_visible(root: CacheRoot) -> Visible:
 
 
 def find_all(folder: Path) -> list[Place]:
-    """The places that have a folder of their own below one of the dot folder's. Raises `OSError`."""
+    """Return the places that have a folder of their own below one of the dot folder's. Raises `OSError`."""
     found: list[Place] = []
     for dataset in list_names(folder):
         if is_dataset(dataset):
@@ -287,7 +287,7 @@ def _has_place(dataset: str, inside: list[os.DirEntry[str]]) -> bool:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """As the file server has them now: what another host cached a moment ago is among them."""
+    """List a folder as the file server has it now, with what another host cached a moment ago."""
     try:
         refresh(folder)
         with os.scandir(folder) as found:

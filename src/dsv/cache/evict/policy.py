@@ -100,7 +100,7 @@ class Planner:
         self._kept: list[Due] = []
 
     def next(self) -> Due | None:
-        """The next commit to go, oldest use first; None when nothing more is due."""
+        """Return the next commit to go, oldest use first; None when nothing more is due."""
         assert self._given is None, "the last one was not answered"
         limit = next(iter(self._exceeded()), None)
         over = self._datasets_over()
@@ -120,7 +120,7 @@ class Planner:
         return None
 
     def evicted(self, freed: Extent, new_owner: Place | None = None) -> None:
-        """The commit went and freed this; what it left behind is on the account of `new_owner` now."""
+        """Count what the commit freed. What it left behind is on the account of `new_owner` now."""
         due = self._answer()
         room = self._room.close(due.candidate)
         if new_owner in self._there:
@@ -128,17 +128,17 @@ class Planner:
         self._disk = self._disk.freed(freed)
 
     def kept(self, reason: str) -> None:
-        """The commit stayed after all: somebody took it into use."""
+        """Note that the commit stayed after all, as somebody took it into use."""
         due = self._answer()
         self._there[due.candidate.place] = due.candidate
         self._kept.append(Due(due.candidate, reason))
 
     def gone(self) -> None:
-        """Another evicted it first."""
+        """Note that another evicted it first."""
         self._room.close(self._answer().candidate)
 
     def new_owner(self) -> Place | None:
-        """The commit that the rest of the given one counts for: the last used of its dataset, else of any."""
+        """Return the commit that the rest of the given one counts for: the last used of its dataset, else of any."""
         assert self._given is not None
         mine = self._given.candidate
         others = [one for one in self._there.values() if one.place != mine.place]
@@ -156,7 +156,7 @@ class Planner:
         return self._kept, self.exceeded() if self._request.only is None else []
 
     def exceeded(self) -> list[str]:
-        """Each limit that does not hold now, in a sentence."""
+        """Return each limit that does not hold now, in a sentence."""
         return [*self._exceeded(), *self._datasets_over().values()]
 
     def _answer(self) -> Due:
@@ -173,7 +173,7 @@ class Planner:
         return one.claim
 
     def _reason(self, one: Candidate, limit: str | None, over: Mapping[str, str]) -> str | None:
-        """Why it is due at this moment, or None."""
+        """Return why it is due at this moment, or None."""
         if self._request.only is not None:
             return "named" if one.place in self._request.only else None
         if self._request.everything:
@@ -184,14 +184,14 @@ class Planner:
         return over.get(one.dataset, limit)
 
     def _coming(self, dataset: str | None = None) -> Extent:
-        """Room that this eviction is to make, and what other fills were promised."""
+        """Return the room that this eviction is to make, and what other fills were promised."""
         need = self._request.need or Extent()
         if dataset is not None:
             return need if dataset == self._request.dataset else Extent()
         return self._disk.reserved + need
 
     def _datasets_over(self) -> dict[str, str]:
-        """Each dataset above its own max_size, with the sentence that says so.
+        """Return each dataset above its own max_size, with the sentence that says so.
 
         If room is made for a commit, only its dataset counts: what another has too much of takes no room that this one
         could have.
@@ -206,7 +206,7 @@ class Planner:
         return found
 
     def _exceeded(self) -> list[str]:
-        """Each limit of the whole cache that does not hold now."""
+        """Return each limit of the whole cache that does not hold now."""
         limits, coming = self._settings.limits, self._coming()
         planned = self._room.total + self._disk.filling + coming
         with_it = f" with {format_bytes(coming.bytes)} still to come" if coming.bytes else ""

@@ -60,7 +60,7 @@ class Checked(msgspec.Struct):
 
 
 def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, progress: Progress) -> Checked:
-    """Reads every file of a visible commit, which somebody holds a lease on. Raises `OSError`."""
+    """Read every file of a visible commit, which somebody holds a lease on. Raises `OSError`."""
     result = Checked()
     top = os.open(root.visible(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -96,7 +96,7 @@ def repair(
     *,
     remove_foreign: bool,
 ) -> None:
-    """Replaces what is wrong by what the store has, verified, each path at once.
+    """Replace what is wrong by what the store has, verified, each path at once.
 
     remove_foreign: also deletes paths that were never committed.
 
@@ -151,7 +151,7 @@ def _look_at_all(
     pool: ThreadPoolExecutor,
     jobs: deque[Future[Entry | Wrong]],
 ) -> Iterator[Entry | Wrong]:
-    """Each entry, or what is wrong about it, in order; files are read by several threads. jobs: under way."""
+    """Yield each entry, or what is wrong about it, in order; several threads read. jobs: under way."""
     for entry, where in entries:
         try:
             folder, name = folders.of(entry.path)
@@ -191,7 +191,7 @@ def _look(root: CacheRoot, folder: int, name: bytes, entry: Entry, where: Locati
 
 
 def _read(root: CacheRoot, folder: int, name: bytes, entry: Entry) -> str | None:
-    """What is wrong about a file's content. Raises `OSError`, but not for a place on the disk that can't be read.
+    """Return what is wrong about a file's content. Raises `OSError`, but not for bytes that can't be read.
 
     Of a server that is away, or had forgotten what this host had open, the same is said; the one doesn't answer
     about the cache either, and from the other the file can be read when it is opened again.
@@ -209,7 +209,7 @@ def _read(root: CacheRoot, folder: int, name: bytes, entry: Entry) -> str | None
 
 
 def _find_foreign(visible: Path, expected: set[bytes]) -> list[bytes]:
-    """Every path below that is no entry, and no folder of one, in order."""
+    """Return every path below that is no entry, and no folder of one, in order."""
     top = os.fsencode(visible)
     inner = _folders_of(expected)
     strange: list[bytes] = []
@@ -225,7 +225,7 @@ def _find_foreign(visible: Path, expected: set[bytes]) -> list[bytes]:
 
 
 def _remove_foreign(visible: Path, result: Checked) -> None:
-    """Deletes these paths, and the folders above them that no entry needs. Raises `OSError`."""
+    """Delete these paths, and the folders above them that no entry needs. Raises `OSError`."""
     needed = _folders_of(result.expected) | result.expected
     for path in _find_foreign(visible, result.expected):
         place = _at(visible, path)
@@ -252,7 +252,7 @@ def _at(visible: Path, path: bytes) -> Path:
 
 
 def _make_way(root: CacheRoot, visible: Path, path: Path) -> None:
-    """Makes folders of what should be folders above the path, and moves a folder that stands in its place away."""
+    """Make folders above the path of what should be folders, and move away a folder that stands in its place."""
     for folder in reversed(path.relative_to(visible).parents[:-1]):
         above = visible / folder
         if above.is_symlink() or (above.exists() and not above.is_dir()):

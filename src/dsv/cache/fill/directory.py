@@ -54,12 +54,12 @@ class FillDirectory(msgspec.Struct, frozen=True):
     plan: Plan
 
     def make_folder(self, path: Path) -> None:
-        """A folder of the fill, with the cache's rights. Raises `OSError`; `FileNotFoundError` if the fill ended."""
+        """Make a folder of the fill, with the cache's rights. Raises `OSError`, `FileNotFoundError` if it ended."""
         self.tree.stat()
         self.root.make_directory(path)
 
     def is_open(self) -> bool:
-        """Whether it has neither been published nor given up, as the file server has it. Raises `OSError`."""
+        """Ask the file server that it has neither been published nor given up. Raises `OSError`."""
         self.root.look_up_anew(self.folder)
         return self.tree.is_dir()
 
@@ -69,7 +69,7 @@ class FillDirectory(msgspec.Struct, frozen=True):
 
     @property
     def dead(self) -> Path:
-        """What the tree becomes when the fill is given up."""
+        """The tree of a fill that was given up."""
         return self.folder / "dead"
 
     @property
@@ -97,7 +97,7 @@ def start(
     moves: Mapping[int, bytes],
     enlist: Callable[[Path], None],
 ) -> FillDirectory | None:
-    """Begins a fill; None if another was faster. Raises `OSError`.
+    """Begin a fill; None if another was faster. Raises `OSError`.
 
     enlist: puts the first worker's record into the folder that it is given, so that nobody takes a fill that has just
     appeared for one that nobody works on.
@@ -123,7 +123,7 @@ def start(
 
 
 def discard(root: CacheRoot, fill: str) -> None:
-    """Removes what `start` has made of a fill that did not begin. The enlisted worker's file is closed by then."""
+    """Remove what `start` has made of a fill that did not begin. The enlisted worker's file is closed by then."""
     shutil.rmtree(root.temporary / f".fill-{fill}", ignore_errors=True)
 
 
@@ -144,7 +144,7 @@ def _appear(root: CacheRoot, draft: Path, target: Path) -> bool:
 
 
 def join(root: CacheRoot, place: Place) -> FillDirectory | None:
-    """The fill that is under way; None if there is none, or only the rest of one. Raises `OSError`."""
+    """Return the fill that is under way; None if there is none, or only the rest of one. Raises `OSError`."""
     home = root.fill(place)
     root.reach(home.parent)
     names = list_names(home)
@@ -190,7 +190,7 @@ def _newer(place: Place) -> Unsupported:
 
 
 def _remove_stray(root: CacheRoot, folder: Path) -> None:
-    """A fill appears and goes as a whole; less than that was made by a latecomer in its place."""
+    """Remove less than a whole fill, which a latecomer made in its place: a fill appears and goes as a whole."""
     with contextlib.suppress(OSError):
         trash = root.trash / f"stray-{os.urandom(8).hex()}"
         folder.rename(trash)
@@ -198,7 +198,7 @@ def _remove_stray(root: CacheRoot, folder: Path) -> None:
 
 
 def publish(directory: FillDirectory, owner: Owner) -> bool:
-    """Makes the tree visible and records it; False if it was published or given up before.
+    """Make the tree visible and record it; False if it was published or given up before.
 
     Also False, with the tree still there, if an earlier fill is visible: this one was planned before that was
     published, and began after it was cleared away. All parts are done and what that needs is synced. Raises `OSError`,
@@ -218,7 +218,7 @@ def publish(directory: FillDirectory, owner: Owner) -> bool:
 
 
 def _write_entry(directory: FillDirectory, draft: Path, name: Path) -> None:
-    """Gives the record its name. On a full disk by a rename, which needs neither block nor inode; anyone else who
+    """Give the record its name. On a full disk by a rename, which needs neither block nor inode; anyone else who
     recorded this fill wrote the same."""
     try:
         directory.root.link_once(draft, name)
@@ -229,7 +229,7 @@ def _write_entry(directory: FillDirectory, draft: Path, name: Path) -> None:
 
 
 def _becomes_visible(directory: FillDirectory) -> bool:
-    """Renames the tree into its place; False if the tree or the place's folder has gone, or a commit is there."""
+    """Rename the tree into its place; False if the tree or the place's folder has gone, or a commit is there."""
     target = directory.root.visible(directory.place)
     directory.root.reach(target.parent)
     try:
@@ -250,7 +250,7 @@ def _becomes_visible(directory: FillDirectory) -> bool:
 
 
 def was_published(directory: FillDirectory) -> bool:
-    """Whether a fill without a tree ended by being published, and is still to be cleared away.
+    """Return whether a fill without a tree was published, and is still to be cleared away.
 
     Otherwise it was given up, or the process that cleared it away has recorded it. Looked at in this order: the folder
     goes with what is in it, and another commit may be visible since.
@@ -259,7 +259,7 @@ def was_published(directory: FillDirectory) -> bool:
 
 
 def give_up(directory: FillDirectory) -> bool:
-    """Ends a fill that nobody works on; False if it ended before. What it wrote is deleted. Raises `OSError`."""
+    """End a fill that nobody works on; False if it ended before. What it wrote is deleted. Raises `OSError`."""
     if not end_unpublished(directory):
         return False
     clear(directory)
@@ -267,7 +267,7 @@ def give_up(directory: FillDirectory) -> bool:
 
 
 def end_unpublished(directory: FillDirectory) -> bool:
-    """Ends a fill: from here on nobody can publish it. False if it ended before. Raises `OSError`."""
+    """End a fill: from here on nobody can publish it. False if it ended before. Raises `OSError`."""
     try:
         directory.tree.rename(directory.dead)
     except OSError as error:
@@ -278,7 +278,7 @@ def end_unpublished(directory: FillDirectory) -> bool:
 
 
 def clear(directory: FillDirectory) -> None:
-    """Removes what is left of a fill that has ended. Several may do so at once. Raises `OSError`."""
+    """Remove what is left of a fill that has ended. Several may do so at once. Raises `OSError`."""
     (directory.root.room / directory.fill).unlink(missing_ok=True)
     trash = directory.root.trash / f"fill-{directory.fill}-{os.urandom(4).hex()}"
     try:
@@ -295,7 +295,7 @@ def clear(directory: FillDirectory) -> None:
 
 
 def finalize(directory: FillDirectory) -> None:
-    """Clears what is left of a fill whose tree has gone, after recording it if it was published but not recorded."""
+    """Clear what is left of a fill whose tree has gone, after recording it if it was published but not recorded."""
     visible = directory.root.visible(directory.place)
     if (
         was_published(directory)

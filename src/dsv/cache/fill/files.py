@@ -66,7 +66,7 @@ class Rights(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, root: CacheRoot, *, sync: bool = False) -> Rights:
-        """Raises `OSError`."""
+        """Return what this process's files need to have the rights of the cache's root. Raises `OSError`."""
         mode = root.directory_mode
         group = root.path.stat().st_gid
         shared = not mode & stat.S_ISGID and os.getegid() != group and bool(mode & 0o070)
@@ -107,7 +107,7 @@ class Folders:
         self._last: tuple[bytes, int] = (b"", top)
 
     def of(self, path: bytes) -> tuple[int, bytes]:
-        """The descriptor of the folder of an entry, and its name in there. Raises `OSError`."""
+        """Return the descriptor of the folder of an entry, and its name in there. Raises `OSError`."""
         folder, _, name = path.rpartition(b"/")
         if folder == self._last[0]:
             return self._last[1], name
@@ -116,7 +116,7 @@ class Folders:
         return descriptor, name
 
     def open(self, folder: bytes) -> int:
-        """The descriptor of a folder, which stays this object's. Raises `OSError`."""
+        """Return the descriptor of a folder, which stays this object's. Raises `OSError`."""
         for attempt in range(_LOOKS):
             try:
                 return self._find(folder, anew=attempt > 0)
@@ -149,7 +149,7 @@ class Folders:
         return known
 
     def forget(self, path: bytes) -> None:
-        """Looks the folders of this entry up again next time: one was replaced by another's equal one."""
+        """Look the folders of this entry up again next time: one was replaced by another's equal one."""
         while path:
             path = path.rpartition(b"/")[0]
             descriptor = self._open.pop(path, None)
@@ -182,7 +182,7 @@ class Folders:
         return os.open(name, _FOLDER, dir_fd=parent)
 
     def _make(self, parent: int, name: bytes) -> None:
-        """A folder appears with its final rights at once: with others, it could lock other users out for ever."""
+        """Make a folder that has its final rights at once: with others, it could lock other users out for ever."""
         made = self._rights.for_folders()
         if not made.plain:
             with contextlib.suppress(FileNotFoundError):
@@ -205,7 +205,7 @@ def new_file(folder: int, name: bytes | str, rights: Rights, *, executable: bool
 
 
 def fill_file(descriptor: int, pieces: Iterable[Buffer]) -> int:
-    """Writes the pieces to a new file; returns its descriptor, or closes it if that fails. Raises `OSError`."""
+    """Write the pieces to a new file; return its descriptor, or closes it if that fails. Raises `OSError`."""
     at = 0
     try:
         for piece in pieces:
@@ -223,7 +223,7 @@ def fill_file(descriptor: int, pieces: Iterable[Buffer]) -> int:
 
 
 def finish_file(descriptor: int, rights: Rights, *, executable: bool) -> None:
-    """Gives the file its time, and its rights if it was created with others; closes it. Raises `OSError`.
+    """Give the file its time, and its rights if it was created with others; close it. Raises `OSError`.
 
     On NFS this is where the bytes go to the server, and where a full disk is reported.
     """
@@ -295,7 +295,7 @@ class Links:
         self._clones = True
 
     def folder_of(self, donor: int, path: bytes) -> tuple[int, bytes] | None:
-        """The donor's folder that has this path, and the name in it; None if it is no longer there."""
+        """Return the donor's folder that has this path, and the name in it; None if it is no longer there."""
         if donor not in self._folders:
             self._folders[donor] = self._open(donor)
         folders = self._folders[donor]
@@ -307,14 +307,14 @@ class Links:
             return None
 
     def open_folder(self, donor: int, folder: bytes) -> int | None:
-        """The donor's folder; None if it is no longer there. Raises `OSError`."""
+        """Return the donor's folder; None if it is no longer there. Raises `OSError`."""
         found = self.folder_of(donor, folder + b"/" if folder else b"")
         return None if found is None else found[0]
 
     def take_all(
         self, source: int, target: int, names: Sequence[bytes], sizes: Sequence[int], kinds: bytes
     ) -> list[int]:
-        """Links files of one folder into another; returns the places of those that can't be, for `take`.
+        """Link files of one folder into another; return the places of those that can't be, for `take`.
 
         Raises `FileExistsError`, `OSError`.
         """
@@ -337,7 +337,7 @@ class Links:
         return failed
 
     def identity(self, source: tuple[int, bytes], entry: Entry) -> tuple[int, int] | None:
-        """Device and inode of a donor's file; None if it is not as it was filled. Raises `OSError`."""
+        """Return the device and inode of a donor's file; None if it is not as it was filled. Raises `OSError`."""
         try:
             found = os.stat(source[1], dir_fd=source[0], follow_symlinks=False)
         except OSError as error:
@@ -350,7 +350,7 @@ class Links:
         return found.st_dev, found.st_ino
 
     def take(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
-        """Makes `target` the donor's file, if that is still as it was filled. Raises `FileExistsError`, `OSError`."""
+        """Make `target` the donor's file, if that is still as it was filled. Raises `FileExistsError`, `OSError`."""
         folder, name = source
         if self.identity(source, entry) is None:
             return Taken.NO
@@ -414,7 +414,7 @@ class Links:
         return Taken.COPIED
 
     def _clone(self, descriptor: int, target: tuple[int, bytes], *, executable: bool) -> bool:
-        """By way of a private draft, as a name in the tree must never hold less than its file."""
+        """Share blocks by way of a private draft, as a name in the tree must never hold less than its file."""
         draft = os.urandom(8).hex()
         mode = self._rights.executable if executable else self._rights.file
         copy = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode, dir_fd=self._drafts)
@@ -440,7 +440,7 @@ class State(enum.Enum):
 
 
 def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None = None) -> State:
-    """Reads and checks what is there for this file; a link to `twin` (device, inode) is right as it is.
+    """Read and check what is there for this file; a link to `twin` (device, inode) is right as it is.
 
     Raises `OSError`.
     """
@@ -528,7 +528,7 @@ class WriteBack:
             self._syncer.begin()
 
     def finish(self) -> None:
-        """Returns when all that was written before is on stable storage. Raises `Lost`, `NoRoom`."""
+        """Return when all that was written before is on stable storage. Raises `Lost`, `NoRoom`."""
         if self._syncer.busy:
             self._hear(self._syncer.wait)
         self.check()

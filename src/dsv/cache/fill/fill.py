@@ -87,7 +87,7 @@ class _Fill:
         self._full = 0
 
     def run(self) -> FillResult:
-        """Each attempt ends with the commit visible, with a fill that ended without that, or with an error."""
+        """Try until the commit is visible. A fill may end without that, or with an error."""
         worked = False
         fetched = linked = 0
         for attempt in range(_ATTEMPTS):

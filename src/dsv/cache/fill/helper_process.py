@@ -41,7 +41,7 @@ BEGAN = "began\n"  # what a helper says before its first claim
 
 
 def default_jobs(plan: Plan, kind: FileSystem) -> int:
-    """How many processes suit this machine and this fill."""
+    """Return how many processes suit this machine and this fill."""
     cores = processors()
     worth = max(plan.entries // _ENTRIES_EACH, plan.need_bytes // _BYTES_EACH)
     # On a file server a process waits more than it computes, and has threads for that.
@@ -73,7 +73,7 @@ class Helpers:
             self._running.append(_start(order))
 
     def stop(self, *, now: bool) -> None:
-        """Ends them when they have done what they began, or `now`, half way; others take that over.
+        """End them when they have done what they began, or `now`, half way; others take that over.
 
         One that has not begun anything is not waited for.
         """
@@ -105,13 +105,13 @@ class Helpers:
 
 
 def _has_begun(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has said `BEGAN`, or has ended."""
+    """Return whether it has said `BEGAN`, or has ended."""
     assert process.stdout is not None
     return bool(select.select([process.stdout], [], [], 0)[0])
 
 
 def _start(order: dict[str, object]) -> subprocess.Popen[bytes]:
-    """The order goes in by a pipe, as it may hold what nobody should see in a list of processes."""
+    """Start one. The order goes in by a pipe, as it may hold what nobody should see in a list of processes."""
     process = subprocess.Popen(
         # -P: what lies in the folder where the command was given is data, whatever its name. utf8: names are, whatever
         # the locale.
@@ -172,7 +172,7 @@ def _work(directory: FillDirectory, source: StoreSource, begin: int, stop: threa
 
 
 def _watch_input(stop: threading.Event) -> None:
-    """Ends this process when its starter has ended, at most a part's work later, or at once if it hangs."""
+    """End this process when its starter has ended, at most a part's work later, or at once if it hangs."""
     while os.read(0, 1 << 16):
         pass
     stop.set()
@@ -181,7 +181,7 @@ def _watch_input(stop: threading.Event) -> None:
 
 
 def _read_line() -> bytes:
-    """Past Python's buffer: a thread that waits in it would be in the way at the end."""
+    """Read past Python's buffer: a thread that waits in it would be in the way at the end."""
     line = bytearray()
     while not line.endswith(b"\n"):
         data = os.read(0, 1 << 16)

@@ -79,11 +79,11 @@ class PartWorker:
 
     @property
     def unfinished(self) -> list[Claim]:
-        """Claims that an error left undone, in this `run` or one before; `run` them again with `check`."""
+        """The claims that an error left undone, in this `run` or one before; `run` them again with `check`."""
         return list(self._claims.values())
 
     def run(self, claims: Iterable[Claim], *, check: bool = False) -> None:
-        """Does these parts, which may be claimed as late as they are asked for.
+        """Do these parts, which may be claimed as late as they are asked for.
 
         check: a former attempt of this process may have left files. Raises `OSError` (a full disk, a server that does
         not answer, a fill that has ended), and what the source raises.
@@ -113,7 +113,7 @@ class PartWorker:
                     self._finish(job)
 
     def _orders(self, claims: Iterable[Claim], *, check: bool) -> Iterator[Wanted]:
-        """What is to be fetched for the parts; all else is done on the way."""
+        """Yield what is to be fetched for the parts; all else is done on the way."""
         for claim in claims:
             self._claims[claim.part] = claim
             job = Job(claim, check or claim.generation > 1)
@@ -183,7 +183,7 @@ class PartWorker:
         yield from self._not_linked(job)
 
     def _not_linked(self, job: Job) -> Iterator[Wanted]:
-        """What a donor no longer has, or another user's large file if neither links nor shared blocks work."""
+        """Yield files that a donor has no longer, and large ones of other users that can't share blocks either."""
         for item in job.failed:
             self._uncount(item)
             self.unplanned += blocks(item.entry.size)
@@ -192,7 +192,7 @@ class PartWorker:
         job.failed.clear()
 
     def _finish(self, job: Job) -> None:
-        """All files were handed out; makes sure that they are whole, and says so."""
+        """Make sure that all files of a part, which were handed out, are whole, and say so."""
         self._placer.settle(job)
         for round_ in range(_ROUNDS):
             if not job.again:
@@ -219,7 +219,7 @@ class PartWorker:
         self._drop(job)
 
     def _look_through(self, job: Job) -> None:
-        """Does the part once more, after traces of another process were found in it."""
+        """Do the part once more, after traces of another process were found in it."""
         self._placer.forget_folders()
         self._placer.end(job)
         again = Job(job.claim, check=True)
@@ -233,7 +233,7 @@ class PartWorker:
         job.again, job.symlinks = again.again, again.symlinks
 
     def _report_links(self, job: Job) -> None:
-        """For the publisher: nobody may follow a symlink out of the tree."""
+        """Tell the publisher of the symlinks: nobody may follow one out of the tree."""
         if job.symlinks:
             folder = self._directory.links
             self._directory.make_folder(folder)
@@ -254,7 +254,7 @@ class PartWorker:
         job.copied.clear()
 
     def _counted(self, entry: Entry, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """The pieces of a large file, counted as they pass."""
+        """Yield the pieces of a large file, and count them."""
         tally = self._tally
         for piece in pieces:
             yield piece

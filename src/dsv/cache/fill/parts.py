@@ -130,8 +130,10 @@ _PLAN = msgspec.json.Decoder(Plan)
 
 
 def read_ahead(plan: Plan) -> int:
-    """What a worker may hold that is not on disk yet: as much as the heaviest part weighs, which is what its death
-    may cost. A little more, so that the gaps between its files don't make it wait for its last piece."""
+    """Return how many bytes a worker may hold that are not on disk yet: the weight of the heaviest part.
+
+    So much its death may cost. A little more, so that the gaps between its files don't make it wait for its last piece.
+    """
     return max((part.bytes + ITEM * part.entries for part in plan.parts), default=0) * 17 // 16
 
 
@@ -147,7 +149,7 @@ def part_size(loads: Sequence[Load], *, remote: bool) -> tuple[int, int]:
 def cut_parts(
     loads: Sequence[Load], part_bytes: int | None = None, part_entries: int | None = None
 ) -> list[Part]:
-    """Joins light segments and slices heavy ones until each part is worth about `part_bytes` or `part_entries`."""
+    """Join light segments and slice heavy ones until each part is worth about `part_bytes` or `part_entries`."""
     part_bytes = max(part_bytes or PART_BYTES, sum(load.heavy for load in loads) // (MAX_PARTS // 2))
     part_entries = max(part_entries or PART_ENTRIES, sum(load.entries for load in loads) // (MAX_PARTS // 2))
     parts: list[Part] = []
@@ -185,7 +187,7 @@ def _sliced(load: Load, slices: int) -> Iterator[Part]:
 
 
 def slice_bounds(sizes: Sequence[int], slices: int) -> list[tuple[int, int]]:
-    """Where each slice of a segment begins and ends, by its entries' sizes: runs that cover all, some maybe empty.
+    """Return where each slice of a segment begins and ends, by its entries' sizes. Some may be empty.
 
     An entry belongs to the slice in which its first byte lies, so all readers of the segment cut it alike.
     """
@@ -207,12 +209,12 @@ def slice_bounds(sizes: Sequence[int], slices: int) -> list[tuple[int, int]]:
 
 
 def blocks(size: int) -> int:
-    """Bytes of disk for a file of this size."""
+    """Return the bytes of disk for a file of this size."""
     return -(-size // BLOCK) * BLOCK
 
 
 def estimated_room(files: int, size: int) -> int:
-    """Bytes of disk for files if only their number and sum are known: half a block more for each."""
+    """Estimate the bytes of disk for files by their number and sum: half a block more for each."""
     return size + files * BLOCK // 2 + BLOCK
 
 
@@ -254,7 +256,7 @@ class ClaimTable:
 
     @property
     def started(self) -> bool:
-        """Whether anybody had claimed anything when this was last looked at."""
+        """Somebody had claimed something when this was last looked at."""
         return bool(self._newest)
 
     @property
@@ -288,11 +290,11 @@ class ClaimTable:
                 self._finished[part] = max(generation, self._finished.get(part, 0))
 
     def begin_at(self, part: int) -> None:
-        """Where to look for free parts first, so that several start far apart."""
+        """Have `claim_free` look for free parts from there on, so that several processes start far apart."""
         self._cursor = part % max(self.count, 1)
 
     def refresh(self) -> float:
-        """Looks at the folder anew, past the memory of an NFS client; returns the server's time.
+        """Look at the folder anew, past the memory of an NFS client; return the server's time.
 
         What was seen once is kept: no name here is ever removed, and a listing over NFS may miss some.
 
@@ -322,7 +324,7 @@ class ClaimTable:
         }
 
     def claim_free(self) -> Claim | None:
-        """The next part that nobody has claimed; None if there is none left. Raises `OSError`."""
+        """Claim the next part that nobody has claimed; None if there is none left. Raises `OSError`."""
         while True:
             part = self._next_free()
             if part is None:
@@ -334,7 +336,7 @@ class ClaimTable:
             self.refresh()
 
     def claim_abandoned(self, is_gone: Callable[[str], bool]) -> Claim | None:
-        """A part whose newest claimer is gone, as `is_gone(owner id)` says; taken over. Raises `OSError`.
+        """Take over a part whose newest claimer is gone, as `is_gone(owner id)` says. Raises `OSError`.
 
         Also one that was done before this machine last started, and may have been lost with it: it is checked.
         """
@@ -349,14 +351,14 @@ class ClaimTable:
         return None
 
     def finish(self, claim: Claim) -> None:
-        """Tells that every file of the part is whole. What that needs to be synced has been. Raises `OSError`."""
+        """Say that every file of the part is whole. What needs to be synced for that has been. Raises `OSError`."""
         with contextlib.suppress(FileExistsError):
             (self._folder / f"{claim.part}.{claim.generation}.{self._mark}").symlink_to(self._owner)
         self._done.add(claim.part)
         self._finished[claim.part] = max(claim.generation, self._finished.get(claim.part, 0))
 
     def overtaken(self, claim: Claim) -> bool:
-        """Whether a newer generation was seen at the last `refresh`."""
+        """Return whether a newer generation was seen at the last `refresh`."""
         return self._newest.get(claim.part, 0) > claim.generation
 
     def _claim(self, part: int, generation: int) -> Claim | None:
@@ -406,7 +408,7 @@ def do_free_parts(
     remote: bool,
     stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Gives `do` all parts that are free, until there are none or `stop` says so.
+    """Have `do` do all parts that are free, until there are none or `stop` says so.
 
     What is fetched ahead is claimed ahead, though others could help with it. On a file server, where writing takes the
     time, each batch is some seconds' worth of parts, and at most a third of what is left, so that all who share
@@ -451,7 +453,7 @@ _BAR_SECONDS = 10.0
 
 
 def bar_drafts(folder: Path, part: int, below: int) -> None:
-    """Removes the private folders of this part's generations under `below`, and sees to it that they can't come back.
+    """Remove the private folders of this part's generations under `below`, so that they can't come back.
 
     Rule W3 of docs/internals/cache-protocol.md: nothing that these do later can replace a file of the tree. Raises
     `OSError`; ENOTEMPTY if one of them keeps adding to its folder.
@@ -465,7 +467,7 @@ def draft_name(part: int, generation: int) -> str:
 
 
 def _bar(folder: Path) -> None:
-    """Puts a symlink to nowhere in place of the folder, whether that is there or would be made later."""
+    """Put a symlink to nowhere in place of the folder, which may be there or be made later."""
     deadline = time.monotonic() + _BAR_SECONDS
     while True:
         try:

@@ -61,7 +61,7 @@ class Pool:
         self._started: list[threading.Thread] = []
 
     def run(self, task: Callable[[], None], size: int = 0) -> None:
-        """Runs it some time; blocks while much is in flight. `size`: bytes that it holds in memory."""
+        """Run it some time; block while much is in flight. `size`: bytes that it holds in memory."""
         if not self.threads:
             task()
             return
@@ -79,24 +79,24 @@ class Pool:
             self._tasks.put((task, size))
 
     def drain(self) -> None:
-        """Returns when nothing is in flight."""
+        """Return when nothing is in flight."""
         self.settle()
         with self._state:
             self._raise()
 
     def settle(self) -> None:
-        """Returns when nothing is in flight; an error is kept for the next `run` or `drain`."""
+        """Return when nothing is in flight; an error is kept for the next `run` or `drain`."""
         with self._state:
             while self._tasks_open:
                 self._state.wait()
 
     def clear(self) -> None:
-        """Returns when nothing is in flight; an error that nobody has heard of is dropped."""
+        """Return when nothing is in flight; an error that nobody has asked for is dropped."""
         self.settle()
         self._error = None
 
     def close(self) -> None:
-        """Waits for what is in flight; errors that nobody asked for are dropped."""
+        """Wait for what is in flight; errors that nobody asked for are dropped."""
         for _ in self._started:
             self._tasks.put(None)
         for thread in self._started:
@@ -212,7 +212,7 @@ class Placer:
             self._run(job, lambda: create_file(*target, (), self._rights, executable=executable))
 
     def take(self, job: Job, item: Item) -> None:
-        """Links the donor's file, or else adds the item to the job's `copied` or `failed`."""
+        """Link the donor's file, or else adds the item to the job's `copied` or `failed`."""
         assert item.donor is not None
         source = self._links.folder_of(item.donor, item.donor_path)
         if source is None:
@@ -232,7 +232,7 @@ class Placer:
         self._run(job, link)
 
     def take_run(self, job: Job, run: LinkRun) -> None:
-        """Links them all; those that can't be are looked at one by one, in `take_failed`."""
+        """Link them all; those that can't be are left for `take_failed`."""
         source = self._links.open_folder(run.donor, run.folder)
         if source is None:
             job.failed.extend(run.item(at) for at in range(len(run.names)))
@@ -251,13 +251,13 @@ class Placer:
         return link
 
     def take_failed(self, job: Job) -> None:
-        """What `take_run` could not link."""
+        """Take one by one what `take_run` could not link."""
         for item in job.unlinked:
             self.take(job, item)
         job.unlinked.clear()
 
     def write(self, job: Job, entry: Entry, pieces: Iterable[bytes]) -> None:
-        """Creates the file, or replaces the broken one, from verified pieces."""
+        """Create the file, or replaces the broken one, from verified pieces."""
         executable = entry.kind is Kind.EXECUTABLE
         broken = entry.path in job.replace
         if self.pool.threads and entry.size <= SINGLE_CHUNK_MAX and not broken:
@@ -282,7 +282,7 @@ class Placer:
             self._run(job, replace)
 
     def _create(self, entry: Entry) -> int:
-        """The new file of an entry, in the folder that is there now: another's equal one may have replaced it."""
+        """Create a file in the folder that is there now: another's equal one may have replaced it."""
         for attempt in range(_LOOKS):
             try:
                 target = self._arriving.of(entry.path)
@@ -301,7 +301,7 @@ class Placer:
             self._run(job, write, entry.size, (entry, content))
 
     def settle(self, job: Job) -> None:
-        """Returns when nothing is in flight; what was fetched for a folder that was replaced is written again."""
+        """Return when nothing is in flight; what was fetched for a folder that was replaced is written again."""
         self.pool.drain()
         for _ in range(_LOOKS):
             unplaced, job.unplaced = job.unplaced, []
@@ -313,7 +313,7 @@ class Placer:
         job.unplaced.clear()
 
     def examine(self, job: Job, items: Iterable[Item], pace: Callable[[], None]) -> dict[bytes, State]:
-        """What is there of these files already. Raises `OSError`."""
+        """Return what is there of these files already. Raises `OSError`."""
         states: dict[bytes, State] = {}
         for item in items:
             pace()
@@ -335,18 +335,18 @@ class Placer:
         return look
 
     def _find(self, job: Job, folders: Folders, path: bytes) -> tuple[int, bytes] | None:
-        """The folder of this path, and the name in it; None if it has to be looked up anew."""
+        """Return the folder of this path, and the name in it; None if it has to be looked up anew."""
         with _looking_again(job):
             return folders.of(path)
         return None
 
     def forget_folders(self) -> None:
-        """Looks all folders up anew."""
+        """Look all folders up anew."""
         self.asked.close()
         self._arriving.close()
 
     def end(self, job: Job) -> None:
-        """Closes what the job has open."""
+        """Close what the job has open."""
         if job.drafts >= 0:
             os.close(job.drafts)
             job.drafts = -1

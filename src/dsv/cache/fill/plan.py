@@ -70,7 +70,7 @@ def make_plan(
     remote: bool,
     without: Container[Place] = frozenset(),
 ) -> Planned:
-    """Reads the tree's nodes, and its segments if there is something to compare or to select.
+    """Read the tree's nodes, and its segments if there is something to compare or to select.
 
     without: cached commits to take nothing from, as they may be evicted to make room.
     Raises `NotFound` if a selected path is not in the tree, `Conflict` if the file system would mix up two of
@@ -113,7 +113,7 @@ def make_plan(
 
 
 def room_needed(tree: TreeReader, selection: PathSet) -> tuple[int, int]:
-    """Bytes and files of a fill that takes nothing from other commits. Raises `NotFound` as `make_plan` does."""
+    """Return the bytes and files of a fill that takes nothing from other commits. Raises `NotFound`."""
     sums = _Sums()
     if not selection.whole:
         _selected(tree, selection, None, (), sums)
@@ -126,7 +126,7 @@ def room_needed(tree: TreeReader, selection: PathSet) -> tuple[int, int]:
 def _whole(
     number: int, leaf: Leaf, matching: Matching | None, donors: Sequence[DonorPlan], sums: _Sums
 ) -> Load:
-    """A segment that is wanted whole. Its node holds its sums, so it is not read."""
+    """Count a segment that is wanted whole. Its node holds its sums, so it is not read."""
     child = leaf.child
     sums.files += child.files
     sums.bytes += child.bytes
@@ -231,7 +231,7 @@ def _donor(root: CacheRoot, candidate: Candidate, samples: Sequence[bytes]) -> D
 
 
 def _try(root: CacheRoot, path: bytes) -> str | None:
-    """How a file can be shared; None if it can't for a reason of its own."""
+    """Return how a file can be shared; None if it can't for a reason of its own."""
     draft = os.fsencode(root.temporary / f".try-{os.urandom(8).hex()}")
     try:
         os.link(path, draft, follow_symlinks=False)
@@ -265,13 +265,13 @@ def _clones(path: bytes, draft: bytes) -> bool:
 
 
 def _inodes_may_run_out(root: CacheRoot, entries: int) -> bool:
-    """Whether folders have to be counted. That reads the whole tree."""
+    """Decide that folders have to be counted, which reads the whole tree."""
     disk = os.statvfs(root.path)
     return disk.f_files > 0 and disk.f_favail < _PLENTY * (entries + 1)
 
 
 def _folders(tree: TreeReader, selection: PathSet) -> int:
-    """Paths are sorted by components, so each folder that does not hold the path before is a new one."""
+    """Count folders. Paths are sorted by components, so each that does not hold the path before is a new one."""
     count = 0
     before: list[bytes] = []
     for located in tree.segments():
@@ -289,7 +289,7 @@ def _folders(tree: TreeReader, selection: PathSet) -> int:
 
 
 def _folds(folder: Path) -> bool:
-    """Whether two names that differ only in case, or only in the form of Unicode, are one name in this folder."""
+    """Find out if two names that differ only in case, or in the form of Unicode, are one name in this folder."""
     probe = folder / f".fold-{os.urandom(8).hex()}-\u00e9"
     probe.mkdir(0o700)
     try:

@@ -47,7 +47,7 @@ class FillResult(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, found: Cached) -> FillResult:
-        """What was there already."""
+        """Return the result for a commit that was there already."""
         return cls(found.path, found.record.files, found.record.bytes)
 
 

@@ -60,7 +60,7 @@ Every other fill's reservation is counted (see `reservations`), less the one for
 
 
 def need_of(place: Place, plan: Plan, size: int, files: int) -> Need:
-    """Room for the rest of a fill; what it links to must stay."""
+    """Return the need of the rest of a fill; what it links to must stay."""
     donors = (Place(donor.dataset, donor.name) for donor in plan.donors)
     return Need(place, size, files, frozenset((place, *donors)))
 
@@ -96,13 +96,13 @@ class Reservation(msgspec.Struct, frozen=True):
 
 
 def reserve(root: CacheRoot, place: Place, fill: str, need_bytes: int, need_files: int) -> None:
-    """Puts up a reservation; the caller then makes sure that it fits. There already: it stays. Raises `OSError`."""
+    """Reserve room, which the caller then makes sure of. A reservation that is there stays. Raises `OSError`."""
     record = _Record(place.dataset, place.name, need_bytes, need_files, Owner.new(), root.now(root.room))
     root.write_once(root.room / fill, msgspec.json.encode(record))
 
 
 def refusal(root: CacheRoot, place: Place, error: OSError, left_bytes: int, left_files: int) -> NoRoom:
-    """What to raise if the disk is full for good, with the figures; `left_bytes`, `left_files`: still to come."""
+    """Return the error for a disk that is full for good, with what is still to come."""
     return NoRoom(
         f"no room for {place} in {root.path}: {error.strerror}; {free_room(root.path)}, "
         f"{format_bytes(left_bytes)} still to come in {left_files} files",
@@ -116,7 +116,7 @@ def release(root: CacheRoot, fill: str) -> None:
 
 
 def reservations(root: CacheRoot) -> list[Reservation]:
-    """All that stand. Those whose fill has ended or never began are removed on the way. Raises `OSError`."""
+    """Return all that count. Those of fills that ended or never began are removed. Raises `OSError`."""
     found: list[Reservation] = []
     names = list_names(root.room)
     if not names:
@@ -163,7 +163,7 @@ def _standing(root: CacheRoot, fill: str, record: _Record, now: float) -> Reserv
 
 
 def _is_at_work(root: CacheRoot, place: Place, owner: Owner, now: float) -> bool:
-    """Whether the owner's process holds a lease on the place, so is seen to be alive from any host."""
+    """Check that the owner's process holds a lease on the place, which shows on any host that it is alive."""
     leases = read_claims(root, place).leases
     return any(
         lease.purpose != "hold" and lease.owner.same_process(owner) and lease.valid(now) for lease in leases

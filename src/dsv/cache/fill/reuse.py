@@ -48,7 +48,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def candidates(root: CacheRoot, place: Place, store: StoreId) -> list[Candidate]:
-    """Visible commits of the same store: the newest of the dataset, then the newest of others.
+    """Return visible commits of the same store: the newest of the dataset, then the newest of others.
 
     Nothing is taken from folders that this user may not read. Raises `OSError`.
     """
@@ -64,7 +64,7 @@ def candidates(root: CacheRoot, place: Place, store: StoreId) -> list[Candidate]
 
 
 def of_dataset(root: CacheRoot, dataset: str, store: StoreId) -> Iterator[Candidate]:
-    """Visible commits of one dataset, given as its folder's name. Raises `OSError`."""
+    """Yield the visible commits of one dataset, given as its folder's name. Raises `OSError`."""
     folder = root.path / dataset
     with contextlib.suppress(NotADirectoryError, PermissionError):
         for name in list_names(folder):
@@ -236,7 +236,7 @@ class PathWindow:
 
 
 def contents(segment: Segment) -> list[Content]:
-    """The content of each entry; empty if it is not a file."""
+    """Return the content of each entry; empty if it is not a file."""
     ids = cut(segment.file_ids, 32)
     kinds = segment.kinds
     if segment.recipe_ids:

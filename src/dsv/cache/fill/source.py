@@ -150,7 +150,7 @@ class Contents:
             self._source_map = -1
 
     def of(self, part: Part) -> Iterator[Item]:
-        """The part's entries in order. Raises `OSError`."""
+        """Yield the part's entries in order. Raises `OSError`."""
         for number in range(part.first, part.last + 1):
             located = self._segments.get(number)
             items = self._items(number, located)
@@ -162,7 +162,7 @@ class Contents:
             yield from items
 
     def in_runs(self, part: Part) -> Iterator[Item | LinkRun]:
-        """The same, with what is linked at its own path in runs: for that no object is made for each file."""
+        """Do as `of`, with what is linked at its own path in runs: no object is made for each of these files."""
         if not self._selection.whole or self._source_map < 0:
             yield from self.of(part)
             return
@@ -182,7 +182,7 @@ class Contents:
                 yield from (items[at] for at in range(linked.start(), linked.end()))
 
     def _others(self, number: int, located: LocatedSegment, codes: bytes) -> Iterator[Item]:
-        """Items of the entries that are not linked at their own path."""
+        """Yield the entries that are not linked at their own path."""
         moves = iter(self._moves(number) if codes.translate(None, _UNMOVED) else ())
         for at, code in enumerate(codes):
             if not LINK <= code < MOVED:
@@ -222,7 +222,7 @@ class Contents:
             start = stop
 
     def older_version(self, item: Item) -> Donor | None:
-        """The chunks of the file that a donor has at this path; None if it has none after all."""
+        """Return the chunks of the file that a donor has at this path; None if it has none after all."""
         if item.older is None:
             return None
         plan = self._directory.plan.donors[item.older]
@@ -235,7 +235,7 @@ class Contents:
         return Donor(path, self._source.chunks(found[0].recipe_id, found[1]))
 
     def same_version(self, item: Item, path: Path) -> Donor | None:
-        """The chunks of the file itself, which `path` may hold some of."""
+        """Return the chunks of the file itself, of which `path` may hold some."""
         if item.entry.recipe_id is None:
             return None
         return Donor(path, self._source.chunks(item.entry.recipe_id, item.where))

@@ -70,7 +70,7 @@ class Heartbeat:
         self._periodic = Periodic("dsv-heartbeat", self._say_alive, first=self._period)
 
     def enlist(self, folder: Path) -> None:
-        """Puts the record into a `workers` folder, before the fill appears or before the first claim.
+        """Put the record into a `workers` folder, before the fill appears or before the first claim.
 
         Raises `OSError`.
         """
@@ -87,12 +87,12 @@ class Heartbeat:
             raise
 
     def start(self, folder: Path) -> None:
-        """Begins with the heartbeat; `folder` is where the record is by now."""
+        """Start the heartbeat; `folder` is where the record is by now."""
         self._folder = folder
         self._periodic.start()
 
     def stop(self) -> None:
-        """Tells others that this process has left, unless the fill has ended."""
+        """Tell others that this process has left, unless the fill has ended."""
         self._periodic.stop()
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
@@ -131,7 +131,7 @@ class Heartbeat:
 
 
 def read_worker(folder: Path, owner: str) -> Worker | None:
-    """None if there is none, or none that can be read. Raises `OSError`."""
+    """Return None if there is none, or none that can be read. Raises `OSError`."""
     for _ in range(3):  # it was read while it was written
         data = read_small(folder / owner)
         if data is None:
@@ -142,7 +142,7 @@ def read_worker(folder: Path, owner: str) -> Worker | None:
 
 
 def read_workers(folder: Path) -> dict[str, Worker]:
-    """All of a fill's, by owner id. Raises `OSError`."""
+    """Return all of a fill's workers, by owner id. Raises `OSError`."""
     found = {name: read_worker(folder, name) for name in list_names(folder)}
     return {name: worker for name, worker in found.items() if worker is not None}
 
@@ -180,7 +180,7 @@ class Reporter:
         self._tell()
 
     def wait(self, workers: Mapping[str, Worker], parts_done: int, now: float) -> None:
-        """Reports which processes it waits for, and how long that may take."""
+        """Report which processes it waits for, and how long that may take."""
         self._look(workers)
         self._tell()
         if time.monotonic() - self._noted > _NOTE_EVERY:
@@ -201,7 +201,7 @@ class Reporter:
         self._looked = time.monotonic()
 
     def _tell(self) -> None:
-        """A part that was taken over is counted by two workers, but reported once."""
+        """Report progress. A part that was taken over is counted by two workers, but reported once."""
         plan, tally = self._directory.plan, self._heartbeat.tally
         files = min(plan.entries, self._others[0] + tally.entries)
         size = min(plan.bytes, self._others[1] + tally.bytes)

@@ -28,7 +28,7 @@ from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target, clean_path
 from dsv.values.paths import check_path, folders_above, show
 from dsv.values.patterns import PathPattern, is_pattern
-from dsv.workspace.scan.listing import Walk, named_file
+from dsv.workspace.scan.walk import Walk, named_file
 from dsv.workspace.sparse import MANY
 
 Path_ = str | bytes

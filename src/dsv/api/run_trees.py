@@ -25,7 +25,7 @@ from dsv.values.names import BranchName, DatasetName
 from dsv.values.paths import MAX_PATH, link_escapes, show
 from dsv.values.units import format_bytes
 from dsv.workspace.scan.ignore import NAME
-from dsv.workspace.scan.listing import Walk
+from dsv.workspace.scan.walk import Walk
 
 Sources = Sequence[tuple[bytes, Source]]
 """The files of a commit, in tree order, by their paths there."""

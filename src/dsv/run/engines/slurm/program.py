@@ -10,11 +10,10 @@ import re
 import stat
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
-from threading import Lock
 from time import monotonic, sleep
 from typing import Final
 
@@ -30,13 +29,16 @@ _MOST: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class QueueAnswer:
-    """asked: when squeue was started, by the monotonic clock of this boot; problem: its own words if it failed."""
+class Answer:
+    """The output of a program. problem: its message if it failed, else None."""
 
-    boot: str
-    asked: float
     text: str = ""
     problem: str | None = None
+
+    @property
+    def is_away(self) -> bool:
+        """Check that the controller gave no answer at all."""
+        return self.problem is not None and any(each in self.problem for each in _AWAY)
 
 
 def queue_file(environ: Mapping[str, str]) -> Path | None:
@@ -54,74 +56,55 @@ def queue_file(environ: Mapping[str, str]) -> Path | None:
     return Path(home) / ".local/state/dsv" / name if home.startswith("/") else None
 
 
-def ask_once(
-    file: Path | None, ask: Callable[[], tuple[str, str | None]], *, since: float, force: bool = False
-) -> QueueAnswer:
-    """The last answer if it was asked for at `since` or later, else a new one, while others wait for it.
+def ask_once(file: Path | None, ask: Callable[[], Answer], *, since: float, force: bool = False) -> Answer:
+    """Return the last answer if it was asked for at `since` or later, by the monotonic clock of this boot; else ask,
+    while others wait for the answer.
 
-    ask: returns what squeue printed and its problem. force: ask in any case. A folder that can't be written to costs
-    nothing but further questions.
+    force: ask in any case. A file that can't be used (it is damaged, or not this user's) costs a question.
     """
     with _locked(file) as descriptor:
-        last = None if descriptor is None or force else _read(descriptor)
-        if last is not None and since <= last.asked <= monotonic():
-            return last
+        if descriptor is not None and not force:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                last = json.loads(os.pread(descriptor, _MOST, 0))
+                if last["boot"] == boot() and since <= last["asked"] <= monotonic():
+                    return Answer(last["text"], last["problem"])
         asked = monotonic()
-        text, problem = ask()
-        answer = QueueAnswer(boot(), asked, text, problem)
+        answer = ask()
         if descriptor is not None:
-            _write(descriptor, answer)
+            data = json.dumps({"boot": boot(), "asked": asked, **asdict(answer)}).encode()
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
+                if len(data) <= _MOST:
+                    os.pwrite(descriptor, data, 0)
         return answer
 
 
 @contextmanager
 def _locked(file: Path | None) -> Iterator[int | None]:
-    """The open file, if it is this user's own and no other dsv reads or writes it now."""
-    descriptor = None
-    with suppress(OSError):
-        if file is not None:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        yield descriptor if descriptor is not None and _lock(descriptor) else None
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+    """Open the file, if it is this user's own and no other dsv reads or writes it now."""
+    with ExitStack() as opened:
+        found = None
+        with suppress(OSError):
+            if file is not None:
+                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                opened.callback(os.close, descriptor)
+                info = os.fstat(descriptor)
+                if info.st_uid == os.geteuid() and stat.S_ISREG(info.st_mode) and _lock(descriptor):
+                    found = descriptor
+        yield found
 
 
 def _lock(descriptor: int) -> bool:
-    found = os.fstat(descriptor)
-    if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
-        return False
     pause, most = _WAITS
     last = monotonic() + most
     while True:
-        try:
+        with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        except BlockingIOError:
-            if monotonic() >= last:
-                return False
-        except OSError:
+        if monotonic() >= last:
             return False
         sleep(pause)
-
-
-def _read(descriptor: int) -> QueueAnswer | None:
-    """None if there is none of this boot, or one that a killed dsv wrote half."""
-    try:
-        last = QueueAnswer(**json.loads(os.pread(descriptor, _MOST, 0)))
-    except (OSError, ValueError, TypeError):
-        return None
-    return last if last.boot == boot() else None
-
-
-def _write(descriptor: int, answer: QueueAnswer) -> None:
-    data = json.dumps(asdict(answer)).encode()
-    with suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        if len(data) <= _MOST:
-            os.pwrite(descriptor, data, 0)
 
 
 NAME: Final = "slurm"
@@ -248,19 +231,6 @@ def words(text: str) -> str:
     return "; ".join(dict.fromkeys(said)) or "no word"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The output of a program. problem: its message if it failed, else None."""
-
-    text: str = ""
-    problem: str | None = None
-
-    @property
-    def is_away(self) -> bool:
-        """Check that the controller gave no answer at all."""
-        return self.problem is not None and any(each in self.problem for each in _AWAY)
-
-
 class SlurmProgram:
     """environ: the caller's; PATH in it finds the programs, SLURM_CONF the cluster."""
 
@@ -269,6 +239,7 @@ class SlurmProgram:
         kept = {name: value for name, value in environ.items() if not name.startswith(_OPTIONS)}
         self.environ = {**kept, **{name: environ[name] for name in ("SLURM_CONF",) if name in environ}}
         self._cluster: str | None = None
+        self._since = -inf  # an older answer about the queue is of no use
 
     def call(self, *argv: str, env: Mapping[str, str] | None = None, seconds: float = CALL_SECONDS) -> Answer:
         """Runs the program, away from the terminal's signals."""
@@ -310,19 +281,10 @@ class SlurmProgram:
 
         One call answers for all runs that this user asks for on this machine.
         """
-        shared = _shared(self.environ)
-        with shared.lock:
-            since = max(shared.since, monotonic() - fresh)
-            if shared.asked < since or fresh <= 0:
-                answer = ask_once(shared.file, self._queue_of_user, since=since, force=fresh <= 0)
-                if answer.problem is not None:
-                    return {}, Answer(answer.text, answer.problem)
-                shared.asked, shared.jobs = answer.asked, read_queue(answer.text)
-            return shared.jobs, Answer()
-
-    def _queue_of_user(self) -> tuple[str, str | None]:
-        answer = self.squeue(f"--user={os.geteuid()}")
-        return answer.text, answer.problem
+        since = max(self._since, monotonic() - fresh)
+        ask = lambda: self.squeue(f"--user={os.geteuid()}")  # noqa: E731
+        answer = ask_once(queue_file(self.environ), ask, since=since, force=fresh <= 0)
+        return {} if answer.problem is not None else read_queue(answer.text), answer
 
     def find(self, number: str, *, fresh: float = FRESH) -> tuple[Queued | None, Answer]:
         """One job, whoever's it is."""
@@ -348,25 +310,4 @@ class SlurmProgram:
 
     def forget(self) -> None:
         """Forget earlier answers: the queue has changed."""
-        _shared(self.environ).since = monotonic()
-
-
-@dataclass(slots=True)
-class _Shared:
-    """One queue as this process knows it. asked: when; since: an older answer is of no use."""
-
-    file: Path | None
-    lock: Lock = field(default_factory=Lock)
-    asked: float = -inf
-    since: float = -inf
-    jobs: dict[str, Queued] = field(default_factory=dict)
-
-
-_queues: dict[Path | str | None, _Shared] = {}
-_queues_lock = Lock()
-
-
-def _shared(environ: Mapping[str, str]) -> _Shared:
-    file = queue_file(environ)
-    with _queues_lock:
-        return _queues.setdefault(file or environ.get("SLURM_CONF"), _Shared(file))
+        self._since = monotonic()

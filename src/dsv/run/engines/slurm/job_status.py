@@ -33,25 +33,28 @@ _FAILED: Final = re.compile(r"^srun: error: \S+: tasks? ([0-9]+)[^:\n]*: Exited 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The files that a job left of its last attempt.
-
-    nodes: how many it had, which all have a part if all began; earlier: of the attempts before. end: its exit code,
-    once it is over for good; stopped: who asked dsv to end it; late: the time of a command was over; log: what Slurm
-    said; said: why no command began, in the words of the node that failed first; retries: how many more attempts there
-    could be after the first. written_ms: when the job last wrote to its folder.
-    All times are those of the file server, as the nodes' own clocks may differ.
-    """
+    """The files that a job left of its last attempt. All times are those of the file server, as the nodes' own clocks
+    may differ."""
 
     parts: tuple[RunPart, ...] = ()
+    """Of each node on which the command began."""
     earlier: tuple[RunPart, ...] = ()
+    """Of the attempts before."""
     end: int | None = None
+    """Its exit code, once it is over for good."""
     stopped: str | None = None
+    """Who asked dsv to end it."""
     log: str = ""
+    """The messages of Slurm."""
     late: bool = False
+    """Whether the time of a command was over."""
     said: str = ""
+    """Why no command began, in the words of the node that failed first."""
     nodes: int = 1
     retries: int = 0
+    """How many more attempts there could be after the first."""
     written_ms: int | None = None
+    """When the job last wrote to its folder."""
 
     @property
     def was_to_go_on(self) -> bool:
@@ -90,9 +93,11 @@ def read_exit_files(folder: Path) -> Left:
     parts = []
     with suppress(OSError):
         for path in folder.glob("node.*.*"):
-            part = _part(path)
             staged = _text(path.with_name(path.name.replace("node", "stage", 1)))
-            parts += [] if part is None else [replace(part, **_late(part, folder), **stage_facts(staged))]
+            if (part := _part(path)) is not None:
+                late = part.exit_code is not None and _is_late(folder, part)
+                part = replace(part, end=EndCause.TIME_LIMIT if late else part.end)
+                parts.append(replace(part, **stage_facts(staged)))
     parts.sort(key=lambda part: (part.attempt, part.node))
     last = max((part.attempt for part in parts), default=1)
     end = re.fullmatch(r"([0-9]{1,3})(?: ([0-9]{1,6}))?\n", _text(folder / "end"))
@@ -105,7 +110,7 @@ def read_exit_files(folder: Path) -> Left:
         late=any(part.attempt == last and _is_late(folder, part) for part in parts),
         said="" if parts else _first_to_fail(folder),
         nodes=nodes_of(folder) if end is None or end[2] is None else int(end[2]),
-        retries=_retries_of(folder),
+        retries=_number_in(folder, r"^retries=([0-9]+)$", 0),
         written_ms=_last_written(folder) if parts else None,
     )
 
@@ -129,10 +134,6 @@ def nodes_of(folder: Path) -> int:
     return _number_in(folder, r"^#SBATCH --nodes=([0-9]+)$", 1)
 
 
-def _retries_of(folder: Path) -> int:
-    return _number_in(folder, r"^retries=([0-9]+)$", 0)
-
-
 def _number_in(folder: Path, pattern: str, otherwise: int) -> int:
     try:
         with open_plain(folder / SCRIPT) as file:
@@ -143,12 +144,15 @@ def _number_in(folder: Path, pattern: str, otherwise: int) -> int:
 
 
 def quiet_for(ref: JobRef) -> float | None:
-    """For how many seconds nothing has been written to the folder of a job. None if it can't be seen from here, or is
-    not that of a job of this run that this user has submitted: anybody who writes to a store could have named it."""
+    """Return for how many seconds nothing has been written to the folder of a job.
+
+    None if it can't be seen from here, or is not that of a job of this run that this user has submitted: anybody who
+    writes to a store could have named it.
+    """
     folder = job_folder(ref)
     try:
         script = folder / SCRIPT
-        own = script.stat().st_uid == os.geteuid() and f"{comment(ref.run, folder)}" in _text(script)
+        own = script.stat().st_uid == os.geteuid() and comment(ref.run, folder) in _text(script)
         newest = max(path.lstat().st_mtime for path in folder.iterdir())
     except (OSError, ValueError):
         return None
@@ -156,7 +160,7 @@ def quiet_for(ref: JobRef) -> float | None:
 
 
 def _part(path: Path) -> RunPart | None:
-    """From `node.ATTEMPT.NODE`: the host, when it began, its exit code and when it ended.
+    """Read `node.ATTEMPT.NODE`: the host, when it began, its exit code and when it ended.
 
     The node writes the file when the command begins and again when it has ended. So the file server's clock tells when
     that was, and the node's clock only how long the command took.
@@ -174,20 +178,17 @@ def _part(path: Path) -> RunPart | None:
         host=host,
         started_ms=written_ms - took_ms,
         ended_ms=None if over is None else written_ms,
-        end=None if code is None else EndCause.EXITED,
-        exit_code=None if code is None else int(code),
-        exit_signal=None if code is None else exit_signal(int(code)),
+        **({} if code is None else _exited(int(code))),
     )
+
+
+def _exited(code: int) -> dict[str, Any]:
+    return {"end": EndCause.EXITED, "exit_code": code, "exit_signal": exit_signal(code)}
 
 
 def _is_late(folder: Path, part: RunPart) -> bool:
     """Check that the script ended the command because its time was over."""
     return os.path.lexists(folder / f"late.{part.attempt}.{part.node}")
-
-
-def _late(part: RunPart, folder: Path) -> dict[str, Any]:
-    over = part.exit_code is not None and _is_late(folder, part)
-    return {"end": EndCause.TIME_LIMIT} if over else {}
 
 
 def last_attempt(log: str) -> str:
@@ -199,7 +200,7 @@ def _text(path: Path) -> str:
 
 
 def _read(path: Path) -> tuple[str, int]:
-    """The last part of a file, and when it was written, in milliseconds; nothing of one that isn't there."""
+    """Read the last part of a file, and when it was written, in milliseconds; nothing of one that isn't there."""
     try:
         with open_plain(path) as file:
             file.seek(max(file.seek(0, 2) - _LAST, 0))
@@ -293,14 +294,19 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
         return Ended(exit_code=0, launched=True, cause=_or_stopped(None, left))
     if cause is None and (left.end == 0 or (job is not None and job.state == "COMPLETED")):
         reason = f"Slurm says that it succeeded, but not all of its {left.nodes} nodes left word of that"
-        return Ended(exit_code=CANNOT_LAUNCH, launched=left.begun, seen=False, reason=reason)
+        return _not_known(reason, left, seen=False)
     if job is not None and job.was_killed and left.end is None:
-        return _killed(job, left)
+        if left.begun:  # Slurm then ends the commands
+            return _not_known(f"the batch script of the job was killed ({job.reason})", left)
+        return _not_started(f"Slurm could not run the batch script ({job.reason})")
     if job is None and left.end is None and cause is None and part is None:
         reason = "Slurm has no such job any more, and the job left no word of its end"
-        return Ended(exit_code=CANNOT_LAUNCH, launched=left.begun, seen=False, reason=reason)
+        return _not_known(reason, left, seen=False)
     if job is not None and _was_not_run(job, left):
-        return _not_run(job)
+        # Slurm cancels a job whose batch script it can't run on the nodes that it has given to it.
+        hint = f"scontrol show node {job.nodes}; SlurmdSpoolDir may be full"
+        reason = f"Slurm did not run the batch script on {job.nodes}; the log of slurmd there says why"
+        return replace(_not_started(reason), hint=hint)
     if not left.begun:
         told = left.launcher or CANNOT_LAUNCH
         if cause is EndCause.CANCELLED or left.stopped is not None:
@@ -308,13 +314,13 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
         elif cause is EndCause.TIME_LIMIT:
             told, said = TIMED_OUT, "its time was over before the data was there"
         why = left.stopped or said or _last_words(left.log + left.said) or _why_not_begun(job)
-        return Ended(
-            exit_code=told, launched=False, reason=why, cause=_or_stopped(cause, left, EndCause.NOT_STARTED)
-        )
+        return replace(_not_started(why, told), cause=_or_stopped(cause, left, EndCause.NOT_STARTED))
     if left.launcher is not None and cause is None and left.stopped is None:
-        return _never_began(left) if len(left.parts) < left.nodes else _lease_lost(left)
+        if len(left.parts) < left.nodes:  # the others were ended
+            return _not_started("the command could not be started on every node", left.launcher)
+        return _not_known("the data was not held any more on a node", left, EndCause.LEASE_LOST)
     if cause is None and left.stopped is None and (part is None or part.exit_code is None):
-        return _untold(left)
+        return _not_known(_who_killed(left), left)
     code = (
         part.exit_code if part is not None and part.exit_code else left.end or _CUT_SHORT.get(cause, _KILLED)
     )
@@ -323,13 +329,19 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
     )
 
 
-def _killed(job: Queued, left: Left) -> Ended:
-    """The batch script was killed, or could not be started. Slurm then ends the commands."""
-    if not left.begun:
-        reason = f"Slurm could not run the batch script ({job.reason})"
-        return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=reason, cause=EndCause.NOT_STARTED)
-    reason = f"the batch script of the job was killed ({job.reason})"
-    return Ended(exit_code=CANNOT_LAUNCH, launched=True, reason=reason, cause=EndCause.LOST_SIGHT)
+def _not_started(reason: str | None, code: int = CANNOT_LAUNCH) -> Ended:
+    return Ended(exit_code=code, launched=False, reason=reason, cause=EndCause.NOT_STARTED)
+
+
+def _not_known(reason: str, left: Left, cause: EndCause = EndCause.LOST_SIGHT, *, seen: bool = True) -> Ended:
+    """Return the end of a job whose command left no exit code."""
+    return Ended(
+        exit_code=CANNOT_LAUNCH,
+        launched=left.begun,
+        seen=seen,
+        reason=reason,
+        cause=cause if seen else None,
+    )
 
 
 def _was_not_run(job: Queued, left: Left) -> bool:
@@ -339,25 +351,12 @@ def _was_not_run(job: Queued, left: Left) -> bool:
     return job.state == "CANCELLED" and bool(job.nodes) and not ran
 
 
-def _not_run(job: Queued) -> Ended:
-    """Slurm cancels a job whose batch script it can't run on the nodes that it has given to it."""
-    reason = f"Slurm did not run the batch script on {job.nodes}; the log of slurmd there says why"
-    return Ended(
-        exit_code=CANNOT_LAUNCH,
-        launched=False,
-        reason=reason,
-        hint=f"scontrol show node {job.nodes}; SlurmdSpoolDir may be full",
-        cause=EndCause.NOT_STARTED,
-    )
-
-
-def _untold(left: Left) -> Ended:
-    """A command whose node did not say how it ended: srun, or what held the data, was killed."""
+def _who_killed(left: Left) -> str:
+    """Describe a command whose node did not say how it ended: srun, or what held the data, was killed."""
     untold = [part for part in left.parts if part.exit_code is None]
     nodes = ", ".join(f"node {part.node} ({part.host})" for part in untold) or "a node"
     said = _last_line(left.log)
-    reason = f"the command on {nodes} was killed from outside of it" + (f": {said}" if said else "")
-    return Ended(exit_code=CANNOT_LAUNCH, launched=True, reason=reason, cause=EndCause.LOST_SIGHT)
+    return f"the command on {nodes} was killed from outside of it" + (f": {said}" if said else "")
 
 
 def _why_not_begun(job: Queued | None) -> str | None:
@@ -368,19 +367,6 @@ def _why_not_begun(job: Queued | None) -> str | None:
     if job is None:
         return None
     return "it was cancelled before it began" if job.state == "CANCELLED" else job.reason
-
-
-def _never_began(left: Left) -> Ended:
-    """On one node of several, so that the others were ended."""
-    reason = "the command could not be started on every node"
-    return Ended(
-        exit_code=left.launcher or CANNOT_LAUNCH, launched=False, reason=reason, cause=EndCause.NOT_STARTED
-    )
-
-
-def _lease_lost(left: Left) -> Ended:
-    reason = "the data was not held any more on a node"
-    return Ended(exit_code=CANNOT_LAUNCH, launched=True, reason=reason, cause=EndCause.LEASE_LOST)
 
 
 def _or_stopped(cause: EndCause | None, left: Left, otherwise: EndCause = EndCause.EXITED) -> EndCause:
@@ -402,8 +388,8 @@ def status_of(done: Ended) -> JobStatus:
 
 
 def _cause(job: Queued | None, left: Left) -> tuple[EndCause | None, str | None]:
-    """Why Slurm ended it, and in which words. What it says itself comes before the log, which may be of an attempt
-    before the last if that one never began."""
+    """Return why Slurm ended it, and in which words. What it says itself comes before the log, which may be of an
+    attempt before the last if that one never began."""
     if left.was_to_go_on and (job is None or job.state == "CANCELLED"):
         return EndCause.CANCELLED, "it waited for another attempt"
     log = last_attempt(left.log)
@@ -432,7 +418,7 @@ def _line_of(text: str, position: int) -> str:
 
 
 def _last_line(log: str) -> str | None:
-    """The last that srun or Slurm said of the last attempt."""
+    """Return the last line of srun or Slurm about the last attempt."""
     lines = [line.strip() for line in last_attempt(log).splitlines()]
     return next((line for line in reversed(lines) if line.startswith(("srun:", "slurmstepd"))), None)
 

@@ -1,4 +1,4 @@
-"""Finding out what keeps dsv from working here: each check asks the real thing, and says what mends it."""
+"""Check what keeps dsv from working here: each check asks the real thing, and names what mends it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from dsv.store.probe import KEYS, PROCESSES, THREADS, Proof, prove, prove_data, 
 from dsv.values.units import format_bytes
 
 CLOCK_SECONDS = 60.0
-"""A clock that differs by more is told of: S3 refuses requests from 15 minutes on, and times in records mislead."""
+"""A clock that differs by more is reported: S3 refuses requests from 15 minutes on, and times in records mislead."""
 LITTLE_ROOM = 5
-"""Per cent of a file system below which its free room is told of."""
+"""Per cent of a file system below which its free room is reported."""
 _LIBRARIES = ("obstore", "boto3", "msgspec", "blake3", "zstandard", "typer", "rich")
 
 
@@ -50,18 +50,21 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """check: what was looked at. text: what was found, as a sentence's part. hint: the command that mends it."""
+    """The result of a check."""
 
     check: str
+    """What was looked at."""
     state: State
     text: str
+    """What was found, as a part of a sentence."""
     hint: str | None = None
+    """The command that mends it."""
 
 
 def examine(context: Context, environ: Mapping[str, str], opened: ExitStack) -> Iterator[Finding]:
-    """Every check in turn, as soon as it is done. Writes a few small objects to the store and removes them again.
+    """Make each check in turn. Writes a few small objects to the store, and removes them again.
 
-    opened: what is opened meanwhile, for the caller to close.
+    opened: closes what is opened meanwhile.
     """
     yield _versions()
     yield from _settings(context)
@@ -94,12 +97,7 @@ def _settings(context: Context) -> Iterator[Finding]:
                 yield _ok("names", f"{names.value}, from {names.origin}")
     yield _ok("author", context.writer.author)
     for origin, key in context.settings.unknown():
-        yield Finding(
-            "config",
-            State.WARN,
-            f"{origin} has {key}, which is not a setting of this version",
-            f"edit {origin}",
-        )
+        yield _warn("config", f"{origin} has {key}, which is not a setting of this version", f"edit {origin}")
 
 
 def _workspace(context: Context) -> Iterator[Finding]:
@@ -115,10 +113,10 @@ def _workspace(context: Context) -> Iterator[Finding]:
 
 
 def examine_store(context: Context, opened: ExitStack, *, thorough: bool = False) -> Iterator[Finding]:
-    """Reading, then writing with the conditions that dsv needs, then the clock.
+    """Read, then write with the conditions that dsv needs, then compare clocks.
 
-    opened: what is opened meanwhile, for the caller to close. thorough: many writers in several processes race for
-    many keys, which takes some seconds.
+    opened: closes what is opened meanwhile. thorough: let many writers in several processes race for many keys, which
+    takes some seconds.
     """
     choice = context.settings.store()
     try:
@@ -129,7 +127,7 @@ def examine_store(context: Context, opened: ExitStack, *, thorough: bool = False
             yield from _under_load(store, context.store_options(choice))
     except NotFound as error:
         if choice.origin == BUILT_IN and not Path(choice.url).exists():
-            yield Finding("store", State.WARN, error.message, error.hint)
+            yield _warn("store", error.message, error.hint)
         else:
             yield _failed("store", error)
     except DsvError as error:
@@ -137,12 +135,10 @@ def examine_store(context: Context, opened: ExitStack, *, thorough: bool = False
 
 
 def _reading(context: Context, store: OpenStore) -> Generator[Finding, None, bool]:
-    """Returns whether the store was made for a single writer."""
+    """Return whether the store was made for a single writer."""
     began = time.monotonic()
     if not Repository.exists(store):
-        yield Finding(
-            "store", State.WARN, f"{store.url} answers and holds no dsv store yet", "dsv init makes one"
-        )
+        yield _warn("store", f"{store.url} answers and holds no dsv store yet", "dsv init makes one")
         return False
     first = time.monotonic() - began
     try:
@@ -185,7 +181,7 @@ def _writing(store: Store, *, single_writer: bool) -> Iterator[Finding]:
             if error.hint
             else "reading needs no more; ask whoever keeps it"
         )
-        yield Finding("write", State.WARN, f"you may not write to {store.url}: {error.message}", hint)
+        yield _warn("write", f"you may not write to {store.url}: {error.message}", hint)
         return
     except DsvError as error:
         yield _failed("write", error)
@@ -240,9 +236,7 @@ def _proved_data(data: Store, findings: tuple[str, ...]) -> Finding:
 
 def _proved(store: Store, proof: Proof, *, single_writer: bool) -> Finding:
     if single_writer and not proof.put_if_absent_ok:
-        return Finding(
-            "write", State.WARN, f"{store.url} was made for a single writer: of two syncs at once one is lost"
-        )
+        return _warn("write", f"{store.url} was made for a single writer: of two syncs at once one is lost")
     if proof.ok:
         order = "" if proof.ordered else "; its listings are in no order, which costs some requests"
         return _ok("write", f"Concurrent-write test passed{order}")
@@ -258,11 +252,8 @@ def _clock(check: str, what: str, seconds: float, grain: float) -> Finding:
     """grain: seconds that the time may be off because it is told in whole ones."""
     off = max(0.0, abs(seconds) - grain)
     if off > CLOCK_SECONDS:
-        return Finding(
-            check,
-            State.WARN,
-            f"{what} differ by {off:,.0f} s",
-            "start a time service: timedatectl set-ntp true",
+        return _warn(
+            check, f"{what} differ by {off:,.0f} s", "start a time service: timedatectl set-ntp true"
         )
     return _ok(check, f"{what} agree to within {off + grain:.0f} s")
 
@@ -287,11 +278,9 @@ def _cache(context: Context) -> Iterator[Finding]:
     free, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
     text = f"{root.path} can be written, {where}, {format_bytes(free)} of {format_bytes(total)} free"
     if free * 100 < total * LITTLE_ROOM:
-        yield Finding("cache", State.WARN, text, "dsv evict --dry-run shows what could go")
+        yield _warn("cache", text, "dsv evict --dry-run shows what could go")
     elif room.f_files and room.f_favail * 100 < room.f_files * LITTLE_ROOM:
-        yield Finding(
-            "cache", State.WARN, f"{text}, but only {room.f_favail:,} inodes", "dsv evict --dry-run"
-        )
+        yield _warn("cache", f"{text}, but only {room.f_favail:,} inodes", "dsv evict --dry-run")
     else:
         yield _ok("cache", text)
     if system.remote:
@@ -305,9 +294,8 @@ def _engines(environ: Mapping[str, str]) -> Iterator[Finding]:
             continue
         answer = make(environ).probe()
         if isinstance(answer, NoEngine):
-            yield Finding(
+            yield _warn(
                 f"engine {name}",
-                State.WARN,
                 answer.reason,
                 f"start {name} if you run images by it; dsv run takes an engine that answers",
             )
@@ -318,11 +306,15 @@ def _engines(environ: Mapping[str, str]) -> Iterator[Finding]:
     if gpus:
         yield _ok("gpus", f"{gpus} NVIDIA GPU{'' if gpus == 1 else 's'}")
     else:
-        yield Finding("gpus", State.OK, "no NVIDIA GPU on this machine")
+        yield _ok("gpus", "no NVIDIA GPU on this machine")
 
 
 def _ok(check: str, text: str) -> Finding:
     return Finding(check, State.OK, text)
+
+
+def _warn(check: str, text: str, hint: str | None = None) -> Finding:
+    return Finding(check, State.WARN, text, hint)
 
 
 def _failed(check: str, error: DsvError) -> Finding:
@@ -335,14 +327,14 @@ def _pools(context: Context, environ: Mapping[str, str]) -> Iterator[Finding]:
         try:
             pool = load_pool(context.settings, name, "dsv doctor")
         except DsvError as error:
-            yield Finding(check, State.FAIL, error.message, error.hint)
+            yield _failed(check, error)
             continue
         if pool.engine is None:  # this machine, whose engines were asked
             continue
         answer = engine_of(pool)(environ, pool.options).probe()
         if isinstance(answer, NoEngine):
             settings = f"dsv pools; dsv config lists the settings of pools.{name}"
-            yield Finding(check, State.WARN, answer.reason, answer.hint or settings)
+            yield _warn(check, answer.reason, answer.hint or settings)
         else:
             version = f" {answer.version}" if answer.version else ""
             yield _ok(check, f"{pool.engine}{version} answers")

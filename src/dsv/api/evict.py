@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsv.api.context import Context
@@ -20,43 +20,25 @@ from dsv.values.units import format_bytes, format_count
 
 
 @dataclass(frozen=True, slots=True)
-class EvictedItem:
-    """A commit that was evicted, or would be."""
+class EvictionItem:
+    """A commit that was or would be evicted, that stays, or that could not be evicted."""
 
     path: Path
     dataset: DatasetName
     commit: CommitId
-    bytes: int
+    reason: str = ""
+    bytes: int = 0
     """Of its content, as `files`."""
-    files: int
-    freed_bytes: int
+    files: int = 0
+    freed_bytes: int = 0
     """Room that is free now."""
-    reason: str
     foreign: int = 0
     """Files in it that dsv had not put there."""
     foreign_paths: tuple[str, ...] = ()
     """Some of these."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeptItem:
-    """A commit that stays, and why."""
-
-    path: Path
-    dataset: DatasetName
-    commit: CommitId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class FailedItem:
-    """A commit that could not be evicted."""
-
-    path: Path
-    dataset: DatasetName
-    commit: CommitId
-    error: DsvError
-    half_removed: bool
+    error: DsvError | None = None
+    """Why it could not be evicted."""
+    half_removed: bool = False
     """It is out of sight, and the rest goes with the next evict."""
 
 
@@ -77,22 +59,21 @@ class StuckItem:
 class EvictionReport:
     """What an eviction did. `exit_code` is that of the first error, or 7 if a limit is still exceeded."""
 
-    evicted: tuple[EvictedItem, ...]
-    kept: tuple[KeptItem, ...]
+    evicted: tuple[EvictionItem, ...]
+    kept: tuple[EvictionItem, ...]
     freed_bytes: int
     """With what killed processes had left."""
     exceeded: tuple[str, ...]
     """The limits that do not hold even now."""
     dry_run: bool
-    failed: tuple[FailedItem, ...] = ()
+    failed: tuple[EvictionItem, ...] = ()
+    """Each with its error."""
     stuck: tuple[StuckItem, ...] = ()
 
     @property
     def exit_code(self) -> int:
-        errors = [failed.error for failed in self.failed] + [stuck.error for stuck in self.stuck]
-        if errors:
-            return errors[0].exit_code
-        return 7 if self.exceeded else 0
+        errors = [each.error for each in self.failed] + [each.error for each in self.stuck]
+        return next((error.exit_code for error in errors if error is not None), 7 if self.exceeded else 0)
 
 
 def evict(
@@ -106,7 +87,7 @@ def evict(
     min_free: str | None = None,
     everything: bool = False,
     dry_run: bool = False,
-    on_evicted: Callable[[EvictedItem], None] = lambda _: None,
+    on_evicted: Callable[[EvictionItem], None] = lambda _: None,
 ) -> EvictionReport:
     """Evict these targets, or what the owner's limits say, made stricter by what is given here.
 
@@ -136,18 +117,17 @@ def evict(
             )
         if targets and not result.evicted and not result.failures:
             _refuse(root, result.kept)
+    failed = [
+        replace(_item(root, place), error=error, half_removed=place in result.half_removed)
+        for place, error in result.failures.items()
+    ]
     return EvictionReport(
         evicted=tuple(_evicted(root, one) for one in result.evicted),
-        kept=tuple(_kept(root, due) for due in result.kept),
+        kept=tuple(replace(_item(root, due.candidate.place), reason=due.reason) for due in result.kept),
         freed_bytes=result.freed.bytes,
         exceeded=tuple(result.exceeded),
         dry_run=dry_run,
-        failed=tuple(
-            FailedItem(
-                root.visible(place), _dataset(place), place.commit, error, place in result.half_removed
-            )
-            for place, error in result.failures.items()
-        ),
+        failed=tuple(failed),
         stuck=tuple(_stuck(one) for one in result.stuck),
     )
 
@@ -163,16 +143,17 @@ def _refuse(root: CacheRoot, kept: Sequence[Due]) -> None:
         )
 
 
-def _evicted(root: CacheRoot, one: _evict.Evicted) -> EvictedItem:
-    place = one.candidate.place
-    return EvictedItem(
-        path=root.visible(place),
-        dataset=_dataset(place),
-        commit=place.commit,
+def _item(root: CacheRoot, place: Place) -> EvictionItem:
+    return EvictionItem(root.visible(place), place.dataset_name, place.commit)
+
+
+def _evicted(root: CacheRoot, one: _evict.Evicted) -> EvictionItem:
+    return replace(
+        _item(root, one.candidate.place),
+        reason=one.reason,
         bytes=one.candidate.bytes,
         files=one.candidate.files,
         freed_bytes=one.freed.bytes,
-        reason=one.reason,
         foreign=one.foreign,
         foreign_paths=one.foreign_paths,
     )
@@ -189,15 +170,3 @@ def _stuck(one: Stuck) -> StuckItem:
         hint=f"see what keeps it (lsattr -R {one.path}, or who owns it), then: dsv evict",
     )
     return StuckItem(one.path, of, one.room.bytes, one.room.files, error)
-
-
-def _kept(root: CacheRoot, due: Due) -> KeptItem:
-    place = due.candidate.place
-    return KeptItem(root.visible(place), _dataset(place), place.commit, due.reason)
-
-
-def _dataset(place: Place) -> DatasetName:
-    return place.dataset_name
-
-
-__all__ = ["EvictedItem", "EvictionReport", "FailedItem", "KeptItem", "StuckItem", "evict"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from dsv.api.evict import EvictedItem, EvictionReport, FailedItem, KeptItem, StuckItem
+from dsv.api.evict import EvictionItem, EvictionReport, StuckItem
 from dsv.api.evict import evict as free_room
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, whole
@@ -78,7 +78,7 @@ def evict(
     that a limit is still exceeded. A commit that can't be removed keeps no other from going; the exit code is then
     that of the failure.
     """
-    gone: list[EvictedItem] = []
+    gone: list[EvictionItem] = []
     wanted = [Target.parse(text) for text in targets or ()]
     with call.context() as context:
         try:
@@ -106,7 +106,11 @@ def evict(
 
 def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
     if call.json:
-        call.result(report, failed=_problems(report.failed), stuck=_problems(report.stuck))
+        call.result(
+            report,
+            failed=_problems(report.failed, "path", "dataset", "commit", "half_removed"),
+            stuck=_problems(report.stuck, "path", "of", "bytes", "files"),
+        )
     else:
         for item in report.evicted:
             call.line(_line(item, dry_run=report.dry_run))
@@ -117,24 +121,22 @@ def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
     if say_kept:
         for kept in report.kept:
             call.say(f"kept {_name(kept)}: {kept.reason}")
-    for failed in report.failed:
-        call.complain(of_error(failed.error))
-    for stuck in report.stuck:
-        call.complain(of_error(stuck.error))
+    for error in [each.error for each in report.failed] + [each.error for each in report.stuck]:
+        if error is not None:
+            call.complain(of_error(error))
     for limit in report.exceeded:
         call.warn(f"still exceeded: {limit}")
 
 
-def _line(item: EvictedItem, *, dry_run: bool) -> str:
+def _line(item: EvictionItem, *, dry_run: bool) -> str:
     verb, freed = ("would evict", "to free") if dry_run else ("evicted", "freed")
     shared = " (others share its files)" if item.freed_bytes == 0 < item.bytes else ""
     return f"{verb} {_name(item)}: {item.reason}, {format_bytes(item.freed_bytes)} {freed}{shared}"
 
 
-def _name(item: EvictedItem | KeptItem) -> str:
+def _name(item: EvictionItem) -> str:
     return cached_name(item.dataset, item.commit, item.path)
 
 
-def _problems(items: Sequence[FailedItem | StuckItem]) -> list[dict[str, object]]:
-    keys = ("path", "of", "dataset", "commit", "bytes", "files", "half_removed", "problem")
-    return [to_item(item, keys, problem=item.error.message) for item in items]
+def _problems(items: Sequence[EvictionItem | StuckItem], *keys: str) -> list[dict[str, object]]:
+    return [to_item(item, (*keys, "problem"), problem=item.error and item.error.message) for item in items]

@@ -38,7 +38,7 @@ _HINT = "move or remove them"
 
 
 class Differing(Enum):
-    """What to do about files in the folder that differ from the commit's. Files that it does not have always stay."""
+    """The treatment of files in the folder that differ from the commit's. Files that it does not have always stay."""
 
     REFUSE = "refuse"
     """Refuse them, and files that the commit does not have."""
@@ -81,7 +81,7 @@ class Cloned:
 def clone(
     context: Context, target: Target, folder: Path | None = None, request: CloneRequest | None = None
 ) -> Cloned:
-    """Makes a workspace of a commit, in a folder (by default of the dataset's own name).
+    """Make a workspace of a commit, in a folder (by default of the dataset's own name).
 
     Files that are in the folder as the commit has them stay, and only what is missing comes from the store. The
     workspace follows the branch that the target names, else `main`. If it is interrupted, the same call finishes it.
@@ -148,8 +148,9 @@ def _policy(tree: TreeReader, root: Path) -> OverwritePolicy:
 
 
 def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, request: CloneRequest) -> None:
-    """Raises `Conflict` for a folder that has something, and nothing by a name that the commit has, and for one in a
-    cache, whose files are everybody's and go when nobody uses them."""
+    """Raise `Conflict` for a folder that has something, and nothing by a name that the commit has, and for one in a
+    cache, whose files are everybody's and go when nobody uses them.
+    """
     elsewhere = f"dsv clone {dataset} OTHER-DIR"
     check_no_cache(root, elsewhere)
     if (root / DOT_FOLDER).exists() or not (root.is_symlink() or root.exists()) or is_vacant(root):
@@ -185,7 +186,7 @@ def _bind(
     root: Path,
     wanted: tuple[DatasetName, BranchName, SparsePatterns],
 ) -> tuple[Workspace, bool]:
-    """The workspace, and whether it was bound just now."""
+    """Return the workspace, and whether it was bound just now."""
     dataset, branch, chosen = wanted
     inside = Workspace.find(root)
     if inside is not None and inside.root == root.resolve():

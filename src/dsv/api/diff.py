@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dsv.workspace.workspace import Workspace
 
 _MOST_PATHS, _MOST_BYTES = 20_000, 64 << 20
-"""How much `find_renamed` looks at."""
+"""The most that `find_renamed` looks at."""
 
 
 _Changed = dict[bytes, "Pending | Gone"]
@@ -85,7 +85,7 @@ def _changed(baseline: Baseline, paths: Iterable[bytes]) -> _Changed:
 
 
 def find_renamed(baseline: Baseline, found: Differences) -> dict[bytes, bytes]:
-    """The old paths of added files, by the new ones; none if too much would have to be read, or the store asked."""
+    """Return the old paths of added files, by the new ones; none if that needs much reading, or the store."""
     if not found.removed or not found.added or len(found.added) + len(found.removed) > _MOST_PATHS:
         return {}
     try:
@@ -106,7 +106,7 @@ def find_renamed(baseline: Baseline, found: Differences) -> dict[bytes, bytes]:
 
 
 def _unchanged(baseline: Baseline, paths: Iterable[bytes]) -> dict[bytes, Entry]:
-    """What counts as unchanged at these paths, if anything does."""
+    """Return the entries that count as unchanged at these paths."""
     wanted = list(paths)
     tree = baseline.tree if wanted else None
     found = {path: entry for path, (entry, _) in find_entries(tree, wanted).items()}
@@ -122,7 +122,9 @@ def _unchanged(baseline: Baseline, paths: Iterable[bytes]) -> dict[bytes, Entry]
 def _from_another(
     baseline: Baseline, before: TreeReader | None, changed: _Changed, scope: PathSet
 ) -> tuple[dict[bytes, Entry], list[Change]]:
-    """What another commit than the base has at the changed paths, and how it differs from the base at others."""
+    """Return the entries of a commit other than the base at the changed paths, and its differences from the base
+    elsewhere.
+    """
     others = {change.path: change for change in diff_trees(before, baseline.tree, Both(scope, baseline.held))}
     written = [path for path in baseline.written if path in scope]
     had = find_entries(before, written) if written else {}
@@ -223,7 +225,7 @@ class Comparison:
 def diff(
     context: Context, before: Target | None, after: Target | None, paths: Sequence[bytes] = ()
 ) -> Iterator[Comparison]:
-    """Compares two commits; without `after` a commit, and without both the base, with the workspace.
+    """Compare two commits; without `after` a commit, and without both the base, with the workspace.
 
     paths: below which to look, as the dataset has them. Raises `NotFound` for a path that neither side has.
     """
@@ -252,7 +254,7 @@ def diff(
 def compare_commits(
     repository: Repository, before: Side, after: Side, scope: PathSet, trees: Trees | None = None
 ) -> Found:
-    """The differences of two commits, with renames."""
+    """Return the differences of two commits, with renames."""
     trees = trees or Trees(lambda: repository.objects)
     changes = diff_trees(trees.of(before.commit), trees.of(after.commit), scope)
     return find_renames(differences(changes), lambda entries: read_chunks(repository.objects, entries))
@@ -294,7 +296,7 @@ def _with_workspace(
 
 
 def _check_paths(scope: PathSet, found: Found, trees: Sequence[TreeReader | None]) -> None:
-    """Raises `NotFound` for a path that no tree has."""
+    """Raise `NotFound` for a path that no tree has."""
     seen = PathSet.of(path for one in found.differences for path in (one.path, one.old_path) if path)
     for path in scope.paths:
         if not (found.differences and seen.touches(path)) and not any(

@@ -14,7 +14,7 @@ from dsv.values.names import Target
 
 
 def export_stream(context: Context, target: Target, out: IO[bytes]) -> Exported:
-    """Writes a tar of the files at and below the target's path, with names from there."""
+    """Write a tar of the files at and below the target's path, with names from there."""
     with context.repository(target) as repository:
         selection = Selection(repository.objects, context.resolve(repository, target).commit, target)
         write_tar(selection, out)
@@ -22,7 +22,7 @@ def export_stream(context: Context, target: Target, out: IO[bytes]) -> Exported:
 
 
 def export_path(context: Context, target: Target, to: str) -> Exported:
-    """Writes a tar if the path is named so, else the one file or the folder that the target is.
+    """Write a tar if the path is named so, else the one file or the folder that the target is.
 
     It appears when it is whole. Raises `Conflict` if something is in the way, and `Unsupported` for a name of shards.
     """

@@ -20,7 +20,7 @@ from dsv.values.names import Target
 
 SAVE_BYTES = 256 << 20
 SAVE_SECONDS = 60.0
-"""How much a killed import has to read again at most, but for one file."""
+"""The most that a killed import has to read again, but for one file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def import_url(
     mirror: bool = False,
     options: StoreOptions | None = None,
 ) -> Imported:
-    """Adds and replaces the files at the URL at and below the target's path, as one commit.
+    """Add and replace the files at the URL at and below the target's path, as one commit.
 
     mirror: what is at the target's path and not at the URL goes. options: how to reach an s3:// URL; None: as the
     store.

@@ -43,7 +43,7 @@ class Restored:
 def restore(
     context: Context, paths: tuple[bytes, ...] = (), source: Target | None = None, *, force: bool = False
 ) -> Restored:
-    """Makes these paths, and all below them, what the source (None: the base) has there.
+    """Make these paths, and all below them, what the source (None: the base) has there.
 
     Naming a path is consent to lose local changes in it. Files that no commit has stay, unless they are in the way.
     Without a path it is the whole workspace, and the source becomes its base; deleted files come back, and `force` is
@@ -89,7 +89,6 @@ def restore(
 
 
 def _deleted(baseline: Baseline) -> OverwritePolicy:
-    """Paths of the base that were deleted here: nothing is lost by writing them."""
     missing, root = frozenset(baseline.scan.missing), os.fsencode(baseline.scan.root)
     return lambda path: path in missing and not os.path.lexists(root + b"/" + path)
 
@@ -97,7 +96,7 @@ def _deleted(baseline: Baseline) -> OverwritePolicy:
 def source_commit(
     context: Context, repository: Repository, workspace: Workspace, source: Target | None
 ) -> CommitId:
-    """The commit of the workspace's own dataset that `source` (None: the base) means."""
+    """Return the commit of the workspace's own dataset that `source` (None: the base) means."""
     target = source or Target()
     if target.path is not None:
         raise UsageError(
@@ -135,7 +134,9 @@ def _check_paths(baseline: Baseline, after: TreeReader, chosen: PathSet) -> None
 def _restoring(
     before: Baseline, after: TreeReader, chosen: PathSet, held: Held, suspects: frozenset[bytes]
 ) -> Iterator[Change]:
-    """What makes the chosen paths what `after` has, in tree order. suspects: paths that are given even if equal."""
+    """Yield the changes that give the chosen paths the content of `after`, in tree order. suspects: paths to yield even
+    if equal.
+    """
     starts = chosen.paths or (b"",)
     runs: list[tuple[bytes, Iterable[Change]]] = [
         (sort_key(path), pair_entries(before.below(path, held), below(after, path, held))) for path in starts

@@ -51,7 +51,7 @@ class RolledBack:
 def rollback(
     context: Context, target: Target, message: str | None = None, *, dry_run: bool = False
 ) -> RolledBack:
-    """Publishes a new commit with the files of `target` on the workspace's branch, and brings them here.
+    """Publish a new commit with the files of `target` on the workspace's branch, and bring them here.
 
     Local changes stay, and one to a path that this would change is a `Conflict`, with nothing published or written.
     So is a branch that somebody has moved since this workspace last saw it: nobody's work is taken back unseen.
@@ -98,7 +98,7 @@ def rollback(
 
 
 def _check_rule(repository: Repository, head: Head, author: str, after: TreeReader) -> None:
-    """Raises `Conflict` if the branch's rule refuses this, before anything is done; a dry run does no more."""
+    """Raise `Conflict` if the branch's rule refuses this, before anything is done; a dry run does no more."""
     repository.refs.check_mover(head, author)
     limits = repository.refs.limits(head.dataset, head.branch)
     if limits is None or limits.max_removals is None or head.commit is None:

@@ -29,12 +29,14 @@ from dsv.workspace.workspace import Workspace
 
 
 def lines_of(tree: TreeReader | None, texts: Iterable[str]) -> tuple[str, ...]:
-    """The lines that stand for these patterns. A path of exactly a pattern's name, if the tree has one, comes first."""
+    """Return the lines that stand for these patterns. A path of exactly a pattern's name, if the tree has one, comes
+    first.
+    """
     return tuple(_line(tree, text) for text in texts)
 
 
 def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:
-    """What `--only` chooses, each pattern on top of those before it; one that begins with `!` leaves out.
+    """Return the choice of `--only`: each pattern adds to those before it, or leaves out if it begins with `!`.
 
     Raises `NotFound` for a pattern that matches nothing.
     """
@@ -52,7 +54,7 @@ def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:
 
 
 def check_matches(tree: TreeReader | None, lines: Iterable[str]) -> None:
-    """Raises `NotFound` for a pattern that matches nothing of the tree: it may be misspelt."""
+    """Raise `NotFound` for a pattern that matches nothing of the tree: it may be misspelt."""
     for line in lines:
         if tree is not None and not _finds(tree, line):
             raise NotFound(
@@ -64,7 +66,7 @@ def check_matches(tree: TreeReader | None, lines: Iterable[str]) -> None:
 
 
 def _several(tree: TreeReader, line: str) -> str | None:
-    """What to do if the line is several patterns in one, at least one of which matches something."""
+    """Return a hint if the line is several patterns in one, at least one of which matches something."""
     parts = line.replace(",", " ").split()
     if len(parts) < 2 or set(line) & set("\\[]") or not any(_finds(tree, part) for part in parts):
         return None
@@ -98,7 +100,7 @@ def _line(tree: TreeReader | None, text: str) -> str:
 
 
 def typed(lines: Iterable[str]) -> str:
-    """The patterns as words of a command line."""
+    """Return the patterns as words of a command line."""
     return " ".join(map(shlex.quote, lines))
 
 
@@ -185,7 +187,7 @@ def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
 
 
 def _going(baseline: Baseline, held: Iterable[Entry], goes: Callable[[bytes], bool]) -> Iterator[Change]:
-    """What goes, in tree order; also folders that a killed call has left empty."""
+    """Yield the removals in tree order, also of folders that a killed call has left empty."""
     left = [
         Entry(path, Kind.EMPTY_DIRECTORY) for path in sorted(baseline.scan.filled_elsewhere, key=sort_key)
     ]
@@ -197,7 +199,7 @@ def _going(baseline: Baseline, held: Iterable[Entry], goes: Callable[[bytes], bo
 def _choose(
     opened: OpenWorkspace, baseline: Baseline, chosen: SparsePatterns, base: CommitId | None
 ) -> Workspace:
-    """Records what the workspace has, which is so by now, and that the state mirrors just that."""
+    """Record what the workspace has, which is so by now, and that the state mirrors just that."""
     workspace = opened.workspace.choose(chosen)
     state = baseline.scan.state
     state.chosen = chosen
@@ -225,7 +227,7 @@ def _local(opened: OpenWorkspace, baseline: Baseline) -> Iterator[bytes]:
 
 
 def _check_known(workspace: Workspace, lines: Sequence[str], changes: Iterator[Change]) -> None:
-    """Raises `NotFound` for a pattern that neither is one of the workspace's nor matches anything that would go."""
+    """Raise `NotFound` for a pattern that neither is one of the workspace's nor matches anything that would go."""
     recorded = workspace.chosen.lines or ()
     unknown = {
         line: SparsePatterns((line,)) for line in lines if line not in recorded and f"!{line}" not in recorded

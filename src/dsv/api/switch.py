@@ -126,7 +126,7 @@ def _after_killed_sync(opened: OpenWorkspace) -> OpenWorkspace:
 
 
 def _head(opened: OpenWorkspace, branch: BranchName) -> Head:
-    """Raises `NotFound`, with a hint for a tag, and for a branch that could be made."""
+    """Raise `NotFound`, with a hint for a tag, and for a branch that could be made."""
     refs, dataset = opened.repository.refs, opened.workspace.dataset
     newest = refs.newest(dataset, branch)
     if newest is not None:

@@ -73,7 +73,7 @@ class Synced:
 
 
 def sync(context: Context, request: SyncRequest) -> Synced:
-    """Commits the workspace (or some paths of it) and publishes it on its branch.
+    """Commit the workspace (or some paths of it) and publish it on its branch.
 
     What it builds on, and what it says is published, is in the store itself: a base that the store has lost is made
     up for by what is here. Raises `Conflict` if the branch is not at the base, even if nothing changed here, if
@@ -121,7 +121,7 @@ def _check_storable(scan: WorkspaceScan, request: SyncRequest, progress: Progres
 
 
 def _reupload_lost(opened: OpenWorkspace, tree: TreeReader | None, request: SyncRequest) -> Reuploaded:
-    """Stores again what the store has lost of the base, if that is asked for or something is known to be lost."""
+    """Store again what the store has lost of the base, if that is asked for or something is known to be lost."""
     repository = opened.repository
     if tree is None or not (request.reupload or repository.objects.packs.noted()):
         return Reuploaded()

@@ -1,4 +1,4 @@
-"""How two texts differ, line by line, and that in git's format.
+"""Differences of two texts, line by line, and git's format for them.
 
 The lines are matched as git does it (Myers' algorithm in linear space, with git's bounds on what it costs), so that a
 merge and a diff find the same changes as git.
@@ -39,7 +39,7 @@ class Edit(NamedTuple):
 
 
 def edits(before: Sequence[bytes | str], after: Sequence[bytes | str]) -> list[Edit]:
-    """What turns `before` into `after`, from the top down. Raises `TooDifferent`."""
+    """Return the edits that turn `before` into `after`, from the top down. Raises `TooDifferent`."""
     numbers: dict[bytes | str, int] = {}
     old = [numbers.setdefault(line, len(numbers)) for line in before]
     new = [numbers.setdefault(line, len(numbers)) for line in after]
@@ -57,7 +57,6 @@ def edits(before: Sequence[bytes | str], after: Sequence[bytes | str]) -> list[E
 
 
 def _equal_ends(old: Sequence[object], new: Sequence[object]) -> tuple[int, int]:
-    """How many lines at the start and at the end are equal."""
     start, shorter = 0, min(len(old), len(new))
     while start < shorter and old[start] == new[start]:
         start += 1
@@ -92,7 +91,7 @@ class _Side(NamedTuple):
 
 
 def _among_new(kinds: list[int], at: int) -> bool:
-    """Whether the frequent line has mostly lines around it that the other text does not have."""
+    """Return whether the frequent line has mostly lines around it that the other text does not have."""
     new = frequent = 0
     for around in (
         range(at - 1, max(at - _WINDOW, 0) - 1, -1),
@@ -112,7 +111,6 @@ def _among_new(kinds: list[int], at: int) -> bool:
 
 
 def _square_root(number: int) -> int:
-    """A power of two near it."""
     root = 1
     while number > 0:
         root, number = root << 1, number >> 2
@@ -151,7 +149,7 @@ class _Search:
             boxes.append((at, high, there, end, minimal_behind))
 
     def _split(self, low: int, high: int, start: int, end: int, minimal: bool) -> tuple[int, int, bool, bool]:
-        """Where a shortest edit is cut in two, and whether either half has to be shortest too.
+        """Return the place at which a shortest edit is cut in two, and whether either half has to be shortest too.
 
         Diagonal d has the pairs of lines (i, i - d). `forward` and `backward` have how far each diagonal reaches with
         as many changed lines as there were rounds, from the start and from the end of the box.
@@ -207,7 +205,7 @@ class _Search:
     def _at_snake(
         self, box: tuple[int, int, int, int], rounds: int, ahead: range, back: range
     ) -> tuple[int, int, bool, bool] | None:
-        """The diagonal that got furthest, behind or before a long run of equal lines."""
+        """Return the diagonal that got furthest, behind or before a long run of equal lines."""
         low, high, start, end = box
         one, other = self._one.lines, self._other.lines
         best, found = 0, None
@@ -240,7 +238,7 @@ class _Search:
     def _furthest(
         self, box: tuple[int, int, int, int], ahead: range, back: range
     ) -> tuple[int, int, bool, bool]:
-        """The pair of lines furthest from the start or from the end of the box."""
+        """Return the pair of lines furthest from the start or from the end of the box."""
         low, high, start, end = box
         reached, at = -1, -1
         for d in ahead:
@@ -308,7 +306,7 @@ class _Group:
             self.start -= 1
 
     def slide_up(self, lines: list[int]) -> bool:
-        """Moves it by a line, if that changes nothing in the result, and joins it with the run that it meets."""
+        """Move it by a line, if that changes nothing in the result, and join it with the run that it meets."""
         if not self.start or lines[self.start - 1] != lines[self.end - 1]:
             return False
         self.start, self.end = self.start - 1, self.end - 1
@@ -326,7 +324,7 @@ class _Group:
 
 
 def _slide(lines: list[int], changed: list[bool], changed_there: list[bool]) -> None:
-    """Moves each run of changed lines down as far as it goes, or to the last place where the other text has one too."""
+    """Move each run of changed lines down as far as it goes, or to the last place where the other text has one too."""
     group, other = _Group(changed), _Group(changed_there)
     while True:
         if group.end > group.start:
@@ -410,7 +408,7 @@ def _marked(mark: str, lines: Sequence[str]) -> Iterator[str]:
 
 
 def _blocks(before: Sequence[str], after: Sequence[str]) -> list[_Block]:
-    """What is equal and what is not. Between the equal ends all counts as changed if the texts are too different."""
+    """Return the equal and the changed blocks. Of texts that are too different, all between equal ends is changed."""
     try:
         found = edits(before, after)
     except TooDifferent:

@@ -1,4 +1,4 @@
-"""Which added file is a removed one under another name."""
+"""Finding renamed files among added and removed ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Difference(msgspec.Struct, frozen=True):
     similarity: int | None = None
     """Percent that a renamed file has in common with the old one; else None."""
     location: Location | None = None
-    """Where the content of `after` lies, if that is known."""
+    """The location of the content of `after`, if that is known."""
 
     @property
     def entry(self) -> Entry:
@@ -81,7 +81,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def differences(changes: Iterable[Change]) -> Iterator[Difference]:
-    """The changes without renames. A file that is only stored in other chunks does not differ."""
+    """Return the changes without renames. A file that is only stored in other chunks does not differ."""
     for change in changes:
         what = difference(change.before, change.after)
         if what is not None:
@@ -172,7 +172,6 @@ def _pair_similar(
 
 
 def _of_possible_size(files: Sequence[Difference], others: Sequence[Difference]) -> list[Difference]:
-    """The files for which one of the others is neither too small nor too large to share enough."""
     sizes = sorted(one.entry.size for one in others)
     kept = []
     for one in files:

@@ -14,7 +14,7 @@ from dsv.repo.tree.diff import What
 ROOT = b"./"
 """The folder of paths that lie in none."""
 OTHERS = b""
-"""What stands for the folders that are not told one by one."""
+"""Stands for the folders that are not listed one by one."""
 
 
 class Sums(msgspec.Struct):
@@ -97,7 +97,8 @@ class Summary:
         return total
 
     def by_folder(self, depth: int | None = None, most: int | None = None) -> list[FolderSums]:
-        """A row for each folder `depth` levels below the root, by name; None: the level at which the folders part.
+        """Return a row for each folder `depth` levels below the root, by name; None: the level at which the folders
+        part.
 
         most: with more folders than this the ones with the fewest differences share the last row, `OTHERS`.
         """
@@ -124,7 +125,6 @@ class Summary:
 
 
 def _common_depth(folders: Iterable[bytes]) -> int:
-    """How many levels all folders share."""
     common: list[bytes] | None = None
     for folder in folders:
         parts = folder.split(b"/")[:-1]

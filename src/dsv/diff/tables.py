@@ -93,12 +93,12 @@ class TableDiff:
 
 
 def is_table(path: bytes) -> bool:
-    """Whether the name is that of a table that can be compared."""
+    """Return whether the name is that of a table that can be compared."""
     return _format(path) is not None
 
 
 def require_pyarrow() -> None:
-    """Raises `Unsupported` if tables can't be read here."""
+    """Raise `Unsupported` if tables can't be read here."""
     if find_spec("pyarrow") is None:
         raise Unsupported(
             "tables are read by pyarrow, which is not installed",
@@ -108,7 +108,7 @@ def require_pyarrow() -> None:
 
 
 def diff_tables(path: bytes, before: bytes | None, after: bytes | None, key: Sequence[str] = ()) -> TableDiff:
-    """Compares two versions of a file that `is_table` knows. Rows are named by the key columns.
+    """Compare two versions of a file that `is_table` knows. Rows are named by the key columns.
 
     Without a key, equal rows are the same row, whatever their order, and none is changed. Columns that one side alone
     has are told and not compared. Raises `UsageError` for a key that a side does not have or that names two rows, and
@@ -172,7 +172,6 @@ def _compare_whole_rows(old: _Table, new: _Table, common: Sequence[str], made: T
 
 
 def _grouped(rows: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
-    """Where each row stands."""
     found: dict[tuple[int, ...], list[int]] = {}
     for at, row in enumerate(rows):
         found.setdefault(row, []).append(at)
@@ -213,7 +212,7 @@ def _compare_by_key(
 
 
 def _both(old: _Table, new: _Table, name: str, before: int, after: int) -> tuple[Any, Any]:
-    """A cell that differs; as it is written if that is all that differs, such as 1.5 and 1.50."""
+    """Return a cell that differs; as it is written if that is all that differs, such as 1.5 and 1.50."""
     one, other = old.cell(name, before), new.cell(name, after)
     if str(one) != str(other):
         return one, other
@@ -258,7 +257,7 @@ def join(*versions: Sequence[Hashable]) -> dict[Hashable, tuple[int, ...]]:
 
 
 def number(*columns: Any) -> list[Sequence[int]]:
-    """The columns with a number for each value: the same for equal values, and -1 for none.
+    """Return the columns with a number for each value: the same for equal values, and -1 for none.
 
     Not a number equals itself, and 0.0 does not equal -0.0. Of columns of different types, those values are equal that
     Python calls equal.
@@ -322,7 +321,7 @@ def _hashable(value: Any) -> Hashable:
 
 
 def comparable(column: Any) -> list[Any]:
-    """A column's values; of times and dates their numbers, as some are finer or later than Python's own."""
+    """Return a column's values; of times and dates their numbers, as some are finer or later than Python's own."""
     kind = _numbers(column.type)
     values: list[Any] = (column if kind == column.type else column.cast(kind)).to_pylist()
     return values
@@ -343,7 +342,7 @@ def shown(column: Any, at: int) -> Any:
 
 
 def all_shown(column: Any) -> list[Any]:
-    """All values as `shown` gives them, to be compared with those of another type."""
+    """Return all values as `shown` gives them, to be compared with those of another type."""
     try:
         values: list[Any] = column.to_pylist()
     except (ValueError, OverflowError):
@@ -352,14 +351,13 @@ def all_shown(column: Any) -> list[Any]:
 
 
 def is_nested(column: Any) -> bool:
-    """Whether its values are lists or structs."""
+    """Return whether its values are lists or structs."""
     import pyarrow
 
     return bool(pyarrow.types.is_nested(column.type))
 
 
 def _numbers(kind: Any) -> Any:
-    """The type with numbers for all times in it."""
     import pyarrow
 
     types = pyarrow.types
@@ -383,7 +381,6 @@ def _numbers(kind: Any) -> Any:
 
 
 def _parts(kind: Any) -> list[Any]:
-    """The types of which a nested one is made."""
     return [kind.field(at).type for at in range(kind.num_fields)]
 
 
@@ -392,7 +389,7 @@ class TooLarge(Exception):
 
 
 def read_parquet(data: bytes) -> tuple[Any, Any]:
-    """The table, in which texts are in dictionaries, and the file. Raises `TooLarge`, and what pyarrow raises."""
+    """Return the table, with texts in dictionaries, and the file. Raises `TooLarge`, and what pyarrow raises."""
     import pyarrow
     from pyarrow import parquet
 
@@ -415,7 +412,7 @@ _TEXTS = ("STRING", "NONE", "JSON", "BSON", "ENUM")
 
 
 def _gathered(pieces: Iterable[Any], empty: Callable[[], Any]) -> Any:
-    """The table of these parts, each of which is counted as soon as it is read."""
+    """Return the table of these parts, each of which is counted as soon as it is read."""
     import pyarrow
 
     found: list[Any] = []
@@ -478,7 +475,7 @@ def _parsed(kind: str | None, data: bytes) -> _Table:
 
 
 def parquet_schema(data: bytes) -> Any:
-    """The schema that the file declares."""
+    """Return the schema that the file declares."""
     import pyarrow
     from pyarrow import parquet
 
@@ -506,7 +503,7 @@ def _decompressed(message: Any) -> int:
     data, body = memoryview(message.metadata).cast("B"), memoryview(message.body).cast("B")
 
     def field(table: int, at: int) -> int | None:
-        """Where a field of a flatbuffer's table is; None if the table has no such."""
+        """Return where a field of a flatbuffer's table is; None if the table has no such."""
         (back,) = struct.unpack_from("<i", data, table)
         (end,) = struct.unpack_from("<H", data, table - back)
         (offset,) = struct.unpack_from("<H", data, table - back + 4 + 2 * at) if 4 + 2 * at < end else (0,)
@@ -551,7 +548,7 @@ def _named(cells: Cells) -> dict[str, object]:
 
 
 def _plain(value: Any) -> object:
-    """What JSON can hold: dates, decimals and bytes as text."""
+    """Return a value for JSON: dates, decimals and bytes as text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float) and math.isfinite(value):

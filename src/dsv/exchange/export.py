@@ -73,18 +73,18 @@ class Selection:
         self.is_one_file = only is not None and only.path == path and only.kind is not Kind.EMPTY_DIRECTORY
 
     def exported(self) -> Exported:
-        """The result, if all of it was written."""
+        """Return the result, if all of it was written."""
         files = [entry for _, entry, _ in self.found if entry.is_file]
         return Exported(self.commit, len(self.found), len(files), sum(entry.size for entry in files))
 
     def becomes_tar(self, to: str) -> bool:
-        """Whether the destination is to be a tar: by its name, unless the target is one that only is copied."""
+        """Return whether the destination is to be a tar: by its name, unless the target is one that only is copied."""
         copied = self.is_one_file and self.found[0][0].endswith(tuple(one.encode() for one in TARS))
         return to.endswith(TARS) and not copied
 
 
 def refuse_shards(to: str) -> None:
-    """Raises `Unsupported` for a name such as `shards-%05d.tar`, which other tools replace by numbered names."""
+    """Raise `Unsupported` for a name such as `shards-%05d.tar`, which other tools replace by numbered names."""
     if _SHARDS.search(to.rpartition("/")[2]):
         raise Unsupported(
             f"shards are not supported: {to} would be one file of that name",
@@ -94,7 +94,7 @@ def refuse_shards(to: str) -> None:
 
 
 def write_tar(selection: Selection, out: IO[bytes], name: str = "") -> None:
-    """Writes a tar, compressed as the ending of its name says."""
+    """Write a tar, compressed as the ending of its name says."""
     mode: Any = f"w|{_COMPRESSED.get(Path(name).suffix, '')}"
     with tarfile.open(fileobj=out, mode=mode, format=tarfile.PAX_FORMAT) as tar:
         for path, entry, pieces in contents_of(selection.tree, selection.found):
@@ -111,7 +111,7 @@ def write_tar(selection: Selection, out: IO[bytes], name: str = "") -> None:
 
 
 def export_path(selection: Selection, to: str) -> None:
-    """Writes a tar, a folder, or the one file that the target is, which appears when it is whole.
+    """Write a tar, a folder, or the one file that the target is, which appears when it is whole.
 
     A tar is one by its name, and replaces a file. A file goes into a folder that is there or whose name ends with a
     slash, by its own name. Raises `Conflict` if anything else is in the way.
@@ -141,7 +141,7 @@ def export_path(selection: Selection, to: str) -> None:
 
 
 def _put(whole: Path, path: Path, *, replace: bool = False) -> None:
-    """Gives a file or a folder its name. Raises `Conflict` if another export was first."""
+    """Give a file or a folder its name. Raises `Conflict` if another export was first."""
     try:
         if replace or (whole.is_dir() and not whole.is_symlink()):
             whole.replace(path)
@@ -164,7 +164,7 @@ def _taken(path: Path) -> Conflict:
 
 
 def contents_of(tree: TreeReader, found: Found) -> Iterator[tuple[bytes, Entry, Iterator[bytes]]]:
-    """Yields each entry with its content in checked pieces."""
+    """Yield each entry with its content in checked pieces."""
     wanted = [Wanted(entry, where) for _, entry, where in found if entry.is_file]
     files = Fetcher(tree.objects, tree.commit.dataset).files(wanted)
     for name, entry, _ in found:

@@ -35,7 +35,7 @@ UNDER_WAY = 128 << 20
 """Bytes of files that may be under way, so that memory is bounded."""
 JOBS = 32
 SAVE_SECONDS = 10.0
-"""How often written files are noted."""
+"""Seconds between two notes of written files."""
 _PIECE = 8 << 20
 _PARTS = 9000
 """Into how many pieces a large object goes: S3 takes 10,000."""
@@ -163,7 +163,6 @@ class UrlExport:
     def _write_all(
         self, contents: Iterator[tuple[bytes, Entry, Iterator[bytes]]], pool: ThreadPoolExecutor
     ) -> None:
-        """Write small files by several threads, and large ones by this one."""
         waiting: deque[tuple[str, Entry, Future[str | None]]] = deque()
         folders: set[str] = set()
         bytes_waiting, saved = 0, time.monotonic()
@@ -307,7 +306,7 @@ class UrlExport:
 
 
 def _version(info: Info) -> str | None:
-    """The entity tag if there is one: times differ in precision between a listing and a file."""
+    """Return the entity tag if there is one: times differ in precision between a listing and a file."""
     etag, _ = etag_and_time(info)
     return version_of(info) if etag is None else str(etag).strip('"')
 

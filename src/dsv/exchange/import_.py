@@ -78,7 +78,7 @@ class FolderSource:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def files(self) -> tuple[list[RemoteFile], list[Skipped]]:
-        """Every file, in tree order, and what can't be read as one. Raises `NotFound` if there is neither."""
+        """Return every file, in tree order, and what can't be read as one. Raises `NotFound` if there is neither."""
         if is_http := any(name in HTTP for name in self.place.protocols):
             found = {self.root: self._page()}
         else:
@@ -107,14 +107,16 @@ class FolderSource:
         return sorted(files, key=lambda file: sort_key(file.path)), skipped
 
     def read_ahead(self, files: Sequence[RemoteFile]) -> None:
-        """Announces the files that will be asked for, in this order."""
+        """Announce the files that will be asked for, in this order."""
         self._upcoming = deque(file for file in files if file.size is not None and file.size <= SMALL)
 
     def check(self) -> None:
         """Each file is checked when it was read."""
 
     def reader(self, file: RemoteFile) -> ReadInto:
-        """A function that reads the file, from its first call on. Raises `Conflict` if it was changed since listed."""
+        """Return a function that reads the file, from its first call on. Raises `Conflict` if it was changed since
+        listed.
+        """
         source: ReadInto | None = None
         size = 0
 
@@ -131,7 +133,7 @@ class FolderSource:
         return read
 
     def open(self, file: RemoteFile) -> ReadInto:
-        """Reads a file from its start, piece by piece."""
+        """Read a file from its start, piece by piece."""
         with self.place.at_work("read"):
             opened = self.fs.open(file.key, "rb", block_size=_PIECE)
 
@@ -148,7 +150,7 @@ class FolderSource:
         return read
 
     def read(self, file: RemoteFile) -> bytes:
-        """All of a small file."""
+        """Return all of a small file."""
         with self.place.at_work("read"):
             data: bytes = self.fs.cat_file(file.key)
         if self.place.protocol not in _ONE_REQUEST:
@@ -160,7 +162,7 @@ class FolderSource:
             raise changed(file.key)
 
     def _page(self) -> dict[str, Any]:
-        """The one file of a web server. Raises `Unsupported` for a folder, whose page is only a listing."""
+        """Return the one file of a web server. Raises `Unsupported` for a folder, whose page is only a listing."""
         with self.place.at_work("read"):
             info: dict[str, Any] = self.fs.info(self.root)
         url = self.place.shown.rpartition("::")[2]
@@ -173,7 +175,7 @@ class FolderSource:
         return info
 
     def _unreadable(self, key: str, info: dict[str, Any]) -> str | None:
-        """Why a listed path can't be read as a file: opening a named pipe would wait for its writer."""
+        """Return why a listed path can't be read as a file: opening a named pipe would wait for its writer."""
         if self.place.by_ssh and info.get("type") == "file" and not info.get("size"):
             with self.place.at_work("read"):  # fsspec calls anything a file that is not a folder or a link
                 mode = self.fs.ftp.lstat(key).st_mode
@@ -210,7 +212,7 @@ class FolderSource:
 
 
 def reading(data: bytes) -> ReadInto:
-    """A function that reads bytes."""
+    """Return a function that reads bytes."""
     position = 0
 
     def read(buffer: memoryview) -> int:

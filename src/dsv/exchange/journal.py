@@ -50,7 +50,7 @@ class Journal:
             self._known[read.key] = read
 
     def find(self, key: str, version: str | None) -> Stored | None:
-        """Returns the content of this version of a file, if it is noted."""
+        """Return the content of this version of a file, if it is noted."""
         known = self._known.get(key)
         if known is None or version is None or known.version != version:
             return None
@@ -61,13 +61,13 @@ class Journal:
             return None
 
     def add(self, key: str, version: str | None, stored: Stored | Entry) -> None:
-        """Adds a note, which the next `save` writes."""
+        """Add a note, which the next `save` writes."""
         if version is not None:
             recipe = None if stored.recipe_id is None else str(stored.recipe_id)
             self._new.append(_Line(key, version, stored.size, str(stored.file_id), recipe))
 
     def save(self) -> None:
-        """Writes the notes. Everything added must be durable in the store, and in an index."""
+        """Write the notes. Everything added must be durable in the store, and in an index."""
         if not self._new:
             return
         with about(self.path):

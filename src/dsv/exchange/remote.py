@@ -94,12 +94,12 @@ class Place:
 
     @contextmanager
     def at_work(self, done: str) -> Iterator[None]:
-        """Surrounds each call of the file system. done: the participle for errors, such as `read`."""
+        """Surround each call of the file system. done: the participle for errors, such as `read`."""
         with converting(self.shown, done), self.turn:
             yield
 
     def info(self, key: str) -> dict[str, Any]:
-        """The server's present information on a file, never from a cache."""
+        """Return the server's present information on a file, never from a cache."""
         with self.at_work("read"):
             if self.protocol in _CAN_REFRESH:
                 found: dict[str, Any] = self.fs.info(key, refresh=True)
@@ -110,7 +110,7 @@ class Place:
 
 
 def open_place(url: str, options: StoreOptions) -> Place:
-    """Raises `Unsupported` if a package is missing, and `UsageError` for a URL that no package knows."""
+    """Raise `Unsupported` if a package is missing, and `UsageError` for a URL that no package knows."""
     shown = hide_in_urls(url)
     check_url(shown, url)
     protocol = url.partition("://")[0].partition("::")[0]
@@ -134,7 +134,7 @@ def open_place(url: str, options: StoreOptions) -> Place:
 
 
 def etag_and_time(info: dict[str, Any]) -> tuple[object, object]:
-    """The entity tag and the time of a file, each None if the server does not give it."""
+    """Return the entity tag and the time of a file, each None if the server does not give it."""
     etag = next((info[name] for name in _ETAGS if info.get(name)), None)
     time = next((info[name] for name in _TIMES if info.get(name)), None)
     if isinstance(time, str):
@@ -152,7 +152,7 @@ def version_of(info: dict[str, Any]) -> str | None:
 
 
 def is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether a file is unchanged, by its size, its entity tag or else its times, and its inode."""
+    """Return whether a file is unchanged, by its size, its entity tag or else its times, and its inode."""
     if before.get("size") != now.get("size"):
         return False
     (tag, time), (tag_now, time_now) = etag_and_time(before), etag_and_time(now)
@@ -163,7 +163,7 @@ def is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
 
 
 def changed(shown: str) -> Conflict:
-    """The error for a file that was written to while it was read."""
+    """Return the error for a file that was written to while it was read."""
     return Conflict(
         f"{shown} was changed while it was read; nothing was published",
         subject=shown,
@@ -193,7 +193,9 @@ def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
 
 
 def _ssh_options() -> dict[str, Any]:
-    """A host key policy that trusts the servers that `ssh` trusts. Older fsspecs take none, and trust any server."""
+    """Return a host key policy that trusts the servers that `ssh` trusts. Older fsspecs take none, and trust any
+    server.
+    """
     import paramiko
     from fsspec.implementations import sftp
 
@@ -214,7 +216,7 @@ def _ssh_options() -> dict[str, Any]:
 
 
 def check_url(shown: str, url: str) -> None:
-    """Raises `UsageError` for a URL that needs a host and has none."""
+    """Raise `UsageError` for a URL that needs a host and has none."""
     kind = kind_of(url)
     if kind in ("sftp", "http") and not urlsplit(url.partition("::")[0]).hostname:
         raise UsageError(f"{shown} has no host name", subject=shown, hint=_SHAPES[kind])
@@ -228,7 +230,7 @@ def kind_of(url: str) -> str:
 
 @contextmanager
 def converting(shown: str, done: str) -> Iterator[None]:
-    """Turns any error into one of dsv's that names the URL. done: the participle for the message, such as `read`."""
+    """Turn any error into one of dsv's that names the URL. done: the participle for the message, such as `read`."""
     try:
         yield
     except (ImportError, DsvError):
@@ -252,7 +254,7 @@ def converting(shown: str, done: str) -> Iterator[None]:
 
 
 def as_error(error: Exception, shown: str, done: str) -> DsvError:
-    """The error to raise in place of another one of a file system."""
+    """Return the error to raise in place of another one of a file system."""
     name, status = type(error).__name__, _status(error)
     login = _hint(_LOGINS, shown)
     if "NoCredentials" in name:
@@ -295,7 +297,6 @@ def absent(shown: str, lacking: str = "nothing") -> NotFound:
 
 
 def _unreachable(error: Exception, shown: str) -> tuple[str, str | None]:
-    """The reason why a server was not reached, and a hint."""
     causes = [each for each in _chain(error) if isinstance(each, OSError)]
     unknown = next((each for each in causes if isinstance(each, socket.gaierror)), None)
     place = _ENDPOINTS.get(kind_of(shown), "host and the port in the URL")
@@ -324,7 +325,6 @@ def _unreachable(error: Exception, shown: str) -> tuple[str, str | None]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and those below it: clients of HTTP and SSH wrap the system's."""
     found: list[BaseException] = [error]
     at = 0
     while at < len(found):
@@ -338,7 +338,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status of a server's refusal, wherever a client puts it."""
+    """Return the HTTP status of a server's refusal, wherever a client puts it."""
     response = getattr(error, "response", None)
     for found in (getattr(error, "status", None), getattr(response, "status_code", None)):
         if isinstance(found, int) and found >= 400:
@@ -347,7 +347,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _is_expired(error: BaseException) -> bool:
-    """Whether S3 no longer has the version that s3fs has opened, and reads only."""
+    """Return whether S3 no longer has the version that s3fs has opened, and reads only."""
     response = getattr(error, "response", None)
     answer = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
     return type(error).__name__ == "FileExpired" or answer.get("HTTPStatusCode") == 412
@@ -361,7 +361,6 @@ def _phrase(status: int) -> str:
 
 
 def _line(error: Exception) -> str:
-    """The first line of what an error says, without the system's number."""
     return _ERRNO.sub("", next(iter(str(error).strip().splitlines()), "").strip())
 
 
@@ -374,7 +373,6 @@ def _hint(hints: dict[str, str], shown: str) -> str | None:
 
 
 def _ssh(shown: str) -> str:
-    """How the same server is reached by `ssh`."""
     parts = urlsplit(shown)
     user = f"{parts.username}@" if parts.username else ""
     port = f"-p {parts.port} " if parts.port else ""

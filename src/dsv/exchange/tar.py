@@ -57,7 +57,7 @@ class TarSource:
         self._raw.close()
 
     def files(self) -> tuple[list[RemoteFile], list[Skipped]]:
-        """Every file, in tree order, and what can't be read as one. Raises `NotFound` if there is neither.
+        """Return every file, in tree order, and what can't be read as one. Raises `NotFound` if there is neither.
 
         A later member of the same name replaces an earlier one. Raises `IntegrityError` for a damaged tar, and
         `Unsupported` for one that unpacks to absurdly much.
@@ -79,12 +79,12 @@ class TarSource:
         """A tar is read in the order of its members."""
 
     def check(self) -> None:
-        """Raises `Conflict` if the tar was changed since it was opened."""
+        """Raise `Conflict` if the tar was changed since it was opened."""
         if not is_same(self._info, self.place.info(self.place.root)):
             raise changed(self.place.shown)
 
     def reader(self, file: RemoteFile) -> ReadInto:
-        """A function that reads the file, from its first call on."""
+        """Return a function that reads the file, from its first call on."""
         source: ReadInto | None = None
 
         def read(buffer: memoryview) -> int:
@@ -171,7 +171,7 @@ class TarSource:
 
     @contextmanager
     def _judging(self) -> Iterator[None]:
-        """Turns the errors of damaged archives into `IntegrityError`. Those of the server are dsv's own by then."""
+        """Turn the errors of damaged archives into `IntegrityError`. Those of the server are dsv's own by then."""
         try:
             yield
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError) as error:
@@ -262,7 +262,7 @@ class _Unpacking:
 
 
 def open_source(url: str, options: StoreOptions) -> FolderSource | TarSource:
-    """Raises `Unsupported` if a package is missing, and `UsageError` for a URL that dsv can't read."""
+    """Raise `Unsupported` if a package is missing, and `UsageError` for a URL that dsv can't read."""
     inside = ""
     if is_tar := url.startswith("tar://"):
         inside, _, url = url.removeprefix("tar://").partition("::")
@@ -279,5 +279,5 @@ def _is_absurd(unpacked: int, packed: int) -> bool:
 
 
 def _clean(name: str) -> str:
-    """A member's name without `.` and empty parts, as tar unpacks it; `..` stays, and is refused as in any path."""
+    """Return a member's name without `.` and empty parts, as tar unpacks it; `..` stays, and is refused."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))

@@ -65,7 +65,7 @@ class MergeCounts:
 
 @dataclass(slots=True)
 class MergedTree:
-    """What the changes of two sides make of `ours` (None: an empty tree)."""
+    """The result of the changes of two sides, made to `ours` (None: an empty tree)."""
 
     ours: TreeReader | None
     theirs: TreeReader | None
@@ -80,7 +80,7 @@ class MergedTree:
     _held: list[Decision] | None = None
 
     def work_out(self) -> None:
-        """Finds all conflicts, and counts what changes. Writes nothing."""
+        """Find all conflicts, and count what changes. Writes nothing."""
         held: list[Decision] | None = []
         weight = added = changed = removed = merged = 0
         for decision in self._decisions():
@@ -112,14 +112,14 @@ class MergedTree:
         return self.choices.without_effect([*settled, *(one.path for one in self.conflicts)])
 
     def message(self, message: str) -> str:
-        """The message, with what was taken where both sides changed the same."""
+        """Return the message, with what was taken where both sides changed the same."""
         lines = [str(one) for one in self._settled if one.choice is not None]
         if not lines:
             return message
         return f"{message}\n\nConflicts were settled:{format_lines(lines)}".lstrip("\n")
 
     def check(self, more: str = "") -> None:
-        """Raises `MergeConflict` with all conflicts. more: what else helps."""
+        """Raise `MergeConflict` with all conflicts. more: what else helps."""
         if not self.conflicts:
             return
         conflicts = tuple(sorted(self.conflicts, key=lambda one: sort_key(one.path)))
@@ -132,7 +132,6 @@ class MergedTree:
         )
 
     def _options(self, conflicts: tuple[PathConflict, ...]) -> str:
-        """The options that settle at least one of them."""
         both = any(
             one.kind is not ConflictKind.FILE_AND_FOLDER and self.choices.of(one.path) is not Choice.BOTH
             for one in conflicts
@@ -140,7 +139,7 @@ class MergedTree:
         return "--ours PATH, --theirs PATH or --both PATH" if both else "--ours PATH or --theirs PATH"
 
     def tree_changes(self, uploader: Uploader) -> Iterator[TreeChange]:
-        """What is to be written over `ours`, in tree order; contents that are new are stored."""
+        """Yield the changes of `ours` in tree order, and store contents that are new."""
         return heapq.merge(self._stored(uploader), self._beside, key=lambda change: sort_key(change.path))
 
     def _decisions(self) -> Iterator[Decision]:
@@ -234,11 +233,11 @@ class ContentMerger:
         return self._merge(ours.path, base, mine, other, choice)
 
     def takes(self, path: bytes, entries: Sequence[Entry | None]) -> bool:
-        """Whether files of these sizes are merged at all."""
+        """Return whether files of these sizes are merged at all."""
         return self._fault(path, entries) is None
 
     def merge_local(self, theirs: Change, mine: bytes, choice: Choice | None) -> MergedContent | str:
-        """Merges a content that is here with what a commit makes of its base; what was merged is remembered."""
+        """Merge a content that is here with what a commit makes of its base; what was merged is remembered."""
         key = FileId.hash(mine), theirs.path, theirs.after
         if key not in self._known:
             assert theirs.before is not None and theirs.after is not None

@@ -40,13 +40,13 @@ class MergeBase(msgspec.Struct, frozen=True):
         return self.commits[0] if self.commits else None
 
     def changes(self, objects: Objects, commit: CommitId | None) -> Iterator[Change]:
-        """What a commit (None: an empty tree) changed since. Reads only the segments that differ."""
+        """Yield the changes of a commit (None: an empty tree) since the base. Reads only the segments that differ."""
         before, after = (None if one is None else TreeReader(objects, one) for one in (self.commit, commit))
         return since_another(diff_trees(before, after), self.apart)
 
 
 def find_merge_base(objects: Objects, left: CommitId, right: CommitId, depth: int = 0) -> MergeBase:
-    """What to merge two commits against; an empty tree if their histories have nothing in common."""
+    """Return the base of a merge of two commits; an empty tree if their histories have nothing in common."""
     commits = merge_bases(objects, left, right)
     if len(commits) < 2:
         return MergeBase(commits)

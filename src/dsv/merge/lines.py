@@ -27,8 +27,8 @@ class FromTheirs(NamedTuple):
 
 
 def merge_text(base: bytes, ours: bytes, theirs: bytes, choice: Choice | None) -> MergedContent | str:
-    """The text with the changes of both sides; why it can't be merged. choice: whose lines are taken where both changed
-    them; None: they can't be merged. Raises `TooDifferent`.
+    """Return the text with the changes of both sides; why it can't be merged. choice: whose lines are taken where both
+    changed them; None: they can't be merged. Raises `TooDifferent`.
     """
     merged: list[bytes] = []
     taken, settled = Places(), Places()
@@ -49,7 +49,7 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes, choice: Choice | None) -
 
 
 def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> list[bytes | FromTheirs | Conflict]:
-    """The text with the changes of both sides, in pieces. Raises `TooDifferent`."""
+    """Return the text with the changes of both sides, in pieces. Raises `TooDifferent`."""
     was, mine, other = split_lines(base), split_lines(ours), split_lines(theirs)
     left, right = edits(was, mine), edits(was, other)
     if not left or not right:
@@ -87,7 +87,7 @@ class _Region:
         return ours[self.start : self.end], theirs[self.there : self.there_end]
 
     def refined(self, ours: Lines, theirs: Lines) -> list[_Region]:
-        """A conflict without the lines that are equal on both sides."""
+        """Return a conflict without the lines that are equal on both sides."""
         if self.taken is not None or self.start == self.end or self.there == self.there_end:
             return [self]
         found = edits(*self.of(ours, theirs))
@@ -104,7 +104,7 @@ _Made = tuple[int | None, int, int, int, int]
 
 
 def _regions(was: Lines, ours: Lines, theirs: Lines, left: list[Edit], right: list[Edit]) -> Iterator[_Made]:
-    """What one side changed, or both, from the top down. What both changed alike is no region."""
+    """Yield the regions that a side or both changed, from the top down, except those that both changed alike."""
     at = at_right = 0
     to_ours = to_theirs = 0  # what is added to a line of the base to get that of a side
     while at < len(left) or at_right < len(right):

@@ -26,7 +26,7 @@ UNDECIDED = Entry(b"", Kind.EMPTY_DIRECTORY)
 
 
 class ConflictKind(enum.StrEnum):
-    """Why a path can't be merged. `ours` is the side that the result is written over."""
+    """The reasons why a path can't be merged. `ours` is the side that the result is written over."""
 
     BOTH_CHANGED = "both-changed"
     BOTH_ADDED = "both-added"
@@ -68,8 +68,8 @@ class MergeConflict(Conflict):
 
 
 class Choice(enum.Enum):
-    """Which side wins a conflict; with `BOTH` ours stays, and theirs is kept beside it; `RESOLVED`: a file of the
-    user's takes the place of both.
+    """The winner of a conflict: with `BOTH` ours stays, and theirs is kept beside it; with `RESOLVED` a file of the
+    user's replaces both.
     """
 
     OURS = enum.auto()
@@ -96,7 +96,7 @@ class Choices(msgspec.Struct, frozen=True):
         return next((choice for paths, choice in sets if paths is not None and path in paths), None)
 
     def without_effect(self, settled: Iterable[bytes]) -> tuple[bytes, ...]:
-        """The paths that were named, but neither are nor have below them any of the conflicts that were settled."""
+        """Return the paths that were named, and at or below which no conflict was settled."""
         used = {way for path in settled for way in (path, *folders_above(path))}
         named = (
             path for paths in (self.ours, self.theirs, self.both) if paths is not None for path in paths.paths
@@ -210,7 +210,7 @@ def merge_changes(
     merge_content: MergeContent,
     choices: Choices = Choices(),
 ) -> Iterator[Decision]:
-    """What becomes of every path that one side or both changed since the common state, in tree order."""
+    """Yield a decision for every path that a side or both changed since the common state, in tree order."""
     decide = _Decider(merge_content, choices)
     for group in _groups(_pairs(ours, theirs)):
         yield from decide.group(group)
@@ -253,7 +253,7 @@ def _pairs(ours: Iterable[Change], theirs: Iterable[Change]) -> Iterator[_Pair]:
 
 
 def _groups(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
-    """Each path by itself; one that has an entry together with all that changed below it."""
+    """Return each path by itself; one that has an entry together with all that changed below it."""
     group: list[_Pair] = []
     for pair in pairs:
         if group and not (group[0].is_parent and pair.path.startswith(group[0].path + b"/")):
@@ -336,7 +336,7 @@ class _Decider:
         return self._beside(done, theirs) if settled.choice is Choice.BOTH else done
 
     def _beside(self, decision: Decision, theirs: Change) -> Decision | str:
-        """Keeps what theirs has under another name; why that can't be done."""
+        """Keep what theirs has under another name, or return the reason why that can't be done."""
         assert theirs.after is not None
         if theirs.after.kind is Kind.EMPTY_DIRECTORY:
             return "an empty folder can't be kept beside a file"
@@ -398,7 +398,7 @@ def _take_theirs(pair: _Pair) -> Decision:
 
 
 def _file_meets_folder(first: _Pair, below: list[_Pair]) -> bool:
-    """Whether a side made the path a file or a symlink, and the other side added or changed something below it."""
+    """Return whether a side made the path a file or a symlink, and the other changed something below it."""
 
     def meets(one: Change | None, other: Iterable[Change | None]) -> bool:
         is_file = one is not None and one.after is not None and one.after.kind is not Kind.EMPTY_DIRECTORY
@@ -433,7 +433,7 @@ def beside(path: bytes) -> bytes | None:
 
 
 def since_another(changes: Iterable[Change], between: Iterable[Change]) -> Iterator[Change]:
-    """The changes from V to X, from those of B to X (`changes`) and those of B to V (`between`), in tree order."""
+    """Return the changes from V to X, given those from B to X (`changes`) and from B to V (`between`)."""
     for pair in _pairs(changes, between):
         change, moved = pair.ours, pair.theirs
         if moved is None:

@@ -31,14 +31,14 @@ _DELIMITERS = {b"csv": ",", b"tsv": "\t"}
 
 
 def is_table(path: bytes) -> bool:
-    """Whether the path's name says that it is a table which can be merged."""
+    """Return whether the path's name says that it is a table which can be merged."""
     return _extension(path) in (*_DELIMITERS, b"parquet")
 
 
 def merge_tables(
     path: bytes, key: str, base: bytes, ours: bytes, theirs: bytes, choice: Choice | None = None
 ) -> MergedContent | str:
-    """The table with the rows of both sides; why it can't be merged, if it can't.
+    """Return the table with the rows of both sides, or the reason why it can't be merged.
 
     choice: whose rows and cells are taken where both sides changed them; None: that can't be merged.
     Raises `Unsupported` if what reads Parquet is not installed.
@@ -80,7 +80,7 @@ class RowMerge:
         self.taken, self.settled = Places(), Places()
 
     def rows(self) -> list[int | tuple[int, ...]] | str:
-        """The rows of the result in the order of ours; why that can't be said, if it can't.
+        """Return the rows of the result in the order of ours, or the reason why there is none.
 
         Rows are counted over all versions, base first. A row is the number of one that is taken as it is, or for each
         column the number of the row that its cell is taken from. A row that is new in theirs comes behind the row that
@@ -143,7 +143,7 @@ class RowMerge:
 def _order(
     joined: Mapping[Hashable, tuple[int, ...]], mine: Sequence[Hashable], other: Sequence[Hashable]
 ) -> list[Hashable]:
-    """All keys of both: those of mine in its order, each other one behind the one that it stands behind."""
+    """Return all keys of both: those of mine in its order, each other one behind the one that it stands behind."""
     found: list[Hashable] = []
     behind: dict[Hashable, list[Hashable]] = {}
     new = found
@@ -204,7 +204,7 @@ def _merge_csv(delimiter: str, key: str, choice: Choice | None, *versions: bytes
 
 
 def _changed(base: Written, ours: Written, theirs: Written) -> Written:
-    """How the side that changed it writes it; ours if both did."""
+    """Return the value of the side that changed it; ours if both did."""
     return theirs if ours == base else ours
 
 
@@ -248,7 +248,7 @@ def _read_csv(delimiter: str, data: bytes) -> _Csv | str:
 
 
 def _records(delimiter: str, text: str) -> Iterator[tuple[list[str], str]]:
-    """The rows, each with how it is written: a quoted cell may hold ends of lines."""
+    """Return the rows, each with how it is written: a quoted cell may hold ends of lines."""
     csv.field_size_limit(MAX_TABLE)
     taken: list[str] = []
 
@@ -267,7 +267,7 @@ def _end(written: str) -> str:
 
 
 def _write_row(delimiter: str, row: Sequence[str]) -> str:
-    """A cell that holds an end of a line is quoted: Python before 3.13 does so for what ends its rows alone."""
+    """Quote cells with an end of a line: Python before 3.13 does so only for what ends its rows."""
     written = io.StringIO()
     csv.writer(written, delimiter=delimiter, lineterminator="\r\n").writerow(row)
     return written.getvalue().removesuffix("\r\n")
@@ -321,7 +321,6 @@ def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedC
 
 
 def _has_gap(column: Any) -> bool:
-    """Whether a value is missing, or not a number."""
     import pyarrow
     from pyarrow import compute
 
@@ -332,7 +331,6 @@ def _has_gap(column: Any) -> bool:
 def _merge_metadata(
     merge: RowMerge, choice: Choice | None, base: Values, ours: Values, theirs: Values
 ) -> Values | str:
-    """The key-value metadata of a file with the changes of both sides."""
     merged: Values = {}
     for name in {**ours, **theirs}:
         was, one, other = (values.get(name) for values in (base, ours, theirs))
@@ -354,7 +352,7 @@ Values = dict[bytes, bytes]
 
 
 def _write_parquet(columns: Sequence[Any], schema: Any, compression: str) -> bytes:
-    """A file that declares this schema, although texts of the columns are in dictionaries."""
+    """Return a file that declares this schema, although texts of the columns are in dictionaries."""
     parquet, pyarrow = _import_pyarrow()
     table = pyarrow.table(list(columns), names=schema.names)
     written = io.BytesIO()
@@ -374,7 +372,6 @@ def _write_parquet(columns: Sequence[Any], schema: Any, compression: str) -> byt
 
 
 def _compression(file: Any) -> str:
-    """That of the file, by its first column."""
     if not file.metadata.num_row_groups or not file.metadata.num_columns:
         return "snappy"
     name: str = file.metadata.row_group(0).column(0).compression

@@ -1,4 +1,4 @@
-"""What counts as unchanged in a workspace: what its base has, and what an interrupted command has written since."""
+"""The baseline of a workspace: the content of its base, and of what an interrupted command has written since."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Trees:
         return self._trees[commit]
 
     def have(self, begun: Begun) -> bool:
-        """Whether both of its commits exist. If not, what the command wrote counts as the user's own change."""
+        """Return whether both of its commits exist. If not, what the command wrote counts as the user's own change."""
         find = self._objects.stored_commit if self._proven else self._objects.commit_or_none
         return find(begun.commit) is not None and (begun.base is None or find(begun.base) is not None)
 
@@ -99,7 +99,7 @@ class Baseline(msgspec.Struct, frozen=True):
 
     @property
     def warning(self) -> str | None:
-        """What to tell a user who may wonder about files that were written; None if every command ended."""
+        """A warning about files that an interrupted command has written; None if every command ended."""
         if not self.begun:
             return None
         last = self.begun[-1]
@@ -109,15 +109,15 @@ class Baseline(msgspec.Struct, frozen=True):
         )
 
     def entry(self, path: bytes) -> Entry | None:
-        """What counts as unchanged at the path."""
+        """Return the entry that counts as unchanged at the path."""
         if path in self.written:
             return self.written[path]
         found = None if self.tree is None else self.tree.entry(path)
         return None if found is None else found[0]
 
     def below(self, path: bytes, held: Held | None = None) -> Iterator[Entry]:
-        """The entry of this path, or everything below it, in tree order; all for an empty path. Of a sparse workspace,
-        what is held.
+        """Return the entry of this path, or everything below it, in tree order; all for an empty path. Of a sparse
+        workspace, what is held.
         """
         entries = (entry for entry, _ in below(self.tree, path, held or self.held))
         if not self.written:
@@ -127,14 +127,14 @@ class Baseline(msgspec.Struct, frozen=True):
         return _laid_over(entries, {each: self.written[each] for each in wanted})
 
     def changes_to(self, after: TreeReader) -> Iterator[Change]:
-        """The paths at which something else counts as unchanged than `after` has."""
+        """Return the paths at which something else counts as unchanged than `after` has."""
         held = self.held_of(after)
         if self.written:
             return diff_entries(self.below(b"", held), after.within(held))
         return diff_trees(self.tree, after, held)
 
     def held_of(self, after: TreeReader) -> Held:
-        """What is held, and what another commit has in the way of files that are new here."""
+        """Return what is held, with the paths of another commit that are in the way of files that are new here."""
         if self.held.whole:
             return self.held
         if after.commit_id not in self._held_of:  # once: what is new here changes as files are written
@@ -143,8 +143,8 @@ class Baseline(msgspec.Struct, frozen=True):
         return self._held_of[after.commit_id]
 
     def check_publishable(self, progress: Progress) -> None:
-        """Notes the command that did not end. Raises `Conflict` if no tree can have both the user's changes and what
-        the base has at the paths that the command wrote: one of them is a file, and the other a folder.
+        """Note the command that did not end. Raises `Conflict` if no tree can have both the user's changes and what the
+        base has at the paths that the command wrote: one of them is a file, and the other a folder.
         """
         if self.collisions:
             raise in_one_place(self.collisions, self.scan.root)
@@ -173,7 +173,7 @@ def find_baseline(
     writes: bool = False,
     rehash: bool = False,
 ) -> Baseline:
-    """Scans the workspace, or these paths of it.
+    """Scan the workspace, or these paths of it.
 
     writes: for a command that writes files; temporary files of killed commands are removed first. rehash: every file is
     read again, whatever its stat says. `trees` is asked only if the state does not mirror the base, or if a command did
@@ -199,12 +199,12 @@ def find_baseline(
 
 
 def load_state(workspace: Workspace) -> State:
-    """What is remembered of the files that the workspace is to have."""
+    """Return the saved state of the workspace's files."""
     return State.load(workspace.state_folder, workspace.chosen)
 
 
 def save_news(workspace: Workspace, state: State) -> None:
-    """Saves the state, unless another command is at work here, or it can't be written."""
+    """Save the state, unless another command is at work here, or it can't be written."""
     if not state.has_news:
         return
     with suppress(Denied, NoRoom, Unreachable):
@@ -236,7 +236,7 @@ def open_baseline(
 def scan_clean_workspace(
     root: Path, state: State, base: CommitId | None, base_entries: BaseEntries
 ) -> WorkspaceScan:
-    """Removes the temporary files of killed commands, and scans the whole workspace.
+    """Remove the temporary files of killed commands, and scan the whole workspace.
 
     It scans again after a removal: a temporary file may be a hard link of a finished file, whose ctime then changes.
     """
@@ -250,7 +250,7 @@ def scan_clean_workspace(
 
 
 def _changes(begun: tuple[Begun, ...], base: CommitId | None, trees: Trees, held: Held) -> Iterator[Change]:
-    """What the commands were to change, except paths that are different in the base since."""
+    """Yield the changes that the commands were to make, except paths that are different in the base since."""
     for each in begun:
         before, after = trees.of(each.base), trees.of(each.commit)
         moved = frozenset[bytes]()
@@ -262,14 +262,14 @@ def _changes(begun: tuple[Begun, ...], base: CommitId | None, trees: Trees, held
 
 
 def below(tree: TreeReader | None, path: bytes, held: Held) -> Iterator[tuple[Entry, Location | None]]:
-    """The entry of this path, or everything below it, of what is held."""
+    """Return the entry of this path, or everything below it, of what is held."""
     if tree is None:
         return iter(())
     return tree.below(path) if held.whole else tree.within(Both(PathSet.of([path]), held))
 
 
 def in_one_place(collisions: Sequence[Collision], root: Path) -> Conflict:
-    """Why files that are new here can't be committed."""
+    """Return the error for new files that can't be committed."""
     return Conflict(
         f"new paths in the sparse workspace {root} are in the way of files that it leaves out:"
         f"{format_lines(list(map(str, collisions)))}",
@@ -279,14 +279,14 @@ def in_one_place(collisions: Sequence[Collision], root: Path) -> Conflict:
 
 
 def _laid_over(entries: Iterator[Entry], written: Mapping[bytes, Entry | None]) -> Iterator[Entry]:
-    """The entries, with the written ones in place of those at the same paths. Both are in tree order."""
+    """Return the entries, with the written ones in place of those at the same paths. Both are in tree order."""
     kept = (entry for entry in entries if entry.path not in written)
     new = (entry for entry in written.values() if entry is not None)
     return heapq.merge(kept, new, key=lambda entry: sort_key(entry.path))
 
 
 def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, Entry | None]:
-    """Finds paths that are as an interrupted command was to make them, gives their entries, and marks them as unchanged
+    """Find paths that are as an interrupted command was to make them, return their entries, and mark them as unchanged
     in the scan.
 
     changes: what the commands were to change, at paths at which the base still has the `before`. The scan is exact.
@@ -333,7 +333,7 @@ class _Taker:
         return taken
 
     def take_empty(self, path: bytes) -> bool:
-        """Whether it is an empty folder that the base does not have."""
+        """Return whether it is an empty folder that the base does not have."""
         folder = self._state.folder(path)
         if folder is None or not folder.is_empty or folder.own == OWN_SAME:
             return False

@@ -42,7 +42,7 @@ class Writer:
     def file(
         self, entry: Entry, fill: Callable[[int], None], expected: bytes | None, *, replace: bool
     ) -> bytes | None:
-        """Writes a file; gives its row, or None if something else than `expected` was in its place.
+        """Write a file; return its row, or None if something else than `expected` was in its place.
 
         fill: writes the content to the descriptor of an empty file, open for reading and writing.
         """
@@ -79,7 +79,7 @@ class Writer:
             return row_of(now) if same else None
 
     def chmod(self, entry: Entry, expected: bytes | None) -> bool:
-        """Lets all who may read a file execute it too, or nobody; False if it is not the expected one."""
+        """Let all who may read a file execute it too, or nobody; False if it is not the expected one."""
         above, name = split(entry.path)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with about(entry.path):
@@ -98,7 +98,7 @@ class Writer:
             return True
 
     def link(self, entry: Entry, expected: bytes | None, *, replace: bool) -> bytes | None:
-        """Makes a symlink. Returns what `file` returns."""
+        """Make a symlink. Returns what `file` returns."""
         above, name = split(entry.path)
         assert entry.target is not None
         with about(entry.path):
@@ -117,7 +117,7 @@ class Writer:
             return row_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
 
     def folder(self, path: bytes) -> bool:
-        """Makes a folder with those above it; False if something else is in the way."""
+        """Make a folder with those above it; False if something else is in the way."""
         with about(path):
             try:
                 self._descent.at(path, make=True)
@@ -126,7 +126,7 @@ class Writer:
             return True
 
     def remove(self, path: bytes, expected: bytes | None) -> bool:
-        """Removes a file or symlink; False if it is not the expected one. True if nothing is there."""
+        """Remove a file or symlink; False if it is not the expected one. True if nothing is there."""
         above, name = split(path)
         with about(path):
             try:
@@ -140,7 +140,7 @@ class Writer:
             return True
 
     def remove_folders(self, paths: Iterable[bytes]) -> None:
-        """Removes the folders that are empty, and then those above them that are empty."""
+        """Remove the folders that are empty, and then those above them that are empty."""
         waiting = sorted(set(paths), key=lambda path: path.count(b"/"))
         seen: set[bytes] = set()
         while waiting:
@@ -156,7 +156,7 @@ class Writer:
                 waiting.sort(key=lambda each: each.count(b"/"))
 
     def clear(self, path: bytes, *, everything: bool) -> bool:
-        """Removes an empty folder at the path, or with `everything` anything there."""
+        """Remove an empty folder at the path, or with `everything` anything there."""
         above, name = split(path)
         with about(path):
             try:
@@ -174,7 +174,7 @@ class Writer:
             return True
 
     def _expected(self, path: bytes, expected: bytes | None) -> bool:
-        """Whether the path is unchanged since the plan was made; None: anything may be there."""
+        """Return whether the path is unchanged since the plan was made; None: anything may be there."""
         above, name = split(path)
         try:
             now = os.stat(name, dir_fd=self._descent.at(above), follow_symlinks=False)
@@ -191,7 +191,7 @@ class Writer:
 
 
 def _put(folder: int, temporary: bytes, name: bytes) -> bool:
-    """Gives the file its name, which must be free, and takes away the temporary one."""
+    """Give the file its name, which must be free, and take away the temporary one."""
     try:
         os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except FileExistsError:

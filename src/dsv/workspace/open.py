@@ -33,7 +33,7 @@ class Loan(Protocol):
     def has(self, at: int) -> bool: ...
 
     def take(self, at: int, target: int) -> bool:
-        """Fills the empty file with verified content. False if that can't be had after all; it is empty then."""
+        """Fill the empty file with verified content. False if that can't be had after all; it is empty then."""
         ...
 
     def close(self) -> None: ...
@@ -43,7 +43,7 @@ class Copies(Protocol):
     """Files on this machine that may be copied."""
 
     def lend(self, commit: CommitId, entries: Sequence[Entry]) -> Loan | None:
-        """What there is of these files of the commit, in tree order; None if there is nothing now or later."""
+        """Return the copies of these files of the commit, in tree order; None if there are none now or later."""
         ...
 
 
@@ -67,13 +67,13 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
     copies: Copies | None = None
 
     def following(self, branch: BranchName) -> OpenWorkspace:
-        """The same workspace, which follows this branch from now on."""
+        """Return the same workspace, which follows this branch from now on."""
         if branch == self.workspace.branch:
             return self
         return replace(self, workspace=self.workspace.follow(branch))
 
     def proven_base(self) -> CommitId | None:
-        """The base, or its nearest ancestor that the store has, which then is the base.
+        """Return the base, or its nearest ancestor that the store has, which then is the base.
 
         What the lost commits brought counts as local changes from then on, so that no command takes it for safe, and
         the next sync publishes it again.
@@ -90,7 +90,9 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
         return found
 
     def not_at_base(self, head: Head | None, base: CommitId | None, *, changed: bool = True) -> Conflict:
-        """Why nothing was published: the branch is not at the base. changed: there was something to publish."""
+        """Return the error of a publication to a branch that is not at the base. changed: there was something to
+        publish.
+        """
         workspace = self.workspace
         if head is None or head.commit is None:
             name = str(workspace.branch if head is None else head.branch)
@@ -112,7 +114,7 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
         return Conflict(text, subject=f"{workspace.dataset}@{head.branch}", hint=hint)
 
     def no_branch(self, name: str) -> NotFound:
-        """A branch that was named and is not there: a new one is never made by a misspelt name."""
+        """Return a branch that was named and is not there: a new one is never made by a misspelt name."""
         return NotFound(
             f"dataset {self.workspace.dataset} has no branch {name}",
             subject=name,
@@ -120,13 +122,13 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
         )
 
     def author(self, head: Head) -> str:
-        """Who moved the branch there, and how long ago."""
+        """Return who moved the branch there, and how long ago."""
         seconds = (self.repository.clock() - head.entry.time_ms) / 1000
         ago = "just now" if seconds < 10 else f"{format_duration(seconds)} ago"
         return f"{head.entry.author}, {ago}"
 
     def _where(self, head: Head, commit: CommitId, base: CommitId | None) -> tuple[str, str]:
-        """Where a branch is, seen from a base, and what to do about it."""
+        """Describe the position of a branch relative to a base, with a hint."""
         objects, name = self.repository.objects, f"{head.branch} of {self.workspace.dataset}"
         last = f"last: {self.author(head)}"
         pull = "dsv pull fetches them; dsv sync --new-branch NAME publishes on another branch"
@@ -155,7 +157,7 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
 
 
 def follows(objects: Objects, head: Head, base: CommitId | None) -> bool:
-    """Whether the next commit of a branch may have this base as its parent.
+    """Return whether the next commit of a branch may have this base as its parent.
 
     That is so if the branch is there, or at commits which the store has lost and whose nearest ancestor it is.
     """
@@ -167,7 +169,9 @@ def follows(objects: Objects, head: Head, base: CommitId | None) -> bool:
 
 
 def distance(objects: Objects, start: CommitId, goal: CommitId, limit: int | None = None) -> int | None:
-    """How many commits `start` is ahead of its ancestor `goal`; None if that is no ancestor of it (within `limit`)."""
+    """Return how many commits `start` is ahead of its ancestor `goal`; None if that is no ancestor of it (within
+    `limit`).
+    """
     level, steps, seen = [start], 0, {start}
     while level and (limit is None or steps <= limit):
         if goal in level:

@@ -59,7 +59,7 @@ class Held:
 
 
 def held_by(state: State) -> Held:
-    """What a workspace that was just scanned has: beside what is chosen, every other file that is there."""
+    """Return the paths of a workspace that was just scanned: the chosen ones, and every other file that is there."""
     chosen = state.chosen
     outside: set[bytes] = set()
     for path in [] if chosen.whole else state.paths():
@@ -94,7 +94,7 @@ class Collision(msgspec.Struct, frozen=True):
 def compare_outside(
     scan: WorkspaceScan, base: Callable[[], TreeReader | None], held: Held
 ) -> tuple[Collision, ...]:
-    """Compares new paths of a sparse workspace with what the base has there and around it, which the state does not
+    """Compare new paths of a sparse workspace with what the base has there and around it, which the state does not
     know: a new file may be in the place of one that is not here, and then it is a change of it. Gives the collisions.
 
     A folder that is empty here, and has files in the base, is nothing new; where the base has a file, it is a
@@ -136,7 +136,7 @@ def compare_outside(
 
 
 def collisions_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> Iterator[Collision]:
-    """The same for a tree that is not the base: what it has, and the workspace would not have, is in the way."""
+    """Return the same for a tree that is not the base: what it has, and the workspace would not have, is in the way."""
     new = {item.path: item for item in scan.pending() if item.relation is Relation.ABSENT}
     from dsv.repo.tree.read import find_paths
 
@@ -152,7 +152,7 @@ def collisions_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> Iterat
 
 
 def count_held(scan: WorkspaceScan) -> int:
-    """How many paths of the base the workspace has, or had before they went."""
+    """Return how many paths of the base the workspace has, or had before they went."""
     count = len(scan.missing)
     for path in scan.state.paths():
         folder = scan.state.folder(path)
@@ -166,7 +166,7 @@ def count_held(scan: WorkspaceScan) -> int:
 
 
 def links_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> dict[bytes, bytes]:
-    """Every symlink of the tree that a sync would make: those here, and those of the base that are not held."""
+    """Return every symlink of the tree that a sync would make: those here, and those of the base that are not held."""
     links = {path: target for path, target in tree.links().items() if path not in held}
     for path in scan.state.paths():
         folder = scan.state.folder(path)
@@ -198,7 +198,7 @@ MANY = 20
 
 
 def check_removals(scan: WorkspaceScan, base: TreeReader | None, *, allowed: bool) -> None:
-    """Raises `Conflict` if a sync would remove more than half of the files, or all of a top-level folder.
+    """Raise `Conflict` if a sync would remove more than half of the files, or all of a top-level folder.
 
     Of a sparse workspace, what counts is the part of the dataset that it has.
     """
@@ -214,7 +214,7 @@ def check_removals(scan: WorkspaceScan, base: TreeReader | None, *, allowed: boo
 
 
 def note_let_go(scan: WorkspaceScan, progress: Progress) -> None:
-    """Says that what went here, beside what a sparse workspace is to have, stays in the dataset."""
+    """Say that what went here, beside what a sparse workspace is to have, stays in the dataset."""
     if not scan.let_go:
         return
     first, others = show(scan.let_go[0]), len(scan.let_go) - 1
@@ -240,8 +240,8 @@ def emptied(scan: WorkspaceScan) -> list[bytes]:
 
 
 def restorable(scan: WorkspaceScan, renamed: Container[bytes]) -> list[bytes]:
-    """What is missing and not renamed, in few paths: a folder if no file is left in it. To restore these loses no local
-    change.
+    """Return what is missing and not renamed, in few paths: a folder if no file is left in it. To restore these loses
+    no local change.
     """
     root, tops = os.fsencode(scan.root) + b"/", set(emptied(scan))
     gone: dict[bytes, bool] = {}
@@ -275,7 +275,7 @@ def _refused(what: str, root: str) -> Conflict:
 
 
 def check_paths(root: Path, base: Callable[[], TreeReader | None], paths: Iterable[bytes]) -> None:
-    """Raises `NotFound` for a path that is neither on disk nor in the base, which is read only if it is needed."""
+    """Raise `NotFound` for a path that is neither on disk nor in the base, which is read only if it is needed."""
     for path in paths:
         if os.path.lexists(os.fsencode(root) + b"/" + path):
             continue

@@ -1,4 +1,4 @@
-"""How a workspace differs from its base: what a sync would commit."""
+"""The differences of a workspace from its base, which a sync would commit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Differences(msgspec.Struct):
         return chain(self.added, self.changed, self.removed, self.retyped)
 
     def note(self, path: bytes, what: What | None) -> None:
-        """Adds a path; None is no difference."""
+        """Add a path; None is no difference."""
         if what is not None:
             paths: list[bytes] = getattr(self, what.value)
             paths.append(path)
@@ -50,7 +50,7 @@ class Differences(msgspec.Struct):
 def detect_changes(
     scan: WorkspaceScan, base_entry: BaseEntry, progress: Progress | None = None
 ) -> tuple[Differences, list[Problem]]:
-    """What a sync would commit, and which files could not be read.
+    """Return the differences that a sync would commit, and the files that could not be read.
 
     Reads a file if it has the base's size and other times, and remembers what it read. Files that are new or of another
     size are not read. `base_entry` gives the base's entry of a path; it is called for few. The scan is exact.
@@ -94,7 +94,9 @@ def whole_folders(scan: WorkspaceScan, found: Differences) -> frozenset[bytes]:
 
 
 def may_differ(scan: WorkspaceScan, *, reading: bool) -> bool:
-    """Whether a path that is on disk may differ from the base. reading: finds out even if only contents can tell."""
+    """Return whether a path that is on disk may differ from the base. reading: find out even if only contents can
+    tell.
+    """
     with Descent(scan.root) as descent:
         for item in scan.pending():
             if item.base is not None and item.known == item.base:
@@ -107,7 +109,7 @@ def may_differ(scan: WorkspaceScan, *, reading: bool) -> bool:
 
 
 def hash_file(scan: WorkspaceScan, item: Pending, descent: Descent) -> Problem | None:
-    """Hashes a file, remembers the result, and updates `item` with it."""
+    """Hash a file, remember the result, and update `item` with it."""
     stable = read_stable(descent, item.path, hash_content)
     if isinstance(stable, Problem):
         return stable

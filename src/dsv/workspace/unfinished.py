@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dsv.repo.tree.diff import Change
 
 SWITCH = "dsv switch "
-"""What the command of a switch begins with; the branch follows."""
+"""The beginning of a switch's command; the branch follows."""
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class Begun(msgspec.Struct, frozen=True):
     less: tuple[bytes, ...] = ()
 
     def concerning(self, changes: Iterable[Change]) -> Iterator[Change]:
-        """The changes from `base` to `commit` that the command was to make."""
+        """Return the changes from `base` to `commit` that the command was to make."""
         chosen, less = PathSet.of(self.paths), PathSet.of(self.less)
         for change in changes:
             if chosen.touches(change.path) and not (self.less and change.path in less):
@@ -69,7 +69,7 @@ _RECORDS = msgspec.json.Decoder(list[_Record])
 
 
 def read_begun(path: Path) -> tuple[Begun, ...]:
-    """All that have begun, oldest first. Raises `IntegrityError` for a file that can't be decoded."""
+    """Return all that have begun, oldest first. Raises `IntegrityError` for a file that can't be decoded."""
     try:
         with about(path):
             try:
@@ -101,7 +101,7 @@ def write_begun(path: Path, begun: Sequence[Begun]) -> None:
 
 
 def unfinished(begun: Sequence[Begun], base: CommitId | None) -> tuple[Begun, ...]:
-    """The commands that have not ended in a workspace with this base.
+    """Return the commands that have not ended in a workspace with this base.
 
     A command whose commit is the base has ended, and has written over whatever earlier ones had left.
     """
@@ -117,7 +117,7 @@ def unfinished(begun: Sequence[Begun], base: CommitId | None) -> tuple[Begun, ..
 
 
 def restored(begun: Iterable[Begun], paths: tuple[bytes, ...]) -> tuple[Begun, ...]:
-    """What is left of them once the user has restored these paths."""
+    """Return the commands that are unfinished once the user has restored these paths."""
     found: list[Begun] = []
     for each in begun:
         less = PathSet.of({*each.less, *paths})

@@ -58,7 +58,7 @@ class Workspace(msgspec.Struct, frozen=True):
 
     @classmethod
     def find(cls, start: Path) -> Workspace | None:
-        """The workspace that `start` is or lies in. Raises `IntegrityError` for a binding that can't be read."""
+        """Return the workspace that `start` is or lies in. Raises `IntegrityError` for a binding that can't be read."""
         try:
             here = start.resolve()
         except (OSError, RuntimeError):  # a loop of links, or a folder that is gone
@@ -81,7 +81,7 @@ class Workspace(msgspec.Struct, frozen=True):
         names: str | None = None,
         chosen: SparsePatterns = EVERYTHING,
     ) -> Workspace:
-        """Binds a folder, and makes it if necessary. Raises `Conflict` if it is a workspace already."""
+        """Bind a folder, and make it if necessary. Raises `Conflict` if it is a workspace already."""
         with about(folder):
             folder.mkdir(parents=True, exist_ok=True)
             root = folder.resolve()
@@ -117,7 +117,7 @@ class Workspace(msgspec.Struct, frozen=True):
         return self.dot / _JOURNAL
 
     def lock(self, action: str) -> Lock:
-        """Keeps other commands out until it is released. Raises `Conflict`, which names the command at work here."""
+        """Keep other commands out until it is released. Raises `Conflict`, which names the command at work here."""
         for attempt in range(_BRIEF_TRIES):
             taken = self.try_lock(action)
             if isinstance(taken, Lock):
@@ -135,11 +135,13 @@ class Workspace(msgspec.Struct, frozen=True):
             yield _read(self.root, self.dot / _CONFIG), lock
 
     def try_lock(self, action: str) -> Lock | Held:
-        """The lock, or who holds it. Other commands wait a little for one that was taken with the action `BRIEF`."""
+        """Return the lock, or who holds it. Other commands wait a little for one that was taken with the action
+        `BRIEF`.
+        """
         return Lock.take(self.dot / "lock", action)
 
     def base(self) -> CommitId | None:
-        """The commit last synced, cloned, pulled or restored; None before the first. Raises `IntegrityError`."""
+        """Return the commit last synced, cloned, pulled or restored; None before the first. Raises `IntegrityError`."""
         try:
             text = read_file(self.dot / _BASE).decode("ascii").strip()
         except FileNotFoundError:
@@ -168,7 +170,7 @@ class Workspace(msgspec.Struct, frozen=True):
             sync_folder(self.dot)
 
     def tracking(self) -> Tracking:
-        """The last answers of the store about the dataset; none if they can't be read."""
+        """Return the last answers of the store about the dataset; none if they can't be read."""
         from dsv.repo.tracking import Tracking, read
 
         try:
@@ -177,31 +179,31 @@ class Workspace(msgspec.Struct, frozen=True):
             return Tracking()
 
     def seen(self) -> CommitId | None:
-        """The commit at which the workspace's user last saw its branch; None if that is not known."""
+        """Return the commit at which the workspace's user last saw its branch; None if that is not known."""
         seen = self.tracking().seen
         return CommitId.parse(seen[1]) if seen is not None and seen[0] == str(self.branch) else None
 
     def set_seen(self, branch: BranchName, commit: CommitId) -> None:
-        """Notes where the branch is in the store."""
+        """Note where the branch is in the store."""
         from dsv.repo.tracking import set_seen
 
         with about(self.tracking_path):
             set_seen(self.tracking_path, branch, commit)
 
     def follow(self, branch: BranchName) -> Workspace:
-        """The same workspace, which follows this branch from now on."""
+        """Return the same workspace, which follows this branch from now on."""
         changed = replace(self, branch=branch)
         changed._write()
         return changed
 
     def choose(self, chosen: SparsePatterns) -> Workspace:
-        """The same workspace, which has these paths of the dataset from now on. Durable when it returns."""
+        """Return the same workspace, which has these paths of the dataset from now on. Durable when it returns."""
         changed = replace(self, chosen=chosen)
         changed._write()
         return changed
 
     def unbind(self) -> None:
-        """Makes it a plain folder again; the files in it stay."""
+        """Make it a plain folder again; the files in it stay."""
         with about(self.dot):
             (self.dot / _CONFIG).unlink(missing_ok=True)  # first: without it the folder is no workspace
             shutil.rmtree(self.dot, ignore_errors=True)
@@ -250,7 +252,9 @@ class Workspace(msgspec.Struct, frozen=True):
 
 
 def is_vacant(folder: Path) -> bool:
-    """Whether the folder is empty, or has only what is left of a command that was killed before it bound the folder."""
+    """Return whether the folder is empty, or has only what is left of a command that was killed before it bound the
+    folder.
+    """
     with about(folder):
         if not folder.is_dir() or any(path.name != DOT_FOLDER for path in folder.iterdir()):
             return False

@@ -33,7 +33,7 @@ from dsv.workspace.workspace import Workspace
 
 
 def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
-    """Refuses a tree with symlinks that lead out of it, or with names that would overwrite each other here.
+    """Refuse a tree with symlinks that lead out of it, or with names that would overwrite each other here.
 
     held: what the workspace has of it.
     """
@@ -42,7 +42,7 @@ def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
 
 
 def bring_to(opened: OpenWorkspace, base: CommitId | None, after: TreeReader, goal: Goal) -> Made:
-    """Makes the files of a workspace those of `after`; local changes to other paths stay. Raises as `check_out`."""
+    """Make the files of a workspace those of `after`; local changes to other paths stay. Raises as `check_out`."""
     with open_baseline(opened, base, writes=True) as baseline:
         check_tree(after, opened.workspace.root, baseline.held)
         return check_out(opened, baseline, replace(goal, changes=lambda: baseline.changes_to(after)))
@@ -124,7 +124,7 @@ def _forget_intent(workspace: Workspace) -> None:
 def check_copies(
     tree: TreeReader | None, changes: Iterable[Change], may_overwrite: Callable[[bytes], bool], root: Path
 ) -> None:
-    """Raises `Conflict` if the changes would remove or overwrite a file of which the store has lost the content.
+    """Raise `Conflict` if the changes would remove or overwrite a file of which the store has lost the content.
 
     Each pack is looked for once. Files that may be overwritten without a copy (`may_overwrite`) are not checked.
     """
@@ -162,7 +162,7 @@ def check_copies(
 
 
 def _note_lost(opened: OpenWorkspace, here: list[Change]) -> None:
-    """Notes contents that the store has lost, of files that need not be read from it as they are here. The next sync
+    """Note contents that the store has lost, of files that need not be read from it as they are here. The next sync
     stores them again.
     """
     objects = opened.repository.objects
@@ -190,7 +190,7 @@ def _note_lost(opened: OpenWorkspace, here: list[Change]) -> None:
 
 
 def _is_stored(objects: Objects, one: Reached) -> bool:
-    """Whether the store has an object where a locator or an index says."""
+    """Return whether the store has an object where a locator or an index says."""
     rely, where = objects.packs.may_rely, one.location
     if where is not None and rely(one.kind, one.id, where.pack):
         return True
@@ -198,7 +198,7 @@ def _is_stored(objects: Objects, one: Reached) -> bool:
 
 
 def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes, PackId]]:
-    """Which packs hold these files' contents. Reads no more than the segments, with their locators."""
+    """Yield the packs that hold these files' contents. Reads no more than the segments, with their locators."""
     holding = tree.holding(sorted(going, key=sort_key))
     for located in tree.segments([*{leaf.id: leaf for leaf in holding if leaf is not None}.values()]):
         for entry, where in located.entries():
@@ -209,7 +209,7 @@ def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes
 
 
 def _elsewhere(objects: Objects, entry: Entry) -> bool:
-    """Whether an index names another place for all of a file's content: it may have been stored again."""
+    """Return whether an index names another place for all of a file's content: it may have been stored again."""
     return all(
         objects.indexes.find(kind, object_id, usable=objects.packs.may_rely) is not None
         for kind, object_id, _ in reach_content(objects, entry, None)
@@ -217,7 +217,7 @@ def _elsewhere(objects: Objects, entry: Entry) -> bool:
 
 
 def check_folding(root: Path, paths: Iterable[bytes]) -> None:
-    """Raises `Unsupported` if paths of a tree would overwrite each other on this file system."""
+    """Raise `Unsupported` if paths of a tree would overwrite each other on this file system."""
     if not _folds(root):
         return
     clashes = fold_clashes(paths)
@@ -232,7 +232,7 @@ def check_folding(root: Path, paths: Iterable[bytes]) -> None:
 
 
 def _folds(root: Path) -> bool:
-    """Whether a file made there is found by another spelling of its name."""
+    """Return whether a file made there is found by another spelling of its name."""
     name = f".dsv-fold-{os.urandom(8).hex()}-aé"
     with about(root):
         (root / ".dsv" / name).touch(exist_ok=False)
@@ -245,7 +245,7 @@ def _folds(root: Path) -> bool:
 
 
 def check_equal(baseline: Baseline, tree: TreeReader, goal: Goal) -> None:
-    """Raises `Conflict` with a list of all that differs from the commit, or that it does not have. Reads every file."""
+    """Raise `Conflict` with a list of all that differs from the commit, or that it does not have. Reads every file."""
     scan = baseline.scan
     if next(scan.pending(), None) is None:
         return  # an empty folder, as most are

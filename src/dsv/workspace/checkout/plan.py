@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dsv.merge.apply import ContentMerger
 
 Changes = Callable[[], Iterable[Change]]
-"""Gives the same changes, in tree order with each path once, each time it is called."""
+"""Returns the same changes at each call, in tree order with each path once."""
 OverwritePolicy = Callable[[bytes], bool]
 """Whether something that no commit has may be overwritten at a path."""
 
@@ -48,7 +48,7 @@ class Settlement(msgspec.Struct, frozen=True):
     """The commit's tree, which must have nothing at a path at which something is kept beside a file."""
 
     def has(self, paths: PathSet | None, step: Step) -> bool:
-        """Whether these are set, and have the path of the change or of the conflict."""
+        """Return whether these are set, and have the path of the change or of the conflict."""
         conflict = step.change.path if step.conflict is None else step.conflict.path
         return paths is not None and (step.change.path in paths or conflict in paths)
 
@@ -363,7 +363,6 @@ class Planner:
         return replace(done, settled=change.path)
 
     def _keep_both(self, step: Step) -> Step:
-        """Keep what is here, and what the commit has beside it."""
         change, conflict, disk, after = step.change, step.conflict, self._disk, self._settlement.after
         assert conflict is not None
         if conflict.path != change.path or disk.is_folder(change.path):
@@ -388,7 +387,6 @@ class Planner:
 
 
 def _because(step: Step, reason: str) -> Step:
-    """Add to a conflict the reason why it could not be settled."""
     assert step.conflict is not None
     if not reason:
         return step
@@ -427,7 +425,7 @@ class Disk:
         self._clear_above = b""  # a folder that is reached through folders alone
 
     def entry(self, path: bytes) -> Entry | None:
-        """What a tree would hold for the path; None if it is absent, or nothing that a tree can hold.
+        """Return the path's entry for a tree; None if it is absent, or nothing that a tree can hold.
 
         Raises `Conflict` for a file that can't be read.
         """
@@ -443,7 +441,7 @@ class Disk:
         return known if known is not None else self._read(folder, at, split(path)[1])
 
     def content(self, entry: Entry) -> bytes | None:
-        """What a file holds, if that still is the content of the entry."""
+        """Return the content of a file, if it still is that of the entry."""
         above, name = split(entry.path)
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -455,7 +453,7 @@ class Disk:
         return data if FileId.hash(data) == entry.file_id else None
 
     def row(self, path: bytes) -> bytes | None:
-        """The stat of a file or symlink; None if there is none, or none that is remembered."""
+        """Return the stat of a file or symlink; None if there is none, or none that is remembered."""
         folder, at = self._find(path)
         if folder is None or at is None or folder.kinds[at] not in KEPT:
             return None
@@ -466,7 +464,7 @@ class Disk:
         return folder is not None and at is not None and _is_folder(folder, at)
 
     def hidden_by(self, path: bytes) -> tuple[bytes, str] | None:
-        """A path, at or above this one, below which no scan sees what is written, and the reason."""
+        """Return a path, at or above this one, below which no scan sees what is written, and the reason."""
         for way in (path, *folders_above(path)):
             folder, at = self._find(way)
             if folder is not None and at is not None and folder.kinds[at] == IGNORED:
@@ -476,7 +474,7 @@ class Disk:
         return None
 
     def foreign_above(self, path: bytes) -> bytes | None:
-        """A path, this one or one above it, that is neither a folder nor something that the base has."""
+        """Return a path, this one or one above it, that is neither a folder nor something that the base has."""
         way = path
         while True:
             folder, at = self._find(way)
@@ -490,7 +488,7 @@ class Disk:
                 return None
 
     def foreign_below(self, path: bytes) -> bytes | None:
-        """The first thing in a folder that the base does not have."""
+        """Return the first thing in a folder that the base does not have."""
         inside = path + b"/"
         for each in sorted(self._state.paths()):
             if each != path and not each.startswith(inside):
@@ -517,7 +515,7 @@ class Disk:
             return set()
 
     def relate(self, path: bytes, base: Entry | None) -> None:
-        """Sets how a file or symlink stands to the base, which has `base` there."""
+        """Set how a file or symlink stands to the base, which has `base` there."""
         folder, at = self._find(path)
         if folder is not None and at is not None:
             self._scan.relate(pending_at(folder, at, split(path)[1]), base)

@@ -38,7 +38,7 @@ Asked = tuple[Entry, Location | None]
 Fill = Callable[[int], None]
 """Writes verified content to an empty file, which is open for reading and writing."""
 ContentsOf = Callable[[Iterator[Asked]], Iterator[Fill]]
-"""Gives the content of each file that is asked for, in that order."""
+"""Yields the content of each file that is asked for, in that order."""
 
 
 class Contents:
@@ -75,7 +75,6 @@ class Contents:
             yield fill_from(pieces)
 
     def _copy(self, loan: Loan, at: int, asked: Asked, descriptor: int) -> None:
-        """Copy a file, or fetch it if that fails."""
         if loan.take(at, descriptor):
             self.files += 1
             self.bytes += asked[0].size
@@ -187,7 +186,7 @@ class TreeWriter:
         return self._made
 
     def _scan_again(self) -> None:
-        """Looks at the folders that were made, and at which of those that should be empty are."""
+        """Look at the folders that were made, and at which of those that should be empty are."""
         base = self._goal.follow or self._scan.base
         self._state.set_exact(base, self._gone)
         if self._goal.follow is not None:
@@ -201,8 +200,8 @@ class TreeWriter:
                 self._state.gone.discard(change.path)
 
     def _steps(self, *, removing: bool) -> Iterator[Step]:
-        """The steps that remove, or all others. What was removed is not looked at again: a file without a trusted stat
-        would have to be read.
+        """Return the steps that remove, or all others. What was removed is not looked at again: a file without a
+        trusted stat would have to be read.
         """
         for change in self._goal.changes():
             if (change.after is None) == removing:
@@ -245,7 +244,6 @@ class TreeWriter:
             self._progress.advance(files=1, bytes=entry.size)
 
     def _to_fetch(self, waiting: deque[Step]) -> Iterator[Asked]:
-        """Asks for contents, and meanwhile makes the changes that need none."""
         for step in self._steps(removing=False):
             if self._patches.is_full:
                 self._patches.flush()
@@ -297,7 +295,7 @@ class TreeWriter:
         return self._writer.file(entry, content, step.row, replace=step.act is Act.REPLACE)
 
     def _make_way(self, step: Step) -> bool:
-        """Removes what is in the way and may go: an empty folder, or anything at or above the path if it is forced."""
+        """Remove what is in the way and may go: an empty folder, or anything at or above the path if it is forced."""
         path = step.change.path
         if step.forced:
             foreign = self._disk.foreign_above(path)
@@ -328,7 +326,6 @@ class TreeWriter:
             self._patches.written(entry, row, self._goal.base_of(step.change))
 
     def _keep(self, change: Change, entry: Entry) -> None:
-        """Keeps what is there already; its relation to the base may change."""
         row = self._disk.row(entry.path)
         if row is not None:
             self._disk.relate(entry.path, self._goal.base_of(change))

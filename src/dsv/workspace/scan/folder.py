@@ -1,4 +1,4 @@
-"""What is known of one folder of a workspace, in columns, and as bytes of the state file.
+"""One folder of a workspace, in columns, and as bytes of the state file.
 
 A workspace of a million files is a few thousand of these. Most of the time each is compared as a whole with what the
 disk says, so that there is no Python object for a file that did not change.
@@ -29,7 +29,7 @@ KEPT = frozenset((Kind.FILE, Kind.EXECUTABLE, Kind.SYMLINK))
 
 
 class Relation(enum.IntEnum):
-    """How a path of the workspace stands to the base commit's tree."""
+    """The relation of a path of the workspace to the base commit's tree."""
 
     UNKNOWN = 0
     """The base has the path. Whether it has the same entry is not known."""
@@ -72,7 +72,7 @@ KINDS = tuple(Kind)
 
 
 def with_relation(value: int, relation: Relation, base_kind: int = 0) -> int:
-    """The mark with another relation."""
+    """Return the mark with another relation."""
     return value & (TRUSTED | READ) | relation << _RELATION | base_kind << _BASE_KIND
 
 
@@ -129,7 +129,7 @@ class Folder(msgspec.Struct):
         return self.names.split(b"\0") if self.kinds else []
 
     def find(self, name: bytes) -> int | None:
-        """The position of a name."""
+        """Return the position of a name."""
         names = self.name_list()
         at = bisect.bisect_left(names, name)
         return at if at < len(names) and names[at] == name else None
@@ -164,7 +164,7 @@ class Folder(msgspec.Struct):
         return RELATIONS[self.marks[at]]
 
     def positions(self, kind: int) -> Iterator[int]:
-        """The positions at which `kinds` has this kind."""
+        """Return the positions at which `kinds` has this kind."""
         at = self.kinds.find(kind)
         while at >= 0:
             yield at
@@ -180,7 +180,7 @@ class Folder(msgspec.Struct):
                 yield at
 
     def unclean_totals(self) -> tuple[int, int]:
-        """How many names are not known to be as in the base, and the bytes of those that must be read."""
+        """Return how many names are not known to be as in the base, and the bytes of those that must be read."""
         wanted = self.kinds.translate(_CLEAN)
         columns = zip(self.kinds, wanted, self.marks, _SIZES.iter_unpack(self.rows), strict=True)
         sizes = [
@@ -191,7 +191,7 @@ class Folder(msgspec.Struct):
         return len(sizes), sum(sizes)
 
     def known_entry(self, at: int, path: bytes) -> Entry | None:
-        """What a tree would hold for the name, if its content is known as it is on disk now."""
+        """Return the name's entry for a tree, if its content is known as it is on disk now."""
         kind = self.kinds[at]
         if kind == Kind.SYMLINK:
             return Entry(path, Kind.SYMLINK, target=self.targets[at])
@@ -200,7 +200,7 @@ class Folder(msgspec.Struct):
         return self._file_entry(at, path, KINDS[kind], self.size_on_disk(at))
 
     def base_entry(self, at: int, path: bytes) -> Entry | None:
-        """The base's entry of the name, if the relation is SAME."""
+        """Return the base's entry of the name, if the relation is SAME."""
         if RELATIONS[self.marks[at]] is not Relation.SAME:
             return None
         kind = BASE_KINDS[self.marks[at]]
@@ -213,7 +213,7 @@ class Folder(msgspec.Struct):
         return Entry(path, kind, size, FileId(self.id_at(at)), None if recipe is None else RecipeId(recipe))
 
     def distrust(self, names: Callable[[bytes], bool] | None = None) -> None:
-        """Makes the next scan read the contents of these names, or of all, even if their stats are unchanged."""
+        """Make the next scan read the contents of these names, or of all, even if their stats are unchanged."""
         if names is None:
             self.marks = bytearray(self.marks.translate(_DISTRUSTED))
             return
@@ -287,7 +287,7 @@ def encode_folder(folder: Folder) -> bytes:
 
 
 def split_folders(data: bytes) -> list[tuple[bytes, bytes]]:
-    """The (path, encoded folder) of each of several encoded folders in a row. Raises `ValueError`."""
+    """Return the (path, encoded folder) of each of several encoded folders in a row. Raises `ValueError`."""
     found: list[tuple[bytes, bytes]] = []
     offset = 0
     while offset < len(data):
@@ -308,7 +308,7 @@ def split_folders(data: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def decode_folder(data: bytes) -> Folder:
-    """A folder from bytes that `split_folders` gave."""
+    """Return a folder from bytes that `split_folders` gave."""
     path_size, names_size, count, recipes, targets, own, rules = _HEADER.unpack_from(data)
     position = _HEADER.size
 

@@ -1,4 +1,4 @@
-"""What `.dsvignore` files leave out: gitignore's syntax and rules, in any folder of the workspace."""
+"""The rules of `.dsvignore` files: gitignore's syntax and rules, in any folder of the workspace."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Rules:
             self.digest = xxhash.xxh3_64_intdigest(b"\0".join((folder, text)), seed=above.digest) or 1
 
     def enter(self, folder: bytes, text: bytes, name: str = NAME) -> Rules:
-        """The rules in `folder`, whose file of this name holds `text`.
+        """Return the rules in `folder`, whose file of this name holds `text`.
 
         Raises `UsageError` for a line that is no pattern.
         """
         return Rules(self, folder, text, name) if text.strip() else self
 
     def ignores(self, path: bytes, *, directory: bool) -> bool:
-        """Whether a path is left out. Not to be asked for paths below a folder that is left out.
+        """Return whether a path is left out. Not to be asked for paths below a folder that is left out.
 
         The last pattern that matches decides, those of deeper folders after those of higher ones.
         """
@@ -65,7 +65,7 @@ class Rules:
 
 
 def read(folder: int, where: bytes, name: str = NAME) -> bytes:
-    """All of the file of this name in a folder, given by its descriptor; `where` is the file's path.
+    """Return all of the file of this name in a folder, given by its descriptor; `where` is the file's path.
 
     Raises `OSError`, and `UsageError` if it is not a regular file, or too large to be one of patterns.
     """
@@ -86,7 +86,7 @@ def _unfit(where: bytes, reason: str) -> UsageError:
 
 
 def _parse(folder: bytes, text: bytes, name: str) -> tuple[Pattern, ...]:
-    """The patterns of a file, the last one first, as that is how they are asked."""
+    """Return the patterns of a file, the last one first, as that is how they are asked."""
     found = []
     for line in text.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").split(b"\n"):
         try:

@@ -47,7 +47,7 @@ class Listing(msgspec.Struct):
     leftovers: list[str]
 
     def blank(self, at: int) -> None:
-        """Leaves only the type in a row."""
+        """Leave only the type in a row."""
         mode = stat.S_IFMT(self.mode(at)) | 0o444
         self.rows[at * ROW.size : (at + 1) * ROW.size] = ROW.pack(0, 0, 0, 0, mode)
 
@@ -55,7 +55,7 @@ class Listing(msgspec.Struct):
         return int.from_bytes(self.rows[at * ROW.size + _MODE : (at + 1) * ROW.size], "little")
 
     def all_readable(self) -> bool:
-        """Whether owner, group and others may all read everything here."""
+        """Return whether owner, group and others may all read everything here."""
         low, high = self.rows[_MODE :: ROW.size], self.rows[_MODE + 1 :: ROW.size]
         return not low.translate(None, _OTHERS_READ) and not high.translate(None, _OWNER_READS)
 

@@ -128,13 +128,13 @@ class WorkspaceScan:
         return not self.missing and next(self.pending(), None) is None
 
     def sync_with_tree(self, entries: Iterable[Entry]) -> None:
-        """Makes the state mirror the base, whose entries these are, in tree order."""
+        """Make the state mirror the base, whose entries these are, in tree order."""
         gone = sync_with_tree(self.state, entries)
         self.state.set_exact(self.base, gone)
         self._find_unsettled()
 
     def compared_with_more_than_the_base(self) -> None:
-        """To be called if paths were compared with entries that are not the base's; that is for this command only."""
+        """Note that paths were compared with entries that are not the base's, which holds for this command only."""
         self.state.provisional = True
         self._find_unsettled()
 
@@ -147,7 +147,7 @@ class WorkspaceScan:
         self.find_missing()
 
     def find_missing(self) -> None:
-        """Sets `missing` from what the state knows to be gone."""
+        """Set `missing` from what the state knows to be gone."""
         self.missing = sorted(
             (
                 path
@@ -158,7 +158,7 @@ class WorkspaceScan:
         )
 
     def pending(self) -> Iterator[Pending]:
-        """In tree order. What is recorded meanwhile is not given again."""
+        """Yield the items in tree order. Items that are recorded meanwhile are not yielded again."""
         stack: list[_Emitter] = []
         for path in self.unsettled:
             folder = self.state.folder(path)
@@ -174,7 +174,7 @@ class WorkspaceScan:
             yield from self._scoped(stack.pop().rest())
 
     def totals(self) -> tuple[int, int]:
-        """How many paths are pending, and the bytes of those that must be read. Faster than counting `pending`."""
+        """Return the number of pending paths, and the bytes of those that must be read. Faster than `pending`."""
         if not self.scope.whole:
             found = [0 if item.known is not None else item.size for item in self.pending()]
             return len(found), sum(found)
@@ -187,8 +187,8 @@ class WorkspaceScan:
         return count, size
 
     def _is_new_itself(self, folder: Folder) -> bool:
-        """Whether the folder is new as an empty directory. It is not if something below can't be read: the base may
-        have files there, and they stay.
+        """Return whether the folder is new as an empty directory. It is not if something below can't be read: the base
+        may have files there, and they stay.
         """
         if not folder.path or not folder.is_empty or folder.own == OWN_SAME:
             return False
@@ -200,7 +200,7 @@ class WorkspaceScan:
         return found if self.scope.whole else (item for item in found if item.path in self.scope)
 
     def work(self) -> Iterator[Pending | Gone]:
-        """All that may differ from the base, in tree order, each path once."""
+        """Yield all that may differ from the base, in tree order, each path once."""
         missing = iter(self.missing)
         gone = next(missing, None)
         for item in self.pending():
@@ -227,7 +227,7 @@ class WorkspaceScan:
         *,
         quiet: bool,
     ) -> Entry | None:
-        """Remembers what was read, and gives the entry for a tree.
+        """Remember what was read, and return the entry for a tree.
 
         row: the stat before and after the reading, by `row_of`. device: its st_dev. quiet: whether it has no unseen
         writer, see `file_reader.is_quiet`. None if `recipe_id` is needed and missing, as after mere hashing: the file
@@ -257,7 +257,7 @@ class WorkspaceScan:
         return Entry(item.path, kind, size, file_id, recipe_id)
 
     def _tells(self, path: bytes, device: int, ctime: int, *, quiet: bool) -> bool:
-        """Whether a later change of the file's content is bound to change its times."""
+        """Return whether a later change of the file's content is bound to change its times."""
         kind = self._notices.get(device)
         if kind is None:
             kind = self._notices[device] = notice(self.root / os.fsdecode(path))
@@ -271,7 +271,7 @@ class WorkspaceScan:
         return self._notices[self._device] is not Notice.NEVER
 
     def not_stored(self, item: Pending) -> None:
-        """Forgets what was known of a file that could not be read to be stored: what the base has there stays, and
+        """Forget what was known of a file that could not be read to be stored: what the base has there stays, and
         `published` must not count the file as committed.
         """
         folder = self.state.edit(item.folder)
@@ -279,7 +279,7 @@ class WorkspaceScan:
         folder.marks[item.at] = with_relation(0, RELATIONS[before], BASE_KINDS[before])
 
     def relate(self, item: Pending, base: Entry | None) -> None:
-        """Compares a path with the base's entry (None: it has none), and notes the relation."""
+        """Compare a path with the base's entry (None: it has none), and note the relation."""
         item.base = base
         item.relation = Relation.ABSENT if base is None else Relation.DIFFERS
         if item.at == _OWN:
@@ -323,7 +323,7 @@ class _Emitter:
         self._own = own
 
     def holds(self, key: bytes) -> bool:
-        """Whether a folder with this sort key is below this one."""
+        """Return whether a folder with this sort key is below this one."""
         return key.startswith(self._prefix)
 
     def until(self, key: bytes) -> Iterator[Pending]:
@@ -352,7 +352,7 @@ class _Emitter:
 
 
 def pending_at(folder: Folder, at: int, name: bytes | None = None) -> Pending:
-    """What is known of one file or symlink."""
+    """Return the item for one file or symlink."""
     path = folder.path_of(folder.name_list()[at] if name is None else name)
     value = folder.marks[at]
     kind, relation = KINDS[folder.kinds[at]], RELATIONS[value]

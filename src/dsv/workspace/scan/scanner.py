@@ -65,7 +65,7 @@ class Compared(NamedTuple):
 
 
 def is_unchanged(old: Folder, listing: Listing, rules: Rules) -> bool:
-    """Whether the folder is as in the base and as remembered. Blanks rows of ignored names in the listing."""
+    """Return whether the folder is as in the base and as remembered. Blanks rows of ignored names in the listing."""
     if old.names != listing.blob or old.rules != rules.digest:
         return False
     for at in old.positions(IGNORED):
@@ -146,7 +146,7 @@ def _ignore(
     listing: Listing,
     rules: Rules,
 ) -> None:
-    """Marks what the rules leave out. Matching is slow, so verdicts of the same rules on the same names are kept."""
+    """Mark what the rules leave out. Matching is slow, so verdicts of the same rules on the same names are kept."""
     same_rules = old is not None and old.rules == rules.digest
     for at, name in enumerate(names):
         kind = stat.S_IFMT(listing.mode(at))
@@ -163,7 +163,6 @@ def _ignore(
 def _carry(
     folder: Folder, at: int, old: Folder, before: int, name: bytes, lost: list[tuple[bytes, int]]
 ) -> None:
-    """Copies what is remembered of a name to its new position."""
     if old.kinds[before] not in KEPT:
         return
     if folder.kinds[at] not in KEPT:
@@ -199,7 +198,7 @@ class EntryValidator:
         self.links_moved = False
 
     def validate(self, compared: Compared, listing: Listing, descriptor: int) -> None:
-        """Refuses what can't be in a tree, reads symlinks, and notes what the base has and the folder lacks."""
+        """Refuse what can't be in a tree, read symlinks, and note what the base has and the folder lacks."""
         folder = compared.folder
         names = folder.name_list()
         for name, kind in compared.lost:
@@ -238,7 +237,6 @@ class EntryValidator:
             ]
 
     def _access(self, folder: Folder, names: list[bytes], descriptor: int) -> None:
-        """Finds files that would have to be read and that the user may not read."""
         for at in list(folder.unclean()):
             if folder.kinds[at] != Kind.SYMLINK and not folder.marks[at] & TRUSTED:
                 effective = os.access in os.supports_effective_ids
@@ -275,7 +273,7 @@ class EntryValidator:
     def refuse(
         self, folder: Folder, at: int, name: bytes, reason: str, trouble: Trouble = Trouble.UNSUPPORTED
     ) -> None:
-        """Leaves a name out of the tree."""
+        """Leave a name out of the tree."""
         path = folder.path_of(name)
         self.problem(path, reason, trouble)
         if folder.kinds[at] in KEPT and folder.relation(at) is not Relation.ABSENT:
@@ -310,7 +308,7 @@ def scan_workspace(
     *,
     rehash: bool = False,
 ) -> WorkspaceScan:
-    """Lists the workspace at `root` (or only these paths of it) and compares it with the base.
+    """List the workspace at `root` (or only these paths of it) and compare it with the base.
 
     Reads no files but symlinks and `.dsvignore`. `base_entries` is called only if the state does not mirror the base;
     then everything is listed. rehash: forgets what was read of the files before. Raises `UsageError` for an invalid
@@ -369,7 +367,6 @@ class _Scanner:
         scan.find_missing()
 
     def _walk(self, start: bytes, rules: Rules) -> None:
-        """Visits a folder and all below it, in tree order."""
         stack = [(start, rules)]
         while stack:
             path, rules = stack.pop()
@@ -382,7 +379,7 @@ class _Scanner:
                     stack += [(folder.path_of(names[at]), rules) for at in reversed(below)]
 
     def _walk_to(self, path: bytes) -> None:
-        """Visits the folders that lead to the path, then all below it."""
+        """Visit the folders that lead to the path, then all below it."""
         here, rules = b"", Rules()
         for part in path.split(b"/"):
             known = self._rules.get(here)
@@ -400,7 +397,7 @@ class _Scanner:
         self._walk(here, rules)
 
     def _visit(self, path: bytes, above: Rules) -> tuple[Folder, Rules] | None:
-        """Compares one folder with what is remembered of it; None if it can't be listed or is gone."""
+        """Compare one folder with what is remembered of it; None if it can't be listed or is gone."""
         try:
             descriptor = self._descent.at(path)
             listing = list_folder(descriptor)
@@ -451,7 +448,7 @@ class _Scanner:
             return above.enter(path, ignore.read(descriptor, where))
 
     def _lose_unvisited(self, scope: PathSet) -> None:
-        """Drops what is remembered below folders that are gone, or that are left out now."""
+        """Drop what is remembered below folders that are gone, or that are left out now."""
         withheld = PathSet.of(self._validator.withheld) if self._validator.withheld else None
         for path in self._unvisited:
             if path not in scope or (withheld is not None and path in withheld):
@@ -468,7 +465,7 @@ class _Scanner:
             self._state.drop(path)
 
     def _is_back(self, path: bytes, names: NameIndex) -> bool:
-        """Whether a path that was gone is on disk again. If so, it must be compared with the base."""
+        """Return whether a path that was gone is on disk again. If so, it must be compared with the base."""
         above, name = split(path)
         at = names.find(above, name)
         if at is None:
@@ -481,7 +478,7 @@ class _Scanner:
         return True
 
     def _check_links(self) -> None:
-        """Refuses symlinks that lead out of the tree, also by way of other symlinks in it."""
+        """Refuse symlinks that lead out of the tree, also by way of other symlinks in it."""
         if not self._validator.links_moved and self._scan.exact:
             return
         links = dict(self._links())

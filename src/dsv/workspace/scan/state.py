@@ -97,7 +97,7 @@ class State:
 
     @classmethod
     def load(cls, folder: Path, chosen: SparsePatterns = EVERYTHING) -> State:
-        """What can be read. What is torn, damaged or of another version is forgotten."""
+        """Return the state that can be read. Anything torn, damaged or of another version is forgotten."""
         state = cls(folder, chosen)
         state._loaded = _read(folder / _CURRENT)
         if state._loaded is None:
@@ -129,7 +129,7 @@ class State:
         return _read(self._folder / _CURRENT) == self._loaded
 
     def is_exact_for(self, base: CommitId | None) -> bool:
-        """Whether relations and `gone` say how the disk stands to this commit (None: to an empty tree)."""
+        """Return whether relations and `gone` say how the disk stands to this commit (None: to an empty tree)."""
         return self.exact == self._mirrored(base)
 
     def set_exact(self, base: CommitId | None, gone: set[bytes]) -> None:
@@ -142,25 +142,25 @@ class State:
         return bytes(base) if self.chosen.whole else blake3(bytes(base) + self.chosen.digest).digest()
 
     def paths(self) -> list[bytes]:
-        """Of all folders, in no order."""
+        """Return the paths of all folders, in no order."""
         return list(self._encoded)
 
     def folder(self, path: bytes) -> Folder | None:
-        """A copy to look at, or what `edit` gave if that is still open."""
+        """Return a copy to look at, or what `edit` gave if that is still open."""
         if path in self._open:
             return self._open[path]
         encoded = self._encoded.get(path)
         return None if encoded is None else decode_folder(encoded)
 
     def put(self, folder: Folder) -> None:
-        """Remembers the folder as it is now."""
+        """Remember the folder as it is now."""
         self._open.pop(folder.path, None)
         if folder.path not in self._encoded:
             self._part_of(folder.path).members.add(folder.path)
         self._store(folder)
 
     def edit(self, path: bytes) -> Folder:
-        """The folder itself: what is changed in it is remembered. Raises `KeyError` for an unknown one."""
+        """Return the folder itself: what is changed in it is remembered. Raises `KeyError` for an unknown one."""
         found = self._open.get(path)
         if found is None:
             found = self._open[path] = decode_folder(self._encoded[path])
@@ -171,7 +171,7 @@ class State:
         return found
 
     def drop(self, path: bytes) -> None:
-        """Forgets a folder; not those below it."""
+        """Forget a folder; not those below it."""
         self._open.pop(path, None)
         if self._encoded.pop(path, None) is not None:
             part = self._part_of(path)
@@ -179,7 +179,7 @@ class State:
             part.name = None
 
     def vouches(self, row: bytes, *, foreign: bool = False) -> bool:
-        """Whether any later change of a file with this row is bound to change the row.
+        """Return whether any later change of a file with this row is bound to change the row.
 
         `foreign`: it lies on another file system than `.dsv`, whose clock may be a little off.
         """
@@ -197,7 +197,7 @@ class State:
         return saved.exact != self._exact_for_good or saved.gone != b"\0".join(sorted(self.gone))
 
     def save(self) -> None:
-        """Writes what changed since the last time. Raises `NoRoom`, `Denied`, `Unreachable`: the old state stays."""
+        """Write what changed since the last time. Raises `NoRoom`, `Denied`, `Unreachable`: the old state stays."""
         self.close_folders()
         kept: list[_Part] = []
         with about(self._folder):
@@ -245,7 +245,7 @@ class State:
         return self._parts[max(at - 1, 0)]
 
     def _write(self, part: _Part) -> Iterator[_Part]:
-        """Writes a part, or several if it has grown too big."""
+        """Write a part, or several if it has grown too big."""
         run: list[bytes] = []
         size = 0
         first = part.first
@@ -306,7 +306,7 @@ _TO_ABSENT = bytes(with_relation(value, Relation.ABSENT) for value in range(256)
 
 
 def sync_with_tree(state: State, entries: Iterable[Entry]) -> set[bytes]:
-    """Sets every relation by these entries, and gives the paths that are not on disk.
+    """Set every relation by these entries, and return the paths that are not on disk.
 
     A file whose content is not known is taken to be the base's until it is read: SAME, and not trusted.
     """
@@ -332,7 +332,7 @@ def sync_with_tree(state: State, entries: Iterable[Entry]) -> set[bytes]:
 
 
 def relate(folder: Folder, at: int, entry: Entry) -> None:
-    """Sets one name's relation to the base, which has `entry` there."""
+    """Set one name's relation to the base, which has `entry` there."""
     kind, known = folder.kinds[at], folder.marks[at] & (TRUSTED | READ)
     relation = Relation.DIFFERS
     if kind == Kind.SYMLINK or entry.kind is Kind.SYMLINK:
@@ -366,7 +366,7 @@ class NameIndex:
         self._indexes: dict[bytes, dict[bytes, int]] = {}
 
     def clear(self) -> None:
-        """To be called if names were added or removed."""
+        """Forget all positions, as names were added or removed."""
         self._indexes.clear()
 
     def find(self, folder: bytes, name: bytes) -> int | None:
@@ -403,14 +403,16 @@ class Patches:
         self._held = 0
 
     def written(self, entry: Entry, row: bytes, base: Entry | None) -> None:
-        """The path is now `entry`. Nobody else could open the file before it had its name, so its stat is trusted."""
+        """Note that the path is now `entry`. Nobody else could open the file before it had its name, so its stat is
+        trusted.
+        """
         self._note(entry.path, _Written(row, entry, base))
 
     def removed(self, path: bytes) -> None:
         self._note(path, None)
 
     def folder(self, path: bytes, *, in_base: bool) -> bool:
-        """Notes an empty folder; False if it is not empty, or not there."""
+        """Note an empty folder; False if it is not empty, or not there."""
         known = self._state.folder(path)
         if known is None or not known.is_empty:
             return False
@@ -424,7 +426,7 @@ class Patches:
         return self._held >= _LIMIT
 
     def flush(self) -> None:
-        """Merges them. Positions in folders change by it."""
+        """Merge them. Positions in folders change by it."""
         for path, changes in self._folders.items():
             merged = _merge(self._state.folder(path) or Folder(path), changes, self._known)
             if len(merged):

@@ -59,7 +59,6 @@ class Walk:
             stack += sorted(found, key=lambda item: sort_key(item[0]), reverse=True)
 
     def _rules_above(self, descent: Descent) -> Rules:
-        """Return the rules of the folders above the start."""
         rules, parts = Rules(), self.start.split(b"/") if self.start else []
         for depth in range(len(parts)):
             above = b"/".join(parts[:depth])

@@ -1,4 +1,4 @@
-"""What a killed sync leaves for the next one, so that nothing is uploaded twice and the outcome is known.
+"""The notes of a killed sync for the next one, so that nothing is uploaded twice and the outcome is known.
 
 An append-only file of records, each with a checksum. Reading ends at a torn record, which is cut off. If the journal is
 lost, content is uploaded again; no data is lost.
@@ -44,7 +44,7 @@ class Publishing(msgspec.Struct, frozen=True):
 
 
 class Left(msgspec.Struct):
-    """What an earlier sync left. packs: size in bytes and rows of packs that were stored whole."""
+    """The notes of an earlier sync. packs: size in bytes and rows of packs that were stored whole."""
 
     packs: dict[PackId, tuple[int, list[Row]]] = msgspec.field(default_factory=dict)
     recipes: dict[RecipeId, bytes] = msgspec.field(default_factory=dict)
@@ -61,11 +61,11 @@ class Journal:
         self._lock = threading.Lock()
         self._end = _START
         self.left = left
-        """What was in it when it was opened."""
+        """The content when it was opened."""
 
     @classmethod
     def open(cls, path: Path, store_id: StoreId) -> Journal:
-        """Reads what is left, and appends to it. Drops what was written for another store.
+        """Read what is left, and append to it. Drops what was written for another store.
 
         The caller holds the workspace's lock. Raises `Denied`, `NoRoom`, `Unreachable`.
         """
@@ -90,7 +90,7 @@ class Journal:
         self.close()
 
     def pack_uploaded(self, pack_id: PackId, size: int, rows: list[Row]) -> None:
-        """Notes that the store has this pack. Survives a power cut."""
+        """Note that the store has this pack. Survives a power cut."""
         packed = [
             _ROW.pack(kind, object_id, where.offset, where.stored, where.length, where.codec, where.tail)
             for kind, object_id, where in rows
@@ -98,7 +98,7 @@ class Journal:
         self._append(_PACK_TYPE, b"".join([_PACK.pack(pack_id, size), *packed]), durable=True)
 
     def recipe(self, recipe_id: RecipeId, encoded: bytes) -> None:
-        """Notes a recipe that was computed."""
+        """Note a recipe that was computed."""
         self._append(_RECIPE_TYPE, recipe_id + encoded, durable=False)
 
     def publishing(self, dataset: str, branch: str, seq: int, commit: CommitId) -> None:
@@ -107,7 +107,7 @@ class Journal:
         self._append(_PUBLISHING_TYPE, record, durable=True)
 
     def clear(self) -> None:
-        """Forgets everything: by now it is in an index of the store, or in a commit."""
+        """Forget everything: by now it is in an index of the store, or in a commit."""
         with self._lock, about(self._path):
             os.ftruncate(self._descriptor, _START)
             os.lseek(self._descriptor, _START, os.SEEK_SET)
@@ -149,7 +149,7 @@ def _read_all(descriptor: int) -> bytes:
 
 
 def _replay(data: bytes) -> tuple[Left, int]:
-    """What the records say, and where the last whole one ends."""
+    """Return the content of the records, and the end of the last whole one."""
     left = Left()
     end = _START
     for kind, payload, behind in _records(data):

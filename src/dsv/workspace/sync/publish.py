@@ -80,12 +80,12 @@ class Publisher:
             self._journal.clear()
 
     def find_base(self) -> CommitId | None:
-        """The base, which the store has."""
+        """Return the base, which the store has."""
         self._base = self._opened.proven_base()
         return self._base
 
     def find_head(self) -> bool:
-        """Asks the store for the branch. Whether the next commit there may have the base as its parent.
+        """Ask the store for the branch. Return whether the next commit there may have the base as its parent.
 
         Raises `Conflict` or `NotFound` if the branch is there and should not be, or the other way round.
         """
@@ -110,11 +110,11 @@ class Publisher:
         return follows(self._repository.objects, self._head, self._base)
 
     def moved(self, *, changed: bool) -> Conflict:
-        """Why nothing is published if `find_head` has said no. changed: there is something to publish."""
+        """Return the error if `find_head` returned False. changed: there is something to publish."""
         return self._opened.not_at_base(self._head, self._base, changed=changed)
 
     def publish(self, baseline: Baseline, message: str, *, jobs: int | None, skip_unsupported: bool) -> Saved:
-        """Uploads what changed, and publishes it, if it differs from the base after all.
+        """Upload what changed, and publish it, if it differs from the base after all.
 
         Without a message, the commit's message counts the changes.
         Raises `Conflict` if the branch moves meanwhile, and `Unsupported` for files that can't be stored.
@@ -184,7 +184,7 @@ class Publisher:
         return self._head is None or self._head.entry.deleted
 
     def _expect(self, scan: WorkspaceScan) -> int:
-        """Says how much there is to do, and gives the number of paths.
+        """Say how much there is to do, and return the number of paths.
 
         Raises `NoRoom` if a directory store can't take what is new.
         """
@@ -222,7 +222,6 @@ class Publisher:
         return done
 
     def _follow(self, commit: CommitId) -> None:
-        """The workspace follows the branch, which is at this commit."""
         self._opened = self._opened.following(self._branch)
         self._workspace.set_seen(self._branch, commit)
 
@@ -230,7 +229,6 @@ class Publisher:
 def _save_files(
     scan: WorkspaceScan, saver: FileSaver[Pending | Gone], writer: TreeWriter, counts: Saved
 ) -> None:
-    """Stores the content of all that may differ from the base, and writes the tree that has it."""
     state_saved = time.monotonic()
     for item, saved in saver.save(scan.work()):
         if isinstance(item, Gone):
@@ -261,6 +259,6 @@ def _save_files(
 
 
 def _default_message(saved: Saved) -> str:
-    """Returns such as `2 added, 1 removed`, for a commit that nobody gave a message."""
+    """Return counts such as `2 added, 1 removed`, for a commit that nobody gave a message."""
     counts = {"added": saved.added, "changed": saved.changed, "removed": saved.removed}
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "sync"

@@ -44,7 +44,7 @@ def reupload(
     *,
     thorough: bool,
 ) -> Reuploaded:
-    """Looks for everything that a base's tree refers to, and stores again what the store lacks, from files in `root`.
+    """Look for everything that a base's tree refers to, and store again what the store lacks, from files in `root`.
 
     thorough: looks for every pack, and reads everything that the tree refers to. Else only what is known to be lost or
     damaged counts as such. The commit and its ids stay
@@ -64,7 +64,7 @@ def reupload(
 
 
 def _read_all(tree: TreeReader, progress: Progress) -> None:
-    """Reads everything that a tree refers to from the store, which makes known what is damaged there."""
+    """Read everything that a tree refers to from the store, which makes known what is damaged there."""
     objects = tree.objects
     progress.start(None, tree.commit.bytes)
     read = set[tuple[ObjectKind, Id]]()
@@ -125,7 +125,7 @@ class _Reupload:
         return self._is_doubtful(kind, object_id, where) and self._session.find(kind, object_id) is None
 
     def _is_doubtful(self, kind: ObjectKind, object_id: Id, where: Location | None) -> bool:
-        """Whether the index has to say if the store has the object."""
+        """Return whether the index has to say if the store has the object."""
         if where is None or self._session.avoids(where.pack) or (kind, object_id) in self._packs.missing:
             return True
         return self._thorough and self._packs.is_lost(where.pack)

@@ -93,18 +93,10 @@ class Folders:
     def access(self) -> StoreAccess:
         return NO_ACCESS
 
-    def locate_code(self, folder: Path, recorded: CommitId | None) -> Staged:
-        raise AssertionError(
-            "only engines that share no folder with this machine ask where the code would be"
-        )
-
-    def stage_code(self, folder: Path, recorded: CommitId | None, run: RunId) -> None:
+    def commit_code(self, folder: Path) -> None:
         """The run sees the folder itself."""
 
-    def sent_output(self, run: RunId) -> RunOutput:
-        return RunOutput(error="there is no store")
-
-    def keep_output(self, folder: Path, run: RunId) -> RunOutput:
+    def output(self, folder: Path | None, run: RunId) -> RunOutput:
         return RunOutput(error="there is no store")
 
 

@@ -45,7 +45,7 @@ def shop(tmp_path: Path) -> Shop:
 def on_node(shop: Shop, script: str, order: NodeOrder = ORDER, **seat: object) -> NodeResult:
     with shop.output() as (stdout, stderr):
         return run_node(
-            order, NodeSeat(**seat), ("sh", "-c", script), place=shop.place, staging=shop.data,
+            order, NodeSeat(**seat), ("sh", "-c", script), place=shop.place, stage=shop.data.stage,
             stdout=stdout, stderr=stderr, progress=shop.notes,
         )  # type: ignore[arg-type]  # fmt: skip
 
@@ -124,7 +124,7 @@ def test_a_node_that_is_told_to_end_says_so(shop: Shop) -> None:
     threading.Thread(target=lambda: (until(ready.exists, "the start"), signals.send(SIGTERM))).start()
     done = run_node(
         ORDER, NodeSeat(), ("sh", "-c", f"touch {ready}; while :; do sleep 0.1; done"), place=shop.place,
-        staging=shop.data, stdout=None, stderr=None, signals=signals,
+        stage=shop.data.stage, stdout=None, stderr=None, signals=signals,
     )  # fmt: skip
     assert (done.part.end, done.part.cancelled_by, done.exit_code) == (EndCause.CANCELLED, "SIGTERM", 143)
 
@@ -140,7 +140,7 @@ def test_a_node_that_is_told_to_end_says_so(shop: Shop) -> None:
 )
 def test_a_seat_that_the_order_does_not_have(shop: Shop, order: NodeOrder, seat: NodeSeat) -> None:
     with pytest.raises(UsageError):
-        run_node(order, seat, ("true",), place=shop.place, staging=shop.data)
+        run_node(order, seat, ("true",), place=shop.place, stage=shop.data.stage)
     assert shop.data.staged == []
 
 

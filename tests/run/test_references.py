@@ -139,10 +139,10 @@ def test_a_reference_from_the_store_ends_nothing(shop: Shop, monkeypatch: pytest
 def test_a_supervisor_that_is_killed_while_it_sends_the_output_has_told_how_the_job_ended(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(self: Folders, folder: Path, run: RunId) -> RunOutput:
+    def killed(self: Folders, folder: Path | None, run: RunId) -> RunOutput:
         raise SystemExit  # as SIGKILL: nothing is written any more
 
-    monkeypatch.setattr(Folders, "keep_output", killed)
+    monkeypatch.setattr(Folders, "output", killed)
     with pytest.raises(SystemExit):
         start(shop, "sh", "-c", "echo said; exit 6", keep_output=True)
     marks = Marks(shop.place.state, STORE)

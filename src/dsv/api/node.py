@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -15,7 +15,7 @@ from msgspec import structs
 from dsv.api.cache import Stager
 from dsv.api.context import Context
 from dsv.api.run import LateRunStore
-from dsv.api.run_trees import KeptOutput
+from dsv.api.run_trees import commit_output
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, NoRoom, NotFound, as_launch_error
 from dsv.periodic import Periodic
@@ -72,17 +72,15 @@ def output_kept(
     if order.author is not None:
         writer = structs.replace(context.writer, author=order.author)
         context = replace(context, writer=writer)
-    kept = KeptOutput(context, offline=False)
+    with ExitStack() as opened:
 
-    def keep(repository: Repository) -> RunOutput | None:
-        if not order.keep_output:
-            return None
-        return kept.keep(lambda: repository, order.dataset, folder, RunId.parse(order.run))
+        def keep(repository: Repository) -> RunOutput | None:
+            if not order.keep_output:
+                return None
+            run = RunId.parse(order.run)
+            return commit_output(context, lambda: repository, order.dataset, folder, run, opened)
 
-    try:
         yield keep
-    finally:
-        kept.close()
 
 
 def read_argv(folder: Path) -> tuple[str, ...] | None:
@@ -249,7 +247,7 @@ def node(
             seat,
             command,
             place=place,
-            staging=stager,
+            stage=stager.stage,
             signals=signals,
             progress=context.progress,
             grace=grace,
@@ -269,8 +267,8 @@ def _send(
         problem = NoRoom(f"what node {seat.rank} of run {run} left can't be kept: {error}", subject=run)
         return replace(result, problem=problem)
     try:
-        with LateRunStore(context, store) as runs:
-            spool.send(runs, only=run)
+        with ExitStack() as opened:
+            spool.send(LateRunStore(context, store, opened), only=run)
         with context.repository() as repository:
             return replace(result, finished=_finish(context, repository, order, run, place))
     except DsvError as error:

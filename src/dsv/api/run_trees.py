@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -155,53 +156,44 @@ _NAMED: Final = 50
 _RESERVED: Final = (".git", ".dsv")
 
 
-class KeptOutput:
-    """Commits output. `close` it when the record that names the commit is on its way."""
+def commit_output(
+    context: Context,
+    repository: Callable[[], Repository],
+    dataset: DatasetName,
+    folder: Path,
+    run: RunId,
+    opened: ExitStack,
+) -> RunOutput:
+    """Commit the output of a run, without what no commit can hold, and return the commit or the error.
 
-    def __init__(self, context: Context, offline: bool) -> None:
-        self._context = context
-        self._offline = offline
-        self._session: Session | None = None
-
-    def keep(
-        self, repository: Callable[[], Repository], dataset: DatasetName, folder: Path, run: RunId
-    ) -> RunOutput:
-        """What no commit can hold is left out, and named. That nothing could be kept is told in the result: the job has
-        ended, and the folder stays."""
-        if self._offline:
-            return RunOutput(error="a run with --offline asks no store")
-        note = self._context.progress.note
-        note("sending the output to the store")
-        try:
-            kept = self._keep(repository(), dataset, folder, run)
-        except (Interrupted, Terminated):
-            raise
-        except DsvError as error:
-            return RunOutput(error=error.message)
-        except OSError as error:
-            return RunOutput(error=as_error(error, folder).message)
-        if kept.left_out:
-            note(f"left out of the output in the store: {'; '.join(kept.left_out[:3])}")
-        return kept
-
-    def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-
-    def _keep(self, repository: Repository, dataset: DatasetName, folder: Path, run: RunId) -> RunOutput:
+    opened: gets the session that keeps the commit, to be closed when the record that names the commit is on its way
+    """
+    note = context.progress.note
+    note("sending the output to the store")
+    try:
         found, problems = _output_sources(folder)
-        commit, commit_id, self._session = commit_sources(
-            self._context,
-            repository,
+        commit, commit_id, session = commit_sources(
+            context,
+            repository(),
             found,
             problems.extend,
             dataset=dataset,
             branch=OUTPUT_BRANCH,
-            author=self._context.writer.author,
+            author=context.writer.author,
             time_ms=now_ms(),
             message=f"{OUTPUT_OF_RUN}{run}",
         )
-        return RunOutput(commit_id.hex(), commit.files, commit.bytes, _told(problems))
+    except (Interrupted, Terminated):
+        raise
+    except DsvError as error:
+        return RunOutput(error=error.message)
+    except OSError as error:
+        return RunOutput(error=as_error(error, folder).message)
+    opened.callback(session.close)
+    left_out = _left_out(problems)
+    if left_out:
+        note(f"left out of the output in the store: {'; '.join(left_out[:3])}")
+    return RunOutput(commit_id.hex(), commit.files, commit.bytes, left_out)
 
 
 def _output_sources(folder: Path) -> tuple[Sources, list[Problem]]:
@@ -229,6 +221,6 @@ def _reserved(folder: Path) -> Iterator[Problem]:
         folders[:] = [each for each in folders if each.lower() not in _RESERVED]
 
 
-def _told(problems: list[Problem]) -> tuple[str, ...]:
+def _left_out(problems: list[Problem]) -> tuple[str, ...]:
     told = [f"{show(each.path)}: {each.reason}" for each in problems[:_NAMED]]
     return (*told, f"and {len(problems) - _NAMED} more") if len(problems) > _NAMED else tuple(told)

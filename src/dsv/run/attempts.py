@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from signal import Signals as SignalName
 from time import monotonic
 from typing import cast
@@ -22,7 +22,7 @@ from dsv.run.dirs import (
     write_params,
 )
 from dsv.run.engines.attach import Foreground, Signals, supervise
-from dsv.run.engines.base import Ended, Engine
+from dsv.run.engines.base import Ended
 from dsv.run.engines.local_resources import GpuWatch, names_of
 from dsv.run.engines.log import KeptLog, LogKeeper
 from dsv.run.engines.output import Output
@@ -44,78 +44,162 @@ from dsv.run.staged import Lease
 from dsv.values.json import Json
 
 
-def execute(
-    launch: Launch,
-    records: RunRecords,
-    output: Callable[[], Output],
-    log: LogKeeper | None,
-    supervision: Supervision,
-) -> tuple[RunRecord, Ended, KeptLog | None] | GaveUp:
-    """Runs the job until an attempt succeeds, must not be repeated, or was the last. output: made anew for each.
+@dataclass(slots=True)
+class Attempts:
+    """The attempts of a run, with the leases that are held and the signals that are passed on meanwhile."""
 
-    Returns the record, whole but for what becomes of the output, how the job ended, and its log. Gives up if the job
-    does not begin for so long that it is to go on to another pool.
-    """
-    may_live = False
-    try:
-        make_folder(launch.scratch, launch.other_folder)
-        before = _make_output(launch) if launch.chosen.engine.shares_folders else None
-        early = replace(launch.record(launch.plan(), now_ms()), state=RunState.SUBMITTED)
-        begun = _Begun(early, records, launch.chosen.engine, supervision.patience)
+    launch: Launch
+    records: RunRecords
+    leases: Sequence[Lease]
+    signals: Signals
+    note: Callable[[str], None]
+    grace: Callable[[], float]
+    """Returns the seconds that the job gets to end by itself."""
+    hung_up: Callable[[], None]
+    """Called if the terminal goes away, and the job continues without it."""
+    patience: Patience
+    record: RunRecord
+    """As it is known so far."""
+    _began_ms: int = 0
+    _began: float | None = None
+    """When this attempt was submitted, by the monotonic clock."""
+    _ended_ms: int = 0
+    _gpu_watch: GpuWatch | None = None
+    _gpus: tuple[GpuUse, ...] = ()
+
+    def run(
+        self, output: Callable[[], Output], log: LogKeeper | None
+    ) -> tuple[RunRecord, Ended, KeptLog | None] | GaveUp:
+        """Run the job until an attempt succeeds, must not be repeated, or was the last.
+
+        Return the record, complete but for the output, how the job ended, and its log; or `GaveUp` if the job has not
+        begun for so long that it is to go on to another pool.
+
+        output: makes an `Output` for each attempt
+        """
+        launch, engine = self.launch, self.launch.chosen.engine
         parts: list[RunPart] = []
-        while True:
-            this = replace(launch, attempt=len(parts) + 1)
-            end = _End()
-            ended = _attempt(this, begun, end, output(), supervision)
-            may_live = ended.may_live
-            if (gave_up := supervision.patience.left(ended)) is not None:
-                records.moves_on()
-                return gave_up
-            parts.append(_part(this, begun, end, ended, records))
-            left = 0 if "retries" in launch.chosen.engine.gives else launch.spec.retries - len(parts) + 1
-            if left <= 0 or may_live or not may_try_again(parts[-1]):
-                break
-            supervision.note(_said_of_failure(parts[-1], left))
-            begun.record = replace(begun.record, parts=tuple(parts))
-    finally:
-        if not may_live:
-            remove_scratch(launch.scratch)
-    ended = _described(launch, ended, parts, end.gpus)
-    metrics = salvaged(lambda: metrics_of(launch, before, ended), lambda problem: Metrics(problem=problem))
-    kept = None if log is None else salvaged(lambda: log.kept(launch.masker), no_log)
-    record = replace(
-        completed(begun.record, ended, end.time_ms),
-        metrics=metrics.values,
-        metrics_error=metrics.problem,
-        log=None if kept is None else LogInfo(kept.total, len(kept.data)),
-    )
-    return record, ended, kept
+        may_live = False
+        try:
+            make_folder(launch.scratch, launch.other_folder)
+            before = _make_output(launch) if engine.shares_folders else None
+            while True:
+                self.launch = replace(launch, attempt=len(parts) + 1)
+                ended = self._attempt(output())
+                may_live = ended.may_live
+                if (gave_up := self.patience.left(ended)) is not None:
+                    self.records.moves_on()
+                    return gave_up
+                parts.append(self._part(ended))
+                left = 0 if "retries" in engine.gives else launch.spec.retries - len(parts) + 1
+                if left <= 0 or may_live or not may_try_again(parts[-1]):
+                    break
+                self.note(_failure(parts[-1], left))
+                self.record = replace(self.record, parts=tuple(parts))
+        finally:
+            if not may_live:
+                remove_scratch(launch.scratch)
+        ended = replace(
+            ended,
+            reason=_hidden(launch, ended.reason),
+            stopped=parts[-1].cancelled_by or ended.stopped,
+            parts=tuple(replace(each, error=_hidden(launch, each.error)) for each in ended.parts or parts),
+            usage=self._usage(ended),
+        )
+        metrics = salvaged(lambda: _metrics(launch, before, ended), lambda problem: Metrics(problem=problem))
+        kept = None if log is None else salvaged(lambda: log.kept(launch.masker), no_log)
+        record = replace(
+            completed(self.record, ended, self._ended_ms),
+            metrics=metrics.values,
+            metrics_error=metrics.problem,
+            log=None if kept is None else LogInfo(kept.total, len(kept.data)),
+        )
+        return record, ended, kept
+
+    def _attempt(self, output: Output) -> Ended:
+        plan, engine, spec = self.launch.plan(), self.launch.chosen.engine, self.launch.spec
+        self._began = None
+        self.records.submit(self.record)
+        if spec.gpus is not None and not engine.queues:
+            self._gpu_watch = GpuWatch(names_of(spec.gpus, self.launch.chosen.facts.machine, spec.gpu_type))
+            self._gpu_watch.start()
+        said = False
+
+        def waits(reason: str) -> bool:
+            nonlocal said
+            if not said:
+                self.note(f"the job waits: {reason}")
+            said = True
+            self.records.submit(replace(self.record, state=RunState.QUEUED, error=reason))
+            return self.patience.refused(reason)
+
+        def expired() -> bool:
+            limit = None if "time_seconds" in engine.gives else spec.time_seconds
+            return limit is not None and self._began is not None and monotonic() - self._began >= limit
+
+        job = Foreground(engine, plan, output, self.signals.wake, self._submitted, waits)
+        ended = supervise(
+            job,
+            output,
+            self.signals,
+            lost=lambda: lost_lease(self.leases),
+            note=self.note,
+            over=self._over,
+            grace=self.grace,
+            hung_up=self.hung_up if engine.queues else None,
+            expired=expired,
+        )
+        job.check()
+        return ended
+
+    def _submitted(self, ref: JobRef) -> None:
+        """Record how to find the job. It begins after that."""
+        self._began_ms, self._began = now_ms(), monotonic()
+        engine = self.launch.chosen.engine
+        if self.records.begun:
+            self.record = replace(self.record, job=ref)
+            self.records.submit(self.record)
+        else:
+            state = RunState.QUEUED if engine.queues else RunState.RUNNING
+            self.record = replace(self.record, state=state, started_ms=self._began_ms, job=ref)
+            self.records.begin(self.record)
+        self.patience.begin(engine, ref)
+
+    def _over(self) -> None:
+        self._ended_ms = now_ms()
+        if self._gpu_watch is not None:
+            self._gpus = self._gpu_watch.stop()
+
+    def _usage(self, ended: Ended) -> Usage | None:
+        if ended.usage is None and not self._gpus:
+            return None
+        return replace(ended.usage or Usage(), gpus=self._gpus)
+
+    def _part(self, ended: Ended) -> RunPart:
+        return part_of(
+            ended,
+            attempt=self.launch.attempt,
+            host=self.launch.place.host,
+            started_ms=self._ended_ms if self._began is None else self._began_ms,
+            ended_ms=self._ended_ms,
+            by=self.records.stopped_by(self.launch.run),
+        )
 
 
-def _described(launch: Launch, ended: Ended, parts: Sequence[RunPart], gpus: tuple[GpuUse, ...]) -> Ended:
-    """The end of the last attempt as the record has it: with all attempts, who ended it, and without secrets."""
-    return replace(
-        ended,
-        reason=salvaged(lambda: masked(launch, ended.reason), lambda problem: problem),
-        stopped=parts[-1].cancelled_by or ended.stopped,
-        parts=tuple(_masked_part(launch, part) for part in ended.parts or parts),
-        usage=usage_of(ended, gpus),
-    )
-
-
-def metrics_of(launch: Launch, before: tuple[int, int, int] | None, ended: Ended) -> Metrics:
-    if launch.chosen.engine.shares_folders:
-        found = read_metrics(launch.out, before)
-    else:
-        found = Metrics() if ended.metrics is None else parse_metrics(ended.metrics)
-    values = None if found.values is None else launch.masker.value(found.values)
-    return Metrics(cast("dict[str, Json] | None", values), masked(launch, found.problem))
+def lost_lease(leases: Sequence[Lease]) -> str | None:
+    """Return why data is not held any more, or None."""
+    return next((each.reason or "a lease was lost" for each in leases if each.lost.is_set()), None)
 
 
 def part_of(
-    ended: Ended, *, attempt: int, host: str, started_ms: int, ended_ms: int, by: str | None
+    ended: Ended, *, attempt: int, host: str, started_ms: int, ended_ms: int, by: str | None = None
 ) -> RunPart:
-    """Return the record's part for one attempt on this machine. by: who asked for its end, if somebody did."""
+    """Return the record's part for one attempt on this machine.
+
+    by: who asked for its end; None for the signal that dsv passed on, if there was one
+    """
+    if by is None and ended.signal is not None:
+        by = SignalName(ended.signal).name
     return RunPart(
         attempt=attempt,
         host=host,
@@ -129,18 +213,17 @@ def part_of(
     )
 
 
-def usage_of(ended: Ended, gpus: tuple[GpuUse, ...]) -> Usage | None:
-    if ended.usage is None:
-        return Usage(gpus=gpus) if gpus else None
-    return replace(ended.usage, gpus=gpus)
+def _hidden(launch: Launch, text: str | None) -> str | None:
+    return salvaged(lambda: launch.masked(text), lambda problem: problem)
 
 
-def masked(launch: Launch, text: str | None) -> str | None:
-    return None if text is None else launch.masker.text(text)
-
-
-def _masked_part(launch: Launch, part: RunPart) -> RunPart:
-    return replace(part, error=salvaged(lambda: masked(launch, part.error), lambda problem: problem))
+def _metrics(launch: Launch, before: tuple[int, int, int] | None, ended: Ended) -> Metrics:
+    if launch.chosen.engine.shares_folders:
+        found = read_metrics(launch.out, before)
+    else:
+        found = Metrics() if ended.metrics is None else parse_metrics(ended.metrics)
+    values = None if found.values is None else launch.masker.value(found.values)
+    return Metrics(cast("dict[str, Json] | None", values), launch.masked(found.problem))
 
 
 def _make_output(launch: Launch) -> tuple[int, int, int] | None:
@@ -152,130 +235,7 @@ def _make_output(launch: Launch) -> tuple[int, int, int] | None:
     return metrics_stamp(launch.out)
 
 
-@dataclass(frozen=True, slots=True)
-class Supervision:
-    """The leases and signals of a job while it runs.
-
-    hung_up: what to do if the terminal goes away, and the job lives on without it.
-    """
-
-    leases: Sequence[Lease]
-    signals: Signals
-    note: Callable[[str], None]
-    grace: Callable[[], float]
-    hung_up: Callable[[], None] | None = None
-    patience: Patience = field(default_factory=Patience)
-
-    def lost(self) -> str | None:
-        for lease in self.leases:
-            if lease.lost.is_set():
-                return lease.reason or "a lease was lost"
-        return None
-
-
-@dataclass(slots=True)
-class _Begun:
-    """The moment in which the engine has the job and says how to find it again. The job begins after that."""
-
-    record: RunRecord
-    records: RunRecords
-    engine: Engine
-    patience: Patience
-    started_ms: int = 0
-    started: float | None = None
-
-    def submit(self) -> None:
-        self.started = None
-        self.records.submit(self.record)
-
-    def waits(self, reason: str) -> bool:
-        """The engine has no place for it yet. Whether it goes on waiting there."""
-        self.records.submit(replace(self.record, state=RunState.QUEUED, error=reason))
-        return self.patience.refused(reason)
-
-    def note(self, ref: JobRef) -> None:
-        self.started_ms, self.started = now_ms(), monotonic()
-        if not self.records.begun:
-            state = RunState.QUEUED if self.engine.queues else RunState.RUNNING
-            self.record = replace(self.record, state=state, started_ms=self.started_ms, job=ref)
-            self.records.begin(self.record)
-        else:
-            self.record = replace(self.record, job=ref)
-            self.records.submit(self.record)
-        self.patience.begin(self.engine, ref)
-
-
-@dataclass(slots=True)
-class _End:
-    """The moment in which a job is over."""
-
-    watch: GpuWatch | None = None
-    time_ms: int = 0
-    gpus: tuple[GpuUse, ...] = field(default=())
-
-    def note(self) -> None:
-        self.time_ms = now_ms()
-        if self.watch is not None:
-            self.gpus = self.watch.stop()
-
-
-def _attempt(launch: Launch, begun: _Begun, end: _End, output: Output, supervision: Supervision) -> Ended:
-    plan, engine = launch.plan(), launch.chosen.engine
-    begun.submit()
-    end.watch = _gpu_watch(launch)
-    said: set[str] = set()
-
-    def waits(reason: str) -> bool:
-        if not said:
-            supervision.note(f"the job waits: {reason}")
-        said.add(reason)
-        return begun.waits(reason)
-
-    job = Foreground(engine, plan, output, supervision.signals.wake, begun.note, waits)
-    limit = None if "time_seconds" in engine.gives else launch.spec.time_seconds
-    ended = supervise(
-        job,
-        output,
-        supervision.signals,
-        lost=supervision.lost,
-        note=supervision.note,
-        over=end.note,
-        grace=supervision.grace,
-        hung_up=supervision.hung_up if engine.queues else None,
-        expired=lambda: (
-            limit is not None and begun.started is not None and monotonic() - begun.started >= limit
-        ),
-    )
-    job.check()
-    return ended
-
-
-def _part(launch: Launch, begun: _Begun, end: _End, ended: Ended, records: RunRecords) -> RunPart:
-    by = records.stopped_by(launch.run)
-    if by is None and ended.signal is not None:
-        by = SignalName(ended.signal).name
-    started = begun.started_ms if begun.started is not None else end.time_ms
-    return part_of(
-        ended,
-        attempt=launch.attempt,
-        host=launch.place.host,
-        started_ms=started,
-        ended_ms=end.time_ms,
-        by=by,
-    )
-
-
-def _said_of_failure(part: RunPart, left: int) -> str:
-    assert part.end is not None  # it failed
+def _failure(part: RunPart, left: int) -> str:
     times = "once more" if left == 1 else f"{left} times more at most"
     how = f"exit code {part.exit_code} ({part.end})"
     return f"attempt {part.attempt} ended with {how}; the job is started again, {times}"
-
-
-def _gpu_watch(launch: Launch) -> GpuWatch | None:
-    spec = launch.spec
-    if spec.gpus is None or launch.chosen.engine.queues:
-        return None
-    watch = GpuWatch(names_of(spec.gpus, launch.chosen.facts.machine, spec.gpu_type))
-    watch.start()
-    return watch

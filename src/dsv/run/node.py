@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from signal import Signals as SignalName
 
 from dsv.errors import DsvError, Interrupted, Terminated, UsageError
 from dsv.periodic import now_ms
-from dsv.run.attempts import part_of
+from dsv.run.attempts import lost_lease, part_of
 from dsv.run.completing import salvaged
 from dsv.run.dirs import RunPlace, make_folder, remove_scratch, write_params
 from dsv.run.engines.attach import Foreground, Signals, spared, supervise
@@ -24,7 +23,7 @@ from dsv.run.engines.process import Process
 from dsv.run.engines.reaper import GRACE
 from dsv.run.node_order import NodeOrder, meeting_port, node_environment
 from dsv.run.record import EndCause, RunId, RunPart
-from dsv.run.staged import DataStaging, Lease, Staged
+from dsv.run.staged import Lease, Stage, Staged
 from dsv.values.names import data_variable
 from dsv.values.progress import NoProgress, Progress
 from dsv.values.secrets import Masker
@@ -88,7 +87,7 @@ def run_node(
     command: tuple[str, ...],
     *,
     place: RunPlace,
-    staging: DataStaging,
+    stage: Stage,
     stdout: int | None = 1,
     stderr: int | None = 2,
     signals: Signals | None = None,
@@ -106,10 +105,16 @@ def run_node(
     run = RunId.parse(order.run)
     own = place.folder(order.dataset, run) / f"node-{seat.rank}-{seat.attempt}"
     out = own.parent / "out" if order.out is None else Path(order.out)
+    staged: list[Staged] = []
+    held: list[Lease] = []
     with ExitStack() as leases, spared() if signals is not None else nullcontext():
         began = now_ms()
         try:
-            staged, held = _stage(order, run, staging, leases)
+            for each in order.all_data:
+                one, lease = stage(each.target(), run)
+                leases.callback(lease.release)
+                staged.append(one)
+                held.append(lease)
         except DsvError as error:
             if isinstance(error, Interrupted | Terminated):
                 raise
@@ -151,31 +156,14 @@ def _supervised(
     assert not isinstance(facts, NoEngine)  # this machine answers
     started = now_ms()
 
-    def lost() -> str | None:
-        found = [lease.reason or "a lease was lost" for lease in leases if lease.lost.is_set()]
-        return found[0] if found else None
-
     handle = Foreground(engine, engine.plan(job, facts), output, signals.wake, lambda ref: None)
     with signals.caught():
-        ended = supervise(handle, output, signals, lost=lost, note=watcher.note, grace=lambda: grace)
+        ended = supervise(
+            handle, output, signals, lost=lambda: lost_lease(leases), note=watcher.note, grace=lambda: grace
+        )
         handle.check()
-    part = part_of(
-        ended, attempt=seat.attempt, host=place.host, started_ms=started, ended_ms=now_ms(),
-        by=None if ended.signal is None else SignalName(ended.signal).name,
-    )  # fmt: skip
+    part = part_of(ended, attempt=seat.attempt, host=place.host, started_ms=started, ended_ms=now_ms())
     return replace(part, node=seat.rank)
-
-
-def _stage(
-    order: NodeOrder, run: RunId, staging: DataStaging, leases: ExitStack
-) -> tuple[list[Staged], list[Lease]]:
-    staged, held = [], []
-    for each in order.all_data:
-        one, lease = staging.stage(each.target(), run)
-        leases.callback(lease.release)
-        staged.append(one)
-        held.append(lease)
-    return staged, held
 
 
 def _never_began(seat: NodeSeat, place: RunPlace, began: int, error: DsvError) -> NodeResult:

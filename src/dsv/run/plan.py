@@ -69,6 +69,10 @@ class Launch:
             access=access,
         )
 
+    def masked(self, text: str | None) -> str | None:
+        """Return the text without secrets."""
+        return None if text is None else self.masker.text(text)
+
     @property
     def main(self) -> Staged:
         return self.staged[""]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from threading import Event
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from dsv.run.node_order import StoreAccess
@@ -25,7 +27,7 @@ class Staged:
     hit: bool
     """It was there already."""
     seconds: float = 0.0
-    """What getting it took."""
+    """The time that it took to get it."""
     fetched_bytes: int = 0
     """Read from the store for it."""
     linked_files: int = 0
@@ -37,17 +39,11 @@ class Staged:
     """When it may be evicted for not being used, if it is not held; None if that never happens."""
 
 
-class Flag(Protocol):
-    """A `threading.Event`, as far as it is read here."""
-
-    def is_set(self) -> bool: ...
-
-
 class Lease(Protocol):
     """A claim on staged data that renews itself. `lost` is set, with `reason`, once it can't be held any more."""
 
     @property
-    def lost(self) -> Flag: ...
+    def lost(self) -> Event: ...
 
     @property
     def reason(self) -> str: ...
@@ -55,23 +51,23 @@ class Lease(Protocol):
     def release(self) -> None: ...
 
 
-class DataStaging(Protocol):
-    """The functions of the cache that a node of a run needs."""
+Stage: TypeAlias = "Callable[[Target, RunId], tuple[Staged, Lease]]"
+"""Stages data and holds it for a run, from before it is looked for until the lease is released."""
+
+
+class Staging(Protocol):
+    """The functions of the store and the cache that a run needs."""
 
     def locate(self, target: Target) -> Staged:
-        """Where the target is or would be; fetches none of it. `hit`: whether it is there, whole."""
+        """Return where the target is or would be; fetch none of it."""
         ...
 
     def stage(self, target: Target, run: RunId) -> tuple[Staged, Lease]:
-        """Makes sure of the data, and holds it for this run from before it looked until the lease is released."""
+        """Do as a `Stage`."""
         ...
 
-
-class Staging(DataStaging, Protocol):
-    """The functions of the cache that a run needs."""
-
     def elsewhere(self) -> tuple[str, ...]:
-        """The options with which dsv on another machine finds the same store and cache."""
+        """Return the options with which dsv on another machine finds the same store and cache."""
         ...
 
     def access(self) -> StoreAccess:
@@ -80,23 +76,13 @@ class Staging(DataStaging, Protocol):
         Raises `UsageError`, `NotFound` or `Denied` for a setting that no other machine can be given."""
         ...
 
-    def locate_code(self, folder: Path, recorded: CommitId | None) -> Staged:
-        """Commits what is code in this folder into the store, and tells where it would be in the cache; puts nothing
-        there. recorded: as of `stage_code`. Raises `LaunchError` if it can't be committed."""
+    def commit_code(self, folder: Path) -> CommitId | None:
+        """Commit the code in this folder into the store. Return None, and say why, if that is not possible."""
         ...
 
-    def stage_code(self, folder: Path, recorded: CommitId | None, run: RunId) -> tuple[Staged, Lease] | None:
-        """Commits what is code in this folder into the store, and makes sure of it as of data.
+    def output(self, folder: Path | None, run: RunId) -> RunOutput:
+        """Commit the job's output in this folder into the store, and return the commit or the error.
 
-        recorded: the commit of a run that is repeated, which is taken instead. None if the run is to see the folder
-        itself, because its code can't be committed.
+        folder: None if the machine of the job has committed it, and the result only has to be looked up
         """
-        ...
-
-    def sent_output(self, run: RunId) -> RunOutput:
-        """Return the output that the machine of the job has committed. An output without it says why not."""
-        ...
-
-    def keep_output(self, folder: Path, run: RunId) -> RunOutput:
-        """Commits what the job left in this folder into the store. That it can't be is a result."""
         ...

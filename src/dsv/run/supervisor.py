@@ -1,4 +1,4 @@
-"""Running a command on a commit: data staged, leases held, an engine started, a record kept."""
+"""Run a command on a commit: data staged, leases held, an engine started, a record kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, as_launch_error
 from dsv.periodic import now_ms
 from dsv.run.active_runs import RunRecords
-from dsv.run.attempts import Supervision, execute, masked
+from dsv.run.attempts import Attempts
 from dsv.run.completing import completed
 from dsv.run.dirs import LIVE_LOG, RunPlace, first_time, leave_terminal, make_folder
 from dsv.run.engine_list import choose
@@ -31,56 +31,43 @@ from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec, check_spec
 from dsv.run.staged import Lease, Staged, Staging
 from dsv.values.ids import CommitId
-from dsv.values.names import Target
+from dsv.values.names import Rev, Target
 from dsv.values.progress import NoProgress, Progress
 
 _GPUS: Final = re.compile(r"gpu|cdi|nvidia|device|gres|node configuration", re.IGNORECASE)
 """Words in the messages of engines if the GPUs keep a job from starting."""
 
-
-@dataclass(frozen=True, slots=True)
-class Entered:
-    """A pool that the job may be given to now. reason: why it could not begin there at once, as far as is known."""
-
-    spec: JobSpec
-    staging: Staging
-    reason: str | None = None
-
-
-Enter: TypeAlias = Callable[
-    [str, float | None, tuple[PassedOver, ...], Callable[[str], None]], Entered | GaveUp
-]
+Announce: TypeAlias = Callable[[RunId, Path, Path], None]
+"""Called with the run's id, its own folder among the user's state, and its output folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The pools that a run may go to, in order, with the seconds that it waits at each of them but the last.
-
-    enter: waits until the job may be given to a pool, for at most so many seconds; it is told which pools were left
-    before, and tells what it waits for.
-    """
+    """The pools that a run may go to, in order."""
 
     pools: Mapping[str, float]
-    enter: Enter
+    """With the seconds that it waits at each of them but the last."""
+    enter: Callable[[str, float | None, tuple[PassedOver, ...]], tuple[JobSpec, Staging, str | None] | GaveUp]
+    """Waits until the job may be given to a pool, for at most so many seconds; it gets the pools that were left before.
+    The last value that it returns is why the job can't begin there at once, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A run that has ended.
-
-    engine: which had its job. error: why dsv could not launch it, ended it, or lost sight of it. problem: why the
-    record isn't in the store yet; it is then kept here and sent by the next run.
-    """
+    """A run that has ended."""
 
     record: RunRecord
     engine: Engine
+    """The engine that had its job."""
     out: Path
     error: LaunchError | None
+    """Why dsv could not launch it, ended it, or lost track of it."""
     problem: DsvError | None = None
+    """Why the record isn't in the store yet; it is then kept here and sent by the next run."""
 
     @property
     def exit_code(self) -> int:
-        """Of dsv."""
+        """The exit code for dsv."""
         assert self.record.exit_code is not None  # it has ended
         return self.record.exit_code
 
@@ -96,39 +83,39 @@ def run(
     signals: Signals | None = None,
     progress: Progress | None = None,
     grace: float = GRACE,
-    announce: Callable[[RunId, Path, Path], None] | None = None,
+    announce: Announce | None = None,
     turns: Turns | None = None,
 ) -> RunResult:
-    """Runs it and waits for it; its output goes to these descriptors, None for nowhere.
+    """Run it and wait for it. Its output goes to these descriptors, None for nowhere.
+
+    Raises `LaunchError` for what kept it from being started, but `UsageError`, `Interrupted` and `Terminated` as they
+    are.
 
     signals: caught and passed on while the job lives, and until its record is kept; those that end nothing don't
-    before and after that either. Without, this process's handlers stay as they are. grace: seconds that the job
-    gets to end after one, unless `dsv stop` names others.
-
-    announce: told of the run, of its own folder among the user's state and of its output folder, once nothing is found
-    wrong and before any data is fetched. From then on it has a record, whatever happens, and its output goes to the
-    live log in that folder alone (see live_log.py), which is there until the record is kept. turns: the pools that it
-    may go to, this one first; it goes on to the next if it doesn't begin in time. Raises `LaunchError` for
-    what kept it from being started, but `UsageError`, `Interrupted` and `Terminated` as they are.
+        before and after that either. None leaves this process's handlers as they are.
+    grace: the seconds that the job gets to end after a signal, unless `dsv stop` names others
+    announce: called once nothing is found wrong and before any data is fetched. From then on the run has a record,
+        whatever happens, and its output goes to the live log in its own folder alone, until the record is kept.
+    turns: the pools that it may go to, this one first; it goes on to the next if it doesn't begin in time
     """
     check_spec(spec)
-    watcher = progress if progress is not None else NoProgress()
+    progress = progress if progress is not None else NoProgress()
     unharmed = spared() if signals is not None else nullcontext()
     with ExitStack() as stack, as_launch_error(), unharmed:
         decided = _decide(spec, place, staging)
         for text in _notes(decided, place):
-            watcher.note(text)
+            progress.note(text)
         live = None
         if announce is not None:
             stdout = stderr = None
             live = stack.enter_context(_announced(decided, records, announce))
         terminals = tuple(each for each in (0, 1, 2) if signals is not None and os.isatty(each))
-        stay = _Stay(records, signals, watcher, grace, (stdout, stderr), live, terminals)
+        supervisor = _Supervisor(records, signals, progress, grace, (stdout, stderr), live, terminals)
         if turns is None:
-            done = stay.at(decided, staging, Patience())
+            done = supervisor.run_at(decided, staging, Patience())
             assert not isinstance(done, GaveUp)  # there is no other pool
         else:
-            done = _in_turn(decided, turns, stay)
+            done = supervisor.run_in_turn(decided, turns)
         if done.problem is None:
             done = replace(done, problem=records.send())
             whole = records.is_in_store(done.problem) and done.record.state.is_terminal
@@ -141,134 +128,122 @@ def run(
 
 
 @dataclass(frozen=True, slots=True)
-class _Stay:
-    """One run at whichever pool. sinks: descriptors for what the job writes; terminals: those of
-    this process that are terminals, which can't be told once they are gone."""
+class _Supervisor:
+    """Supervises one run at whichever pool."""
 
     records: RunRecords
     signals: Signals | None
-    watcher: Progress
+    progress: Progress
     grace: float
     sinks: tuple[int | None, int | None]
+    """The descriptors for what the job writes."""
     live: LiveLog | None
     terminals: tuple[int, ...]
+    """The descriptors of this process that are terminals, which can't be told once they are gone."""
 
-    def at(self, decided: Launch, staging: Staging, patience: Patience) -> RunResult | GaveUp:
-        """Makes sure of the data and has the job run, until its record is kept. The leases end with that."""
+    def run_at(self, decided: Launch, staging: Staging, patience: Patience) -> RunResult | GaveUp:
+        """Stage the data and run the job, until its record is kept. The leases end with that."""
         records = self.records
+        signals = self.signals or Signals()
         with ExitStack() as leases:
-            launch, held = _stage(decided, staging, self.watcher, leases)
-            launch = _stage_code(launch, staging, leases, held)
-            self.watcher.finish()
+            launch, held = _stage(decided, staging, leases)
+            self.progress.finish()
             log = LogKeeper(live=None if self.live is None else self.live.add) if decided.spec.log else None
-            graced = lambda: records.asked_to_stop(launch.run, self.grace)  # noqa: E731
-            signals = self.signals or Signals()
-            supervision = Supervision(
-                held, signals, self.watcher.note, graced, lambda: self._hang_up(launch), patience
-            )
             with signals.caught() if self.signals is not None else nullcontext():
-                done = execute(launch, records, lambda: Output(*self.sinks, log), log, supervision)
+                early = replace(launch.record(launch.plan(), now_ms()), state=RunState.SUBMITTED)
+                done = Attempts(
+                    launch,
+                    records,
+                    held,
+                    signals,
+                    self.progress.note,
+                    grace=lambda: records.asked_to_stop(launch.run, self.grace),
+                    hung_up=lambda: self._hang_up(launch),
+                    patience=patience,
+                    record=early,
+                ).run(lambda: Output(*self.sinks, log), log)
                 if isinstance(done, GaveUp):
                     return done
                 record, ended, kept = done
                 data = None if kept is None else kept.data
                 if launch.keeps_output and not ended.may_live:
                     records.ended(record, data)
-                    record = replace(record, output=_kept_output(launch, staging, supervision))
+                    record = replace(record, output=_kept_output(launch, staging, signals))
                 problem = None
-                if (
-                    not ended.may_live
-                ):  # else whoever finds the supervisor gone ends the job, and then the record
-                    problem = _keep(record, data, records)
+                # Of a job that may live, whoever finds the supervisor gone ends the job, and then the record.
+                if not ended.may_live:
+                    try:
+                        records.finish(record, data)
+                    except NoRoom as error:  # that changes nothing about how the job ended
+                        problem = error
                 engine = launch.chosen.engine
                 return RunResult(record, engine, launch.out, _error_of(launch, ended), problem)
 
     def _hang_up(self, launch: Launch) -> None:
         leave_terminal(launch.own, self.terminals)
-        self.watcher.note(f"the terminal was closed; the run continues: dsv logs {launch.run}")
+        self.progress.note(f"the terminal was closed; the run continues: dsv logs {launch.run}")
+
+    def run_in_turn(self, decided: Launch, turns: Turns) -> RunResult:
+        """Run at one pool after the other, until it begins.
+
+        Before the job goes to another engine, the former one has taken it back. If this process is killed in between,
+        the mark names the last pool.
+        """
+        records, note = self.records, self.progress.note
+        now = decided
+
+        def at(pool: str, seconds: float | None, passed: tuple[PassedOver, ...]) -> RunResult | GaveUp:
+            nonlocal now
+            if passed:
+                note(f"not on {passed[-1].pool}: {passed[-1].reason}")
+            if records.under_way:
+                records.submit(replace(now.record(now.plan(), now_ms()), state=RunState.QUEUED))
+            entered = turns.enter(pool, seconds, passed)
+            if isinstance(entered, GaveUp):
+                return entered
+            spec, staging, reason = entered
+            if passed or not now.chosen.engine.queues:  # what is free has changed while it waited
+                now = _decide(spec, now.place, staging, decided.run)
+            return self.run_at(now, staging, Patience(seconds, reason or "it did not begin"))
+
+        try:
+            return take_turns(turns.pools, at)
+        except BaseException as error:
+            if records.starts:
+                _record_not_started(now, records, error)
+            raise
 
 
-def _in_turn(decided: Launch, turns: Turns, stay: _Stay) -> RunResult:
-    """The run at one pool after the other, until it begins. An engine that was given it has it no more before another
-    gets it; whoever is killed in between leaves a mark that names the last pool."""
-    place, records, note = decided.place, stay.records, stay.watcher.note
-    now = decided
-
-    def at(pool: str, seconds: float | None, passed: tuple[PassedOver, ...]) -> RunResult | GaveUp:
-        nonlocal now
-        if passed:
-            note(f"not on {passed[-1].pool}: {passed[-1].reason}")
-        if records.under_way:
-            records.submit(replace(now.record(now.plan(), now_ms()), state=RunState.QUEUED))
-        entered = turns.enter(pool, seconds, passed, note)
-        if isinstance(entered, GaveUp):
-            return entered
-        if passed or not now.chosen.engine.queues:  # what is free has changed while it waited
-            now = _decide(entered.spec, place, entered.staging, decided.run)
-        reason = entered.reason or "it did not begin"
-        return stay.at(now, entered.staging, Patience(seconds, reason))
-
+def _kept_output(launch: Launch, staging: Staging, signals: Signals) -> RunOutput:
+    """Send the output to the store, also that of a job that failed. A signal ends that."""
     try:
-        return take_turns(turns.pools, at)
-    except BaseException as error:
-        if records.starts and not records.begun and records.under_way:
-            _record_not_started(now, records, error)
-        raise
-
-
-def _kept_output(launch: Launch, staging: Staging, supervision: Supervision) -> RunOutput | None:
-    """Sends the output to the store, also that of a job that failed. A signal ends that."""
-    try:
-        with supervision.signals.raising():
-            if not launch.chosen.engine.shares_folders:
-                return staging.sent_output(launch.run)
-            return staging.keep_output(launch.out, launch.run)
+        with signals.raising():
+            return staging.output(launch.out if launch.chosen.engine.shares_folders else None, launch.run)
     except (Interrupted, Terminated, KeyboardInterrupt) as error:
         return RunOutput(error=error.message if isinstance(error, DsvError) else "it was interrupted")
 
 
-def _keep(record: RunRecord, log: bytes | None, records: RunRecords) -> NoRoom | None:
-    """Keeps the whole record. That it can't be kept doesn't change how the job ended."""
-    try:
-        records.finish(record, log)
-    except NoRoom as problem:
-        return problem
-    return None
-
-
 def _error_of(launch: Launch, ended: Ended) -> LaunchError | None:
+    run, engine, reason = launch.run, launch.chosen.engine, launch.masked(ended.reason)
     if ended.cause is EndCause.LEASE_LOST:
-        return LaunchError(
-            f"run {launch.run} was ended: {masked(launch, ended.reason)}",
-            subject=launch.run,
-            hint=f"dsv run --again {launch.run}",
-        )
-    engine = launch.chosen.engine
+        return LaunchError(f"run {run} was ended: {reason}", subject=run, hint=f"dsv run --again {run}")
     if not ended.seen:
-        return LaunchError(
-            f"could not determine whether run {launch.run} ended: {masked(launch, ended.reason)}",
-            subject=launch.run,
-            hint="dsv runs"
-            if engine.queues
-            else f"{engine.name} ps --all --filter label=dsv.run={launch.run}",
-        )
+        look = "dsv runs" if engine.queues else f"{engine.name} ps --all --filter label=dsv.run={run}"
+        return LaunchError(f"could not determine whether run {run} ended: {reason}", subject=run, hint=look)
     if ended.launched or ended.signal is not None:
         return None
-    reason = masked(launch, ended.reason)
     about_gpus = launch.spec.gpus is not None and _GPUS.search(reason or "") is not None
     return LaunchError(
         f"{engine.name} could not start the command: {reason}" if engine.takes_image else f"{reason}",
-        subject=launch.run,
-        hint=masked(launch, ended.hint) or (engine.gpu_hint if about_gpus else f"dsv runs {launch.run}"),
+        subject=run,
+        hint=launch.masked(ended.hint) or (engine.gpu_hint if about_gpus else f"dsv runs {run}"),
     )
 
 
 @contextmanager
-def _announced(
-    decided: Launch, records: RunRecords, announce: Callable[[RunId, Path, Path], None]
-) -> Iterator[LiveLog | None]:
-    """Tells of the run, and keeps a record of it if its job doesn't come to start. Gives its live log, None if no log
-    is wanted."""
+def _announced(decided: Launch, records: RunRecords, announce: Announce) -> Iterator[LiveLog | None]:
+    """Announce the run, and keep a record of it if its job doesn't start. Yield its live log, None if no log is
+    wanted."""
     early = replace(decided.record(decided.plan(), now_ms()), state=RunState.STAGING)
     make_folder(decided.own)
     path = decided.own / LIVE_LOG
@@ -278,8 +253,7 @@ def _announced(
         announce(early.run, decided.own, decided.out)
         yield live
     except BaseException as error:
-        if not records.begun and records.under_way:
-            _record_not_started(decided, records, error)
+        _record_not_started(decided, records, error)
         raise
     finally:
         if live is not None:
@@ -287,23 +261,20 @@ def _announced(
 
 
 def _record_not_started(decided: Launch, records: RunRecords, error: BaseException) -> None:
-    """Ends the record of a run that is under way, and whose job no engine has."""
-    early = replace(decided.record(decided.plan(), now_ms()), state=RunState.STAGING)
-    records.finish(completed(early, _not_started(decided, error), now_ms()), None)
-    records.send()
-
-
-def _not_started(decided: Launch, error: BaseException) -> Ended:
-    message = (
-        error.message if isinstance(error, DsvError) else f"dsv met an unexpected {type(error).__name__}"
-    )
+    """Complete the record of a run if it is under way and no engine has its job."""
+    if records.begun or not records.under_way:
+        return
     told = isinstance(error, Interrupted | Terminated)
-    return Ended(
+    unexpected = f"dsv met an unexpected {type(error).__name__}"
+    ended = Ended(
         exit_code=error.exit_code if isinstance(error, Interrupted | Terminated) else CANNOT_LAUNCH,
         launched=False,
         cause=EndCause.CANCELLED if told else EndCause.NOT_STARTED,
-        reason=decided.masker.text(message),
+        reason=decided.masked(error.message if isinstance(error, DsvError) else unexpected),
     )
+    early = replace(decided.record(decided.plan(), now_ms()), state=RunState.STAGING)
+    records.finish(completed(early, ended, now_ms()), None)
+    records.send()
 
 
 def dry_run(spec: JobSpec, *, place: RunPlace, staging: Staging) -> Plan:
@@ -313,44 +284,20 @@ def dry_run(spec: JobSpec, *, place: RunPlace, staging: Staging) -> Plan:
     with as_launch_error():
         launch = _decide(spec, place, staging)
         if not launch.chosen.engine.shares_folders:
-            launch = _located_code(launch, staging)
+            launch = replace(launch, staged_code=_code(launch, staging, staging.locate))
         return launch.plan()
-
-
-def _located_code(launch: Launch, staging: Staging) -> Launch:
-    if launch.code is None:
-        return launch
-    return replace(launch, staged_code=staging.locate_code(launch.code, _recorded_tree(launch)))
-
-
-def _recorded_tree(launch: Launch) -> CommitId | None:
-    recorded = launch.spec.recorded_code
-    return None if recorded is None or recorded.tree is None else CommitId.parse(recorded.tree)
-
-
-def _stage_code(launch: Launch, staging: Staging, leases: ExitStack, held: list[Lease]) -> Launch:
-    """The code is data like any other: in the cache, and leased."""
-    if not launch.chosen.engine.shares_folders:
-        return _located_code(launch, staging)
-    if launch.code is None:
-        return launch
-    found = staging.stage_code(launch.code, _recorded_tree(launch), launch.run)
-    if found is None:
-        return launch
-    leases.callback(found[1].release)
-    held.append(found[1])
-    return replace(launch, staged_code=found[0])
 
 
 def _decide(spec: JobSpec, place: RunPlace, staging: Staging, run: RunId | None = None) -> Launch:
     options = NO_OPTIONS if spec.pool is None else spec.pool.options
     chosen = choose(place.environ, spec.engine, spec.image, options)
+    engine = chosen.engine
     if spec.pool is not None and spec.gpus is not None:
         chosen = replace(chosen, facts=replace(chosen.facts, machine=with_free_gpus(chosen.facts.machine)))
     located = {name: staging.locate(target) for name, target in _targets(spec).items()}
-    check_given(chosen.engine, spec)
-    elsewhere = staging.elsewhere() if chosen.engine.queues else ()
-    access = NO_ACCESS if chosen.engine.shares_folders else staging.access()
+    check_given(engine, spec)
+    elsewhere = staging.elsewhere() if engine.queues else ()
+    access = NO_ACCESS if engine.shares_folders else staging.access()
     run = run or RunId.make(now_ms(), os.urandom(4))
     return Launch.of(spec, place, chosen, run, located, elsewhere, access)
 
@@ -364,20 +311,47 @@ def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:
     return plan.notes if note is None or not first_time(place, "plain-process") else (note, *plan.notes)
 
 
-def _stage(
-    decided: Launch, staging: Staging, progress: Progress, leases: ExitStack
-) -> tuple[Launch, list[Lease]]:
-    if decided.chosen.engine.queues:  # each machine makes sure of the data itself, and holds it there
-        return decided, []
-    staged: dict[str, Staged] = {}
+def _stage(decided: Launch, staging: Staging, leases: ExitStack) -> tuple[Launch, list[Lease]]:
+    """Stage the data and the code. The machines of an engine that queues stage the data themselves, and hold it."""
     held: list[Lease] = []
-    for name, target in _targets(decided.spec).items():
-        staged[name], lease = staging.stage(target, decided.run)
+    engine = decided.chosen.engine
+
+    def stage(target: Target) -> Staged:
+        staged, lease = staging.stage(target, decided.run)
         leases.callback(lease.release)
         held.append(lease)
-    return replace(decided, staged=staged), held
+        return staged
+
+    staged = decided.staged
+    if not engine.queues:
+        staged = {name: stage(target) for name, target in _targets(decided.spec).items()}
+    code = _code(decided, staging, stage if engine.shares_folders else staging.locate)
+    return replace(decided, staged=staged, staged_code=code), held
+
+
+def _code(launch: Launch, staging: Staging, stage: Callable[[Target], Staged]) -> Staged | None:
+    """Commit the code and stage it as data. None without code, and if the run is to see the folder itself.
+
+    Raises `LaunchError` if code that other machines have from the store can't be committed.
+    """
+    if launch.code is None:
+        return None
+    recorded = launch.spec.recorded_code
+    if recorded is not None and recorded.tree is not None:
+        commit: CommitId | None = CommitId.parse(recorded.tree)
+    else:
+        commit = staging.commit_code(launch.code)
+    if commit is not None:
+        return stage(Target(launch.main.dataset, Rev(str(commit))))
+    if launch.chosen.engine.shares_folders:
+        return None
+    raise LaunchError(
+        f"the code in {launch.code} is not in the store, from which the machines of the cluster have it",
+        subject=str(launch.code),
+        hint="leave out --code, or --offline",
+    )
 
 
 def _targets(spec: JobSpec) -> dict[str, Target]:
-    """By name; the target itself has none and comes first."""
+    """Return the targets by name; the run's own has none and comes first."""
     return {"": spec.target, **spec.data}

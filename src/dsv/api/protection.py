@@ -1,4 +1,4 @@
-"""Protecting branches: the rules that every dsv keeps to. `repo.protection` has what they refuse."""
+"""Protecting branches: the rules that every dsv keeps to. `repo.repository` has what they refuse."""
 
 from __future__ import annotations
 

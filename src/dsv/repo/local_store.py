@@ -1,29 +1,30 @@
-"""What is here of a store that is not asked: commits by their local copies, and nothing else.
+"""A store that is not asked: commits are read from their local copies, and nothing else is.
 
 What has no copy is never said to be absent, as the store may have it: that is `Unreachable`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from dsv.errors import Unreachable
 from dsv.format import keys
 from dsv.format.envelope import RECORD_MAX
 from dsv.repo.objects.metadata import MetadataCache
-from dsv.store.base import LARGEST, Bytes, Item, Put, absent
+from dsv.store.base import LARGEST, Item, absent
+from dsv.store.opened import Unavailable
 from dsv.values.ids import CommitId
 
 
-class LocalStore:
-    """A store that answers from local copies of commits. Segments and nodes are read from theirs by `Objects`."""
-
-    ordered_listing = True
-    conditional = True
+class LocalStore(Unavailable):
+    """Segments and nodes are read from their local copies by `Objects`."""
 
     def __init__(self, url: str, metadata: MetadataCache) -> None:
-        self.url = url
+        super().__init__(url, _no_copy(url, "it"))
         self._metadata = metadata
+
+    def failure(self, key: str) -> Unreachable:
+        return _no_copy(self.url, key)
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         commit = keys.parse_commit_key(key)
@@ -32,41 +33,20 @@ class LocalStore:
             return data  # a damaged one is as good as none: the store's may be whole
         if keys.parse_locator_key(key) is not None:
             raise absent(self.url, key)  # it would only tell where in packs to read
-        raise self._no_copy(f"there is no copy here of {key}")
-
-    def get_range(self, key: str, start: int, length: int) -> memoryview:
-        raise self._no_copy(f"there is no copy here of what {key} has at byte {start}")
-
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
-        raise self._no_copy("nothing can be stored")
+        raise self.failure(key)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
-        if not prefix.startswith(keys.COMMIT_PREFIX):
-            raise self._no_copy(f"nothing tells whether it has {prefix}")
-        found = sorted(keys.COMMIT_PREFIX + name for name in self._metadata.names("commit"))
+        copies = self._metadata.names("commit") if prefix.startswith(keys.COMMIT_PREFIX) else []
+        found = sorted(keys.COMMIT_PREFIX + name for name in copies)
         fitting = [key for key in found if key.startswith(prefix) and key > (start_after or "")]
         if not fitting:
-            raise self._no_copy(f"there is no copy here of {prefix}…")
+            raise self.failure(f"{prefix}…")
         return iter([Item(key, 0) for key in fitting])
 
-    def folders(self, prefix: str) -> Sequence[str]:
-        raise self._no_copy(f"nothing tells whether it has {prefix}")
 
-    def modified(self, key: str) -> float:
-        raise self._no_copy(f"nothing tells when {key} was made")
-
-    def delete(self, key: str) -> None:
-        raise self._no_copy("nothing can be deleted")
-
-    def free_bytes(self) -> int | None:
-        return None
-
-    def close(self) -> None:
-        pass
-
-    def _no_copy(self, what: str) -> Unreachable:
-        return Unreachable(
-            f"{self.url} is not asked, and {what}",
-            subject=self.url,
-            hint="leave out --offline to ask the store",
-        )
+def _no_copy(url: str, key: str) -> Unreachable:
+    return Unreachable(
+        f"{url} is not asked, and there is no copy here of {key}",
+        subject=url,
+        hint="leave out --offline to ask the store",
+    )

@@ -26,7 +26,7 @@ from dsv.repo.format_log import (
 )
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects, get_commit
-from dsv.repo.refs.branches import Refs
+from dsv.repo.refs.branches import Refs, refused_mover, refused_removals
 from dsv.repo.refs.read import changed
 from dsv.store.base import Put, both
 from dsv.store.opened import OpenStore, names_of, split_of
@@ -64,9 +64,35 @@ class Repository:
         """The branch of the workspace around, and the last answer about it."""
 
     def _refused(self, limits: Limits, before: CommitId | None, entry: RefEntry, merge: bool) -> str | None:
-        from dsv.repo.protection import refused_move  # which only a protected branch needs
+        """Return why a protected branch may not go from `before` to what the entry names; None if it may.
 
-        return refused_move(self.objects, limits, before, entry, merge)
+        `Refs.move` asks this of every move, so that no command can forget it. Rules are advice: every dsv keeps to
+        them, and a store does not know them.
+        """
+        objects = self.objects
+        if entry.commit == before and not entry.deleted:
+            return None  # it stays where it is, as when its rule is changed
+        commit = None if entry.commit is None else objects.commit(entry.commit)
+        merge = merge or (commit is not None and len(commit.parents) > 1)
+        refused = refused_mover(limits, entry.author, merge=merge)
+        if refused is not None:
+            return refused
+        if entry.deleted:
+            return "it is neither deleted nor renamed"
+        if before is None or commit is None or entry.commit is None or objects.stored_commit(before) is None:
+            return None  # a head that the store has lost holds nobody back
+        from dsv.repo.history import is_ancestor
+
+        if before not in commit.parents and not is_ancestor(objects, before, entry.commit):
+            return f"{str(before)[:12]}, its head, would not be part of its history any more"
+        if limits.max_removals is None:
+            return None
+        from dsv.repo.tree.diff import diff_trees
+        from dsv.repo.tree.read import TreeReader
+
+        old = TreeReader(objects, before)
+        removed = sum(change.after is None for change in diff_trees(old, TreeReader(objects, entry.commit)))
+        return refused_removals(limits, removed, old.commit.entries)
 
     def check_last_seen(self) -> None:
         """Raise `IntegrityError` if the branch was read, and the move at which it was last seen is another one by now.

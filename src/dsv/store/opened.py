@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import msgspec
 
@@ -189,7 +189,7 @@ def names_of(store: Store) -> Store:
 
 
 class Unavailable:
-    """In place of a store that is not needed by everything that is done."""
+    """A store that answers nothing, in place of one that is not needed by everything that is done."""
 
     ordered_listing = True
     conditional = True
@@ -198,8 +198,12 @@ class Unavailable:
         self.url = url
         self.reason = reason
 
-    def _fail(self, *_: Any, **__: Any) -> NoReturn:
-        raise self.reason
+    def failure(self, key: str) -> DsvError:
+        """Return the error for a request for a key, or for all with a prefix."""
+        return self.reason
+
+    def _fail(self, *args: Any, **named: Any) -> Any:
+        raise self.failure(str([*args, *named.values()][0]))
 
     get = get_range = put_if_absent = list = folders = modified = delete = _fail
 

@@ -37,7 +37,7 @@ class Compressor:
         self._in_vain = 0
 
     def pack(self, data: Buffer) -> tuple[Codec, Buffer]:
-        """The codec to note and the bytes to store: `data` itself where zstd saves less than a tenth."""
+        """Return the codec to note and the bytes to store: `data` itself where zstd saves less than a tenth."""
         if len(data) < _SMALLEST or (len(data) > _SAMPLED_ABOVE and not self._promising(data)):
             return Codec.RAW, data
         packed = self._zstd.compress(data)
@@ -70,14 +70,14 @@ _local = _Local()
 
 
 def compress(data: Buffer) -> bytes:
-    """One zstd frame, whether it pays or not."""
+    """Return one zstd frame, whether it pays or not."""
     return zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False).compress(
         data
     )
 
 
 def unpack(codec: Codec, stored: Buffer, length: int) -> bytes:
-    """The object's `length` bytes, in no more memory than that. Raises `IntegrityError`. Safe in threads."""
+    """Return the object's `length` bytes, in no more memory than that. Raises `IntegrityError`. Safe in threads."""
     if codec is Codec.RAW:
         if len(stored) != length:
             raise IntegrityError(f"a stored object has {len(stored)} bytes, not {length}")
@@ -86,7 +86,7 @@ def unpack(codec: Codec, stored: Buffer, length: int) -> bytes:
 
 
 def unpack_frame(stored: Buffer, smallest: int, largest: int) -> bytes:
-    """The content of one zstd frame that says itself that it has `smallest` to `largest` bytes."""
+    """Return the content of one zstd frame that says itself that it has `smallest` to `largest` bytes."""
     try:
         promised = zstandard.frame_content_size(stored)
         if not smallest <= promised <= largest:  # -1: it does not say

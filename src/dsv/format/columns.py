@@ -47,7 +47,7 @@ class ColumnReader:
         self._rest = strip_header(data, kind)
 
     def u32(self, limit: int, what: str) -> int:
-        """A count of at most `limit`."""
+        """Return a count of at most `limit`."""
         value: int = struct.unpack("<I", self.raw(4))[0]
         if value > limit:
             raise damaged(self._kind, f"it has {value} {what}, over the limit of {limit}")
@@ -67,13 +67,13 @@ class ColumnReader:
         return taken
 
     def end(self) -> None:
-        """Raises `IntegrityError` where anything is left."""
+        """Raise `IntegrityError` where anything is left."""
         if self._rest:
             raise damaged(self._kind, f"{len(self._rest)} bytes follow its end")
 
 
 def little(values: array[int]) -> bytes:
-    """The array's numbers, little-endian."""
+    """Return the array's numbers, little-endian."""
     if _SWAP:
         values = values[:]
         values.byteswap()
@@ -89,17 +89,17 @@ def from_little(code: str, data: Buffer) -> array[int]:
 
 
 def u32s(values: Iterable[int]) -> array[int]:
-    """Raises `OverflowError` for what does not fit 32 bits."""
+    """Raise `OverflowError` for what does not fit 32 bits."""
     return array("I", values)
 
 
 def u64s(values: Iterable[int]) -> array[int]:
-    """Raises `OverflowError` for what does not fit 64 bits."""
+    """Raise `OverflowError` for what does not fit 64 bits."""
     return array("Q", values)
 
 
 def cut(data: bytes, width: int) -> list[bytes]:
-    """A column of `width`-byte values as a list."""
+    """Return a column of `width`-byte values as a list."""
     return [data[at : at + width] for at in range(0, len(data), width)]
 
 

@@ -55,7 +55,7 @@ class Commit(msgspec.Struct, frozen=True):
         return CommitId.hash(self.encode())
 
     def encode(self) -> builtins.bytes:
-        """Raises `ValueError` for what `decode` would refuse."""
+        """Raise `ValueError` for what `decode` would refuse."""
         fault = self._fault()
         if fault is not None:
             raise ValueError(f"a commit can't hold this: {fault}")
@@ -69,7 +69,7 @@ class Commit(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: Buffer) -> Commit:
-        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
+        """Raise `IntegrityError`, or `Unsupported` for a newer version."""
         dataset = branch = None
         if version_of(data) == 1:
             root, level, parents, author, time_ms, message, files, size, entries = _COMMIT.decode(data)

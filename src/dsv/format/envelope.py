@@ -62,13 +62,13 @@ def strip_header(data: Buffer, kind: str, version: int = 1) -> memoryview:
 
 
 def version_of(data: Buffer) -> int | None:
-    """The version in the header line of a record of any kind; None without such a line."""
+    """Return the version in the header line of a record of any kind; None without such a line."""
     match = _HEADER.match(bytes(memoryview(data)[:_MAX_HEADER]))
     return None if match is None else int(match[2])
 
 
 def carried(kind: str, parse: Callable[[str], Name], text: str) -> Name:
-    """A name that a record carries. Raises `IntegrityError` if the text is none."""
+    """Return a name that a record carries. Raises `IntegrityError` if the text is none."""
     try:
         return parse(text)
     except UsageError as error:
@@ -76,7 +76,7 @@ def carried(kind: str, parse: Callable[[str], Name], text: str) -> Name:
 
 
 def sealed(data: bytes) -> bytes:
-    """A record with its check behind it."""
+    """Return a record with its check behind it."""
     return data + blake3(data).digest(CHECK_SIZE)
 
 
@@ -85,7 +85,7 @@ def damaged(kind: str, reason: str) -> IntegrityError:
 
 
 class Record(Generic[T]):
-    """How one kind of record is written: the tuple of its fields, in order."""
+    """The encoding of one kind of record: the tuple of its fields, in order."""
 
     def __init__(self, kind: str, fields: type[T], *, version: int = 1, limit: int = RECORD_MAX) -> None:
         self.kind = kind
@@ -101,7 +101,7 @@ class Record(Generic[T]):
         return msgspec.msgpack.Decoder(self._fields)
 
     def encode(self, fields: T) -> bytes:
-        """Raises `ValueError` for a value that `decode` would refuse."""
+        """Raise `ValueError` for a value that `decode` would refuse."""
         body = self._encoder.encode(fields)
         size = len(self._header) + len(body) + CHECK_SIZE
         if size > self._limit:
@@ -113,7 +113,7 @@ class Record(Generic[T]):
         return sealed(self._header + body)
 
     def decode(self, data: Buffer) -> T:
-        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
+        """Raise `IntegrityError`, or `Unsupported` for a newer version."""
         if len(data) > self._limit:
             raise damaged(self.kind, f"it has {len(data)} bytes, over the limit of {self._limit}")
         body = strip_header(data, self.kind, self._version)[:-CHECK_SIZE]

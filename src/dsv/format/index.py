@@ -46,7 +46,7 @@ class IndexBuilder:
         self._packs: dict[PackId, int] = {}
 
     def add(self, kind: ObjectKind, object_id: Id, location: Location) -> None:
-        """Raises `ValueError` for a locator, which is found by the tail of its object, or for a wrong id."""
+        """Raise `ValueError` for a locator, which is found by the tail of its object, or for a wrong id."""
         pack, offset, stored, length, codec, tail = location
         if kind is ObjectKind.LOCATOR:
             raise ValueError("an index lists no locators")
@@ -58,7 +58,7 @@ class IndexBuilder:
         )
 
     def finish(self) -> bytes:
-        """The whole file."""
+        """Return the whole file."""
         return _write(list(self._packs), self._buckets)
 
 
@@ -76,7 +76,7 @@ class Index:
 
     @classmethod
     def parse(cls, buffer: Buffer, name: str = "", *, verify: bool = True) -> Index:
-        """Checks everything but whether packs hold what is said of them; `name` is for messages.
+        """Check everything but whether packs hold what is said of them; `name` is for messages.
 
         Without `verify`, for a local copy that was checked when it was made, only the head is looked at, so
         that a large mapped file costs nothing; what is wrong then shows as a wrong place or a miss.
@@ -98,7 +98,7 @@ class Index:
         return self._view[self._start : self._start + len(self) * ROW_SIZE]
 
     def bucket(self, first: int) -> memoryview:
-        """The rows of the ids that begin with this byte."""
+        """Return the rows of the ids that begin with this byte."""
         begin = self._fanout[first - 1] if first else 0
         return self.row_bytes[begin * ROW_SIZE : self._fanout[first] * ROW_SIZE]
 
@@ -124,7 +124,7 @@ class Index:
         return None
 
     def rows(self) -> Iterator[tuple[ObjectKind, Id, Location]]:
-        """Every row that names a place in a pack, by id and kind."""
+        """Yield every row that names a place in a pack, by id and kind."""
         for at in range(self._start, self._start + len(self) * ROW_SIZE, ROW_SIZE):
             if self._view[at + 33] == IN_PACK:
                 yield (
@@ -134,7 +134,7 @@ class Index:
                 )
 
     def erased(self) -> Iterator[tuple[ObjectKind, Id]]:
-        """Every row that says that an object was erased, by id and kind."""
+        """Yield every row that says that an object was erased, by id and kind."""
         where = bytes(self.row_bytes[33::ROW_SIZE])
         row = where.find(ERASED)
         while row >= 0:
@@ -179,7 +179,7 @@ def was_erased(object_id: Id) -> NotFound:
 
 
 def merge(indexes: Iterable[Index]) -> bytes:
-    """One index file of several; where two have an object, the erased row counts, else that of the first."""
+    """Return one index file of several; where two have an object, the erased row counts, else that of the first."""
     packs: dict[PackId, int] = {}
     buckets = [bytearray() for _ in range(256)]
     for one in indexes:
@@ -194,12 +194,12 @@ def merge(indexes: Iterable[Index]) -> bytes:
 
 
 def _write(packs: list[PackId], buckets: list[bytearray]) -> bytes:
-    """The file with these rows, bucketed by the first byte of their ids; rows number `packs` as given."""
+    """Return the file with these rows, bucketed by the first byte of their ids; rows number `packs` as given."""
     return join(packs, (_settle(bytes(bucket)) for bucket in buckets))
 
 
 def join(packs: list[PackId], buckets: Iterable[list[bytes]]) -> bytes:
-    """The file of 256 buckets of rows that are sorted, each kind and id once; they number `packs` as given."""
+    """Return the file of 256 buckets of rows that are sorted, each kind and id once; they number `packs` as given."""
     body, fanout, total = bytearray(), array("I"), 0
     for rows in buckets:
         body += b"".join(rows)
@@ -222,7 +222,7 @@ def join(packs: list[PackId], buckets: Iterable[list[bytes]]) -> bytes:
 
 
 def _settle(bucket: bytes) -> list[bytes]:
-    """A bucket's rows, sorted, each kind and id once."""
+    """Return a bucket's rows, sorted, each kind and id once."""
     best: dict[bytes, bytes] = {}
     for row in cut(bucket, ROW_SIZE):
         had = best.setdefault(row[:PREFIX_SIZE], row)
@@ -232,12 +232,12 @@ def _settle(bucket: bytes) -> list[bytes]:
 
 
 def _column(rows: Buffer, word: int) -> array[int]:
-    """One of the 32-bit columns (9: pack, 10: offset, 11: stored, 12: length, 13: tail) of all rows."""
+    """Return one of the 32-bit columns (9: pack, 10: offset, 11: stored, 12: length, 13: tail) of all rows."""
     return from_little("I", memoryview(rows).cast("I")[word :: ROW_SIZE // 4].tobytes())
 
 
 def renumber(rows: bytearray, numbers: list[int]) -> None:
-    """Writes `numbers[n]` where a row has pack n."""
+    """Write `numbers[n]` where a row has pack n."""
     if rows:
         changed = u32s(map(numbers.__getitem__, _column(rows, 9)))
         if sys.byteorder == "big":
@@ -246,7 +246,7 @@ def renumber(rows: bytearray, numbers: list[int]) -> None:
 
 
 def _parse_head(view: memoryview, name: str, verify: bool) -> tuple[list[PackId], array[int], memoryview]:
-    """The packs, the fanout, and the rows' bytes, with everything but the rows checked."""
+    """Return the packs, the fanout, and the rows' bytes, with everything but the rows checked."""
     if len(view) < FIXED_SIZE + HASH_SIZE:
         raise damaged(name, "it is cut short")
     magic, packs, rows = _HEAD.unpack(view[: _HEAD.size])
@@ -331,7 +331,7 @@ class IndexFilter:
 
     @classmethod
     def parse(cls, data: Buffer, index_id: IndexId) -> IndexFilter:
-        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
+        """Raise `IntegrityError`, or `Unsupported` for a newer version."""
         view, what = memoryview(data), f"filter of index {index_id}"
         if len(view) < _FILTER_HEAD.size + HASH_SIZE:
             raise damaged(what, "it is cut short")
@@ -360,7 +360,7 @@ class IndexFilter:
         return self._rows
 
     def blocks(self, object_id: Id) -> Iterator[int]:
-        """The blocks of rows that may have the id."""
+        """Yield the blocks of rows that may have the id."""
         head, end = int.from_bytes(object_id[:4], "big"), object_id[-2:]
         first = max(bisect_left(self._firsts, head) - 1, 0)
         for block in range(first, bisect_right(self._firsts, head)):
@@ -391,7 +391,7 @@ class IndexFilter:
 
 
 def encode_filter(index_id: IndexId, index: Index) -> bytes:
-    """The filter of an index file, which has at least one row."""
+    """Return the filter of an index file, which has at least one row."""
     rows, count = index.row_bytes, len(index)
     if not count:
         raise ValueError("an index without rows has no filter")
@@ -449,14 +449,14 @@ class _Layer:
         self.rows += len(rows)
 
     def finish(self) -> bytes:
-        """The file; what is added from now on is in the next one."""
+        """Return the file; what is added from now on is in the next one."""
         encoded = join(self._packs, self._buckets)
         self._buckets, self.rows = [[] for _ in range(256)], 0
         return encoded
 
 
 def _layers(bucket: bytes) -> list[list[bytes]]:
-    """The rows, sorted and each once: first one of each object, then the second places, and so on."""
+    """Return the rows, sorted and each once: first one of each object, then the second places, and so on."""
     first: dict[bytes, bytes] = {}
     more: dict[bytes, list[bytes]] = {}
     for row in cut(bucket, ROW_SIZE):

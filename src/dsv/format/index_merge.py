@@ -61,7 +61,7 @@ class IndexMerge(msgspec.Struct, frozen=True):
         return tuple(tuple(islice(files, count)) for count in self.runs)
 
     def encode(self) -> bytes:
-        """Raises `ValueError` if the replaced files are not sorted."""
+        """Raise `ValueError` if the replaced files are not sorted."""
         if list(self.replaced) != sorted(set(self.replaced)):
             raise ValueError("the files that were replaced are sorted, each once")
         files = tuple((bytes(one.id), one.first, one.last) for one in self.files)
@@ -83,7 +83,7 @@ class IndexMerge(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """Which index files of a store stand for all. loose: those of no run."""
+    """The index files of a store that stand for all. loose: those of no run."""
 
     runs: tuple[Run, ...]
     loose: tuple[IndexId, ...]
@@ -116,7 +116,7 @@ def stand(listed: Iterable[IndexId], records: Iterable[IndexMerge]) -> Standing:
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """What is merged as a whole: a loose file, or a run."""
+    """A unit of merging: a loose file, or a run."""
 
     files: tuple[IndexId, ...]
     rows: int
@@ -133,7 +133,8 @@ def crowd(found: Sequence[Unit], most_rows: int) -> int:
 
 
 def choose(found: Sequence[Unit], most_rows: int) -> list[Unit]:
-    """The units to merge, smallest first, so that each of the others has at least twice the rows of all smaller ones.
+    """Return the units to merge, smallest first, so that each of the others has at least twice the rows of all smaller
+    ones.
 
     A row is then merged again only when what it lies in has grown by half: in all n log n rows are written for n, and
     log n units are left. Nothing is merged to more than `most_rows`.

@@ -80,12 +80,12 @@ def parse_index_filter_key(key: str) -> IndexId | None:
 
 
 def index_merge_key(number: int, merge: IndexId) -> str:
-    """The record of a merge. It says all that those with a smaller number say."""
+    """Return the key of a merge's record. It says all that those with a smaller number say."""
     return f"{INDEX_PREFIX}{_MERGE}{_up(number)}-{merge.hex()}"
 
 
 def parse_index_merge_key(key: str) -> int | None:
-    """The number of a merge. Those of the upper half are never given, so that a next one is always possible."""
+    """Return the number of a merge. Those of the upper half are never given, so that a next one is always possible."""
     if not key.startswith(INDEX_PREFIX + _MERGE):
         return None
     number, _, merge = key.removeprefix(INDEX_PREFIX + _MERGE).partition("-")
@@ -99,7 +99,7 @@ def commit_key(commit: CommitId) -> str:
 
 
 def commit_search_prefix(digits: str) -> str:
-    """Lists the commits whose ids begin with these lower-case hex digits."""
+    """Return the prefix of the commits whose ids begin with these lower-case hex digits."""
     return COMMIT_PREFIX + digits
 
 
@@ -116,7 +116,7 @@ def parse_locator_key(key: str) -> CommitId | None:
 
 
 def format_key(seq: int) -> str:
-    """Counts up: the log is read from 0 until an entry is absent."""
+    """Return the key of an entry: the log is read from 0 until one is absent."""
     return f"{FORMAT_PREFIX}{_up(seq)}"
 
 
@@ -126,7 +126,7 @@ def parse_format_key(key: str) -> int | None:
 
 
 def maker_key(store: StoreId) -> str:
-    """The key that whoever makes a store in two places leaves at the place of the data until both are made."""
+    """Return the key that the maker of a store in two places leaves with the data until both are made."""
     return f"{FORMAT_PREFIX}maker-{store.hex()}"
 
 
@@ -146,12 +146,12 @@ def branch_prefix(dataset: DatasetName, branch: BranchName) -> str:
 
 
 def branch_key(dataset: DatasetName, branch: BranchName, seq: int) -> str:
-    """The key of a branch's n-th move; the first is 0. Later moves have smaller keys."""
+    """Return the key of a branch's n-th move; the first is 0. Later moves have smaller keys."""
     return f"{branch_prefix(dataset, branch)}{_up(_TOP_SEQ - seq)}"
 
 
 def branch_rule_key(dataset: DatasetName, branch: BranchName, number: int) -> str:
-    """The n-th rule of a branch. They stand before its moves, the latest first: one listing tells of both."""
+    """Return the key of the n-th rule of a branch. Rules stand before moves, the latest first, in one listing."""
     return f"{branch_prefix(dataset, branch)}{_RULE}{_up(_TOP_SEQ - number)}"
 
 
@@ -189,7 +189,7 @@ def tag_deleted_key(dataset: DatasetName, tag: TagName) -> str:
 
 
 def erased_key(erased: ErasedId) -> str:
-    """The tombstone of a dataset, below a name that no dataset can have."""
+    """Return the key of a dataset's tombstone, below a name that no dataset can have."""
     return f"{REFS_PREFIX}{erased.hex()}/erased"
 
 
@@ -205,7 +205,7 @@ def session_open_key(session: SessionId) -> str:
 
 
 def session_beat_key(session: SessionId, count: int) -> str:
-    """The n-th renewal; keys of later ones are larger."""
+    """Return the key of the n-th renewal; later ones have larger keys."""
     if not 0 <= count < 1 << 32:
         raise ValueError(f"a session has no renewal {count}")
     return f"{session_prefix(session)}beat-{count:08x}"
@@ -240,7 +240,7 @@ def runs_prefix(dataset: DatasetName) -> str:
 
 
 def run_key(dataset: DatasetName, run_id: str, part: str) -> str:
-    """One part of a run's record. Raises `ValueError` where the id or the part is no key component."""
+    """Return the key of one part of a run's record. Raises `ValueError` if the id or the part is no component."""
     for text in (run_id, part):
         if not _RUN_ID.fullmatch(text):
             raise ValueError(f"{text!r} is no component of a run's key")

@@ -28,7 +28,7 @@ PACK_MAX = 128 << 20  # bytes of a pack; larger ones are refused, and so is a pl
 
 
 class ObjectKind(enum.IntEnum):
-    """What an object of a pack is, and so how its id is made."""
+    """The kinds of objects of a pack. Each has its own way to make an id."""
 
     CHUNK = 1
     RECIPE = 2
@@ -81,7 +81,7 @@ class Locator(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, locations: Iterable[Location]) -> Locator:
-        """Raises `ValueError` for more than `MAX_ROWS`."""
+        """Raise `ValueError` for more than `MAX_ROWS`."""
         rows = list(locations)
         if len(rows) > MAX_ROWS:
             raise ValueError(f"a locator has at most {MAX_ROWS} rows, not {len(rows)}")
@@ -96,7 +96,7 @@ class Locator(msgspec.Struct, frozen=True):
         return len(self.places)
 
     def get(self, at: int) -> Location:
-        """The location at a place from 0. Raises `IndexError`."""
+        """Return the location at a place from 0. Raises `IndexError`."""
         return Location(
             self.packs[self.places[at]],
             self.offsets[at],
@@ -107,7 +107,7 @@ class Locator(msgspec.Struct, frozen=True):
         )
 
     def locations(self) -> Iterator[Location]:
-        """Every row, in order."""
+        """Yield every row, in order."""
         return map(
             Location,
             map(self.packs.__getitem__, self.places),
@@ -124,7 +124,7 @@ class Locator(msgspec.Struct, frozen=True):
         return _FIXED + 16 * len(self.packs) + _ROW * len(self)
 
     def encode(self) -> bytes:
-        """One zstd frame."""
+        """Return one zstd frame."""
         out = ColumnWriter("locator")
         out.u32(len(self.packs))
         out.u32(len(self))
@@ -194,7 +194,7 @@ class LocatorBuilder:
         self._codecs.append(codec)
 
     def extend(self, source: Locator, start: int, stop: int) -> None:
-        """Adds the rows of `source` from `start` up to, not including, `stop`."""
+        """Add the rows of `source` from `start` up to, not including, `stop`."""
         rows = slice(start, stop)
         places = source.places[rows]
         numbers = {
@@ -209,7 +209,8 @@ class LocatorBuilder:
         self._codecs += source.codecs[rows]
 
     def finish(self) -> Locator:
-        """The locator. The builder may not be used any more. Raises `ValueError` for more than `MAX_ROWS` rows."""
+        """Return the locator. The builder may not be used any more. Raises `ValueError` for more than `MAX_ROWS`
+        rows."""
         if len(self._places) > MAX_ROWS:
             raise ValueError(f"a locator has at most {MAX_ROWS} rows, not {len(self._places)}")
         return Locator(

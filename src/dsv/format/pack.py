@@ -78,7 +78,7 @@ class PackBuilder:
         return self._end + _ROW * len(self._kinds) + FOOTER_SIZE
 
     def add(self, kind: ObjectKind, object_id: Id, codec: Codec, stored: Buffer, length: int) -> int:
-        """Appends an object and returns its offset. `length` is the object's when unpacked.
+        """Append an object and return its offset. `length` is the object's when unpacked.
 
         A locator is added directly behind the object it belongs to, under that one's id.
         """
@@ -124,7 +124,7 @@ class PackBuilder:
         return offsets
 
     def finish(self) -> memoryview:
-        """The whole pack. The builder is spent. Raises `ValueError` for a pack without objects."""
+        """Return the whole pack. The builder is spent. Raises `ValueError` for a pack without objects."""
         if not self._kinds:
             raise ValueError("a pack holds at least one object")
         if len(self._ids) != 32 * len(self._kinds):
@@ -198,7 +198,7 @@ class PackTable(msgspec.Struct, frozen=True):
         return map(self.row, range(len(self)))
 
     def indexed(self, pack: PackId) -> Iterator[tuple[ObjectKind, Id, Location]]:
-        """What an index says of this pack: every object but the locators, which are the tails of theirs."""
+        """Yield what an index says of this pack: every object but the locators, which are the tails of theirs."""
         for at in range(len(self)):
             kind, object_id, codec, offset, stored, length = self.row(at)
             if kind is not ObjectKind.LOCATOR:
@@ -208,7 +208,7 @@ class PackTable(msgspec.Struct, frozen=True):
 
 
 def parse_footer(data: Buffer) -> Footer:
-    """The footer in a pack's last `FOOTER_SIZE` bytes. Raises `IntegrityError`, or `Unsupported` if newer."""
+    """Return the footer in a pack's last `FOOTER_SIZE` bytes. Raises `IntegrityError`, or `Unsupported` if newer."""
     if len(data) < FOOTER_SIZE:
         raise damaged("pack", "it is cut short")
     table, rows, cipher, digest, magic = _FOOTER.unpack(memoryview(data)[-FOOTER_SIZE:])
@@ -219,7 +219,7 @@ def parse_footer(data: Buffer) -> Footer:
 
 
 def parse_table(data: Buffer, footer: Footer, pack_size: int) -> PackTable:
-    """The table in the bytes between `footer.table_offset` and the footer. Raises `IntegrityError`."""
+    """Return the table in the bytes between `footer.table_offset` and the footer. Raises `IntegrityError`."""
     rows = footer.rows
     if footer.cipher:
         raise Unsupported("a pack is encrypted, which this dsv cannot read", hint="install a newer dsv")
@@ -239,7 +239,7 @@ def parse_table(data: Buffer, footer: Footer, pack_size: int) -> PackTable:
 
 
 def verify(data: Buffer) -> PackTable:
-    """The table of a whole pack, whose hash is checked; objects are not unpacked. Raises `IntegrityError`."""
+    """Return the table of a whole pack, whose hash is checked; objects are not unpacked. Raises `IntegrityError`."""
     view = memoryview(data)
     if len(view) > PACK_MAX:
         raise damaged("pack", f"it has {len(view)} bytes, over the limit of {PACK_MAX}")

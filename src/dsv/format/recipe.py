@@ -28,7 +28,7 @@ _BUFFER = 3 * MAX_CHUNK
 
 
 def _chunker() -> FastCDC:
-    """A new one each time: it may not be shared by threads, and costs a microsecond."""
+    """Return a new one each time: it may not be shared by threads, and costs a microsecond."""
     from pyfastcdc import FastCDC  # not at import: most commands cut nothing
 
     if FastCDC.__module__ != "pyfastcdc.cy.fastcdc":
@@ -43,7 +43,7 @@ def _chunker() -> FastCDC:
 
 
 def cut_points(data: bytes | bytearray | memoryview) -> list[int]:
-    """The lengths of the chunks of a whole file's bytes; empty for an empty one."""
+    """Return the lengths of the chunks of a whole file's bytes; empty for an empty one."""
     return [chunk.length for chunk in _chunker().cut_buf(memoryview(data).toreadonly())]
 
 
@@ -55,7 +55,7 @@ class FileCutter:
         self._buffer = memoryview(bytearray(_BUFFER))
 
     def chunks(self, readinto: Callable[[memoryview], int]) -> Iterator[memoryview]:
-        """The chunks of one file; `readinto` fills what it is given, partly or wholly, and gives 0 at the end.
+        """Yield the chunks of one file; `readinto` fills what it is given, partly or wholly, and gives 0 at the end.
 
         A chunk is good until the next one is asked for.
         """
@@ -107,17 +107,17 @@ class Recipe(msgspec.Struct, frozen=True):
         return map(kind, cut(self.ids, 32))
 
     def rows(self) -> Iterator[tuple[Id, int]]:
-        """Each child with the bytes it stands for."""
+        """Yield each child with the bytes it stands for."""
         return zip(self.children(), self.lengths, strict=True)
 
     def chunks(self) -> Iterator[tuple[ChunkId, int]]:
-        """Each chunk with its length. Raises `ValueError` above level 0."""
+        """Yield each chunk with its length. Raises `ValueError` above level 0."""
         if self.level:
             raise ValueError(f"a recipe of level {self.level} lists no chunks")
         return zip(map(ChunkId, cut(self.ids, 32)), self.lengths, strict=True)
 
     def encode(self) -> bytes:
-        """Raises `ValueError` for what `decode` would refuse."""
+        """Raise `ValueError` for what `decode` would refuse."""
         fault = self._fault()
         if fault is not None:
             raise ValueError(f"a recipe can't hold this: {fault}")
@@ -130,7 +130,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: Buffer) -> Recipe:
-        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
+        """Raise `IntegrityError`, or `Unsupported` for a newer version."""
         read = ColumnReader("recipe", data)
         level = read.u32(MAX_LEVEL, "levels")
         count = read.u32(MAX_ROWS, "rows")
@@ -157,7 +157,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 def build_recipe(chunk_ids: bytes, lengths: Sequence[int]) -> list[tuple[RecipeId, Recipe]]:
-    """The recipes of a file with these chunks, those below before those above; the last is the file's.
+    """Return the recipes of a file with these chunks, those below before those above; the last is the file's.
 
     Up to `MAX_ROWS` chunks are one recipe. More are cut where their ids say, so an insertion changes few.
     """

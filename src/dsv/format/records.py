@@ -64,7 +64,7 @@ class RefEntry(msgspec.Struct, frozen=True):
     number: int | None = None
 
     def encode(self) -> bytes:
-        """Raises `ValueError` if a deleted branch names a commit, or only some of the names are given."""
+        """Raise `ValueError` if a deleted branch names a commit, or only some of the names are given."""
         if self.deleted and self.commit is not None:
             raise ValueError("a deleted branch names no commit")
         fields = (self.commit and bytes(self.commit), self.deleted, bytes(self.nonce), self.time_ms,
@@ -102,7 +102,7 @@ class TagValue(msgspec.Struct, frozen=True):
     tag: TagName | None = None
 
     def encode(self) -> bytes:
-        """Raises `ValueError` if only one of both names is given."""
+        """Raise `ValueError` if only one of both names is given."""
         fields = (bytes(self.commit), bytes(self.nonce), self.time_ms, self.author, self.message)
         if self.dataset is None and self.tag is None:
             return _TAG.encode(fields)
@@ -138,7 +138,7 @@ class TagDeleted(msgspec.Struct, frozen=True):
 
 
 class FeatureRule(enum.StrEnum):
-    """What a program does that does not know the feature."""
+    """The behaviour of a program that does not know the feature."""
 
     IGNORE = "ignore"
     READ_ONLY = "read-only"
@@ -151,7 +151,7 @@ class Feature(msgspec.Struct, frozen=True):
 
 
 class ChunkingParams(msgspec.Struct, frozen=True):
-    """How files are cut. Sizes in bytes; a file up to `single` is one chunk."""
+    """The way in which files are cut. Sizes in bytes; a file up to `single` is one chunk."""
 
     algorithm: str = recipe.ALGORITHM
     single: int = recipe.SINGLE_CHUNK_MAX
@@ -180,7 +180,7 @@ class FormatEntry(msgspec.Struct, frozen=True):
     names: str | None = None
 
     def encode(self) -> bytes:
-        """Raises `ValueError` where the features are not sorted by name."""
+        """Raise `ValueError` where the features are not sorted by name."""
         names = [one.name for one in self.features]
         if names != sorted(set(names)):
             raise ValueError("features are sorted by name, each once")
@@ -284,7 +284,7 @@ class GcCondemned(msgspec.Struct, frozen=True):
     tool: str
 
     def encode(self) -> bytes:
-        """Raises `ValueError` where the packs are not sorted, or are too many for one epoch."""
+        """Raise `ValueError` where the packs are not sorted, or are too many for one epoch."""
         if list(self.packs) != sorted(set(self.packs)):
             raise ValueError("condemned packs are sorted, each once")
         packs = tuple(bytes(pack) for pack in self.packs)
@@ -321,7 +321,7 @@ _RULE = Record(
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a protected branch allows beyond going forward.
+    """The rule of a protected branch, which allows only to go forward.
 
     only_merge: only merges move it. who: the authors who may move it, sorted, none twice; empty: anyone.
     max_removals: of the paths that the head has, so many percent may go in one move; None: all.
@@ -363,7 +363,7 @@ class BranchRule(msgspec.Struct, frozen=True):
     number: int
 
     def encode(self) -> bytes:
-        """Raises `ValueError` for limits that make no sense."""
+        """Raise `ValueError` for limits that make no sense."""
         limits = self.limits or Limits()
         fault = limits.fault()
         if fault is not None:
@@ -431,7 +431,7 @@ class Action(msgspec.Struct, frozen=True):
         return f"{verb}: {self.message}" if self.message else verb
 
     def overriding(self, why: str) -> Action:
-        """The same, forced for this reason."""
+        """Return the same, forced for this reason."""
         said = self.message if why in self.message else "; ".join(filter(None, (self.message, why)))
         return Action(self.verb, said[: MESSAGE_MAX + 100], forced=True)
 
@@ -464,7 +464,7 @@ def erased_id(store: StoreId, dataset: DatasetName) -> ErasedId:
 
 
 class Writer(msgspec.Struct, frozen=True):
-    """Who writes, for the records of a session: never used to decide anything."""
+    """The person and the program that write, for the records of a session: never used to decide anything."""
 
     author: str
     host: str

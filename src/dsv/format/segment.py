@@ -69,7 +69,7 @@ class Segment:
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Segment:
-        """The segment of these entries, given in tree order. Raises `ValueError` for an impossible one."""
+        """Return the segment of these entries, given in tree order. Raises `ValueError` for an impossible one."""
         columns = SegmentBuilder()
         for entry in entries:
             columns.add(entry)
@@ -113,7 +113,7 @@ class Segment:
         return self._zeros
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry, in order."""
+        """Yield every entry, in order."""
         if self._plain:
             ids = map(FileId, cut(self.file_ids, 32))
             for path, kind, size, file_id in zip(self.paths, self.kinds, self.sizes, ids, strict=True):
@@ -129,7 +129,7 @@ class Segment:
                 yield Entry(path, _KINDS[kind], target=next(targets) if kind == Kind.SYMLINK else None)
 
     def entry(self, at: int) -> Entry:
-        """The entry at a place from 0. Raises `IndexError`."""
+        """Return the entry at a place from 0. Raises `IndexError`."""
         path, kind, size = self.paths[at], Kind(self.kinds[at]), self.sizes[at]
         before = self.kinds[: at % len(self)]
         if kind == Kind.SYMLINK:
@@ -144,7 +144,7 @@ class Segment:
         return Entry(path, kind, size, file_id, recipe)
 
     def find(self, path: bytes) -> Entry | None:
-        """The entry of exactly this path."""
+        """Return the entry of exactly this path."""
         at = self.position(path)
         return None if at is None else self.entry(at)
 
@@ -154,7 +154,7 @@ class Segment:
         return at if at < len(self) and self.paths[at] == path else None
 
     def rows_unlike(self, other: Segment) -> tuple[list[int], list[int]]:
-        """The places of the entries that this segment alone has, and of those that the other one alone has.
+        """Return the places of the entries that this segment alone has, and of those that the other one alone has.
 
         Much faster than to compare entries, as none is made.
         """
@@ -202,7 +202,7 @@ class Segment:
         return zip(self.paths, self.kinds, self.sizes, cut(self.file_ids, 32), strict=True)
 
     def encode(self, split: SplitPaths = split_paths) -> bytes:
-        """Raises `ValueError` for what `decode` would refuse. split: checks the paths."""
+        """Raise `ValueError` for what `decode` would refuse. split: checks the paths."""
         paths = b"\0".join([*self.paths, b""])
         sizes = self.sizes
         if self.files != len(self):
@@ -225,7 +225,7 @@ class Segment:
 
     @classmethod
     def decode(cls, data: Buffer, split: SplitPaths = split_paths, *, checked: bool = False) -> Segment:
-        """Raises `IntegrityError`, or `Unsupported` for a newer version.
+        """Raise `IntegrityError`, or `Unsupported` for a newer version.
 
         split: splits the column of paths, and checks them. checked: these very bytes were decoded before.
         """
@@ -248,7 +248,7 @@ class Segment:
         return segment
 
     def _check(self) -> None:
-        """Raises `IntegrityError` where columns contradict each other; the paths are checked already."""
+        """Raise `IntegrityError` where columns contradict each other; the paths are checked already."""
         if not 0 < len(self) <= MAX_ENTRIES:
             raise damaged("segment", f"it has {len(self)} entries")
         if self.kinds.translate(None, _ALL_KINDS):
@@ -295,7 +295,7 @@ class SegmentBuilder:
         return len(self.paths)
 
     def add(self, entry: Entry) -> None:
-        """Raises `ValueError` for an impossible one."""
+        """Raise `ValueError` for an impossible one."""
         path, kind, size, file_id, recipe_id, target = entry
         if kind <= Kind.EXECUTABLE:
             possible = target is None and (recipe_id is not None) == (size > SINGLE_CHUNK_MAX)
@@ -316,7 +316,7 @@ class SegmentBuilder:
         self.sizes.append(size)
 
     def finish(self) -> Segment:
-        """The segment. The builder may not be used any more."""
+        """Return the segment. The builder may not be used any more."""
         return Segment(
             self.paths,
             bytes(self.kinds),
@@ -328,7 +328,7 @@ class SegmentBuilder:
 
 
 def _unlike(mine: bytes, others: bytes, width: int) -> list[int]:
-    """The rows in which two columns of one length differ. Halves are compared whole, as most rows are alike."""
+    """Return the rows in which two columns of one length differ. Halves are compared whole, as most rows are alike."""
     found: list[int] = []
     open_ranges = [(0, len(mine) // width)]
     while open_ranges:
@@ -379,14 +379,14 @@ class SegmentRows:
         self._file = self._recipe = self._target = self._row = 0
 
     def position(self, path: bytes) -> int:
-        """The place of this path, or the one that it would get, among the rows that are left."""
+        """Return the place of this path, or the one that it would get, among the rows that are left."""
         paths = self.segment.paths
         if self.at < len(paths) and paths[self.at] == path:
             return self.at
         return bisect.bisect_left(paths, sort_key(path), self.at, key=sort_key)
 
     def take(self, stop: int, columns: SegmentBuilder, places: LocatorBuilder) -> None:
-        """Copies the rows up to, not including, `stop`."""
+        """Copy the rows up to, not including, `stop`."""
         segment, start = self.segment, self.at
         file, recipe, target, row = self._file, self._recipe, self._target, self._row
         self.skip(stop)
@@ -400,7 +400,7 @@ class SegmentRows:
         places.extend(self.locator, row, self._row)
 
     def skip(self, stop: int) -> None:
-        """Leaves out the rows up to, not including, `stop`."""
+        """Leave out the rows up to, not including, `stop`."""
         start, self.at = self.at, stop
         if self._plain:
             self._file = self._row = stop

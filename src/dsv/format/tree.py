@@ -20,7 +20,7 @@ from dsv.values.paths import check_joined, disorder, show, sort_key
 
 
 class Kind(enum.IntEnum):
-    """What a path is. Nothing else of a mode is kept: umasks differ."""
+    """The kinds of paths. Nothing else of a mode is kept: umasks differ."""
 
     FILE = 0
     EXECUTABLE = 1
@@ -108,7 +108,7 @@ class Cutter:
 
 
 class Child(msgspec.Struct, frozen=True):
-    """What a node knows about a segment or node below it: its last path, its id, and what it sums up to.
+    """The row of a node about a segment or node below it: its last path, its id, and what it sums up to.
 
     entries: paths of all kinds; files: those that are files; bytes: the sum of their sizes.
     """
@@ -125,7 +125,7 @@ class Node(msgspec.Struct, frozen=True):
     children: tuple[Child, ...]
 
     def encode(self) -> bytes:
-        """Raises `ValueError` for what `decode` would refuse."""
+        """Raise `ValueError` for what `decode` would refuse."""
         out = ColumnWriter("node")
         paths = b"".join([child.last + b"\0" for child in self.children])
         out.u32(self.level)
@@ -147,7 +147,7 @@ class Node(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: Buffer) -> Node:
-        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
+        """Raise `IntegrityError`, or `Unsupported` for a newer version."""
         read = ColumnReader("node", data)
         level = read.u32(MAX_LEVEL, "levels")
         count = read.u32(MAX_ENTRIES, "children")
@@ -168,7 +168,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Outline(NamedTuple):
-    """What a way down needs of a node: the last path and the id of each child. ids: 32 bytes for each."""
+    """The part of a node that a search needs: the last path and the id of each child. ids: 32 bytes for each."""
 
     level: int
     lasts: list[bytes]
@@ -199,7 +199,7 @@ def count_of_children(data: Buffer) -> int:
 
 
 def split_paths(kind: str, column: bytes, count: int) -> list[bytes]:
-    """A column of `count` paths, each ended by NUL, checked to be valid and in order (`IntegrityError`)."""
+    """Return a column of `count` paths, each ended by NUL, checked to be valid and in order (`IntegrityError`)."""
     if not count and not column:
         return []
     if column[-1:] != b"\0":
@@ -247,7 +247,7 @@ class PathColumns:
 
 
 def check_follows(previous: bytes | None, path: bytes) -> None:
-    """Raises `IntegrityError` where `path` can't come after `previous`: out of order, or below a file."""
+    """Raise `IntegrityError` where `path` can't come after `previous`: out of order, or below a file."""
     if previous is None:
         return
     # What begins with `previous` and a slash sorts below `previous` and byte 1, and nothing else does.
@@ -257,7 +257,7 @@ def check_follows(previous: bytes | None, path: bytes) -> None:
 
 
 class Totals(NamedTuple):
-    """What children sum up to."""
+    """The sums of children."""
 
     entries: int
     files: int

@@ -44,7 +44,7 @@ def _statx() -> Any:
 
 
 def refresh(what: int | Path) -> int:
-    """Asks the server about an open file or folder, or a path; gives its mtime in ns. Raises `OSError`.
+    """Ask the server about an open file or folder, or a path, and return its mtime in ns. Raises `OSError`.
 
     One request, for which the right to reach it is enough. Without statx(2) an NFS client may answer from memory.
     """
@@ -96,7 +96,7 @@ def earliest_stamp(folder: Path) -> int:
 
 
 def _stamps(folder: Path) -> tuple[int, int]:
-    """The mtimes, in ns, of a file that was made just now in the folder, and of the folder itself after that."""
+    """Return the mtimes, in ns, of a file that was made just now in the folder, and of the folder itself after that."""
     probe = folder / f"{PROBE}{os.urandom(8).hex()}"
     descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

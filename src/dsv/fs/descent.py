@@ -40,7 +40,7 @@ class Descent:
             self._root = -1
 
     def at(self, path: bytes, *, make: bool = False) -> int:
-        """A descriptor of the folder, good until the next call; `make` makes what is missing of it.
+        """Return a descriptor of the folder, good until the next call; `make` makes what is missing of it.
 
         Raises `OSError`: `FileNotFoundError`, and `NotADirectoryError` for a symlink or file in the way.
         """
@@ -58,7 +58,7 @@ class Descent:
         return self._last()
 
     def forget(self) -> None:
-        """Closes all but the root: folders were moved or removed since they were opened."""
+        """Close all but the root: folders were moved or removed since they were opened."""
         self._cut(0)
 
     def _push(self, above: int, part: bytes, make: bool) -> None:
@@ -79,7 +79,7 @@ class Descent:
             self._open[surplus - 1] = -1
 
     def _last(self) -> int:
-        """The descriptor of the current path, opened again if it was closed."""
+        """Return the descriptor of the current path, opened again if it was closed."""
         if not self._open:
             return self._root
         if self._open[-1] < 0:
@@ -114,6 +114,6 @@ def _enter(above: int, part: bytes) -> int:
 
 
 def split(path: bytes) -> tuple[bytes, bytes]:
-    """The folder that a path lies in, empty for the root, and its name there."""
+    """Return the folder that a path lies in, empty for the root, and its name there."""
     above, _, name = path.rpartition(b"/")
     return above, name

@@ -16,7 +16,7 @@ _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 @contextmanager
 def about(what: bytes | str | os.PathLike[str]) -> Iterator[None]:
-    """Turns an OSError of the body into an error that names `what`, a path."""
+    """Turn an OSError of the body into an error that names `what`, a path."""
     try:
         yield
     except OSError as error:
@@ -24,7 +24,7 @@ def about(what: bytes | str | os.PathLike[str]) -> Iterator[None]:
 
 
 def as_error(error: OSError, what: bytes | str | os.PathLike[str]) -> DsvError:
-    """The error to raise instead; anything unknown counts as a file system that does not answer."""
+    """Return the error to raise instead; anything unknown counts as a file system that does not answer."""
     subject = os.fsencode(what)
     name, reason = show(subject), error.strerror or str(error)
     text = subject.decode("utf-8", "backslashreplace")

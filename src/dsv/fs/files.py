@@ -30,7 +30,7 @@ process, and no more than that: opened again by their names, if they still have 
 def replace_file(
     path: Path, *pieces: bytes | bytearray | memoryview, mode: int | None = None, sync: bool = True
 ) -> None:
-    """Puts the pieces in the place of the file, which may be missing. A symlink in its place is replaced.
+    """Put the pieces in the place of the file, which may be missing. A symlink in its place is replaced.
 
     mode: what it gets whatever the umask; None for what the umask leaves of 0666. sync: after a crash there is the old
     file or the new one, whole; without it, a power cut may leave the new one empty. Raises `OSError`.
@@ -49,7 +49,7 @@ def replace_file(
 def write_new(
     path: Path, *pieces: bytes | bytearray | memoryview, mode: int | None = None, sync: bool = True
 ) -> None:
-    """Makes a new file of the pieces. mode, sync: as of `replace_file`. Raises `FileExistsError`, `OSError`."""
+    """Make a new file of the pieces. mode, sync: as of `replace_file`. Raises `FileExistsError`, `OSError`."""
     descriptor = os.open(path, _CREATE, 0o666 if mode is None else 0o600)
     with open(descriptor, "wb") as file:  # noqa: PTH123 (a descriptor, no path)
         if mode is not None:
@@ -62,7 +62,7 @@ def write_new(
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Makes a symlink to `target`, in the place of one that is there. What else is there stays.
+    """Make a symlink to `target`, in the place of one that is there. What else is there stays.
 
     Raises `OSError`, `FileExistsError` for something in its place that is no symlink.
     """
@@ -81,7 +81,7 @@ def replace_link(path: Path, target: str) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """The file's content. An NFS client that still knew the one which was replaced just now asks again.
+    """Return the file's content. An NFS client that still knew the one which was replaced just now asks again.
 
     Raises `OSError`.
     """
@@ -95,7 +95,7 @@ def read_file(path: Path) -> bytes:
 
 
 def write_once(path: Path, data: bytes) -> bool:
-    """Makes a file with this content if its name is free; False if somebody else was first.
+    """Make a file with this content if its name is free; False if somebody else was first.
 
     By link(2), which is exact on NFS too: where its answer was lost, the link count tells. A file system
     without hard links gets an exclusive creation, where for a moment others may see an empty file.
@@ -121,8 +121,8 @@ def _create(path: Path, data: bytes) -> bool:
 
 
 def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
-    """The whole of a small file; None if there is none, or one longer than `limit`, or something that is no file.
-    Raises `OSError`.
+    """Return the whole of a small file; None if there is none, or one longer than `limit`, or something that is no
+    file. Raises `OSError`.
 
     Opening asks the server for the file's present state (close-to-open), and a handle that was replaced
     meanwhile (ESTALE) is looked up again, as is one that the server has forgotten.
@@ -145,8 +145,8 @@ def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """A file for reading. Raises `OSError`, also for a pipe or a device that somebody put there: reading one may not
-    end."""
+    """Return a file for reading. Raises `OSError`, also for a pipe or a device that somebody put there: reading one may
+    not end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -165,7 +165,8 @@ def read_json(path: Path, decoder: msgspec.json.Decoder[_T], limit: int = 1 << 2
 
 
 def _read_up_to(descriptor: int, limit: int) -> bytes | None:
-    """None for what is longer, or no file. A cache has thousands of these, so a buffer of `limit` would cost time."""
+    """Return None for what is longer, or no file. A cache has thousands of these, so a buffer of `limit` would cost
+    time."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
         return None
@@ -179,7 +180,7 @@ def _read_up_to(descriptor: int, limit: int) -> bytes | None:
 
 
 def list_names(folder: Path, *, asked: bool = False) -> list[str]:
-    """Names in a folder, without the hidden ones, sorted; none if it is missing. Raises `OSError`.
+    """Return the names in a folder, without the hidden ones, sorted; none if it is missing. Raises `OSError`.
 
     The server is asked, unless the caller has `asked` just now by a `refresh`. Only that the folder itself is missing
     may be what an NFS client remembers.
@@ -199,7 +200,7 @@ def list_names(folder: Path, *, asked: bool = False) -> list[str]:
 
 
 def link_once(draft: Path, path: Path) -> bool:
-    """Gives a new file its name, if that is free; False if it is taken. Raises `OSError`.
+    """Give a new file its name, if that is free; False if it is taken. Raises `OSError`.
 
     If a LINK was sent again as its answer was lost, it finds its own work, which the number of links tells.
     """
@@ -211,7 +212,7 @@ def link_once(draft: Path, path: Path) -> bool:
 
 
 def link_count(path: Path) -> int:
-    """The number of names of a file, asked of the server anew."""
+    """Return the number of names of a file, asked of the server anew."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.fstat(descriptor).st_nlink
@@ -220,7 +221,7 @@ def link_count(path: Path) -> int:
 
 
 def what_it_is(mode: int) -> str:
-    """The reason for a file type that can't be in a tree."""
+    """Return the reason for a file type that can't be in a tree."""
     for test, name in (
         (stat.S_ISSOCK, "a socket"),
         (stat.S_ISFIFO, "a named pipe"),

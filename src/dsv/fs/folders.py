@@ -33,12 +33,12 @@ class Rights(msgspec.Struct, frozen=True):
     plain: bool = False
 
     def mode(self, born: int) -> int:
-        """The mode of a folder that mkdir made with `born`."""
+        """Return the mode of a folder that mkdir made with `born`."""
         return self.given | (born & self.free)
 
 
 def make_folder(parent: int, name: str | bytes, rights: Rights, drafts: int | None = None) -> None:
-    """Makes a folder in an open one. One that is there already is fine. It is not durable yet: see `sync_folder`.
+    """Make a folder in an open one. One that is there already is fine. It is not durable yet: see `sync_folder`.
 
     It appears with its rights. If its maker dies half way, nothing is left that locks the group out, but at most an
     empty folder with a hidden name, in `drafts` or beside it. It may replace an empty folder that another has just
@@ -77,7 +77,7 @@ def _is_there(parent: int, name: str | bytes) -> bool:
 
 
 def make_shared_folder(folder: Path) -> int:
-    """Makes the folder with the rights of the one above it, whatever the umask: a cache is shared. Gives its mode."""
+    """Make the folder with the rights of the one above it, whatever the umask: a cache is shared. Return its mode."""
     try:
         return folder.stat().st_mode
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def open_folder(folder: Path) -> Iterator[int]:
 
 
 def sync_folder(folder: int | Path) -> None:
-    """Makes the names in a folder survive a power cut. One that can't be read or synced is left alone.
+    """Make the names in a folder survive a power cut. One that can't be read or synced is left alone.
 
     folder: its path, or any descriptor of it. Raises `OSError`.
     """
@@ -117,7 +117,7 @@ def sync_folder(folder: int | Path) -> None:
 
 
 def make_durable(folder: Path) -> None:
-    """Makes a folder and whichever parents are missing, each synced. Raises `OSError`."""
+    """Make a folder and whichever parents are missing, each synced. Raises `OSError`."""
     if not folder.parent.is_dir():
         make_durable(folder.parent)
     with suppress(FileExistsError):

@@ -37,7 +37,7 @@ _ALIVE = ".alive"
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who took the lock. Two are the same only if their `id` is.
+    """The process that took the lock. Two are the same only if their `id` is.
 
     system, pid, started: see `fs.process.Process`. host: for people to read, never compared. action: what the owner
     is called by. taken: seconds since 1970 by the file server's clock; 0 in a lock of a dsv that didn't tell.
@@ -53,7 +53,7 @@ class Owner(msgspec.Struct, frozen=True):
 
     @classmethod
     def here(cls, action: str, taken: float = 0.0) -> Owner:
-        """A new owner in this process, which is about to do `action`."""
+        """Return a new owner in this process, which is about to do `action`."""
         here = Process.here()
         return cls(os.urandom(16).hex(), here.kernel, here.pid, here.start, host_name(), action, taken)
 
@@ -62,7 +62,7 @@ class Owner(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: bytes) -> Owner | None:
-        """None for what is no owner's record, or only the first part of one."""
+        """Return None for what is no owner's record, or only the first part of one."""
         try:
             return _OWNER.decode(data)
         except msgspec.DecodeError:
@@ -106,7 +106,7 @@ class Lock:
 
     @classmethod
     def take(cls, folder: Path, action: str) -> Lock | Held:
-        """The lock, or who has it. `action` is what the owner is called by: `dsv sync`."""
+        """Return the lock, or who has it. `action` is what the owner is called by: `dsv sync`."""
         with about(folder):
             folder.mkdir(exist_ok=True)
             owner = Owner.here(action, server_time(folder))
@@ -127,7 +127,7 @@ class Lock:
         return Held(None)
 
     def check(self) -> None:
-        """Raises `Conflict` where another host took the lock over, as this one had not been heard of for a
+        """Raise `Conflict` where another host took the lock over, as this one had not been heard of for a
         while.
         """
         with about(self._folder):
@@ -140,7 +140,7 @@ class Lock:
                 )
 
     def release(self) -> None:
-        """Gives the lock back; again is fine."""
+        """Give the lock back; again is fine."""
         if not self._released:
             self._released = True
             self._heartbeat.stop()
@@ -178,7 +178,7 @@ def _remove_to(folder: Path, top: int) -> None:
 
 
 def _listing(folder: Path) -> tuple[list[int], set[int]]:
-    """The numbers taken, and those given back."""
+    """Return the numbers taken, and those given back."""
     names = [path.name for path in folder.iterdir()]
     numbers = [int(name) for name in names if name.isdecimal()]
     free = {int(name.removesuffix(_FREE)) for name in names if name.endswith(_FREE) and name[:1] != "."}
@@ -186,7 +186,7 @@ def _listing(folder: Path) -> tuple[list[int], set[int]]:
 
 
 def _holder(folder: Path, number: int) -> Held | None:
-    """Who holds this number, or None if nobody lives who does."""
+    """Return who holds this number, or None if nobody lives who does."""
     path = folder / _name(number)
     try:
         # Opened, not only looked at: an NFS client then asks the server for the content.

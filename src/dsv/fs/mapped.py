@@ -53,7 +53,8 @@ def notice(path: Path) -> Notice:
 
 @functools.cache
 def write_back_ns() -> int | None:
-    """The age in ns at which a written page has long been written back; None where nothing writes it back by itself."""
+    """Return the age in ns at which a written page has long been written back; None where nothing writes it back by
+    itself."""
     try:
         settings = Path("/proc/sys/vm")
         expire, interval = (

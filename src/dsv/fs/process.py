@@ -18,7 +18,7 @@ _ZOMBIE = -1
 
 
 class Fate(enum.Enum):
-    """What can be said of a process from here."""
+    """The state of a process, as far as it is known here."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -75,7 +75,7 @@ class Watched:
         return self.process.fate() is Fate.DEAD or not _exists(self.process.pid)
 
     def program(self) -> str:
-        """The name of what it runs, for people; "" if it can't be read."""
+        """Return the name of what it runs, for people; "" if it can't be read."""
         try:
             return Path(f"/proc/{self.process.pid}/comm").read_text(errors="replace").strip()
         except OSError:
@@ -88,7 +88,8 @@ class Watched:
 
 
 def user_name(uid: int | None = None) -> str:
-    """The name of a user, by default this process's; `uid-1234` for one without a name, as in many containers."""
+    """Return the name of a user, by default this process's; `uid-1234` for one without a name, as in many
+    containers."""
     if uid is None:
         uid = os.geteuid()
     try:
@@ -136,5 +137,5 @@ def _exists(pid: int) -> bool:
 
 
 def processors() -> int:
-    """Those that this process may use, which a batch system may have made fewer than the machine has."""
+    """Return those that this process may use, which a batch system may have made fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -58,7 +58,7 @@ class Syncer:
                 self.wait()
 
     def wait(self) -> None:
-        """Waits for what was begun; a signal's handler may raise meanwhile. Raises `OSError`: what the disk said."""
+        """Wait for what was begun; a signal's handler may raise meanwhile. Raises `OSError`: what the disk said."""
         said = b""
         if self._process is not None:
             assert self._process.stdout is not None
@@ -71,12 +71,12 @@ class Syncer:
             raise OSError(int(said), os.strerror(int(said)))
 
     def sync(self) -> None:
-        """Begins and waits. Raises `OSError`."""
+        """Begin and wait. Raises `OSError`."""
         self.begin()
         self.wait()
 
     def close(self) -> None:
-        """Waits for no disk."""
+        """Wait for no disk."""
         process, self._process = self._process, None
         if process is not None:
             if not self.busy:

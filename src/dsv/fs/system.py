@@ -58,7 +58,7 @@ def name_of(path: Path) -> str:
 
 
 def sync(descriptor: int) -> None:
-    """Writes all that is dirty on the descriptor's file system to stable storage. Raises `OSError`.
+    """Write all that is dirty on the descriptor's file system to stable storage. Raises `OSError`.
 
     On Linux since 5.8 it also reports what an earlier write-back could not write.
     """
@@ -82,7 +82,7 @@ def begin_write_back(descriptor: int, start: int, size: int) -> None:
 
 
 def clone(source: int, destination: int) -> bool:
-    """Makes the empty file `destination` share the blocks of `source`; False where that can't be. Raises `OSError`."""
+    """Make the empty file `destination` share the blocks of `source`; False where that can't be. Raises `OSError`."""
     if sys.platform != "linux":
         return False
     try:

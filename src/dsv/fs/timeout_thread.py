@@ -33,7 +33,7 @@ class Patient:
         return future
 
     def close(self) -> None:
-        """Ends the threads once they have made the calls that were asked for; does not wait for that."""
+        """End the threads once they have made the calls that were asked for, without waiting for that."""
         for _ in range(self._started):
             self._calls.put(None)
         self._started = self._most

@@ -23,7 +23,7 @@ ONE_WINS_AGAIN = (
 
 
 def put_back(key: str) -> str:
-    """The hint for a key whose bytes are gone or wrong: nothing is ever overwritten, so an old copy is right."""
+    """Return the hint for a key whose bytes are gone or wrong: nothing is ever overwritten, so an old copy is right."""
     return f"put {key} back from a copy of the store, then run the same command again"
 
 
@@ -39,7 +39,7 @@ def damaged(kind: ObjectKind, object_id: Id, where: Location) -> IntegrityError:
 def unreadable(
     kind: ObjectKind, object_id: Id, where: Location, url: str, error: NotFound | IntegrityError
 ) -> IntegrityError:
-    """The object could not be had from where an index says that it lies. `error` is how that failed."""
+    """Return the error for an object that could not be read where an index says that it lies."""
     hint = put_back(keys.pack_key(where.pack))
     if isinstance(error, NotFound):
         message = f"pack {where.pack} of {url} is gone, with {kind.name.lower()} {object_id}"
@@ -60,7 +60,7 @@ def unlisted(kind: ObjectKind, object_id: Id, url: str) -> IntegrityError:
 
 
 def missing_commit(commit_id: CommitId, url: str) -> IntegrityError:
-    """A ref, another commit or a workspace names it, and the store does not have it."""
+    """Return the error for a commit that something names, and that the store does not have."""
     return IntegrityError(
         f"commit {commit_id} is named, but not in {url}",
         subject=str(commit_id),
@@ -77,7 +77,7 @@ def damaged_commit(commit_id: CommitId, url: str) -> IntegrityError:
 
 
 def read_record(decode: Callable[[bytes], T], store: Store, key: str, limit: int = RECORD_MAX) -> T:
-    """The record under a key, of which no more than `limit` bytes are read.
+    """Return the record under a key, of which no more than `limit` bytes are read.
 
     Raises `NotFound`, `IntegrityError` that names the key, `Unsupported`.
     """
@@ -91,7 +91,7 @@ def read_record(decode: Callable[[bytes], T], store: Store, key: str, limit: int
 
 
 def decoded(decode: Callable[[bytes], T], data: bytes, what: str, object_id: Id) -> T:
-    """The value in bytes that are those of `object_id`. Raises `IntegrityError` that names it, `Unsupported`."""
+    """Return the value in bytes that are those of `object_id`. Raises `IntegrityError` that names it, `Unsupported`."""
     try:
         return decode(data)
     except IntegrityError as error:

@@ -56,7 +56,7 @@ def lost_format(store: Store) -> NoReturn:
 
 
 def readme_text() -> str:
-    """The content of `README.txt` in a store."""
+    """Return the content of `README.txt` in a store."""
     return _TEXT
 
 
@@ -153,7 +153,7 @@ class Format(msgspec.Struct, frozen=True):
         return any(one.name == feature for one in self.entries[-1].features)
 
     def check(self, url: str, *, writing: bool) -> None:
-        """Raises `Unsupported` where a feature that this version does not know forbids what is meant."""
+        """Raise `Unsupported` where a feature that this version does not know forbids what is meant."""
         current = self.entries[-1]
         for feature in current.features:
             if feature.name in KNOWN_FEATURES or feature.rule == FeatureRule.IGNORE:
@@ -186,7 +186,8 @@ def features(*names: str) -> tuple[Feature, ...]:
 
 
 def read_layout(store: Store) -> Format:
-    """The format of a store. In a store in two places that of the names; that of the data if those can't be reached.
+    """Return the format of a store. In a store in two places that of the names; that of the data if those can't be
+    reached.
 
     Raises `NotFound` if there is no store, or its other half is not named; `Conflict` if the two don't belong together.
     """
@@ -214,7 +215,7 @@ def read_layout(store: Store) -> Format:
 
 
 def _whole_log(data: Store, entries: list[FormatEntry]) -> Format:
-    """Raises `NotFound` if there is no log, and `IntegrityError` if there was one."""
+    """Raise `NotFound` if there is no log, and `IntegrityError` if there was one."""
     if not entries and has_data(data):
         entries = read_format(data) or lost_format(data)
     if not entries:
@@ -234,8 +235,8 @@ def has_layout(store: Store) -> bool:
 
 
 def read_data_layout(data: Store) -> Format:
-    """The format of the half of a store that holds the data. Raises `NotFound` if there is none, `Conflict` if it is a
-    whole store."""
+    """Return the format of the half of a store that holds the data. Raises `NotFound` if there is none, `Conflict` if
+    it is a whole store."""
     entries = read_format(data)
     if not entries:
         raise NotFound(f"there is no dsv store at {data.url}", subject=data.url, hint="dsv init makes one")
@@ -280,14 +281,14 @@ def make_names(names: Store, data: Format, *, ordered: bool, nonce: Nonce, time_
 def with_features(
     entry: FormatEntry, *more: str, without: frozenset[str] = frozenset()
 ) -> tuple[Feature, ...]:
-    """Those of an entry, with others added and some left out; each keeps its rule."""
+    """Return those of an entry, with others added and some left out; each keeps its rule."""
     kept = {one.name: one for one in entry.features if one.name not in without}
     kept = {one.name: one for one in features(*more)} | kept
     return tuple(kept[name] for name in sorted(kept))
 
 
 def _names_log(split: OpenStore) -> list[FormatEntry] | None:
-    """None if the place of the names can't be reached. From then on each request for a name fails at once."""
+    """Return None if the place of the names can't be reached. From then on each request for a name fails at once."""
     try:
         return read_format(split.names)
     except Unreachable as error:
@@ -335,7 +336,8 @@ def _read_split(split: OpenStore, entries: list[FormatEntry] | None, data: Forma
 
 
 def _follow(split: OpenStore, entries: list[FormatEntry] | None, data: Format) -> list[FormatEntry] | None:
-    """The log of the names, from the place on where they were, and None if the place where they are can't be reached.
+    """Return the log of the names, from the place on where they were, and None if the place where they are can't be
+    reached.
 
     The log that they have left says where they are. If it is gone, or out of reach, the data's may know.
     """
@@ -411,7 +413,7 @@ def read_entry(store: Store, number: int) -> FormatEntry | None:
 
 
 def make_layout(store: Store, first: FormatEntry) -> None:
-    """Makes the store, or adopts what another made at the same moment.
+    """Make the store, or adopt what another made at the same moment.
 
     Of a store in two places the names come first: their winner decides the store's id. Interrupted after that, the
     same call makes the other half. Each maker first leaves the id that it has drawn at the place of the data: the
@@ -464,7 +466,7 @@ def _delete_if_allowed(store: Store, key: str) -> None:
 
 
 def _check_unused(split: OpenStore) -> None:
-    """Raises `Conflict` if there are names already, which are those of other data.
+    """Raise `Conflict` if there are names already, which are those of other data.
 
     Anyone who makes the same store at this moment writes the entry of the data before the first name, so the names are
     looked for first.

@@ -36,10 +36,10 @@ _BOTH = _LEFT | _RIGHT
 
 
 class Commits(Protocol):
-    """Where commits are read; `dsv.repo.objects.objects.Objects` is one."""
+    """A source of commits, such as `dsv.repo.objects.objects.Objects`."""
 
     def commit(self, commit_id: CommitId) -> Commit:
-        """Raises `IntegrityError` for one that is not there, or not what its id says."""
+        """Raise `IntegrityError` for one that is not there, or not what its id says."""
         ...
 
 
@@ -51,7 +51,8 @@ class Distance(NamedTuple):
 
 
 def walk(commits: Commits, starts: Iterable[CommitId]) -> Iterator[tuple[CommitId, Commit]]:
-    """The commits of `starts` and all their ancestors, each once, newest first, and none before one of its children.
+    """Yield the commits of `starts` and all their ancestors, each once, newest first, and none before one of its
+    children.
 
     Reads no further than needed: where history is a line, commits are given as they are read. Where it forks, it is
     read down to the commit in which the lines meet again; that much is held in memory, and nothing else.
@@ -72,7 +73,7 @@ def is_ancestor(commits: Commits, ancestor: CommitId, descendant: CommitId) -> b
 
 
 def merge_bases(commits: Commits, left: CommitId, right: CommitId) -> tuple[CommitId, ...]:
-    """The common ancestors of two commits that no other common ancestor descends from, newest first.
+    """Return the common ancestors of two commits that no other common ancestor descends from, newest first.
 
     None if the histories have nothing in common, several after a criss-cross merge. A commit is its own ancestor.
     """
@@ -129,7 +130,7 @@ class _Frontier:
             self._unread.append(commit_id)
 
     def only(self) -> CommitId | None:
-        """The commit that is alone in here; None if there are others, or none."""
+        """Return the commit that is alone in here; None if there are others, or none."""
         return next(iter(self._members)) if len(self._members) == 1 else None
 
     def take(self) -> tuple[CommitId, Commit]:
@@ -152,7 +153,7 @@ class _Met(NamedTuple):
 
 
 def _read_until_lines_meet(frontier: _Frontier) -> dict[CommitId, _Met]:
-    """Takes commits until one is left that is an ancestor of all of them, or none is left."""
+    """Take commits until one is left that is an ancestor of all of them, or none is left."""
     met: dict[CommitId, _Met] = {}
     has_root = False  # from a first commit nothing leads to the one that is left, which might be its child
     while frontier and not (met and frontier.only() is not None and not has_root):
@@ -259,7 +260,7 @@ class CommitsAhead:
         self._left = most
 
     def commit(self, commit_id: CommitId) -> Commit:
-        """Raises `IntegrityError`."""
+        """Raise `IntegrityError`."""
         if self._left is not None:
             self._left = max(0, self._left - 1)
         if self._objects.is_at_hand(commit_id):
@@ -276,7 +277,7 @@ class CommitsAhead:
         return self._objects.commit(commit_id)
 
     def _find_place(self, commit: Commit) -> None:
-        """Looks for the first move of the commit's branch that is not older than the commit, by halves. If a clock was
+        """Look for the first move of the commit's branch that is not older than the commit, by halves. If a clock was
         wrong, commits are read that nobody asks for, and that is all."""
         branch = commit.branch or MAIN
         head = self._refs.head_or_none(self._dataset, branch)
@@ -306,7 +307,7 @@ class CommitsAhead:
         together([partial(self._objects.commit_or_none, one) for one in wanted])
 
     def _move(self, branch: BranchName, number: int) -> RefEntry | None:
-        """None for one that can't be read too: nobody has asked for it."""
+        """Return None for one that can't be read too: nobody has asked for it."""
         try:
             return self._refs.entry(self._dataset, branch, number)
         except (IntegrityError, Unsupported, Denied):
@@ -314,7 +315,7 @@ class CommitsAhead:
 
 
 def standing(objects: Objects, base: CommitId | None) -> CommitId | None:
-    """The base, or its nearest ancestor by first parents, that the store has; None if it has none of them."""
+    """Return the base, or its nearest ancestor by first parents, that the store has; None if it has none of them."""
     while base is not None and objects.stored_commit(base) is None:
         lost = objects.local_commit(base)
         base = lost.parents[0] if lost is not None and lost.parents else None
@@ -365,7 +366,7 @@ class PathHistory:
         return False
 
     def below(self, commit_id: CommitId, commit: Commit, place: _Place, level: int) -> tuple[_Place, ...]:
-        """The children of a node that may have something of the paths."""
+        """Return the children of a node that may have something of the paths."""
         found = self._below.get((place.id, place.depth))
         if found is None:
             read = self._read(ObjectKind.NODE, commit_id, commit, place)
@@ -416,7 +417,7 @@ class PathHistory:
         return self._places[commit_id].get(place.id)
 
     def _chosen(self, outline: Outline, depth: int, locator: Locator | None) -> Iterator[_Place]:
-        """A folder's paths have the keys from its own up to, but without, its own with byte 1."""
+        """Yield the children that may have some of the paths: a folder's keys end before its own with byte 1."""
         count = len(outline.lasts)
         numbers = set(range(count)) if self._scope.whole else set[int]()
         for low, high in self._keys:
@@ -455,7 +456,7 @@ class _Side:
 
 
 def _part(entry: Entry) -> Part:
-    """A recipe is how a content is stored, and no difference."""
+    """Return what can differ: a recipe is how a content is stored, and no difference."""
     return entry.path, entry.kind, entry.size, entry.file_id, entry.target
 
 
@@ -464,7 +465,7 @@ _Value = TypeVar("_Value")
 
 
 def _keep(held: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-    """What was kept longest goes."""
+    """Keep a value in place of the one that was kept longest."""
     if len(held) >= _PARTS_HELD:
         held.pop(next(iter(held)), None)
     held[key] = value

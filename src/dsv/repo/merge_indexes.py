@@ -106,7 +106,7 @@ class Merged(msgspec.Struct, frozen=True):
 
 
 def tidy(repository: Repository, writer: Writer) -> None:
-    """Merges if a sync met too many index files. What goes wrong is no failure of the sync: the next one tries."""
+    """Merge if a sync met too many index files. What goes wrong is no failure of the sync: the next one tries."""
     found = _units(repository.objects.indexes.listed)
     if crowd(found, SYNC_ROWS) > MOST_UNITS and len(choose(found, SYNC_ROWS)) > 1:
         with suppress(DsvError):
@@ -114,7 +114,7 @@ def tidy(repository: Repository, writer: Writer) -> None:
 
 
 def merge_indexes(repository: Repository, writer: Writer, *, most_rows: int = MOST_ROWS) -> Merged:
-    """Merges what `choose` chooses, and deletes what an earlier merge has replaced. Raises what the store raises."""
+    """Merge what `choose` chooses, and delete what an earlier merge has replaced. Raises what the store raises."""
     indexes = repository.objects.indexes
     with Session.open(repository, writer) as session:
         try:
@@ -138,7 +138,7 @@ def _units(listed: ListedIndexes) -> list[Unit]:
 
 
 def _merge(session: Session, listed: ListedIndexes, chosen: Sequence[Unit]) -> str | None:
-    """Writes the run and its record, whose key it returns; None if another merge was faster."""
+    """Write the run and its record, whose key it returns; None if another merge was faster."""
     repository = session.repository
     ids = [index_id for unit in chosen for index_id in unit.files]
     found = together([partial(repository.objects.indexes.whole, index_id) for index_id in ids])
@@ -159,7 +159,7 @@ def _merge(session: Session, listed: ListedIndexes, chosen: Sequence[Unit]) -> s
 
 
 def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None, most_rows: int) -> int:
-    """Deletes files that a merge of long ago has replaced, and the records before that merge. Returns how many files.
+    """Delete files that a merge of long ago has replaced, and the records before that merge. Return how many files.
 
     Each is compared before with what stands for it in the store: a record that is wrong, or a file that is damaged,
     must not cost a row. The comparison of more than `most_rows` rows is left to later merges. Who may not delete leaves
@@ -192,7 +192,7 @@ def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None
 
 
 def _settled(session: Session, listed: ListedIndexes, record: str | None) -> int | None:
-    """The latest merge whose record is older than the time of grace: by the store's clock, which dates both."""
+    """Return the latest merge whose record is older than the time of grace: by the store's clock, which dates both."""
     store = session.repository.store
     now = store.modified(record or keys.session_open_key(session.id))
     for number in sorted(listed.records, reverse=True):
@@ -212,7 +212,7 @@ _MOST_FILES = 1000
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What is wrong with a key, and what mends it."""
+    """A fault of a key, and what mends it."""
 
     text: str
     hint: str
@@ -228,7 +228,7 @@ class IndexReport(msgspec.Struct, frozen=True):
 
 
 def check_indexes(repository: Repository) -> IndexReport:
-    """Reads index files, filters and records of merges from the store itself. Raises what the store raises."""
+    """Read index files, filters and records of merges from the store itself. Raises what the store raises."""
     indexes = repository.objects.indexes
     indexes.refresh()
     listed = indexes.listed

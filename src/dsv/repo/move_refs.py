@@ -48,7 +48,7 @@ _COPIED: Final = (keys.REFS_PREFIX, keys.SESSIONS_PREFIX, keys.GC_PREFIX)
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """Who moves the names, for the records."""
+    """The person and the program that move the names, for the records."""
 
     author: str
     tool: str
@@ -76,7 +76,7 @@ class NamesMove:
         """The keys of the old place that were copied."""
 
     def check_free(self) -> None:
-        """Raises `Conflict` if the new place has names of its own: what is there may be an earlier copy."""
+        """Raise `Conflict` if the new place has names of its own: what is there may be an earlier copy."""
         if any(keys.parse_format_key(item.key) is not None for item in self._new.list(keys.FORMAT_PREFIX)):
             raise self._taken("the names of a store already")
         found = [item.key for prefix in _COPIED for item in self._new.list(prefix)]
@@ -84,8 +84,10 @@ class NamesMove:
             together([partial(self._check_copied, key) for key in found[begin : begin + _AT_ONCE]])
 
     def begin(self) -> bool:
-        """Says that the names are moving, and whether this was the first to say so. Raises `Conflict` if somebody moves
-        them to another place."""
+        """Say that the names are moving, and return whether this was the first to say so.
+
+        Raises `Conflict` if somebody moves them to another place.
+        """
         first = False
         while not (log := self._log()).has(NAMES_MOVING):
             if self._is_decided(log):
@@ -153,7 +155,7 @@ class NamesMove:
             )
 
     def _check_begun(self, log: Format) -> None:
-        """Raises `IntegrityError` if the entry by which this move began has other bytes by now: it may be of a move to
+        """Raise `IntegrityError` if the entry by which this move began has other bytes by now: it may be of a move to
         somewhere else, of which nothing was copied."""
         assert self._decides is not None
         number = self._decides - 1
@@ -197,7 +199,7 @@ class NamesMove:
         return store.put_if_absent(keys.format_key(len(log.entries)), self._stamp.put_on(entry).encode())
 
     def _stir(self) -> None:
-        """Changes the log's folder once more, a little later. An NFS client that has asked for the entry in the very
+        """Change the log's folder once more, a little later. An NFS client that has asked for the entry in the very
         tick in which it was made may go on taking it for absent, until the folder has another time.
         """
         time.sleep(_STIR_SECONDS)
@@ -247,7 +249,7 @@ class NamesMove:
 
 
 def note_place(data: Store, place: Store, target: str, stamp: Stamp) -> None:
-    """Writes into the data's log where the names are, if it does not say so already, and they have not left since."""
+    """Write into the data's log where the names are, if it does not say so already, and they have not left since."""
     while (last := (log := read_format(data))[-1]).names != target:
         if Format(tuple(read_format(place))).has(NAMES_MOVED):  # asked after the data's log was read
             return
@@ -256,7 +258,8 @@ def note_place(data: Store, place: Store, target: str, stamp: Stamp) -> None:
 
 
 def _decided_at(log: Format) -> int | None:
-    """The entry by which the names have left a place, which they do once. The data's log may have others behind it."""
+    """Return the entry by which the names have left a place, which they do once. The data's log may have others behind
+    it."""
     for number, entry in enumerate(log.entries):
         if any(one.name in (NAMES_MOVED, NAMES_ELSEWHERE) for one in entry.features):
             return number
@@ -277,7 +280,7 @@ def _numbered(key: str) -> tuple[DatasetName, BranchName, int] | None:
 
 
 def _chain_of(key: str) -> str:
-    """The same for keys that each follow another one."""
+    """Return the same for keys that each follow another one."""
     numbered = _numbered(key)
     if numbered is None:
         return key

@@ -141,7 +141,7 @@ class Repository:
         ahead: Callable[[Refs], None] = lambda _: None,
         commit: CommitId | None = None,
     ) -> Repository:
-        """Reads the format log. `metadata` says which folder keeps local copies of a store's objects.
+        """Read the format log. `metadata` says which folder keeps local copies of a store's objects.
 
         ahead: what may be asked of the names at the same time (`Refs.expect`). commit: one that `Objects.stored_commit`
         will be asked for.
@@ -181,7 +181,7 @@ class Repository:
         ordered: bool = True,
         clock: Clock = now_ms,
     ) -> Repository:
-        """Makes the store, or adopts what another made at the same moment. The caller has had the store proved.
+        """Make the store, or adopt what another made at the same moment. The caller has had the store proved.
 
         single_writer, ordered: what the proof found out about it.
         """
@@ -198,7 +198,7 @@ class Repository:
         return cls.open(store, metadata, clock)
 
     def add_feature(self, feature: Feature, *, author: str, tool: str) -> bool:
-        """Notes in the format log that the store uses a feature from now on; False if it did already."""
+        """Note in the format log that the store uses a feature from now on; False if it did already."""
         while not self.format.has(feature.name):
             entries = self.format.entries
             later = replace(
@@ -221,7 +221,7 @@ class Repository:
         return False
 
     def named(self, commit: Commit, dataset: DatasetName, branch: BranchName) -> Commit:
-        """The commit as this store keeps it: with the names that it is made for, but in an older store."""
+        """Return the commit as this store keeps it: with the names that it is made for, but in an older store."""
         return replace(commit, dataset=dataset, branch=branch) if self.format.named_records else commit
 
     @classmethod
@@ -231,7 +231,7 @@ class Repository:
 
 
 def _unless_away(store: Store, ahead: Callable[[Refs], None], refs: Refs) -> None:
-    """What is asked ahead of the names: they may be out of reach, and not be needed."""
+    """Ask the names ahead: they may be out of reach, and not be needed."""
     try:
         ahead(refs)
     except Unreachable:

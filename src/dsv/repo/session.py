@@ -67,7 +67,7 @@ class Session:
 
     @classmethod
     def open(cls, repository: Repository, writer: Writer) -> Session:
-        """Writes the session, then reads what gc has condemned: in this order, so that one of both sees the other.
+        """Write the session, then read what gc has condemned: in this order, so that one of both sees the other.
         Index files that were read before do not count, as an epoch of gc may have ended since.
 
         It is the first write of a sync, and so the proof that this user may write at all.
@@ -125,12 +125,12 @@ class Session:
         )
 
     def put_pack(self, pack_id: PackId, data: Bytes) -> None:
-        """Stores a pack; it is durable when this returns."""
+        """Store a pack; it is durable when this returns."""
         self.repository.store.put_if_absent(keys.pack_key(pack_id), data)
         self._packs.stored(pack_id)
 
     def put_index(self, encoded: bytes) -> IndexId:
-        """Stores an index file, and a filter if it is large. All packs that it names must have been stored before."""
+        """Store an index file, and a filter if it is large. All packs that it names must have been stored before."""
         index_id = IndexId.random()
         self.repository.store.put_if_absent(keys.index_key(index_id), encoded)
         if len(encoded) >= FILTERED_BYTES:
@@ -178,7 +178,7 @@ class Session:
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """What is written in this context is the last of this session: it is closed behind it, also if that was
+        """Close the session behind what is written in this context, which is its last write, also if that was
         refused. If nobody knows whether it was written, gc has to wait.
         """
         try:
@@ -189,7 +189,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Says that nothing more will be written. Where it can't be said, gc waits until it may fence."""
+        """Say that nothing more will be written. Where it can't be said, gc waits until it may fence."""
         closed = SessionClosed(Nonce.random(), self.repository.clock())
         with suppress(DsvError):
             self.repository.store.put_if_absent(keys.session_closed_key(self.id), closed.encode())
@@ -221,7 +221,7 @@ class Session:
         self.repository.refs.proved = True
 
     def _check_one_wins(self) -> None:
-        """Puts the session's own first key once more, which has to lose.
+        """Put the session's own first key once more, which has to lose.
 
         A server may stop honouring the condition of a write long after `dsv init` has tried it, as after an upgrade.
         The ref would then overwrite somebody's move, who has read it back before and is not told any more.
@@ -262,7 +262,7 @@ class Session:
 def naming(
     repository: Repository, writer: Writer, commit_id: CommitId, after: Head | None = None
 ) -> Iterator[None]:
-    """What is written in this context may name the commit: the store has it whole, and gc will know of it.
+    """Let what is written in this context name the commit: the store has it whole, and gc will know of it.
 
     after: the move of a branch that the new name is to follow.
 
@@ -292,7 +292,7 @@ def point_branch(
 
 
 def check_whole(session: Session, commit_id: CommitId) -> None:
-    """Raises `Conflict` if something of the commit lies in condemned packs only. Asks nothing if none is."""
+    """Raise `Conflict` if something of the commit lies in condemned packs only. Asks nothing if none is."""
     if not session.condemned:
         return
     tree = TreeReader(session.repository.objects, commit_id)

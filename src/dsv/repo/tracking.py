@@ -149,7 +149,7 @@ class Answers:
                 rows.setdefault(str(commit_id), commit.message.partition("\n")[0][:_MESSAGE])
 
     def write_all(self, folder: Path, names: str, now_ms: int) -> None:
-        """Adds the answers to the files in the folder of a store, which must exist.
+        """Add the answers to the files in the folder of a store, which must exist.
 
         names: the URL of the place where names are. A failure is none: nothing depends on these files.
         """
@@ -178,7 +178,7 @@ class Answers:
         mode: int | None = None,
         renewed_ms: int = _RENEWED_MS,
     ) -> None:
-        """Adds the answers about a dataset to one file. Raises `OSError`."""
+        """Add the answers about a dataset to one file. Raises `OSError`."""
         answered = {one for one, _ in self._found} | self._commits.keys()
         if dataset not in answered and path.exists():
             return
@@ -249,7 +249,7 @@ def read(path: Path) -> Tracking:
 
 
 def set_seen(path: Path, branch: BranchName, commit: CommitId) -> None:
-    """Notes where the user of a workspace last saw its branch. Durable when it returns. Raises `OSError`."""
+    """Note where the user of a workspace last saw its branch. Durable when it returns. Raises `OSError`."""
     before = read(path)
     if before.seen != (str(branch), str(commit)):
         after = replace(before, seen=(str(branch), str(commit)))

@@ -33,7 +33,7 @@ _PREFIX: Final = re.compile(rf"(?:{_COMPONENT}/)*(?:{_COMPONENT})?\Z")
 
 
 class Put(Enum):
-    """How a put-if-absent ended. A lost race is an ordinary result."""
+    """The result of a put-if-absent. A lost race is an ordinary one."""
 
     WON = "won"
     LOST = "lost"
@@ -84,18 +84,18 @@ class Store(Protocol):
     """
 
     url: str
-    """Where the store is, as a person would name it; never holds a credential."""
+    """The store as a person would name it, without a credential."""
 
     ordered_listing: bool
-    """Whether `list` yields keys in ascending byte order. A caller that has learnt better may set it."""
+    """True if `list` yields keys in ascending byte order. A caller that has learnt better may set it."""
 
     conditional: bool
-    """Whether the server takes the condition of a put-if-absent. If it is set to False, an object store overwrites,
+    """True if the server takes the condition of a put-if-absent. If it is set to False, an object store overwrites,
     and looks before it does so if the first bytes of the key are to stay (`keys.first_stays`): right for one writer
     alone, and for all other keys."""
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
-        """The whole object. Raises NotFound, and TooLargeError if it has more than `limit` bytes.
+        """Return the whole object. Raises NotFound, and TooLargeError if it has more than `limit` bytes.
 
         It takes memory for `limit` bytes at most, whatever the object's size is said to be.
         """
@@ -110,7 +110,7 @@ class Store(Protocol):
         ...
 
     def put_if_absent(self, key: str, data: Bytes) -> Put:
-        """Creates the object unless the key exists; atomic, durable when it returns WON.
+        """Create the object unless the key exists; atomic, durable when it returns WON.
 
         Raises NoRoom, and OutcomeUnknown where the answer was lost and could not be read back.
         """
@@ -121,8 +121,8 @@ class Store(Protocol):
         ...
 
     def folders(self, prefix: str) -> Sequence[str]:
-        """The next component of every key below `prefix`, which is empty or ends with a slash, if another follows it:
-        sorted, each once. However much lies below them, it takes a request for each 1,000 of them.
+        """Return the next component of every key below `prefix`, which is empty or ends with a slash, if another
+        follows it: sorted, each once. However much lies below them, it takes a request for each 1,000 of them.
 
         In a folder one may be named below which there is nothing any more, or nothing yet.
         """
@@ -133,7 +133,7 @@ class Store(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Removes the object; an absent one is fine."""
+        """Remove the object; an absent one is fine."""
         ...
 
     def free_bytes(self) -> int | None:
@@ -141,12 +141,12 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives up connections and descriptors. The store is not used afterwards."""
+        """Give up connections and descriptors. The store is not used afterwards."""
         ...
 
 
 def check_key(key: str) -> str:
-    """Returns `key` if it is one: ASCII components joined by `/`, none of which begins with a dot.
+    """Return `key` if it is one: ASCII components joined by `/`, none of which begins with a dot.
 
     Raises ValueError. This is what keeps a key from leaving the store's folder, so every store calls it.
     """
@@ -156,14 +156,14 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Returns `prefix` if it is the beginning of a key, the empty string included. Raises ValueError."""
+    """Return `prefix` if it is the beginning of a key, the empty string included. Raises ValueError."""
     if len(prefix) > MAX_KEY_LENGTH or not _PREFIX.match(prefix):
         raise ValueError(f"{prefix!r} is not the beginning of a store key")
     return prefix
 
 
 def check_folder(prefix: str) -> str:
-    """Returns `prefix` if it is empty or names a folder, with the slash behind it. Raises ValueError."""
+    """Return `prefix` if it is empty or names a folder, with the slash behind it. Raises ValueError."""
     if prefix and not prefix.endswith("/"):
         raise ValueError(f"{prefix!r} is not a folder of store keys")
     return check_prefix(prefix)
@@ -175,18 +175,18 @@ def is_component(name: str) -> bool:
 
 
 def check_range(start: int, length: int) -> None:
-    """Raises ValueError for a negative start or length."""
+    """Raise ValueError for a negative start or length."""
     if start < 0 or length < 0:
         raise ValueError(f"a range of {length} bytes from {start} makes no sense")
 
 
 def absent(url: str, key: str) -> NotFound:
-    """The error for a key that is not there."""
+    """Return the error for a key that is not there."""
     return NotFound(f"{key} is not in {url}", subject=key)
 
 
 def too_large(url: str, key: str, limit: int) -> TooLargeError:
-    """The error for an object that has more than `limit` bytes."""
+    """Return the error for an object that has more than `limit` bytes."""
     return TooLargeError(
         f"{key} in {url} has more than the {limit} bytes that it may have",
         subject=key,
@@ -195,7 +195,7 @@ def too_large(url: str, key: str, limit: int) -> TooLargeError:
 
 
 def cut_short(url: str, key: str, start: int, wanted: int, got: int) -> CutShortError:
-    """The error for an object that ended before the range that was asked of it."""
+    """Return the error for an object that ended before the range that was asked of it."""
     return CutShortError(
         f"{key} in {url} was cut short: {wanted} bytes were asked for from offset {start}, {got} came",
         subject=key,

@@ -36,7 +36,7 @@ class BucketSettings(msgspec.Struct, frozen=True):
 
 
 def bucket_warnings(url: str, options: StoreOptions) -> tuple[str, ...]:
-    """A sentence for each setting of the bucket of `s3://bucket/prefix` that its users should know of.
+    """Return a sentence for each setting of the bucket of `s3://bucket/prefix` that its users should know of.
 
     Never raises for what the server answers: that the store works was proved by other means.
     """
@@ -67,7 +67,7 @@ def warnings_for(bucket: str, prefix: str, settings: BucketSettings) -> tuple[st
 
 
 def read_settings(url: str, options: StoreOptions) -> BucketSettings:
-    """Asks the server, once for each setting and for at most some seconds."""
+    """Ask the server, once for each setting and for at most some seconds."""
     import boto3.session
     from botocore.config import Config
 

@@ -25,7 +25,7 @@ _TRUSTED_FOR: Final = timedelta(minutes=6)
 
 
 class AwsAccess(msgspec.Struct, frozen=True):
-    """Where and as whom to talk to S3. `provider` is None for static keys and for anonymous access."""
+    """The endpoint, region and credentials for S3. `provider` is None for static keys and for anonymous access."""
 
     endpoint: str | None
     region: str
@@ -61,7 +61,7 @@ class ChainProvider:
 
 
 def aws_access(url: str, options: StoreOptions) -> AwsAccess:
-    """Completes the options from the profile and the chain. Raises Denied where there are no credentials."""
+    """Complete the options from the profile and the chain. Raises Denied where there are no credentials."""
     endpoint = options.endpoint or options.s3_endpoint
     has_keys = bool(options.access_key and options.secret_key)
     if options.anonymous or (has_keys and (options.region or endpoint)):
@@ -77,7 +77,7 @@ def aws_access(url: str, options: StoreOptions) -> AwsAccess:
 
 
 def aws_session(url: str, options: StoreOptions) -> Any:
-    """A botocore session for the profile in effect. Raises `Denied`."""
+    """Return a botocore session for the profile in effect. Raises `Denied`."""
     import botocore.session
     from botocore.exceptions import BotoCoreError
 

@@ -43,7 +43,7 @@ NO_HARD_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLIN
 
 @contextmanager
 def os_errors(url: str, subject: str) -> Iterator[None]:
-    """Turns an OSError of the body into the store's error about `subject`, a key or the store itself."""
+    """Turn an OSError of the body into the store's error about `subject`, a key or the store itself."""
     try:
         yield
     except OSError as error:
@@ -51,7 +51,7 @@ def os_errors(url: str, subject: str) -> Iterator[None]:
 
 
 def as_store_error(error: OSError, url: str, subject: str) -> DsvError:
-    """The error to raise instead of `error`; anything unknown counts as a store that does not answer."""
+    """Return the error to raise instead of `error`; anything unknown counts as a store that does not answer."""
     where = url if subject == url else f"{subject} in {url}"
     reason = error.strerror or str(error)
     if error.errno in _FULL:
@@ -69,7 +69,7 @@ def as_store_error(error: OSError, url: str, subject: str) -> DsvError:
 
 
 def root_missing(url: str) -> NoAnswer:
-    """The folder is not there. A mount that is missing looks the same, so it may come back."""
+    """Return the error for a folder that is not there. A mount that is missing looks the same, so it may come back."""
     return NoAnswer(
         f"the store's folder {url} is not there",
         subject=url,
@@ -94,7 +94,7 @@ _READABLE_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CL
 
 
 class Sharing(msgspec.Struct, frozen=True):
-    """What is added to what the umask leaves, so that a group's store stays the group's.
+    """The rights that are added to those that the umask leaves, so that a group's store stays the group's.
 
     It derives from the store's folder: if the group may write in it, the group may read every file and write every
     folder below, whatever the umask of the person who makes them.
@@ -128,7 +128,7 @@ class TemporaryFiles:
 
     @contextmanager
     def holding(self, data: Bytes) -> Iterator[tuple[int, TemporaryFile]]:
-        """Yields (descriptor of `.tmp`, a synced file of these bytes), and removes that name at the end."""
+        """Yield (descriptor of `.tmp`, a synced file of these bytes), and remove that name at the end."""
         folder = self._open()
         try:
             name = os.urandom(16).hex()
@@ -164,7 +164,7 @@ class TemporaryFiles:
             os.close(descriptor)
 
     def _sweep_once(self, folder: int) -> None:
-        """Removes what killed writers left a day ago, by the file server's clock, once per opened store.
+        """Remove what killed writers left a day ago, by the file server's clock, once per opened store.
 
         A writer that stood still for longer finds its file gone when it links, and writes it anew.
         """
@@ -398,7 +398,7 @@ class DirectoryStore:
         return False
 
     def _link_in(self, holder: int, file: TemporaryFile, folders: _Folders, name: str) -> Put:
-        """Links the file, making its folder again as often as others remove it, or replace it while it is empty."""
+        """Link the file, making its folder again as often as others remove it, or replace it while it is empty."""
         for attempt in range(_ATTEMPTS):
             with unless_gone():
                 return self._link(holder, file, folders, name, fresh=attempt > 0)
@@ -408,7 +408,7 @@ class DirectoryStore:
     def _link(
         self, holder: int, file: TemporaryFile, folders: _Folders, name: str, *, fresh: bool = False
     ) -> Put:
-        """Gives the file its name; what the name says afterwards is durable, whoever won."""
+        """Give the file its name; what the name says afterwards is durable, whoever won."""
         with self._folder(folders, fresh=fresh, make=True) as folder:
             try:
                 os.link(file.name, name, src_dir_fd=holder, dst_dir_fd=folder, follow_symlinks=False)
@@ -425,7 +425,7 @@ class DirectoryStore:
         return Put.WON if won else Put.LOST
 
     def _sync_above(self, folders: _Folders, folder: int) -> None:
-        """Makes a name in `folder` durable, and every folder's on the way: another may just have made those.
+        """Make a name in `folder` durable, and every folder's on the way: another may just have made those.
 
         Only now, as who makes a folder and then waits for the disk gives a deleter the time to remove it.
         """
@@ -490,7 +490,7 @@ class DirectoryStore:
                     os.rmdir(folders[depth - 1], dir_fd=parent)
 
     def _check_root(self) -> None:
-        """Raises Unreachable where the store's folder itself was removed: nothing in it is absent then."""
+        """Raise Unreachable where the store's folder itself was removed: nothing in it is absent then."""
         if os.fstat(self._root).st_nlink == 0:
             raise root_missing(self.url)
 
@@ -501,7 +501,7 @@ def _split(key: str) -> tuple[_Folders, str]:
 
 
 def _look(folder: int, name: str) -> os.stat_result | None:
-    """None for a name that has gone. Raises `OSError` for a link, which is not passed over: what somebody moved
+    """Return None for a name that has gone. Raises `OSError` for a link, which is not passed over: what somebody moved
     elsewhere and linked would be missing in silence."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -513,8 +513,8 @@ def _look(folder: int, name: str) -> os.stat_result | None:
 
 
 def _names(folder: int, begins: str) -> Iterator[str]:
-    """All names that begin so, sorted. There may be millions, so no work is done for each one, and they are sorted only
-    for a caller that takes more than the first ones.
+    """Yield all names that begin so, sorted. There may be millions, so no work is done for each one, and they are
+    sorted only for a caller that takes more than the first ones.
     """
     names = _listed(folder)
     if begins:
@@ -537,7 +537,7 @@ def _listed(folder: int) -> list[str]:
 
 
 def _folders(folder: int) -> list[str]:
-    """The names of folders alone, sorted."""
+    """Return the names of folders alone, sorted."""
     readable = os.open(".", _LISTED_FLAGS, dir_fd=folder)
     try:
         with os.scandir(readable) as entries:

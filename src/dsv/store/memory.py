@@ -38,7 +38,7 @@ class MemoryStore:
 
     @staticmethod
     def named(name: str) -> MemoryStore:
-        """The one store of this name in this process, made when it is first asked for."""
+        """Return the one store of this name in this process, made when it is first asked for."""
         with _shared_lock:
             return _shared.setdefault(name, MemoryStore(name))
 
@@ -108,4 +108,4 @@ class MemoryStore:
         return value
 
     def close(self) -> None:
-        """Keeps the objects: another opening of the same name still sees them."""
+        """Keep the objects: another opening of the same name still sees them."""

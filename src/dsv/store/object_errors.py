@@ -37,7 +37,7 @@ _LOGIN: Final = {
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What an error's text says. `status` 0: there was no HTTP answer; `kind` is how the wire failed."""
+    """The meaning of an error's text. `status` 0: there was no HTTP answer; `kind` is how the wire failed."""
 
     status: int
     code: str
@@ -78,7 +78,7 @@ def login_hint(url: str) -> str:
 
 
 def as_store_error(error: BaseException, url: str, endpoint: str, key: str | None) -> DsvError:
-    """The error to raise for obstore's `error` about `key`, or about the whole store where that is None."""
+    """Return the error to raise for obstore's `error` about `key`, or about the whole store where that is None."""
     answer = Answer.of(error)
     bucket = url.partition("://")[2].partition("/")[0]
     about = url if key is None else f"{key} in {url}"
@@ -139,7 +139,7 @@ def _denied(answer: Answer, about: str, subject: str, url: str) -> Denied:
 
 
 def _unanswered(answer: Answer, about: str, subject: str, endpoint: str, url: str) -> DsvError:
-    """Everything that is no plain answer about an object."""
+    """Return the error for everything that is no plain answer about an object."""
     text = answer.text
     if "certificate" in text.lower():
         return Unreachable(

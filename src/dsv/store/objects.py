@@ -186,7 +186,8 @@ class ObjectStore:
         """Connections are obstore's, and end with its clients."""
 
     def _range_of_whole(self, key: str, path: str, start: int, length: int) -> memoryview:
-        """The range from a server that answers every range with the whole object: no more of it is read than that."""
+        """Return the range from a server that answers every range with the whole object: no more of it is read than
+        that."""
         try:
             return memoryview(_beginning(obstore.get(self._quick, path), start + length))[start:]
         except (BaseError, OSError) as error:
@@ -212,7 +213,7 @@ class ObjectStore:
 
 
 def _beginning(answer: GetResult, limit: int) -> bytes:
-    """The first `limit` bytes of a body, or all of it if it has fewer. What follows them is not read."""
+    """Return the first `limit` bytes of a body, or all of it if it has fewer. What follows them is not read."""
     parts: list[bytes] = []
     missing = limit
     for part in answer.stream(min_chunk_size=_PART):
@@ -224,7 +225,7 @@ def _beginning(answer: GetResult, limit: int) -> bytes:
 
 
 def _just_before(prefix: str) -> str | None:
-    """A string that sorts before every key that begins with `prefix`, and after most that don't.
+    """Return a string that sorts before every key that begins with `prefix`, and after most that don't.
 
     Only worth having inside a folder: the listing itself begins at the folder.
     """

@@ -18,7 +18,7 @@ from dsv.store.retry import Retrying
 def open_store(
     url: str, options: StoreOptions | None = None, *, create: bool = False, names: str | None = None
 ) -> OpenStore:
-    """Opens the store that `url` names, with retries.
+    """Open the store that `url` names, with retries.
 
     names: where its names are kept, if elsewhere; a URL or folder like the other.
 
@@ -49,7 +49,7 @@ def open_names(names: str, options: StoreOptions, *, create: bool = False) -> St
 
 
 def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:
-    """The store itself, without retries: for tests, and for wrappers that belong below them."""
+    """Return the store itself, without retries: for tests, and for wrappers that belong below them."""
     scheme = "file" if url.startswith("/") else url.partition("://")[0]
     factory = SCHEMES.get(scheme) if scheme != url else None
     if factory is None:

@@ -90,7 +90,7 @@ class OpenStore:
         return self._names is not self.data
 
     def open_names(self, place: str) -> Store:
-        """A place that names have moved to, or are to; `./PART` lies below the data's own place."""
+        """Return a place that names have moved to, or are to; `./PART` lies below the data's own place."""
         if self._open_names is None:
             raise Unsupported(f"the names of {self.url} have moved to {place}", subject=self.url)
         below = place.startswith(BELOW)

@@ -56,7 +56,7 @@ class StoreOptions:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> StoreOptions:
-        """Reads the variables that the AWS, Google and Azure tools share, and those of proxies and CAs."""
+        """Read the variables that the AWS, Google and Azure tools share, and those of proxies and CAs."""
 
         def first(*names: str) -> str | None:
             return next((environment[name] for name in names if environment.get(name)), None)
@@ -106,7 +106,7 @@ class StoreOptions:
 
 
 def read_certificates(url: str, path: Path) -> bytes:
-    """The PEM file, or all files of a folder of them, as REQUESTS_CA_BUNDLE allows. Raises `NotFound`."""
+    """Return the PEM file, or all files of a folder of them, as REQUESTS_CA_BUNDLE allows. Raises `NotFound`."""
     try:
         if path.is_dir():
             return b"\n".join(file.read_bytes() for file in sorted(path.iterdir()) if file.is_file())

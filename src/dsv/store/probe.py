@@ -35,7 +35,7 @@ _LISTED: Final = ("a", "B", "a-b", "a.b", "b/c/d", "0010", "009", "_", "~", "z%2
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """What was found. `findings` are clauses for a message, empty where all is well."""
+    """The result of a proof. `findings` are clauses for a message, empty where all is well."""
 
     put_if_absent_ok: bool
     """Of many writers of one key exactly one won, each time, and its bytes are what is there."""
@@ -54,7 +54,7 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 def prove(store: Store, *, writers: int = WRITERS, rounds: int = ROUNDS) -> Proof:
-    """Races `writers` threads for `rounds` keys, lists, and deletes. Raises what the store raises.
+    """Race `writers` threads for `rounds` keys, lists, and deletes. Raises what the store raises.
 
     What may not be deleted, as some buckets allow no deletion, is left under `probe/`.
     """
@@ -131,7 +131,7 @@ class _Raced(msgspec.Struct, frozen=True):
 
 
 def _race(store: Store, folder: str, written: list[str], number: int, writers: int) -> _Raced:
-    """One key, many writers at once, then one more."""
+    """Have many writers put one key at once, then one more."""
     key = f"{folder}race/{number}"
     written.append(key)
     size = _SIZES[number % len(_SIZES)]
@@ -208,7 +208,7 @@ def race(store: Store, options: StoreOptions, *, keys: int = KEYS) -> tuple[str,
 
 
 def _run(url: str, options: StoreOptions, names: Sequence[str]) -> dict[str, list[str]]:
-    """Who was told to have won each key."""
+    """Return who was told to have won each key."""
     won: dict[str, list[str]] = {}
     with ExitStack() as stack:
         racers = [

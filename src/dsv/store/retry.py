@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """How patient to be. Times are seconds."""
+    """The number of attempts, and the time between them. Times are seconds."""
 
     busy_attempts: int = 7
     """Calls in all while the server says that it is busy."""
@@ -31,7 +31,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     """Calls that a server that does not answer gets at least. With the client's timeout for one small call
     (14 s) its silence is reported within 30 s."""
     silent_until: float = 15.0
-    """Where calls fail faster than that, further ones start until then."""
+    """If calls fail faster than that, further ones start until then."""
     refused_until: float = 5.0
     """The same where nothing listens or no such host is known, which seldom mends itself."""
     first_wait: float = 0.2
@@ -64,7 +64,7 @@ class _Trial:
         self._failures = 0
 
     def failed(self, error: DsvError) -> None:
-        """Waits before the next attempt, or raises `error` where there should be none."""
+        """Wait before the next attempt, or raise `error` where there should be none."""
         self._failures += 1
         if self._begin is None:
             self._begin = self._clock()
@@ -140,7 +140,7 @@ class Retrying:
         self._repeated(lambda: self.inner.delete(key))
 
     def put_if_absent(self, key: str, data: Bytes) -> Put:
-        """Puts until the outcome is known. Raises OutcomeUnknown where it stays unknown."""
+        """Put until the outcome is known. Raises OutcomeUnknown where it stays unknown."""
         trial = self._trial()
         unsure = looking = False
         while True:
@@ -185,7 +185,7 @@ class Retrying:
         return self.inner.put_if_absent(key, data)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
-        """A listing that broke off goes on behind the last key, or begins anew where keys are unsorted."""
+        """Continue a listing that broke off behind the last key, or begin anew where keys are unsorted."""
         trial = self._trial()
         last = start_after
         seen: set[str] = set()
@@ -206,7 +206,7 @@ class Retrying:
                 return
 
     def _read_back(self, key: str, data: Bytes) -> Put | None:
-        """Who won a key that is taken: None where nothing is there after all."""
+        """Return who won a key that is taken: None where nothing is there after all."""
         return self._repeated(lambda: self._there(key, data))
 
     def _there(self, key: str, data: Bytes) -> Put | None:
@@ -240,5 +240,5 @@ def _unknown(url: str, key: str, error: DsvError) -> OutcomeUnknown:
 
 
 def _chance() -> float:
-    """A number in [0, 1). The random module takes 20 ms to import, and every command imports this one."""
+    """Return a number in [0, 1). The random module takes 20 ms to import, and every command imports this one."""
     return int.from_bytes(os.urandom(4), "big") / 2**32

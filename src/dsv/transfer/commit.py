@@ -30,7 +30,7 @@ from dsv.values.paths import link_escapes, show
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """Where a commit goes, and what it says besides its tree.
+    """The destination of a commit, and what it says besides its tree.
 
     after: the branch's newest move, a deletion too (`Refs.newest`); None for a branch, and so perhaps a dataset, that
     never was: this commit's move makes it.
@@ -75,7 +75,7 @@ def commit_changes(
     base: TreeReader | None,
     changes: Callable[[Uploader], Iterable[TreeChange]],
 ) -> Committed | Unchanged | LostRace:
-    """Applies changes to the tree of `base` (None: an empty one), and publishes the result on a branch.
+    """Apply changes to the tree of `base` (None: an empty one), and publish the result on a branch.
 
     changes: makes the changes, in tree order with one for each path, and stores the contents that are new. It is called
     once for each call of this function, with what stores them. An entry of another commit comes with its location.
@@ -109,7 +109,7 @@ def commit_changes(
 
 
 def new_commit(repository: Repository, writer: Writer, draft: Draft, tree: WrittenTree | Commit) -> Commit:
-    """The commit, for a caller that needs its id before it is published."""
+    """Return the commit, for a caller that needs its id before it is published."""
     commit = Commit(
         root=tree.root,
         level=tree.level,
@@ -169,7 +169,7 @@ def _same_as_parent(repository: Repository, draft: Draft, tree: WrittenTree) -> 
 
 
 def _check_links(tree: TreeReader, draft: Draft) -> None:
-    """Where a symlink leads may depend on every other one, so all of them are read if any came or went."""
+    """Raise `Unsupported` for a symlink that leads out. It may do so by others, so all are read if any came or went."""
     escaping = link_escapes(tree.links())
     if escaping:
         more = f", and {len(escaping) - 1:,} more" if len(escaping) > 1 else ""

@@ -88,7 +88,7 @@ class Fetcher:
         return self._read_singly + sum(reader.fetched_bytes for reader in self._readers)
 
     def files(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, Iterator[bytes]]]:
-        """Each file with its content in pieces, to be consumed before the next file is asked for.
+        """Yield each file with its content in pieces, to be consumed before the next file is asked for.
 
         Raises `IntegrityError` in place of a piece that can't be had, and at the end of a large file whose pieces do
         not make up its id.
@@ -103,7 +103,7 @@ class Fetcher:
                 content.drain()
 
     def _pieces(self, wanted: Iterable[Wanted]) -> Iterator[tuple[_Piece, bytes]]:
-        """All pieces in order with their bytes; those that need no request wait in `plan` for their turn."""
+        """Yield all pieces in order with their bytes; those that need no request wait in `plan` for their turn."""
         plan: deque[_Piece] = deque()
         objects = self._objects
         reader = RangeReader(
@@ -130,7 +130,7 @@ class Fetcher:
                 raise self._of_file(file.entry, error) from error
 
     def _with_copy(self, file: Wanted) -> Wanted:
-        """The same, with a donor that has all of it, for a store that is not asked."""
+        """Return the same, with a donor that has all of it, for a store that is not asked."""
         entry, copy_of = file.entry, self._objects.copy_of
         if copy_of is None or not entry.size or entry.file_id is None:
             return file
@@ -179,7 +179,7 @@ class Fetcher:
         return found
 
     def _read(self, piece: _Piece, tried: Location | None = None) -> bytes:
-        """A chunk by the index. tried: where it was not, or was damaged."""
+        """Return a chunk by the index. tried: where it was not, or was damaged."""
         assert piece.chunk is not None
         try:
             found, _ = self._objects.read_by_index(ObjectKind.CHUNK, piece.chunk, tried)
@@ -189,7 +189,7 @@ class Fetcher:
         return found
 
     def _of_file(self, entry: Entry, error: IntegrityError) -> IntegrityError:
-        """The error with the name of the file that it is about."""
+        """Return the error with the name of the file that it is about."""
         name = entry.path.decode(errors="backslashreplace")
         if error.subject == name:
             return error
@@ -226,7 +226,7 @@ class _LargeFile:
             yield data
 
     def drain(self) -> None:
-        """Skips what the caller did not consume."""
+        """Skip what the caller did not consume."""
         while self._next is not None:
             self._next = None if self._next[0].last else next(self._source)
 
@@ -250,7 +250,7 @@ def _read_donor(piece: _Piece) -> bytes | None:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """A donor may lie where others write: opening what is no file must not hang."""
+    """Open a donor, which may lie where others write: opening what is no file must not hang."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 

@@ -49,7 +49,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def refusal(problems: Iterable[Problem], root: str) -> Unsupported:
-    """The error that lists them all."""
+    """Return the error that lists them all."""
     found = list(problems)
     what = "1 path" if len(found) == 1 else f"{len(found)} paths"
     return Unsupported(
@@ -69,7 +69,7 @@ _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 class StableRead(msgspec.Struct, Generic[T], frozen=True):
-    """What was read, and the stat that the file had before and after. quiet: see `is_quiet`."""
+    """The result of a read, and the stat that the file had before and after. quiet: see `is_quiet`."""
 
     value: T
     stat: os.stat_result
@@ -92,7 +92,7 @@ def is_quiet(descriptor: int, now: os.stat_result) -> bool:
 def read_stable(
     descent: Descent, path: bytes, read: Callable[[int, int], tuple[T, int]]
 ) -> StableRead[T] | Problem:
-    """Reads a file until its stat is the same before and after, at most `TRIES` times.
+    """Read a file until its stat is the same before and after, at most `TRIES` times.
 
     `read(descriptor, size)` reads it from start to end, and gives its result and the number of bytes that it read. It
     is called again for each try. An `OSError` becomes a problem; other exceptions are passed on.
@@ -122,7 +122,7 @@ def read_stable(
 
 
 def hash_content(descriptor: int, size: int) -> tuple[FileId, int]:
-    """The file id of a whole file, and its size in bytes."""
+    """Return the file id of a whole file, and its size in bytes."""
     if size <= _PIECE:
         data = os.read(descriptor, size + 1)  # the one byte more tells that this was all
         if len(data) == size:

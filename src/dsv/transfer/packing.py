@@ -40,14 +40,14 @@ class Memory:
         self._spare: deque[bytearray] = deque(maxlen=_SPARES)
 
     def take(self) -> bytearray | None:
-        """None where there is none to spare."""
+        """Return None where there is none to spare."""
         try:
             return self._spare.pop()
         except IndexError:
             return None
 
     def give(self, view: memoryview) -> None:
-        """Takes back a pack that is stored. What still reads it, as a request that was given up may, keeps it."""
+        """Take back a pack that is stored. What still reads it, as a request that was given up may, keeps it."""
         memory = view.obj
         if isinstance(memory, bytearray) and len(memory) >= PACK_TARGET:
             with suppress(BufferError):  # a view can't be released, nor a length changed, while anybody reads
@@ -74,7 +74,7 @@ class Sender:
         self.sent_bytes = 0
 
     def send(self, pack: SealedPack) -> None:
-        """Takes over the pack; blocks while too much is in flight."""
+        """Take over the pack; block while too much is in flight."""
         size = len(pack.data)
         with self._room:
             self._room.wait_for(lambda: self._in_flight == 0 or self._in_flight + size <= IN_FLIGHT)
@@ -84,17 +84,17 @@ class Sender:
         self._pending.append(self._pool.submit(self._store, pack))
 
     def wait(self) -> None:
-        """Returns when everything sent so far is durable in the store."""
+        """Wait until everything sent so far is durable in the store."""
         for future in self._pending:
             future.result()
         self._pending.clear()
 
     def close(self) -> None:
-        """Gives up what has not started; waits for what has."""
+        """Give up what has not started, and wait for what has."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _raise_failures(self) -> None:
-        """Forgets a pack only when it is known to be stored, so that what failed is never taken for that."""
+        """Forget a pack only when it is known to be stored, so that what failed is never taken for that."""
         going: list[Future[None]] = []
         for future in self._pending:
             if future.done():
@@ -130,7 +130,7 @@ class PackStream:
         return self._id
 
     def add(self, kind: ObjectKind, object_id: Id, codec: Codec, stored: Bytes, length: int) -> Location:
-        """Appends a stored object. `length` is that of the object when unpacked, in bytes."""
+        """Append a stored object. `length` is that of the object when unpacked, in bytes."""
         if self._builder.rows and self._builder.size + len(stored) > PACK_TARGET:
             self.flush()
         offset = self._builder.add(kind, object_id, codec, stored, length)
@@ -139,7 +139,7 @@ class PackStream:
         return location
 
     def add_all(self, packed: Packed) -> list[Row] | None:
-        """Appends chunks at once; None, and none of them, where the pack that is being filled has no room for all."""
+        """Append chunks at once; None, and none of them, where the pack that is being filled has no room for all."""
         if not self._builder.has_room(packed, PACK_TARGET):
             return None
         pack, columns = self._id, (packed.stored, packed.lengths, packed.codecs)
@@ -161,7 +161,7 @@ class PackStream:
         locator: bytes,
         unpacked: int,
     ) -> Location:
-        """Appends an object and, directly behind it, its own locator (a zstd frame of `unpacked` bytes)."""
+        """Append an object and, directly behind it, its own locator (a zstd frame of `unpacked` bytes)."""
         if self._builder.rows and self._builder.size + len(stored) + len(locator) > PACK_TARGET:
             self.flush()
         offset = self._builder.add(kind, object_id, codec, stored, length)
@@ -171,7 +171,7 @@ class PackStream:
         return location
 
     def flush(self) -> None:
-        """Seals the pack that is being filled, if there is anything in it."""
+        """Seal the pack that is being filled, if there is anything in it."""
         if self._rows:
             self._seal(SealedPack(self._id, self._builder.finish(), self._rows))
             self._start()

@@ -64,7 +64,7 @@ T = TypeVar("T", bound=Item)
 
 
 class Order(msgspec.Struct, array_like=True, frozen=True):
-    """Which files to read. paths: joined by NUL, in tree order. sizes: of each, in bytes, none of them 0."""
+    """The files to read. paths: joined by NUL, in tree order. sizes: of each, in bytes, none of them 0."""
 
     slot: int
     paths: bytes
@@ -72,7 +72,7 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
-    """What was read, in columns. The files are in the sequence of the order.
+    """The files that were read, in columns. They are in the sequence of the order.
 
     rows: `folder.ROW` of each file, the same before and after the reading. devices: their `st_dev`.
     quiet: a byte each, the answer of `file_reader.is_quiet`.
@@ -102,7 +102,7 @@ class Slot:
         self.contents, self._answer = place[:SLOT], place[SLOT:]
 
     def write(self, batch: Batch) -> bytes:
-        """Leaves the answer in the slot, and gives what the pipe is to carry."""
+        """Leave the answer in the slot, and return what the pipe is to carry."""
         encoded = msgspec.msgpack.encode(batch)
         self._answer[: len(encoded)] = encoded
         return _LENGTH.pack(len(encoded))
@@ -113,7 +113,7 @@ class Slot:
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """What one batch holds, in columns. rows, devices, quiet: see `WorkspaceScan.record`.
+    """The content of one batch, in columns. rows, devices, quiet: see `WorkspaceScan.record`.
 
     read: whether each file was read; if not, its other columns mean nothing.
     """
@@ -143,7 +143,7 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: memoryview) -> Batch:
-    """Reads each file once, and leaves what is to be stored in `memory`, that of a slot.
+    """Read each file once, and leave what is to be stored in `memory`, that of a slot.
 
     A file that is not there, not readable, or not stable while it is read is left `UNREAD`.
     """
@@ -183,7 +183,7 @@ def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: m
 
 
 def _read(descent: Descent, path: bytes, size: int, place: memoryview) -> tuple[os.stat_result, bool] | None:
-    """Fills `place` with a file of this size; its stat and whether it is quiet, or None."""
+    """Fill `place` with a file of this size. Return its stat and whether it is quiet, or None."""
     above, name = split(path)
     try:
         descriptor = os.open(name, OPEN_FLAGS, dir_fd=descent.at(above))
@@ -241,13 +241,13 @@ class Readers(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Ends the processes."""
+        """End the processes."""
         self._descent.close()
         for reader in self._readers:
             reader.end()
 
     def over(self, work: Iterator[T]) -> Iterator[Run[T]]:
-        """All of the work, in the given order, with the contents of small files. To be called once."""
+        """Yield all of the work, in the given order, with the contents of small files. To be called once."""
         upcoming = _cut(work)
         while self._send(upcoming):
             run = self._runs.popleft()
@@ -258,7 +258,7 @@ class Readers(Generic[T]):
             self._release(run)
 
     def _send(self, upcoming: Iterator[Run[T]]) -> bool:
-        """Gives the processes as much as they have room for. False if no run is left."""
+        """Give the processes as much as they have room for. False if no run is left."""
         for reader in self._readers:
             while reader.free and len(self._runs) < _RUNS and (run := next(upcoming, None)) is not None:
                 self._runs.append(run)
@@ -269,7 +269,7 @@ class Readers(Generic[T]):
         return bool(self._runs)
 
     def _read_meanwhile(self, reader: _Reader, upcoming: Iterator[Run[T]]) -> None:
-        """Reads what no process was given yet, until the next contents have come."""
+        """Read what no process was given yet, until the next contents have come."""
         while self._own and len(self._runs) < _RUNS and not reader.has_answered:
             run = next(upcoming, None)
             if run is None:
@@ -376,12 +376,12 @@ class _Reader:
             return None
 
     def release(self, run: Run[T]) -> None:
-        """Frees the slot of a run."""
+        """Free the slot of a run."""
         if run.batch is not None:
             self.free.append(run.slot)
 
     def end(self) -> None:
-        """Ends the process at once."""
+        """End the process at once."""
         self._pipe.close()
         self._process.kill()
         self._process.wait()

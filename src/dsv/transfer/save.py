@@ -67,7 +67,7 @@ class FileSaver(Generic[T]):
         self._descent.close()
 
     def save(self, items: Iterable[T]) -> Iterator[tuple[T, Saved | Problem | None]]:
-        """Yields each item with its content stored; None for what has no content. To be called once."""
+        """Yield each item with its content stored; None for what has no content. To be called once."""
         files = size = 0
         for run in self._readers.over(iter(items)):
             stored = self._store_all(run)
@@ -83,7 +83,7 @@ class FileSaver(Generic[T]):
             files = size = 0
 
     def _store_all(self, run: Run[T]) -> list[Saved | None]:
-        """Stores what was read ahead, all at once."""
+        """Store what was read ahead, all at once."""
         contents = run.contents
         if contents is None or not any(contents.read):
             return []
@@ -103,7 +103,7 @@ class FileSaver(Generic[T]):
         ]
 
     def _save(self, item: T) -> Saved | Problem | None:
-        """Stores one item, and reads it only if the store may lack its content."""
+        """Store one item, and read it only if the store may lack its content."""
         if not item.is_file:
             return None
         known = item.known
@@ -113,7 +113,7 @@ class FileSaver(Generic[T]):
 
 
 def save_file(uploader: Uploader, descent: Descent, path: bytes) -> Saved | Problem:
-    """Reads one file and stores its content."""
+    """Read one file and store its content."""
 
     def upload(descriptor: int, size: int) -> tuple[Stored, int]:
         if size > SINGLE_CHUNK_MAX:
@@ -134,14 +134,14 @@ def save_file(uploader: Uploader, descent: Descent, path: bytes) -> Saved | Prob
 
 
 def find_content(uploader: Uploader, entry: Entry) -> Stored | None:
-    """Returns where the content of a file lies, if the store has all of it."""
+    """Return where the content of a file lies, if the store has all of it."""
     assert entry.file_id is not None
     return uploader.find(entry.size, entry.file_id, entry.recipe_id)
 
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """What a path of a tree is to have: a file whose content is yet to be stored, a symlink, or an empty folder."""
+    """The future content of a path of a tree: a file that is yet to be stored, a symlink, or an empty folder."""
 
     kind: Kind
     """As it was found; reading a file tells more."""
@@ -168,7 +168,7 @@ class Source:
         return None if self.stored is None else self.entry(self.path)
 
     def entry(self, path: bytes) -> Entry | None:
-        """Returns the entry for a path of a tree; None for a file that could not be stored."""
+        """Return the entry for a path of a tree; None for a file that could not be stored."""
         if not self.is_file:
             return Entry(path, self.kind, target=self.target)
         if self.stored is None:
@@ -176,7 +176,7 @@ class Source:
         return Entry(path, self.kind, self.stored.size, self.stored.file_id, self.stored.recipe_id)
 
     def change(self, path: bytes) -> TreeChange | None:
-        """Returns the change that puts this at a path; None for a file that could not be stored."""
+        """Return the change that puts this at a path; None for a file that could not be stored."""
         entry = self.entry(path)
         if entry is None:
             return None
@@ -193,7 +193,7 @@ def save_sources(
     progress: Progress,
     on_stored: OnStored = lambda *_: None,
 ) -> list[Problem]:
-    """Stores the contents that are not stored yet, and returns the files that could not be read.
+    """Store the contents that are not stored yet, and return the files that could not be read.
 
     Those of one folder should follow each other in the order of their paths.
     """
@@ -218,7 +218,7 @@ def save_sources(
 
 
 def _is_stored(uploader: Uploader, source: Source) -> bool:
-    """Returns whether the content was stored before, and the store still has all of it."""
+    """Return whether the content was stored before, and the store still has all of it."""
     if source.stored is None:
         return False
     stored = uploader.find(source.stored.size, source.stored.file_id, source.stored.recipe_id)

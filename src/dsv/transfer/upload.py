@@ -27,7 +27,7 @@ INDEX_ROWS = 1 << 18
 
 
 class Journal(Protocol):
-    """Where an upload notes what the next one need not do again, should this one be killed."""
+    """The notes of an upload about what the next one need not do again, should this one be killed."""
 
     def pack_uploaded(self, pack_id: PackId, size: int, rows: list[Row]) -> None: ...
 
@@ -68,7 +68,7 @@ class Catalog:
         self._new: dict[tuple[ObjectKind, bytes], Location] = {}
 
     def __len__(self) -> int:
-        """Returns the number of rows that are not yet in an index file."""
+        """Return the number of rows that are not yet in an index file."""
         return len(self._new)
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
@@ -81,7 +81,7 @@ class Catalog:
         self._new.update(((kind, object_id), location) for kind, object_id, location in rows)
 
     def write_index(self) -> int:
-        """Writes the rows as one index file; every pack they name must be stored. Returns its size in bytes."""
+        """Write the rows as one index file; every pack they name must be stored. Return its size in bytes."""
         if not self._new:
             return 0
         builder = IndexBuilder()
@@ -128,21 +128,21 @@ class Uploader:
     def resume(
         self, packs: Mapping[PackId, tuple[int, list[Row]]], recipes: Mapping[RecipeId, bytes]
     ) -> None:
-        """Takes up what a killed upload left: packs that still are in the store, and recipes that were worked out."""
+        """Take up what a killed upload left: packs that still are in the store, and recipes that were worked out."""
         for pack_id, (size, rows) in packs.items():
             if self._session.has_pack(pack_id, size):
                 self._catalog.add_rows(rows)
         self._recipes = dict(recipes)
 
     def add_bytes(self, data: bytes) -> Stored:
-        """Stores the content of a file of at most `SINGLE_CHUNK_MAX` bytes."""
+        """Store the content of a file of at most `SINGLE_CHUNK_MAX` bytes."""
         if not data:
             return Stored(0, EMPTY_FILE, None, None)
         chunk_id = ChunkId.hash(data)
         return Stored(len(data), FileId(chunk_id), None, self._chunk(chunk_id, data))
 
     def add_all(self, packed: Packed) -> list[Location]:
-        """Stores contents, at least one, that were hashed and compressed already. They are copied."""
+        """Store contents, at least one, that were hashed and compressed already. They are copied."""
         known = [self._catalog.find(ObjectKind.CHUNK, one) for one in packed.ids]
         if not any(known) and len(set(packed.ids)) == len(
             packed.ids
@@ -164,7 +164,7 @@ class Uploader:
         return places
 
     def add_stream(self, readinto: Callable[[memoryview], int]) -> Stored:
-        """Stores a larger content; `readinto` fills a buffer and says with how many bytes, 0 at the end."""
+        """Store a larger content; `readinto` fills a buffer and returns with how many bytes, 0 at the end."""
         whole = blake3()
         ids, lengths, places = bytearray(), list[int](), list[Location]()
         size = 0
@@ -182,7 +182,7 @@ class Uploader:
         return Stored(size, file_id, recipe_id, location)
 
     def add_unsized(self, readinto: Callable[[memoryview], int]) -> Stored:
-        """Stores a content of unknown size; `readinto` is as in `add_stream`."""
+        """Store a content of unknown size; `readinto` is as in `add_stream`."""
         start = bytearray(SINGLE_CHUNK_MAX + 1)
         view, size = memoryview(start), 0
         while size < len(start) and (count := readinto(view[size:])):
@@ -203,7 +203,7 @@ class Uploader:
         return self.add_stream(again)
 
     def find(self, size: int, file_id: FileId, recipe_id: RecipeId | None) -> Stored | None:
-        """A content whose ids are known, if the store has all of it (or this upload has sent it)."""
+        """Return a content whose ids are known, if the store has all of it (or this upload has sent it)."""
         if not size:
             return Stored(0, file_id, None, None)
         found = (
@@ -303,7 +303,7 @@ class Uploader:
             self.finish()
 
     def _recipe(self, ids: bytes, lengths: list[int], places: list[Location]) -> tuple[RecipeId, Location]:
-        """Stores the recipe, sub-recipes first, each with the places of what it lists."""
+        """Store the recipe, sub-recipes first, each with the places of what it lists."""
         below = iter(places)
         sub: dict[bytes, Location] = {}
         top: tuple[RecipeId, Location] | None = None
@@ -339,7 +339,7 @@ class Uploader:
         return self._whole_recipe(RecipeId(child))
 
     def _rebuild_recipe(self, recipe_id: RecipeId) -> Location | None:
-        """A recipe that a killed upload had worked out, if all that it lists is in the store."""
+        """Return a recipe that a killed upload had worked out, if all that it lists is in the store."""
         encoded = self._recipes.get(recipe_id)
         if encoded is None:
             return None
@@ -354,7 +354,7 @@ class Uploader:
         return self._described(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(rows))
 
     def _described(self, kind: ObjectKind, object_id: Id, encoded: bytes, locator: Locator) -> Location:
-        """Stores a metadata object with its locator behind it."""
+        """Store a metadata object with its locator behind it."""
         described = locator.encode()
         found = self._catalog.find(kind, object_id)
         if found is None:
@@ -400,7 +400,7 @@ class Uploader:
         self._sender.send(pack)
 
     def _send_metadata(self, pack: SealedPack) -> None:
-        """What metadata refers to is durable before the metadata is sent."""
+        """Send metadata once everything that it refers to is durable."""
         self._own.add(pack.id)
         self._data.flush()
         self._sender.wait()

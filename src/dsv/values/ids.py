@@ -22,14 +22,14 @@ class Id(bytes):
 
     @classmethod
     def of(cls, raw: bytes) -> Self:
-        """The id with these bytes. Raises `ValueError` where the length is not the kind's."""
+        """Return the id with these bytes. Raises `ValueError` where the length is not the kind's."""
         if len(raw) != cls.size:
             raise ValueError(f"a {cls.__name__} has {cls.size} bytes, not {len(raw)}")
         return cls(raw)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The id that this whole lower-case hex text shows. Raises `UsageError`."""
+        """Return the id that this whole lower-case hex text shows. Raises `UsageError`."""
         try:
             raw = bytes.fromhex(text)
         except ValueError:

@@ -39,7 +39,7 @@ def json_or_text(text: str) -> Json:
 
 
 def check_json(value: Json, depth: int = 0) -> Json:
-    """The value, if a record can hold it as it is. Raises `ValueError`."""
+    """Return the value, if a record can hold it as it is. Raises `ValueError`."""
     if depth > MAX_DEPTH:
         raise ValueError("it nests too deep")
     if isinstance(value, float) and not math.isfinite(value):
@@ -84,7 +84,7 @@ SHORT_MAX, LONG_MAX = 1024, 65536
 
 
 def check_length(value: str, most: int, what: str) -> None:
-    """Raises `UsageError` for a text that no record can hold. what: a noun for it."""
+    """Raise `UsageError` for a text that no record can hold. what: a noun for it."""
     if len(value) > most:
         raise UsageError(
             f"{what} has {len(value):,} characters, and {most:,} is the most",

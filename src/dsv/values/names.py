@@ -29,7 +29,7 @@ class _Name(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The name, unchanged. Raises `UsageError` with what is wrong about it."""
+        """Return the name, unchanged. Raises `UsageError` with what is wrong about it."""
         reason = cls._fault(text)
         if reason is not None:
             raise UsageError(
@@ -39,14 +39,14 @@ class _Name(str):
 
     @classmethod
     def _suggestion(cls, text: str) -> str | None:
-        """A name like the text, if one is near."""
+        """Return a name like the text, if one is near."""
         parts = (re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-._") for part in text.split("/"))
         near = "/".join(part for part in parts if part)
         return None if cls._fault(near) is not None else f"such as {near}"
 
     @classmethod
     def from_component(cls, text: str) -> Self:
-        """The name that `component` gave. Raises `UsageError`, for a second spelling of one too."""
+        """Return the name that `component` gave. Raises `UsageError`, for a second spelling of one too."""
         name = cls.parse(text.replace("%2F", "/"))
         if name.component != text:
             raise UsageError(f"{text!r} is no name for a {cls.what}: a / is written as %2F", subject=text)
@@ -100,7 +100,7 @@ class Rev(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Rev:
-        """Raises `UsageError`."""
+        """Raise `UsageError`."""
         match = _REV.fullmatch(text)
         if match is None:
             raise UsageError(f"{text!r} is no revision: after a ~ comes a number and no more", subject=text)
@@ -128,7 +128,7 @@ def _revision_like(text: str) -> str:
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What a command is about. None is what was left out; `path` is the bytes behind the `:`, unchecked."""
+    """The target of a command. None is what was left out; `path` is the bytes behind the `:`, unchecked."""
 
     dataset: DatasetName | None = None
     rev: Rev | None = None
@@ -136,7 +136,7 @@ class Target(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Raises `UsageError`. Nothing at all is the target with nothing given."""
+        """Raise `UsageError`. Nothing at all is the target with nothing given."""
         names, colon, rest = text.partition(":")
         dataset, at, rev = names.partition("@")
         if at and not rev:
@@ -165,7 +165,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def clean_path(path: bytes | None) -> bytes:
-    """A target's path as a tree spells it: no `.`, no slash at either end. Raises `UsageError` for `..`."""
+    """Return a target's path as a tree spells it: no `.`, no slash at either end. Raises `UsageError` for `..`."""
     parts = [part for part in (path or b"").split(b"/") if part not in (b"", b".")]
     if b".." in parts:
         raise UsageError(f"the path {(path or b'').decode(errors='backslashreplace')!r} has a part ..")
@@ -193,5 +193,5 @@ def parse_data(texts: Iterable[str]) -> dict[str, Target]:
 
 
 def data_variable(name: str) -> str:
-    """The variable that holds the folder of the data of this name: `DSV_DATA_MASKS` for `masks`."""
+    """Return the variable that holds the folder of the data of this name: `DSV_DATA_MASKS` for `masks`."""
     return "DSV_DATA_" + re.sub(r"[^A-Z0-9]", "_", name.upper())

@@ -25,7 +25,7 @@ def _folded(raw: bytes) -> bytes:
 
 
 def check_path(path: bytes) -> None:
-    """Raises `ValueError` with the reason where a tree may not hold this path."""
+    """Raise `ValueError` with the reason where a tree may not hold this path."""
     if not path:
         raise ValueError("it is empty")
     if len(path) > MAX_PATH:
@@ -50,7 +50,7 @@ def check_path(path: bytes) -> None:
 
 
 def check_joined(blob: bytes) -> list[bytes]:
-    """The paths of a blob in which they are joined by NUL, each as good as `check_path` says.
+    """Return the paths of a blob in which they are joined by NUL, each as good as `check_path` says.
 
     Works on the whole blob: a few nanoseconds a byte. Raises `ValueError` with one path and its reason.
     """
@@ -80,7 +80,7 @@ _TO_KEYS = bytes.maketrans(b"/\0", b"\0\xff")
 
 
 def disorder(blob: bytes) -> int | None:
-    """The number of the first path that may not follow the one before it; None for a tree's order.
+    """Return the number of the first path that may not follow the one before it; None for a tree's order.
 
     `blob` is one that `check_joined` accepted. A path follows another if it sorts behind it by components and
     does not lie below it. What lies below `p` has the keys from `p NUL` up to, not including, `p 0x01`, so
@@ -114,7 +114,7 @@ def _dots_are_fine(framed: bytes) -> bool:
 
 
 def check_target(target: bytes) -> None:
-    """Raises `ValueError` where no tree may hold a symlink with this target, wherever it lies."""
+    """Raise `ValueError` where no tree may hold a symlink with this target, wherever it lies."""
     if not target:
         raise ValueError("it is empty")
     if len(target) > MAX_TARGET:
@@ -130,13 +130,13 @@ def check_target(target: bytes) -> None:
 
 
 def show(path: bytes, limit: int = 200) -> str:
-    """The path for a message: quoted, with nothing a terminal would act on, and not endless."""
+    """Return the path for a message: quoted, with nothing a terminal would act on, and not endless."""
     text = repr(path.decode("utf-8", "backslashreplace"))
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def link_escapes(links: Mapping[bytes, bytes]) -> list[bytes]:
-    """The symlinks (path -> target) that lead out of the tree, resolved through the tree's own links.
+    """Return the symlinks (path -> target) that lead out of the tree, resolved through the tree's own links.
 
     The paths must be valid ones of one tree. A link that dangles inside, or goes round in circles, stays;
     one that takes more hops than any system follows counts as leaving.
@@ -303,7 +303,7 @@ class PathSet(msgspec.Struct, frozen=True):
 
 
 class Both(msgspec.Struct, frozen=True):
-    """What is in two scopes."""
+    """The intersection of two scopes."""
 
     one: Scope
     other: Scope
@@ -323,7 +323,7 @@ WHOLE = PathSet()
 
 
 def folders_above(path: bytes) -> Iterator[bytes]:
-    """The folders that a path lies in, the nearest first, without the root."""
+    """Yield the folders that a path lies in, the nearest first, without the root."""
     end = path.rfind(b"/")
     while end > 0:
         yield path[:end]

@@ -36,7 +36,7 @@ _CLASSES = {
 
 
 class _Mark(enum.Enum):
-    """What takes no single byte."""
+    """A class that matches no single byte."""
 
     STAR = "any run of bytes without a slash"
     STARS = "any run of bytes"
@@ -137,7 +137,7 @@ class _Automaton:
 
 
 def _expression(tokens: list[_Token]) -> bytes:
-    """The tokens of a pattern with one star at most, as a regular expression."""
+    """Return the tokens of a pattern with one star at most, as a regular expression."""
     marks = {_Mark.STAR: b"[^/]*", _Mark.STARS: b".*"}
     out = b""
     for place, token in enumerate(tokens):
@@ -154,7 +154,7 @@ def _expression(tokens: list[_Token]) -> bytes:
 
 
 def parse(line: bytes) -> Pattern | None:
-    """The pattern of a line without its end; None for an empty one and for a comment.
+    """Return the pattern of a line without its end; None for an empty one and for a comment.
 
     Raises `ValueError` for a line that is neither: an exclamation mark alone, or a backslash at the end.
     """
@@ -217,7 +217,8 @@ def _tokens(text: bytes, at: int) -> list[_Token] | None:
 
 
 def _set(text: bytes, at: int) -> tuple[int, int] | None:
-    """The set of bytes in brackets, `at` being behind the opening one, and where it ends. None: it has no end."""
+    """Return the set of bytes in brackets, `at` being behind the opening one, and where it ends. None: it has no
+    end."""
     negated = text[at : at + 1] in (b"!", b"^")
     at += negated
     members, previous, first = 0, 0, True
@@ -334,7 +335,7 @@ def is_pattern(path: bytes) -> bool:
 
 
 def escaped(path: bytes) -> bytes:
-    """The pattern that matches this path alone."""
+    """Return the pattern that matches this path alone."""
     return b"".join(b"\\%c" % byte if byte in _WILDCARDS else b"%c" % byte for byte in path)
 
 
@@ -373,7 +374,7 @@ class SparsePatterns:
 
     @property
     def digest(self) -> bytes:
-        """Tells two of them apart; empty for everything."""
+        """Tell two of them apart; empty for everything."""
         if self.lines is None:
             return b""
         return blake3("\n".join(self.lines).encode(), derive_key_context="dsv 2026-11 sparse v1").digest()
@@ -458,7 +459,8 @@ class SparsePatterns:
         return self.lines is None or self._folder(folder)[1] is not False
 
     def _folder(self, folder: bytes) -> tuple[int, bool | None]:
-        """The last rule that matches the folder or one above (-1: none), and the verdict on all below if it is one."""
+        """Return the last rule that matches the folder or one above (-1: none), and the verdict on all below if it is
+        one."""
         found = self._folders.get(folder)
         if found is None:
             decider = self._folder(folder.rpartition(b"/")[0])[0] if folder else -1
@@ -505,7 +507,7 @@ def _check(text: str, line: str | None = None) -> None:
 
 
 def _common_folder(after: bytes | None, last: bytes) -> bytes:
-    """The deepest folder that all paths in between lie in."""
+    """Return the deepest folder that all paths in between lie in."""
     if after is None:
         return b""
     folder = last.rpartition(b"/")[0]

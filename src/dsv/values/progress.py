@@ -9,11 +9,11 @@ class Progress(Protocol):
     """Called from the thread that does the work; implementations must be cheap and must not raise."""
 
     def start(self, total_files: int | None, total_bytes: int | None) -> None:
-        """Begins a count, again for each phase; None is not known (yet)."""
+        """Begin a count, again for each phase; None is not known (yet)."""
         ...
 
     def advance(self, files: int = 0, bytes: int = 0, transferred: int = 0) -> None:  # noqa: A002
-        """Adds finished files, their bytes, and the bytes that went over the network for them."""
+        """Add finished files, their bytes, and the bytes that went over the network for them."""
         ...
 
     def note(self, text: str) -> None:
@@ -21,7 +21,7 @@ class Progress(Protocol):
         ...
 
     def finish(self) -> None:
-        """Ends the count; may be called without `start`."""
+        """End the count; may be called without `start`."""
         ...
 
 

@@ -11,7 +11,7 @@ _INTEGERS = range(-(1 << 63), 1 << 63)  # all that TOML promises, and what can b
 
 
 def read_toml(data: bytes) -> dict[str, object]:
-    """The document. Raises `ValueError` that says what is wrong with it, however it was made."""
+    """Return the document. Raises `ValueError` that says what is wrong with it, however it was made."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES:,} bytes")
     try:

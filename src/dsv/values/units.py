@@ -87,7 +87,8 @@ def format_count(count: int, one: str) -> str:
 
 
 def format_lines(lines: Sequence[str], most: int = 20) -> str:
-    """The lines to add to a message, each with a newline before it; at most so many, and how many more there are."""
+    """Return the lines to add to a message, each with a newline before it; at most so many, and how many more there
+    are."""
     more = [f"and {len(lines) - most:,} more"] if len(lines) > most else []
     return "".join(f"\n  {line}" for line in [*lines[:most], *more])
 
@@ -109,7 +110,7 @@ def format_bytes(count: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """The two largest units that are not zero: `0.4 s`, `42 s`, `3m 5s`, `2h`, `1d 12h`, `3w`."""
+    """Return the two largest units that are not zero: `0.4 s`, `42 s`, `3m 5s`, `2h`, `1d 12h`, `3w`."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
     if seconds < 9.95:

@@ -45,7 +45,7 @@ class ListedIndexes(msgspec.Struct, frozen=True):
 def list_indexes(
     store: Store, read: Callable[[str], IndexMerge | None], without: Container[IndexId] = ()
 ) -> ListedIndexes:
-    """Lists once, and reads the latest records of merges: each says all that is to be known of those before it.
+    """List once, and read the latest records of merges: each says all that is to be known of those before it.
 
     without: index files that are taken for absent, so that no record counts which names one of them.
     """
@@ -107,12 +107,12 @@ class RemoteIndex:
 
     @property
     def packs(self) -> list[PackId]:
-        """Those that are known so far."""
+        """The packs that are known so far."""
         known = self._whole or self._filter
         return [] if known is None else known.packs
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
-        """Raises as `Index.find`, and what the store raises."""
+        """Raise as `Index.find`, and what the store raises."""
         file = self._file
         if file is not None and not file.first <= int.from_bytes(object_id[:4], "big") <= file.last:
             return None
@@ -127,7 +127,7 @@ class RemoteIndex:
         return None if whole is None else whole.find(kind, object_id)
 
     def whole(self) -> Index | None:
-        """The file itself, which is kept; None if it has gone, as what it said is in a newer one."""
+        """Return the file itself, which is kept; None if it has gone, as what it said is in a newer one."""
         if self._whole is None:
             self._whole = self._read(self._id)
             self._parts.clear()
@@ -203,7 +203,7 @@ class Indexes:
         self._erased = set[tuple[ObjectKind, Id]]()
         self._gone = set[IndexId]()  # files of which parts were read, and that nobody can read any more
         self.listed = ListedIndexes.of_none()
-        """What the store had when it was last asked."""
+        """The index files of the store when it was last asked."""
         self.damaged = set[IndexId]()
         """Merged files that were met damaged, and whose originals are read instead. They count as not listed."""
 
@@ -228,7 +228,8 @@ class Indexes:
         return next((place for place in places if usable(kind, object_id, place.pack)), None)
 
     def places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
-        """Every place that the files loaded so far give: where one is damaged, another may do. May repeat itself."""
+        """Yield every place that the files loaded so far give: where one is damaged, another may do. May repeat
+        itself."""
         files = self._arranged()
         self._refuse_erased(kind, object_id)
         for one in chain(
@@ -249,7 +250,7 @@ class Indexes:
         self._search = None
 
     def refresh(self) -> bool:
-        """Lists again; True where an index file appeared that was not loaded before."""
+        """List again; True where an index file appeared that was not loaded before."""
         appeared = False
         for _ in range(_LISTINGS):
             self.listed = list_indexes(self._store, self._record, self.damaged)
@@ -265,7 +266,7 @@ class Indexes:
         return appeared
 
     def reload(self) -> bool:
-        """Asks the store for what came from local copies, whose ids prove nothing, and for files that a merge
+        """Ask the store for what came from local copies, whose ids prove nothing, and for files that a merge
         is said to have replaced; True if that gave something new.
         """
         false = [
@@ -279,7 +280,7 @@ class Indexes:
         return bool(false or further)
 
     def add(self, index_id: IndexId, encoded: bytes) -> None:
-        """Makes known what this process has just written."""
+        """Make known what this process has just written."""
         self._metadata.put("index", str(index_id), encoded)
         added = self._loaded[index_id] = Index.parse(encoded, str(index_id))
         self._erased.update(added.erased())
@@ -287,7 +288,7 @@ class Indexes:
             self._search = _arrange([added, *self._search])
 
     def whole(self, index_id: IndexId) -> Index | None:
-        """All of a file that was listed; None if it has gone."""
+        """Return all of a file that was listed; None if it has gone."""
         found = self._loaded.get(index_id)
         if isinstance(found, RemoteIndex):
             return found.whole()
@@ -298,7 +299,7 @@ class Indexes:
         return isinstance(self._loaded.get(index_id), RemoteIndex)
 
     def proved(self, index_id: IndexId, most_bytes: int) -> Index | None:
-        """All of a file that was listed, as the store has it now; None if that is damaged, or has gone.
+        """Return all of a file that was listed, as the store has it now; None if that is damaged, or has gone.
 
         Of a large one that is here, the store's hash is compared with that of the copy. Else the store's bytes are
         read; None also if it is large and has more than `most_bytes`.
@@ -320,7 +321,7 @@ class Indexes:
         return parsed
 
     def _hash(self, index_id: IndexId, size: int) -> memoryview | None:
-        """The hash at the end of the store's file, if that is as large as when it was listed."""
+        """Return the hash at the end of the store's file, if that is as large as when it was listed."""
         try:
             return self._store.get_range(keys.index_key(index_id), size - index.HASH_SIZE, index.HASH_SIZE)
         except StoreMissing:
@@ -329,7 +330,7 @@ class Indexes:
             return None
 
     def _refuse_erased(self, kind: ObjectKind, object_id: Id) -> None:
-        """Raises if a file says that the object was erased, although other files have a place for it."""
+        """Raise if a file says that the object was erased, although other files have a place for it."""
         if self._erased and (kind, object_id) in self._erased:
             raise index.was_erased(object_id)
 
@@ -382,7 +383,7 @@ class Indexes:
         return found
 
     def _read(self, index_id: IndexId) -> Index | None:
-        """The whole file: a copy, or from the store; None if it is not there any more."""
+        """Return the whole file: a copy, or from the store; None if it is not there any more."""
         copy = self._copy(index_id)
         if copy is not None:
             return copy
@@ -431,7 +432,7 @@ class Indexes:
         return found
 
     def _get(self, index_id: IndexId) -> bytes | None:
-        """None where it was replaced since the listing; what it said is in a newer one."""
+        """Return None where it was replaced since the listing; what it said is in a newer one."""
         try:
             return self._store.get(keys.index_key(index_id), index.FILE_MAX)
         except StoreMissing:
@@ -440,7 +441,7 @@ class Indexes:
             return None
 
     def _record(self, key: str) -> IndexMerge | None:
-        """The record of a merge; None if it has gone, or can't be read: without it more files are read."""
+        """Return the record of a merge; None if it has gone, or can't be read: without it more files are read."""
         name = key.rpartition("/")[2]
         copy = self._metadata.get("index-merge", name, MERGE_MAX)
         try:
@@ -457,7 +458,7 @@ class Indexes:
 
 
 def _arrange(files: list[AnyIndex]) -> list[AnyIndex]:
-    """The files to search, largest first, with the small ones merged when there are many."""
+    """Return the files to search, largest first, with the small ones merged when there are many."""
     if len(files) > _FILES_BEFORE_MERGE:
         small = [one for one in files if isinstance(one, Index) and len(one) <= _SMALL_ROWS]
         if len(small) > 1:

@@ -32,7 +32,7 @@ class MetadataCache:
         last._behind = behind
 
     def get(self, kind: str, name: str, limit: int) -> bytes | None:
-        """The copy's bytes, unchecked; None if there is none of at most `limit` bytes."""
+        """Return the copy's bytes, unchecked; None if there is none of at most `limit` bytes."""
         found = self._read(kind, name, limit)
         return self._behind.get(kind, name, limit) if found is None and self._behind is not None else found
 
@@ -53,7 +53,7 @@ class MetadataCache:
             return None
 
     def map(self, kind: str, name: str) -> memoryview | None:
-        """The copy mapped into memory, for large ones; unchecked. None where there is none."""
+        """Return the copy mapped into memory, for large ones; unchecked. None where there is none."""
         if self._folder is None:
             return None
         try:
@@ -63,7 +63,7 @@ class MetadataCache:
             return None
 
     def put(self, kind: str, name: str, data: bytes | bytearray | memoryview) -> None:
-        """Keeps a copy; a name that is there already stays, unless its size is another."""
+        """Keep a copy; a name that is there already stays, unless its size is another."""
         if self._folder is None:
             return
         with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ class MetadataCache:
         return list(found)
 
     def drop(self, kind: str, name: str) -> None:
-        """Forgets a copy that was found to be wrong."""
+        """Forget a copy that was found to be wrong."""
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 self._path(kind, name).unlink(missing_ok=True)
@@ -92,7 +92,7 @@ class MetadataCache:
         return Path(self._text(kind, name))
 
     def _text(self, kind: str, name: str) -> str:
-        """The path as text: millions are asked for, and a `Path` takes longer to make than the file to open."""
+        """Return the path as text: millions are asked for, and a `Path` takes longer to make than the file to open."""
         return f"{self._folder}/{kind}/{name[:2]}/{name}"
 
 

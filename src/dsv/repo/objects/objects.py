@@ -91,7 +91,7 @@ class SegmentDecoder:
         self._checked: set[SegmentId] = set()
 
     def decode(self, segment_id: SegmentId, data: bytes) -> Segment:
-        """The segment in bytes that are those of this id, which others may have too: treat it as frozen.
+        """Return the segment in bytes that are those of this id, which others may have too: treat it as frozen.
 
         Raises `IntegrityError`, `Unsupported`.
         """
@@ -163,14 +163,15 @@ class Objects:
         self._in_use: WeakValueDictionary[tuple[ObjectKind, Id], Located[bytes]] = WeakValueDictionary()
         self._segments = SegmentDecoder()
         self.copy_of: Callable[[Entry], Path] | None = None
-        """Where a file's content lies on this machine, if the store is not asked for it. Raises `Unreachable`."""
+        """Finds a file's content on this machine, if the store is not asked for it. Raises `Unreachable`."""
 
     def also_read(self, copies: MetadataCache) -> None:
-        """Looks for metadata there too, before the store is asked."""
+        """Look for metadata there too, before the store is asked."""
         self._metadata.also_read(copies)
 
     def commit(self, commit_id: CommitId) -> Commit:
-        """A commit that something names. Raises `IntegrityError` where it is not there, or not what its id says."""
+        """Return a commit that something names. Raises `IntegrityError` where it is not there, or not what its id
+        says."""
         found = self.commit_or_none(commit_id)
         if found is None:
             raise missing_commit(commit_id, self.store.url)
@@ -179,7 +180,7 @@ class Objects:
         return found
 
     def commit_or_none(self, commit_id: CommitId) -> Commit | None:
-        """The commit of an id that somebody may have made up; None where there is none."""
+        """Return the commit of an id that somebody may have made up; None where there is none."""
         name = str(commit_id)
         data = self._metadata.get("commit", name, RECORD_MAX)
         if data is None or CommitId.hash(data) != commit_id:
@@ -187,8 +188,8 @@ class Objects:
         return decoded(Commit.decode, data, "commit", commit_id)
 
     def stored_commit(self, commit_id: CommitId) -> Commit | None:
-        """The commit, if the store itself has it. A local copy does not count: the store may have been put back from
-        a backup since. A store is asked once for each commit.
+        """Return the commit, if the store itself has it. A local copy does not count: the store may have been put back
+        from a backup since. A store is asked once for each commit.
         """
         if commit_id not in self._stored:
             self._stored[commit_id] = get_commit(self.store, commit_id)
@@ -201,7 +202,7 @@ class Objects:
         return decoded(Commit.decode, data, "commit", commit_id)
 
     def check_stored(self, commits: Iterable[CommitId]) -> None:
-        """Raises `IntegrityError` if the store itself lacks one of these commits. Each is asked for once."""
+        """Raise `IntegrityError` if the store itself lacks one of these commits. Each is asked for once."""
         unknown = [one for one in commits if one not in self._stored]
         found = together([partial(get_commit, self.store, one) for one in unknown])
         self._stored.update(zip(unknown, found, strict=True))
@@ -210,7 +211,7 @@ class Objects:
                 raise missing_commit(one, self.store.url)
 
     def local_commit(self, commit_id: CommitId) -> Commit | None:
-        """The commit, if there is a local copy of it."""
+        """Return the commit, if there is a local copy of it."""
         data = self._metadata.get("commit", str(commit_id), RECORD_MAX)
         if data is None or CommitId.hash(data) != commit_id:
             return None
@@ -223,7 +224,7 @@ class Objects:
         )
 
     def stored(self, commit_id: CommitId, data: bytes | None) -> None:
-        """Takes what `get_commit` has just said, so that `stored_commit` need not ask."""
+        """Take what `get_commit` has just said, so that `stored_commit` need not ask."""
         self._stored[commit_id] = data
 
     def commit_and_locator(self, commit_id: CommitId) -> tuple[Commit, Locator | None]:
@@ -275,7 +276,7 @@ class Objects:
         return recipe, found.locator
 
     def segments(self, wanted: Iterable[tuple[SegmentId, Location | None]]) -> Iterator[Located[Segment]]:
-        """The segments in the order asked for; those that lie together are read together, ahead of their use."""
+        """Yield the segments in the order asked for; those that lie together are read together, ahead of their use."""
         for segment_id, found in self._read_ahead(ObjectKind.SEGMENT, wanted):
             yield Located(self._segments.decode(segment_id, found.value), found)
 
@@ -296,7 +297,8 @@ class Objects:
         raise damaged(kind, object_id, impossible)
 
     def read(self, kind: ObjectKind, object_id: Id, where: Location | None = None) -> bytes:
-        """An object's bytes from the store, checked; from `where` if it is there, else from where the index says."""
+        """Return an object's bytes from the store, checked; from `where` if it is there, else from where the index
+        says."""
         if where is not None:
             try:
                 return checked(kind, object_id, where, self._bytes_at(kind, object_id, where))
@@ -305,7 +307,7 @@ class Objects:
         return self.read_by_index(kind, object_id, where)[0]
 
     def remember(self, kind: ObjectKind, object_id: Id, data: bytes, locator: bytes | None = None) -> None:
-        """Keeps a local copy of metadata that this process is writing."""
+        """Keep a local copy of metadata that this process is writing."""
         self._metadata.put(kind.name.lower(), str(object_id), data)
         if locator is not None:
             self._metadata.put(f"{kind.name.lower()}-locator", str(object_id), locator)
@@ -317,7 +319,7 @@ class Objects:
     def read_by_index(
         self, kind: ObjectKind, object_id: Id, tried: Location | None = None
     ) -> tuple[bytes, Location]:
-        """The object and where it was, from the first place that has it. Raises `IntegrityError`: none does.
+        """Return the object and where it was, from the first place that has it. Raises `IntegrityError`: none does.
 
         tried: where it was not, or was damaged. What is found lost or damaged is noted for later commands.
         """
@@ -344,8 +346,8 @@ class Objects:
         raise unreadable(kind, object_id, first[0], self.store.url, first[1]) from first[1]
 
     def _places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
-        """Every place that an index gives, then those that appeared meanwhile, as gc may have moved the object, then
-        those that only the store's own index files give."""
+        """Yield every place that an index gives, then those that appeared meanwhile, as gc may have moved the object,
+        then those that only the store's own index files give."""
         tried = set[Location]()
         looks: tuple[Callable[[], bool], ...] = (self.indexes.refresh, self.indexes.reload)
         for look in (None, *looks):
@@ -355,7 +357,8 @@ class Objects:
                     yield where
 
     def metadata_object(self, kind: ObjectKind, object_id: Id, where: Location | None) -> Located[bytes]:
-        """A node, segment or recipe, checked: a local copy, else what lies at `where`, else where the index says."""
+        """Return a node, segment or recipe, checked: a local copy, else what lies at `where`, else where the index
+        says."""
         found = self.local(kind, object_id)
         if found is not None:
             return found
@@ -380,7 +383,7 @@ class Objects:
         return self.store.get_range(keys.pack_key(where.pack), where.offset, where.stored + tail)
 
     def _tail(self, kind: ObjectKind, where: Location) -> Locator | None:
-        """The locator behind an object that was read, so its lengths are possible ones."""
+        """Return the locator behind an object that was read, so its lengths are possible ones."""
         if not where.tail:
             return None
         try:
@@ -392,7 +395,7 @@ class Objects:
     def _accept(
         self, kind: ObjectKind, object_id: Id, where: Location, stored: memoryview
     ) -> tuple[bytes, Locator | None]:
-        """Checks what was read at `where` (the object, then its own locator) and keeps local copies."""
+        """Check what was read at `where` (the object, then its own locator) and keep local copies."""
         data = checked(kind, object_id, where, stored[: where.stored])
         self._metadata.put(kind.name.lower(), str(object_id), data)
         if not where.tail:
@@ -404,7 +407,8 @@ class Objects:
         return data, locator
 
     def local(self, kind: ObjectKind, object_id: Id) -> Located[bytes] | None:
-        """The local copy of a node, segment or recipe, checked; None if there is none. It is read once while in use."""
+        """Return the local copy of a node, segment or recipe, checked; None if there is none. It is read once while in
+        use."""
         found = self._in_use.get((kind, object_id))
         if found is not None:
             return found
@@ -467,7 +471,7 @@ class Objects:
 
 
 def get_commit(store: Store, commit_id: CommitId) -> bytes | None:
-    """The bytes that the store has for a commit, unchecked; None if it has none."""
+    """Return the bytes that the store has for a commit, unchecked; None if it has none."""
     try:
         return store.get(keys.commit_key(commit_id), RECORD_MAX)
     except StoreMissing:
@@ -479,7 +483,7 @@ def get_commit(store: Store, commit_id: CommitId) -> bytes | None:
 
 
 def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Bytes) -> bytes:
-    """The object in these stored bytes. Raises `IntegrityError` where they do not unpack to its id."""
+    """Return the object in these stored bytes. Raises `IntegrityError` where they do not unpack to its id."""
     if not is_possible(kind, where):
         raise damaged(kind, object_id, where)
     try:

@@ -77,7 +77,7 @@ class Packs:
         return self._ask(pack_id)  # also after a listing, as the pack may have been stored since
 
     def lost_of(self, packs: Iterable[PackId]) -> set[PackId]:
-        """Those of these packs that the store lacks: all are asked for at once."""
+        """Return those of these packs that the store lacks: all are asked for at once."""
         wanted = set(packs)
         unknown = [one for one in wanted if one not in self._present and one not in self.known_lost]
         together([partial(self._ask, one) for one in unknown])
@@ -91,7 +91,7 @@ class Packs:
         return not there
 
     def look_at_all(self) -> None:
-        """Lists all packs of the store."""
+        """List all packs of the store."""
         self._listed = True
         for item in self._store.list(keys.PACK_PREFIX):
             pack_id = keys.parse_pack_key(item.key)
@@ -99,21 +99,21 @@ class Packs:
                 self._present.add(pack_id)
 
     def stored(self, pack_id: PackId) -> None:
-        """Takes note that this process has stored the pack."""
+        """Take note that this process has stored the pack."""
         self._present.add(pack_id)
 
     def note(self, pack_id: PackId) -> None:
-        """Remembers for other processes here that a pack was not there when it was read."""
+        """Remember for other processes here that a pack was not there when it was read."""
         self._metadata.put(_LOST, str(pack_id), b"")
 
     def note_damaged(self, kind: ObjectKind, object_id: Id, pack_id: PackId) -> None:
-        """Remembers that an object's bytes in a pack were wrong when they were read."""
+        """Remember that an object's bytes in a pack were wrong when they were read."""
         self._known_damage().add((pack_id, kind, object_id))
         self._suspect.add(pack_id)
         self._metadata.put(_DAMAGED, f"{pack_id}-{kind.value}-{object_id}", b"")
 
     def note_missing(self, kind: ObjectKind, object_id: Id) -> None:
-        """Remembers that an object could be read from nowhere, so that the next sync stores it again."""
+        """Remember that an object could be read from nowhere, so that the next sync stores it again."""
         self._metadata.put(_MISSING, f"{kind.value}-{object_id}", b"")
 
     def noted(self) -> bool:
@@ -137,7 +137,7 @@ class Packs:
         return bool(self.known_lost or self.missing)
 
     def forget(self, packs: Iterable[PackId]) -> None:
-        """What was noted of these packs no longer matters: they are back, or what they held is stored again."""
+        """Drop the notes about these packs: they are back, or what they held is stored again."""
         for pack_id in packs:
             self._metadata.drop(_LOST, str(pack_id))
 

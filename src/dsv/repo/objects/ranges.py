@@ -57,7 +57,7 @@ class Span(msgspec.Struct, Generic[Item]):
 
 
 def spans(wanted: Iterable[tuple[Location, Item]], limit: int) -> Iterator[Span[Item]]:
-    """Joins what lies close together in one pack, out of things asked for in a row that weigh at most `limit` together
+    """Join what lies close together in one pack, out of things asked for in a row that weigh at most `limit` together
     (or one thing, if that is more).
 
     What was edited often lies in many packs by turns, so a span may hold what others come between: spans come in the
@@ -103,7 +103,8 @@ class ReadThreads:
             return found
 
     def wait_for(self, future: Future[Read]) -> Read:
-        """The result. After a signal has ended this wait, `close` does not wait for a store that does not answer."""
+        """Return the result. After a signal has ended this wait, `close` does not wait for a store that does not
+        answer."""
         try:
             wait((future,))
         except BaseException:
@@ -112,7 +113,7 @@ class ReadThreads:
         return future.result()
 
     def close(self) -> None:
-        """Drops what has not begun, and waits for what has. Later reads start new threads."""
+        """Drop what has not begun, and wait for what has. Later reads start new threads."""
         with self._lock:
             pools, self._pools = self._pools, {}
         for pool in pools.values():
@@ -135,8 +136,8 @@ class RangeReader:
         self.fetched_bytes = 0
 
     def read(self, wanted: Iterable[Span[Item]]) -> Iterator[tuple[Location, Item, memoryview | None]]:
-        """Each thing in its turn, with the bytes that were stored of it (its locator's too), or None where the store
-        has no such pack or range: the location was wrong."""
+        """Yield each thing in its turn, with the bytes that were stored of it (its locator's too), or None where the
+        store has no such pack or range: the location was wrong."""
         reading: list[tuple[int, int, Span[Item], Future[memoryview | None]]] = []  # a heap: whose turn it is
         held = 0
         source = iter(wanted)

@@ -53,7 +53,7 @@ def count_chunks(objects: Objects, entry: Entry, location: Location | None = Non
 
 
 def _shared(objects: Objects, old: list[Recipe], new: list[Recipe]) -> int:
-    """The recipes of one level each; the higher ones are opened first, so that like is compared with like."""
+    """Compare recipes of one level each; the higher ones are opened first, so that like is compared with like."""
     shared = 0
     while True:
         left, right = _sum(old), _sum(new)
@@ -91,7 +91,7 @@ def _parts(recipe: Recipe) -> Counter[Id]:
 def _read(
     objects: Objects, recipe_ids: Sequence[RecipeId | None], location: Location | None = None
 ) -> list[Recipe]:
-    """All at once."""
+    """Read them all at once."""
     calls = [
         partial(objects.recipe, recipe_id, location) for recipe_id in recipe_ids if recipe_id is not None
     ]

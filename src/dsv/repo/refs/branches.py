@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Where a branch stands: its newest entry, and that entry's number from 0."""
+    """The newest entry of a branch, and that entry's number from 0."""
 
     dataset: DatasetName
     branch: BranchName
@@ -76,7 +76,7 @@ def gap(head: Head, number: int) -> IntegrityError:
 
 
 def _newest_rule(store: Store, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule:
-    """The last rule of a branch, searched by number from one that exists. Needs no listing."""
+    """Return the last rule of a branch, searched by number from one that exists. Needs no listing."""
     rule, later = both(
         partial(_read_rule, store, dataset, branch, number),
         partial(_rule_or_none, store, dataset, branch, number + 1),
@@ -95,7 +95,7 @@ def _rule_or_none(store: Store, dataset: DatasetName, branch: BranchName, number
 
 
 def _read_rule(store: Store, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule:
-    """Raises `NotFound`, and `IntegrityError` for a rule that was written for another key."""
+    """Raise `NotFound`, and `IntegrityError` for a rule that was written for another key."""
 
     def decode(data: bytes) -> BranchRule:
         rule = BranchRule.decode(data)
@@ -167,26 +167,26 @@ class Refs(Tags):
             known.clear()
 
     def expect(self, dataset: DatasetName, branch: BranchName) -> None:
-        """Lists a branch that will be asked for, while there is something else to wait for.
+        """List a branch that will be asked for, while there is something else to wait for.
 
         The store's format need not be known yet: should it forbid to trust the order, the branch is listed again.
         """
         self._listed[dataset, branch] = self._list(dataset, branch)
 
     def datasets(self) -> list[DatasetName]:
-        """All datasets, by name. A dataset exists once its branch `main` has a first entry; one that somebody began to
-        make may be among them.
+        """Return all datasets, by name. A dataset exists once its branch `main` has a first entry; one that somebody
+        began to make may be among them.
         """
         found = named_parts(DatasetName, self._store.folders(keys.REFS_PREFIX))
         self.answers.list_datasets(found)
         return found
 
     def names(self, dataset: DatasetName) -> tuple[list[Head], list[tuple[TagName, TagValue]]]:
-        """All branches and all tags, as `heads` and `tags` give them."""
+        """Return all branches and all tags, as `heads` and `tags` give them."""
         return both(partial(self.heads, dataset), partial(self.tags, dataset))
 
     def heads(self, dataset: DatasetName) -> list[Head]:
-        """The newest entry of every branch that is not deleted, by name."""
+        """Return the newest entry of every branch that is not deleted, by name."""
         found = parts(self._store, keys.branches_prefix(dataset))
         names = named_parts(BranchName, found)
         for name in names:
@@ -211,7 +211,7 @@ class Refs(Tags):
         return next(iter(self._store.list(keys.branches_prefix(dataset))), None) is not None
 
     def require(self, dataset: DatasetName) -> None:
-        """Raises `NotFound` where there is no such dataset."""
+        """Raise `NotFound` where there is no such dataset."""
         if not self.exists(dataset):
             raise self.erased(dataset) or NotFound(
                 f"there is no dataset {dataset} in {self._store.url}",
@@ -220,7 +220,7 @@ class Refs(Tags):
             )
 
     def head_or_none(self, dataset: DatasetName, branch: BranchName) -> Head | None:
-        """The branch's newest entry; None where it never was or is deleted."""
+        """Return the branch's newest entry; None where it never was or is deleted."""
         head = self.newest(dataset, branch)
         return None if head is None or head.entry.deleted else head
 
@@ -234,8 +234,8 @@ class Refs(Tags):
         raise deleted(newest) if newest is not None else self.no_name(dataset, branch)
 
     def history(self, head: Head, limit: int | None = None) -> Iterator[RefEntry]:
-        """The branch's moves, newest first: `limit` of them, or all. Many are read at the same time, and few more than
-        are taken.
+        """Yield the branch's moves, newest first: `limit` of them, or all. Many are read at the same time, and few more
+        than are taken.
         """
         yield head.entry
         number, last = head.number - 1, -1 if limit is None else max(head.number - limit, -1)
@@ -252,7 +252,7 @@ class Refs(Tags):
     def move(
         self, dataset: DatasetName, branch: BranchName, after: Head | None, entry: RefEntry
     ) -> Moved | LostRace:
-        """Publishes the branch's next entry, which must follow `after` (None: a branch that never was).
+        """Publish the branch's next entry, which must follow `after` (None: a branch that never was).
 
         A deleted branch is continued by its next number: pass the tombstone's head from `newest`.
         Raises `Conflict` if the branch is protected, its rule refuses this move, and nobody overrides it.
@@ -291,7 +291,7 @@ class Refs(Tags):
         return None if rule is None else rule.limits
 
     def rule(self, dataset: DatasetName, branch: BranchName) -> BranchRule | None:
-        """The newest one of a branch; None if it never had one."""
+        """Return the newest rule of a branch; None if it never had one."""
         known = self._rules.get((dataset, branch))
         if known is not None:
             later = _rule_or_none(self._store, dataset, branch, known.number + 1)
@@ -305,11 +305,11 @@ class Refs(Tags):
         return known
 
     def last_read(self, dataset: DatasetName, branch: BranchName) -> Head | None:
-        """The newest entry of a branch that was read. Asks nothing."""
+        """Return the newest entry of a branch that was read. Asks nothing."""
         return self._seen.get((dataset, branch))
 
     def check_new_dataset(self, dataset: DatasetName) -> None:
-        """Raises `Conflict` if another dataset's name differs from this in case only."""
+        """Raise `Conflict` if another dataset's name differs from this in case only."""
         for other in self.datasets():
             if other != dataset and other.casefold() == dataset.casefold() and self.exists(other):
                 raise Conflict(
@@ -318,13 +318,13 @@ class Refs(Tags):
                 )
 
     def check_new_branch(self, dataset: DatasetName, name: BranchName) -> None:
-        """Raises `Conflict` where a tag has the name, or another name differs from it in case only."""
+        """Raise `Conflict` where a tag has the name, or another name differs from it in case only."""
         if self.tag(dataset, TagName.parse(name)) is not None:
             raise Conflict(f"{dataset} has a tag {name}, so a branch can't have that name", subject=name)
         self._check_case(dataset, name)
 
     def check_new_tag(self, dataset: DatasetName, name: TagName) -> None:
-        """Raises `Conflict` where a branch has the name, or another name differs from it in case only."""
+        """Raise `Conflict` where a branch has the name, or another name differs from it in case only."""
         if self.head_or_none(dataset, BranchName.parse(name)) is not None:
             raise Conflict(f"{dataset} has a branch {name}, so a tag can't have that name", subject=name)
         self._check_case(dataset, name)
@@ -351,7 +351,7 @@ class Refs(Tags):
     def check_mover(
         self, head: Head | None, author: str, *, merge: bool = False, removed: int = 0, entries: int = 0
     ) -> None:
-        """Raises `Conflict` for a move that the branch's rule would refuse in the end: before the work is done.
+        """Raise `Conflict` for a move that the branch's rule would refuse in the end: before the work is done.
 
         removed: how many of the head's `entries` would go, as far as it is known.
         """
@@ -363,7 +363,7 @@ class Refs(Tags):
             raise protected(head, refused)
 
     def permitted(self, after: Head, entry: RefEntry) -> RefEntry:
-        """The entry as it may be written, which says so if it overrides a rule."""
+        """Return the entry as it may be written, which says so if it overrides a rule."""
         limits = self.limits(after.dataset, after.branch)
         if limits is None or self.refused is None:
             return entry
@@ -376,7 +376,8 @@ class Refs(Tags):
         return replace(entry, action=str(action.overriding(self.override)))
 
     def newest(self, dataset: DatasetName, branch: BranchName) -> Head | None:
-        """The newest entry even if it is a tombstone: from a move that was there to the one that none follows."""
+        """Return the newest entry even if it is a tombstone: from a move that was there to the one that none
+        follows."""
         seen = self._seen.get((dataset, branch))
         if seen is not None:
             number, entry = seen.number, seen.entry
@@ -410,7 +411,7 @@ class Refs(Tags):
     def _read_listed(
         self, dataset: DatasetName, branch: BranchName, number: int
     ) -> tuple[RefEntry, RefEntry | None]:
-        """A move that was listed, and the one behind it, which a listing may not have yet."""
+        """Return a move that was listed, and the one behind it, which a listing may not have yet."""
         entry, later = both(
             partial(self.entry, dataset, branch, number), partial(self.entry, dataset, branch, number + 1)
         )
@@ -424,20 +425,20 @@ class Refs(Tags):
         return entry, later
 
     def _beginning(self, dataset: DatasetName, branch: BranchName) -> int | None:
-        """A move from which the newest can be found; None where the listing has none."""
+        """Return a move from which the newest can be found; None where the listing has none."""
         listed = self._listed.get((dataset, branch))
         if listed is None or listed.ordered != self._store.ordered_listing:
             listed = self._listed[dataset, branch] = self._list(dataset, branch)
         return listed.number
 
     def _list(self, dataset: DatasetName, branch: BranchName) -> Listed:
-        """The newest move has the smallest key."""
+        """List a branch, whose newest move has the smallest key."""
         ordered = self._store.ordered_listing
         rows = self._store.list(keys.branch_prefix(dataset, branch))
         return latest((row.key for row in rows), ordered)
 
     def _check_unbroken(self, dataset: DatasetName, branch: BranchName, number: int) -> None:
-        """Raises `IntegrityError` for a move without the one before it, as moves are never deleted: it was put there
+        """Raise `IntegrityError` for a move without the one before it, as moves are never deleted: it was put there
         by something else than a writer of dsv's. Asks the store only if a listing had it alone.
         """
         listed = self._listed.get((dataset, branch))
@@ -453,7 +454,7 @@ class Refs(Tags):
         )
 
     def entry(self, dataset: DatasetName, branch: BranchName, number: int) -> RefEntry | None:
-        """One move of a branch; None where it was not made."""
+        """Return one move of a branch; None where it was not made."""
         if number > keys.LAST_MOVE:
             return None
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def tombstone(store: Store, store_id: StoreId, dataset: DatasetName) -> DatasetErased | None:
-    """The tombstone of a dataset, if it was erased."""
+    """Return the tombstone of a dataset, if it was erased."""
     key = keys.erased_key(erased_id(store_id, dataset))
     try:
         return read_record(DatasetErased.decode, store, key)
@@ -70,8 +70,8 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 def latest(listed: Iterable[str], ordered: bool) -> Listed:
-    """The newest of these moves, whether the one before it is there too, and the newest rule. Takes no more of them
-    than it needs.
+    """Return the newest of these moves, whether the one before it is there too, and the newest rule. Takes no more of
+    them than it needs.
     """
     rules: list[int] = []
 
@@ -107,8 +107,8 @@ class _Smallest:
 
 
 def parts(store: Store, prefix: str) -> dict[str, list[str]]:
-    """The next components below a prefix, by name: of each the two smallest keys that begin with it, and besides the
-    smallest that is a branch's rule.
+    """Return the next components below a prefix, by name: of each the two smallest keys that begin with it, and besides
+    the smallest that is a branch's rule.
     """
     found: dict[str, _Smallest] = {}
     if not store.ordered_listing:
@@ -143,7 +143,7 @@ class Signed(Protocol):
 
 
 def check_kept(read: Callable[[], Signed | None], url: str, key: str, what: str, entry: Signed) -> None:
-    """Raises `IntegrityError` if the store has something else: then it does not keep its promise that one writer wins,
+    """Raise `IntegrityError` if the store has something else: then it does not keep its promise that one writer wins,
     and another writer's record took the place of this one.
 
     what: what was written, for a message.

@@ -29,7 +29,7 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 def resolve(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev | None) -> Resolved:
-    """The commit that `rev` (None: the head of `main`) names in a dataset. Raises `NotFound`, `UsageError`."""
+    """Return the commit that `rev` (None: the head of `main`) names in a dataset. Raises `NotFound`, `UsageError`."""
     if rev is None:
         return _branch_head(refs.head(dataset, MAIN))
     found = _named(refs, objects, dataset, rev)
@@ -70,7 +70,7 @@ def _named(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev) -> Reso
 
 
 def expect(refs: Refs, dataset: DatasetName, rev: Rev | None) -> None:
-    """What `resolve` will want to have listed; see `Refs.expect`."""
+    """List what `resolve` will ask for; see `Refs.expect`."""
     named = rev is not None and rev.commit_prefix is None
     refs.expect(dataset, BranchName.parse(rev.text) if rev is not None and named else MAIN)
 
@@ -95,7 +95,7 @@ def _says(commit: Commit | None, dataset: DatasetName) -> bool:
 
 
 def _by_prefix(objects: Objects, dataset: DatasetName, text: str) -> CommitId:
-    """The commit whose id begins so. One that says that it was made for another dataset is not in this one."""
+    """Return the commit whose id begins so. One that says that it was made for another dataset is not in this one."""
     commit_id = CommitId.parse(text) if _is_whole(text) else _listed(objects, text)
     commit = objects.commit_or_none(commit_id)
     if commit is None:

@@ -54,8 +54,8 @@ class Tags:
         self.store_id: StoreId | None = None  # until it has said that
 
     def erasure(self, dataset: DatasetName) -> DatasetErased | None:
-        """The tombstone of a dataset that was erased. It is looked for only if the dataset, or a part of it, is not
-        there."""
+        """Return the tombstone of a dataset that was erased. It is looked for only if the dataset, or a part of it, is
+        not there."""
         return None if self.store_id is None else tombstone(self._store, self.store_id, dataset)
 
     def erased(self, dataset: DatasetName) -> NotFound | None:
@@ -64,7 +64,7 @@ class Tags:
         return None if found is None else gone(dataset, found, self._store.url)
 
     def tags(self, dataset: DatasetName) -> list[tuple[TagName, TagValue]]:
-        """All tags that are not deleted, by name."""
+        """Return all tags that are not deleted, by name."""
         names = named_parts(TagName, parts(self._store, keys.tags_prefix(dataset)))
         found = zip(names, together([partial(self.tag, dataset, name) for name in names]), strict=True)
         there = [(name, value) for name, value in found if value is not None]
@@ -90,7 +90,7 @@ class Tags:
         return deleted
 
     def set_tag(self, dataset: DatasetName, tag: TagName, value: TagValue) -> TagValue:
-        """Creates the tag; setting it again to the same commit is fine. Raises `Conflict` for another meaning."""
+        """Create the tag; setting it again to the same commit is fine. Raises `Conflict` for another meaning."""
         if self.named:
             value = replace(value, dataset=dataset, tag=tag)
         what = f"tag {tag} of {dataset}"
@@ -121,7 +121,7 @@ class Tags:
             )
 
     def delete_tag(self, dataset: DatasetName, tag: TagName, record: TagDeleted) -> None:
-        """Deletes the tag for good. Raises `NotFound`."""
+        """Delete the tag for good. Raises `NotFound`."""
         if self.tag(dataset, tag) is None:
             raise NotFound(
                 f"dataset {dataset} has no tag {tag}", subject=tag, hint=f"dsv tag --list {dataset}"
@@ -173,7 +173,7 @@ class Tags:
             )
 
     def check_one_wins(self) -> None:
-        """Raises `IntegrityError` if the server takes a key twice, as after an upgrade: a ref would then overwrite what
+        """Raise `IntegrityError` if the server takes a key twice, as after an upgrade: a ref would then overwrite what
         another writer has just put. Asks nothing if a session has proved it.
         """
         if self.proved or self.layout is None or self.layout.single_writer:
@@ -238,7 +238,7 @@ class Tags:
             return None
 
     def check_names(self, kind: str, carried: tuple[object, ...], expected: tuple[object, ...]) -> None:
-        """Raises `IntegrityError` for an entry that was written for another key."""
+        """Raise `IntegrityError` for an entry that was written for another key."""
         if carried == expected or (carried[0] is None and not self.named):
             return
         made_for = (

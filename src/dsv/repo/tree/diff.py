@@ -23,7 +23,7 @@ Located = tuple[Entry, Location | None]
 
 
 class What(enum.Enum):
-    """How one path differs from what it was."""
+    """The kinds of difference of one path."""
 
     ADDED = "added"
     CHANGED = "changed"
@@ -73,12 +73,12 @@ def _type(kind: Kind) -> Kind:
 
 
 def diff_entries(before: Iterable[Entry], after: Iterable[Located]) -> Iterator[Change]:
-    """The paths that differ, in tree order; both sides come in tree order."""
+    """Yield the paths that differ, in tree order; both sides come in tree order."""
     return (change for change in pair_entries(before, after) if change.before != change.after)
 
 
 def pair_entries(before: Iterable[Entry], after: Iterable[Located]) -> Iterator[Change]:
-    """Every path of either side, also if both have the same, in tree order; both sides come in tree order."""
+    """Yield every path of either side, also if both have the same, in tree order; both sides come in tree order."""
     left, right = iter(before), iter(after)
     old, new = next(left, None), next(right, None)
     while old is not None and new is not None:
@@ -105,7 +105,8 @@ _PICKED_SINGLY = 32
 
 
 def diff_trees(before: TreeReader | None, after: TreeReader | None, scope: Scope = WHOLE) -> Iterator[Change]:
-    """The paths that differ, in tree order. Reads only nodes and segments that one side alone has. None: an empty tree.
+    """Yield the paths that differ, in tree order. Reads only nodes and segments that one side alone has. None: an empty
+    tree.
 
     scope: where to look; segments that hold nothing of it are not read.
     """
@@ -115,7 +116,7 @@ def diff_trees(before: TreeReader | None, after: TreeReader | None, scope: Scope
 
 
 def find_entries(tree: TreeReader | None, paths: Iterable[bytes]) -> dict[bytes, Located]:
-    """Those of the paths that the tree has. Each segment that could have one of them is read once."""
+    """Return those of the paths that the tree has. Each segment that could have one of them is read once."""
     if tree is None:
         return {}
     wanted = sorted(set(paths), key=sort_key)
@@ -245,7 +246,7 @@ class _Rows:
         self._current, self._rows, self._next = next(self._segments, None), None, None
 
     def until(self, limit: bytes) -> Iterator[Located]:
-        """The entries up to the key `limit`, which is not beyond the current segment."""
+        """Yield the entries up to the key `limit`, which is not beyond the current segment."""
         if self._current is None:
             return
         if self._rows is None:

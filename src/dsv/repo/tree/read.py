@@ -63,13 +63,13 @@ class LocatedSegment(Located[Segment]):
         return self.value
 
     def entries(self) -> Iterator[tuple[Entry, Location | None]]:
-        """Each entry with the place of its chunk or recipe; None where there is none, or none is known."""
+        """Yield each entry with the place of its chunk or recipe; None where there is none, or none is known."""
         places = iter(()) if self.locator is None else self.locator.locations()
         for entry in self.segment.entries():
             yield entry, next(places, None) if entry.size and entry.is_file else None
 
     def entry(self, at: int) -> tuple[Entry, Location | None]:
-        """The entry at a place from 0, as `entries` gives it."""
+        """Return the entry at a place from 0, as `entries` gives it."""
         entry = self.segment.entry(at)
         if self.locator is None or not entry.size:
             return entry, None
@@ -77,7 +77,7 @@ class LocatedSegment(Located[Segment]):
         return entry, self.locator.get(row) if row < len(self.locator) else None
 
     def find(self, path: bytes) -> tuple[Entry, Location | None] | None:
-        """The entry of exactly this path."""
+        """Return the entry of exactly this path."""
         at = self.segment.position(path)
         return None if at is None else self.entry(at)
 
@@ -95,7 +95,7 @@ class TreeReader:
         self._leaves: list[Leaf] | None = None
 
     def leaves(self) -> list[Leaf]:
-        """All segments, in order."""
+        """Return all segments, in order."""
         if self._leaves is None:
             self._leaves = self._wanted_leaves(lambda before, last: True)
         return self._leaves
@@ -127,8 +127,8 @@ class TreeReader:
         return [leaf for part in parts for leaf in self._below[_place(part)]]
 
     def _wanted_leaves(self, wanted: Callable[[bytes | None, bytes], bool]) -> list[Leaf]:
-        """The segments that are wanted, in order. wanted: asked of each segment and of each node above it, with the
-        last path in front of it and its own.
+        """Return the segments that are wanted, in order. wanted: asked of each segment and of each node above it, with
+        the last path in front of it and its own.
         """
         chosen = self.top()
         for level in range(self.commit.level - 1, -1, -1):
@@ -149,12 +149,12 @@ class TreeReader:
         return [parts[at] if at < len(parts) else None for at in found]
 
     def last(self) -> bytes | None:
-        """The last path; None if the tree is empty."""
+        """Return the last path; None if the tree is empty."""
         top = self.top()
         return top[-1].child.last if top else None
 
     def nodes(self) -> list[tuple[ObjectKind, NodeId, Location | None]]:
-        """Every node above the segments, breadth first, and where a locator says that it lies."""
+        """Return every node above the segments, breadth first, and where a locator says that it lies."""
         parts = self.top()
         root = self._locator.get(0) if self._locator else None
         found = [(ObjectKind.NODE, self.commit.root, root)]
@@ -164,7 +164,7 @@ class TreeReader:
         return found
 
     def segments(self, leaves: list[Leaf] | None = None) -> Iterator[LocatedSegment]:
-        """The given (else all) segments in order; checks that they follow each other and are what nodes say."""
+        """Yield the given (else all) segments in order, checked to follow each other and to be what nodes say."""
         chosen = self.leaves() if leaves is None else leaves
         found = self.objects.segments((leaf.id, leaf.where) for leaf in chosen)
         previous: bytes | None = None
@@ -175,12 +175,12 @@ class TreeReader:
             yield LocatedSegment(segment, located)
 
     def entry(self, path: bytes) -> tuple[Entry, Location | None] | None:
-        """The entry of exactly this path; reads one segment, and the nodes that lead to it."""
+        """Return the entry of exactly this path; reads one segment, and the nodes that lead to it."""
         [leaf] = self.holding([path])
         return None if leaf is None else next(self.segments([leaf])).find(path)
 
     def within(self, scope: Scope) -> Iterator[tuple[Entry, Location | None]]:
-        """The entries in the scope. Reads only segments that may have some."""
+        """Yield the entries in the scope. Reads only segments that may have some."""
         for located in self.segments(self.leaves_of(scope)):
             if scope.whole:
                 yield from located.entries()
@@ -190,7 +190,7 @@ class TreeReader:
                     yield entry, where
 
     def below(self, path: bytes) -> Iterator[tuple[Entry, Location | None]]:
-        """The entry of this path, or everything below it; all of the tree for an empty path."""
+        """Yield the entry of this path, or everything below it; all of the tree for an empty path."""
         if not path:
             for located in self.segments():
                 yield from located.entries()
@@ -206,7 +206,7 @@ class TreeReader:
                     yield entry, where
 
     def starting_with(self, prefix: bytes) -> Iterator[tuple[Entry, Location | None]]:
-        """Every entry whose path begins with these bytes, which need not be those of a whole name."""
+        """Yield every entry whose path begins with these bytes, which need not be those of a whole name."""
         key = sort_key(prefix)
         for located in self.segments(self._between(key, key + b"\xff")):
             for entry, where in located.entries():
@@ -214,7 +214,7 @@ class TreeReader:
                     yield entry, where
 
     def links(self, scope: Scope = WHOLE) -> dict[bytes, bytes]:
-        """Every symlink's target by its path."""
+        """Return every symlink's target by its path."""
         return {
             entry.path: entry.target or b""
             for located in self.segments(self.leaves_of(scope))
@@ -223,13 +223,13 @@ class TreeReader:
         }
 
     def check_links(self, links: dict[bytes, bytes]) -> None:
-        """Raises `IntegrityError` where a symlink leaves the tree; nobody who sees such a tree may follow it."""
+        """Raise `IntegrityError` where a symlink leaves the tree; nobody who sees such a tree may follow it."""
         escaping = link_escapes(links)
         if escaping:
             raise self._broken(f"a symlink that leaves the dataset: {show(escaping[0])}")
 
     def _between(self, low: bytes, high: bytes) -> list[Leaf]:
-        """The segments that may have paths with keys from `low` up to `high`."""
+        """Return the segments that may have paths with keys from `low` up to `high`."""
         return self._wanted_leaves(
             lambda before, last: sort_key(last) >= low and (before is None or sort_key(before) < high)
         )
@@ -286,7 +286,7 @@ class TreeReader:
         return parts
 
     def _check_node(self, said: Child | None, node: Node, level: int, before: bytes | None) -> None:
-        """Holds a node against what is said of it above, before anything below it is read.
+        """Hold a node against what is said of it above, before anything below it is read.
 
         So no part of a tree is read twice, and all of it is no more than the commit's totals.
         """
@@ -303,7 +303,7 @@ class TreeReader:
 
 
 class Found(NamedTuple):
-    """What a tree has at a path, and around it.
+    """The entry of a tree at a path, and around it.
 
     entry, location: at the path itself. above: the entry that the path lies below, which then is no folder.
     below: whether something lies below the path, which makes it a folder.
@@ -319,7 +319,7 @@ NOTHING = Found()
 
 
 def find_paths(tree: TreeReader | None, paths: Iterable[bytes]) -> Iterator[tuple[bytes, Found]]:
-    """Each path once, in tree order. Reads the segments that have one, or would have it. None: an empty tree."""
+    """Yield each path once, in tree order. Reads the segments that have one, or would have it. None: an empty tree."""
     wanted = sorted(set(paths), key=sort_key)
     holding = [None for _ in wanted] if tree is None else tree.holding(wanted)
     chosen = list({leaf.id: leaf for leaf in holding if leaf is not None}.values())
@@ -370,7 +370,7 @@ class Reached(NamedTuple):
 
 
 def reach_tree(tree: TreeReader) -> Iterator[Reached]:
-    """The nodes, the segments, and what the contents of the files consist of. Each recipe comes once."""
+    """Yield the nodes, the segments, and what the contents of the files consist of. Each recipe comes once."""
     for kind, node_id, location in tree.nodes():
         yield Reached(kind, node_id, location)
     for leaf in tree.leaves():
@@ -383,7 +383,7 @@ def reach_tree(tree: TreeReader) -> Iterator[Reached]:
 def reach_content(
     objects: Objects, entry: Entry, location: Location | None, seen: set[RecipeId] | None = None
 ) -> Iterator[Reached]:
-    """The chunk of one file, or its recipes and their chunks; nothing for an entry without content.
+    """Yield the chunk of one file, or its recipes and their chunks; nothing for an entry without content.
 
     seen: recipes to leave out; those that come are added. A recipe comes before it is read.
     """

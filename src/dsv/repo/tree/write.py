@@ -107,7 +107,7 @@ class Levels:
             self._end_segment()
 
     def copy(self, rows: SegmentRows, stop: int) -> None:
-        """Adds rows of the base up to, not including, `stop`."""
+        """Add rows of the base up to, not including, `stop`."""
         paths = rows.segment.paths
         if rows.at < stop:
             check_follows(self._previous, paths[rows.at])
@@ -119,7 +119,7 @@ class Levels:
                 self._end_segment()
 
     def keep(self, part: Part, level: int) -> None:
-        """Takes a segment or node as it is. What it begins with is known to follow: its tree is one already."""
+        """Take a segment or node as it is. What it begins with is known to follow: its tree is one already."""
         if level:
             self.write_full()
         kind = ObjectKind.NODE if level else ObjectKind.SEGMENT
@@ -127,7 +127,7 @@ class Levels:
         self._previous = part.child.last
 
     def finish(self) -> tuple[Made, int]:
-        """The root and its level: the lowest level with a single node. An empty tree has one too."""
+        """Return the root and its level: the lowest level with a single node. An empty tree has one too."""
         if self._columns.paths:
             self._end_segment()
         self.write_full()
@@ -153,7 +153,7 @@ class Levels:
         self._add_made(0, Made(child, location))
 
     def write_full(self) -> None:
-        """Writes the nodes of level 1 that have all of their children."""
+        """Write the nodes of level 1 that have all of their children."""
         full, self._full = self._full, []
         for below in full:
             self._put_node(1, below)
@@ -221,7 +221,7 @@ class TreeWriter:
             self._push(base.top() if by_nodes else base.leaves(), base.commit.level - 1 if by_nodes else 0)
 
     def add(self, change: TreeChange) -> None:
-        """Applies a change. Changes come in tree order, one for each path."""
+        """Apply a change. Changes come in tree order, one for each path."""
         path, entry, location = change
         if self._parts or self._rows is not None:
             self._copy_to(path)
@@ -234,7 +234,7 @@ class TreeWriter:
         self._levels.add(entry, location)
 
     def finish(self) -> WrittenTree:
-        """Writes what is left of the tree. To be called once, after the last change."""
+        """Write what is left of the tree. To be called once, after the last change."""
         self._copy_to(None)
         base, sink = self._base, self._sink
         top, level = self._levels.finish()
@@ -256,7 +256,7 @@ class TreeWriter:
         )
 
     def _copy_to(self, path: bytes | None) -> None:
-        """Takes over what the base has before a path, and leaves out the path itself (None: takes over the rest)."""
+        """Take over what the base has before a path, and leave out the path itself (None: takes over the rest)."""
         key = None if path is None else sort_key(path)
         while True:
             if self._rows is not None:
@@ -270,7 +270,7 @@ class TreeWriter:
             self._take_part(self._parts.pop(), key)
 
     def _take_part(self, due: _Part, key: bytes | None) -> None:
-        """Keeps a segment or node of the base as it is, or opens it: for a change in it, or as boundaries moved."""
+        """Keep a segment or node of the base as it is, or open it: for a change in it, or as boundaries moved."""
         part, level, limit = due
         if level > 1:
             self._levels.write_full()
@@ -286,7 +286,7 @@ class TreeWriter:
         self._rows = _Rows(self._sink, located, limit)
 
     def _push(self, parts: Sequence[Part], level: int, limit: bytes | None = None) -> None:
-        """Makes these parts in a row the next of the base. limit: the key of the last path that belongs to them."""
+        """Make these parts in a row the next of the base. limit: the key of the last path that belongs to them."""
         limits = [sort_key(part.child.last) for part in parts[:-1]]
         due = zip(parts, [*limits, limit], strict=True) if parts else ()
         self._parts += reversed([_Part(part, level, end) for part, end in due])
@@ -317,7 +317,7 @@ class _Rows:
         return key is not None and (self._limit is None or key <= self._limit)
 
     def copy_to(self, path: bytes, levels: Levels) -> bool:
-        """Copies the rows before a path, and skips the path's own. Returns whether that one is a symlink."""
+        """Copy the rows before a path, and skip the path's own. Return whether that one is a symlink."""
         if self._columns is None:
             return self._copy_entries(path, levels)
         segment, rows = self._segment, self._columns
@@ -329,7 +329,7 @@ class _Rows:
         return segment.kinds[at] == Kind.SYMLINK
 
     def copy_rest(self, levels: Levels) -> None:
-        """Copies all rows that are left."""
+        """Copy all rows that are left."""
         if self._columns is not None:
             levels.copy(self._columns, len(self._segment))
         for entry, location in self._entries[self._at :]:
@@ -363,7 +363,7 @@ def _rows_that_stay(sink: TreeSink, located: LocatedSegment) -> SegmentRows | No
 
 
 def write_tree(sink: TreeSink, base: TreeReader | None, changes: Iterable[TreeChange]) -> WrittenTree:
-    """Writes the base tree (None: an empty one) with these changes, which are at hand, in tree order."""
+    """Write the base tree (None: an empty one) with these changes, which are at hand, in tree order."""
     writer = TreeWriter(sink, base)
     for change in changes:
         writer.add(change)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dsv.errors import LaunchError, UsageError
 from dsv.run.engines.base import Facts, Job, Mount
 from dsv.run.engines.containers.engine import ContainerEngine, Docker, Podman, mount_option
-from dsv.run.engines.machine import GpuModel, Machine, read_model, visible
+from dsv.run.engines.machine import Machine, read_model, visible
+from dsv.run.engines.nvml import Gpu
 from dsv.run.resources import ALL_GPUS
 
 ADA = Machine(memory_bytes=64 << 30, uid=1000, gid=1001, groups=(44, 2000), user="ada")
@@ -62,9 +63,9 @@ def test_limits_are_options_of_the_engine() -> None:
 
 def test_gpus_of_a_type_are_named() -> None:
     models = (
-        GpuModel(0, "GPU-t", "Tesla T4"),
-        GpuModel(1, "GPU-a", "NVIDIA A100"),
-        GpuModel(2, "GPU-b", "NVIDIA A100"),
+        Gpu(0, "GPU-t", "Tesla T4"),
+        Gpu(1, "GPU-a", "NVIDIA A100"),
+        Gpu(2, "GPU-b", "NVIDIA A100"),
     )
     here = facts(replace(ADA, models=models))
     job = replace(JOB, gpu_type="A100")
@@ -77,7 +78,7 @@ def test_gpus_of_a_type_are_named() -> None:
 
 def test_what_the_driver_says_of_a_gpu() -> None:
     text = "Model: \t\t NVIDIA A100-SXM4-80GB\nIRQ:   \t\t 184\nGPU UUID: \t GPU-12ab\nBus Location: \t 0000:07:00.0\n"
-    assert read_model(3, text) == GpuModel(3, "GPU-12ab", "NVIDIA A100-SXM4-80GB")
+    assert read_model(3, text) == Gpu(3, "GPU-12ab", "NVIDIA A100-SXM4-80GB")
 
 
 def test_docker_rootless() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from dsv.errors import LaunchError, UsageError
 from dsv.run.engines.attach import Signals
-from dsv.run.engines.machine import GpuModel, Machine
+from dsv.run.engines.machine import Machine
+from dsv.run.engines.nvml import Gpu
 from dsv.run.record import EndCause, RunRecord, RunState
 from tests.run.shop import Shop
 from tests.waiting import until
@@ -170,9 +171,9 @@ def test_a_process_has_whole_cpus(shop: Shop) -> None:
 
 def test_gpus_of_a_type_are_those_of_that_type(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     models = (
-        GpuModel(0, "GPU-t", "Tesla T4"),
-        GpuModel(1, "GPU-a", "NVIDIA A100-SXM4-80GB"),
-        GpuModel(2, "GPU-b", "NVIDIA A100-SXM4-80GB"),
+        Gpu(0, "GPU-t", "Tesla T4"),
+        Gpu(1, "GPU-a", "NVIDIA A100-SXM4-80GB"),
+        Gpu(2, "GPU-b", "NVIDIA A100-SXM4-80GB"),
     )
     machine = replace(Machine.read({}), gpus=3, models=models)
     monkeypatch.setattr(Machine, "read", classmethod(lambda cls, environ: machine))

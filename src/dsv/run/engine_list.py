@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from dsv.errors import LaunchError, UsageError
 from dsv.run.engines.base import NO_OPTIONS, Engine, Facts, JobStatus, NoEngine
@@ -18,34 +19,16 @@ PROCESS: Final = "process"
 """The engine of a command without an image."""
 
 
-class _Registry(MutableMapping[str, type[Engine]]):
+class _Registry(UserDict[str, Any]):
     """Classes of engines by their names. The module of one is imported when it is asked for: most commands need one
     engine or none, and each brings much along."""
 
-    def __init__(self, places: Mapping[str, str]) -> None:
-        self._found: dict[str, str | type[Engine]] = dict(places)
-
     def __getitem__(self, name: str) -> type[Engine]:
-        found = self._found[name]
+        found = self.data[name]
         if isinstance(found, str):
             module, _, kind = found.partition(":")
-            found = self._found[name] = cast("type[Engine]", getattr(import_module(module), kind))
-        return found
-
-    def __setitem__(self, name: str, kind: type[Engine]) -> None:
-        self._found[name] = kind
-
-    def __delitem__(self, name: str) -> None:
-        del self._found[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._found
+            found = self.data[name] = getattr(import_module(module), kind)
+        return cast("type[Engine]", found)
 
 
 ENGINES: Final[MutableMapping[str, type[Engine]]] = _Registry(

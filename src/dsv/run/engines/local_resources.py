@@ -13,7 +13,7 @@ from dsv.fs.process import host_name
 from dsv.periodic import NEVER, Periodic
 from dsv.run.engines import nvml
 from dsv.run.engines.base import Engine, NoEngine
-from dsv.run.engines.machine import GpuModel, Machine, visible
+from dsv.run.engines.machine import Machine, visible
 from dsv.run.record import GpuUse
 from dsv.run.resources import ALL_GPUS, Capacity, GpuCount, NodeRoom, Resources, counted, is_type
 from dsv.values.units import format_bytes
@@ -31,12 +31,11 @@ class LocalEngine(Engine):
         facts = self.probe()
         if isinstance(facts, NoEngine):
             return facts
-        granted = visible(self.environ)
+        names = visible(self.environ)
         gpus = [
             GpuCount(each.name or "GPU", 0 if each.in_use else 1, 1)
-            for each in nvml.devices()
-            if granted is None
-            or any(GpuModel(each.index, each.uuid, each.name).is_called(name) for name in granted)
+            for each in nvml.gpus()
+            if each.is_among(names)
         ]
         node = NodeRoom(
             name=host_name(),
@@ -49,19 +48,16 @@ class LocalEngine(Engine):
 
 
 def with_free_gpus(machine: Machine) -> Machine:
-    """The machine with only those of its GPUs visible that nobody uses now, if some are in use."""
-    devices = nvml.devices()
-    names = tuple(each.uuid for each in devices if not each.in_use)
-    granted = machine.visible_gpus
-    if granted is not None:
-        free = [each for each in devices if not each.in_use]
-        models = [GpuModel(each.index, each.uuid, each.name) for each in free]
-        names = tuple(each.uuid for each in models if any(each.is_called(name) for name in granted))
-    return machine if not any(each.in_use for each in devices) else replace(machine, visible_gpus=names)
+    """Return the machine with only those of its GPUs visible that nobody uses now, if some are in use."""
+    gpus = nvml.gpus()
+    if not any(each.in_use for each in gpus):
+        return machine
+    free = [each.uuid for each in gpus if not each.in_use and each.is_among(machine.visible_gpus)]
+    return replace(machine, visible_gpus=tuple(free))
 
 
 def _available() -> int | None:
-    """Memory that a new job could have without others being swapped out."""
+    """Return the memory that a new job could have without others being swapped out."""
     try:
         match = _AVAILABLE.search(Path("/proc/meminfo").read_text())
     except OSError:
@@ -87,8 +83,8 @@ def check_machine(wanted: Resources, machine: Machine) -> None:
 
 
 def choose_cpus(wanted: float, machine: Machine, run: str) -> tuple[int, ...]:
-    """So many of the CPUs that the caller may use. Which ones depends on the run, so that jobs that run at the same
-    time don't all get the first. Raises `UsageError`."""
+    """Choose CPUs that the caller may use. The first depends on the run, so that jobs that run at the same time don't
+    all get the same. Raise `UsageError`."""
     count = int(wanted)
     if count != wanted:
         raise UsageError(
@@ -106,7 +102,7 @@ INTERVAL: Final = 10.0
 def pick(
     wanted: int, machine: Machine, gpu_type: str | None = None, *, by_index: bool = False
 ) -> tuple[str, ...] | None:
-    """The indices or UUIDs of the GPUs that a job gets: the first `wanted` of those that the caller was given.
+    """Return the indices or UUIDs of the GPUs that a job gets: the first `wanted` of those that the caller was given.
 
     gpu_type: only of this type, and then by their UUIDs unless `by_index`. None if the caller may use all GPUs, so
     that the engine can choose. Raises `LaunchError` if there are too few.
@@ -127,24 +123,19 @@ def pick(
 
 
 def names_of(wanted: int, machine: Machine, gpu_type: str | None = None) -> tuple[str, ...] | None:
-    """The indices or UUIDs of a job's GPUs; None for all of the machine's. Raises what `pick` raises."""
+    """Return the indices or UUIDs of a job's GPUs; None for all of the machine's. Raises what `pick` raises."""
     names = pick(wanted, machine, gpu_type, by_index=True)
     if names is None and wanted != ALL_GPUS:
         return tuple(str(index) for index in range(wanted))
     return names
 
 
-def granted(machine: Machine) -> tuple[GpuModel, ...]:
-    """The GPUs that the caller may use, of those that say what they are."""
-    if machine.visible_gpus is None:
-        return machine.models
-    return tuple(
-        each for each in machine.models if any(each.is_called(name) for name in machine.visible_gpus)
-    )
-
-
 def _of_type(wanted: int, machine: Machine, gpu_type: str, *, by_index: bool) -> tuple[str, ...]:
-    fitting = [each for each in granted(machine) if is_type(each.name, gpu_type)]
+    fitting = [
+        each
+        for each in machine.models
+        if each.is_among(machine.visible_gpus) and is_type(each.name, gpu_type)
+    ]
     count = max(len(fitting), 1) if wanted == ALL_GPUS else wanted
     if count > len(fitting):
         raise LaunchError(
@@ -180,7 +171,7 @@ class GpuWatch:
         self._sampling.start()
 
     def stop(self) -> tuple[GpuUse, ...]:
-        """The use of each GPU; empty if there are none."""
+        """Return the use of each GPU; empty if there are none."""
         self._sampling.stop()
         return tuple(
             GpuUse(each.name, round(each.utilization / each.samples, 1), each.peak)
@@ -188,16 +179,11 @@ class GpuWatch:
         )
 
     def _sample(self) -> float:
-        taken = nvml.samples()
-        for sample in taken:
-            if self._watched(sample.uuid, str(sample.index)):
-                one = self._sums.setdefault(sample.uuid, _Sum(sample.name))
+        taken = nvml.gpus()
+        for gpu in taken:
+            if gpu.is_among(self._names):
+                one = self._sums.setdefault(gpu.uuid, _Sum(gpu.name))
                 one.samples += 1
-                one.utilization += sample.utilization
-                one.peak = max(one.peak, sample.memory_bytes)
+                one.utilization += gpu.utilization
+                one.peak = max(one.peak, gpu.memory_bytes)
         return self._interval if taken else NEVER
-
-    def _watched(self, uuid: str, index: str) -> bool:
-        if self._names is None:
-            return True
-        return any(name == index or (name and uuid.startswith(name)) for name in self._names)

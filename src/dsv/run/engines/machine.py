@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dsv.fs.process import user_name
 from dsv.run.engines import nvml
+from dsv.run.engines.nvml import Gpu
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DRIVERS_GPUS = Path("/proc/driver/nvidia/gpus")
@@ -17,25 +18,8 @@ _MEM_TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class GpuModel:
-    """index: as NVIDIA's own tools count, in the order of the PCI bus."""
-
-    index: int
-    uuid: str
-    name: str
-
-    def is_called(self, name: str) -> bool:
-        """Check that this index, UUID, or beginning of a UUID means it."""
-        return name == str(self.index) or (bool(name) and self.uuid.startswith(name))
-
-
-@dataclass(frozen=True, slots=True)
 class Machine:
-    """memory_bytes: all of the machine's. gpus: how many NVIDIA GPUs it has; models: those that say what they are.
-
-    visible_gpus: the indices or UUIDs that the caller was given (by Slurm for instance), None for all. cpus: the
-    numbers of those that the caller may use.
-    """
+    """This machine, and the user of this process."""
 
     memory_bytes: int
     uid: int
@@ -44,13 +28,16 @@ class Machine:
     user: str = ""
     selinux: bool = False
     gpus: int | None = None
+    """How many NVIDIA GPUs it has."""
     visible_gpus: tuple[str, ...] | None = None
-    models: tuple[GpuModel, ...] = ()
+    """The indices or UUIDs that the caller was given (by Slurm for instance), None for all."""
+    models: tuple[Gpu, ...] = ()
+    """The GPUs that say what they are."""
     cpus: tuple[int, ...] = ()
+    """The numbers of those that the caller may use."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Machine:
-        """This machine and the user of this process."""
         uid, gid = os.geteuid(), os.getegid()
         return cls(
             memory_bytes=_memory(),
@@ -67,7 +54,7 @@ class Machine:
 
 
 def visible(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The GPUs in `CUDA_VISIBLE_DEVICES`; as in CUDA, those after a -1 don't count. None if it isn't set."""
+    """Return the GPUs in `CUDA_VISIBLE_DEVICES`; as in CUDA, those after a -1 don't count. None if it isn't set."""
     text = environ.get(_VISIBLE)
     if text is None:
         return None
@@ -95,24 +82,24 @@ def _reads(path: Path) -> bool:
 
 
 def _gpu_count() -> int:
-    """From the driver's files; on WSL and Jetson, which have none, from NVIDIA's library."""
+    """Read the driver's files; on WSL and Jetson, which have none, from NVIDIA's library."""
     try:
         return sum(1 for _ in _DRIVERS_GPUS.iterdir())
     except OSError:
         return nvml.count()
 
 
-def _gpu_models() -> tuple[GpuModel, ...]:
-    """From the same places."""
+def _gpu_models() -> tuple[Gpu, ...]:
+    """Read the same places."""
     try:
         texts = [(folder / "information").read_text() for folder in sorted(_DRIVERS_GPUS.iterdir())]
     except OSError:
-        return tuple(GpuModel(each.index, each.uuid, each.name) for each in nvml.samples())
+        return tuple(Gpu(each.index, each.uuid, each.name) for each in nvml.gpus())
     return tuple(read_model(index, text) for index, text in enumerate(texts))
 
 
-def read_model(index: int, text: str) -> GpuModel:
-    """From what the driver says of one GPU, a `NAME: VALUE` on each line."""
+def read_model(index: int, text: str) -> Gpu:
+    """Read the driver's file about one GPU, a `NAME: VALUE` on each line."""
     pairs = (line.partition(":") for line in text.splitlines())
     known = {name.strip(): value.strip() for name, _, value in pairs}
-    return GpuModel(index, known.get("GPU UUID", ""), known.get("Model", ""))
+    return Gpu(index, known.get("GPU UUID", ""), known.get("Model", ""))

@@ -12,79 +12,64 @@ IDLE_MEMORY: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """A GPU at one moment. utilization: per cent; memory_bytes: in use. 0 if the library doesn't report it."""
+class Gpu:
+    """A GPU at one moment; 0 for what the library doesn't report."""
 
     index: int
+    """As NVIDIA's own tools count, in the order of the PCI bus."""
     uuid: str
     name: str
-    utilization: float
-    memory_bytes: int
+    in_use: bool = False
+    """Whether somebody computes on it."""
+    utilization: float = 0.0
+    """In per cent."""
+    memory_bytes: int = 0
+    """Bytes in use."""
+
+    def is_called(self, name: str) -> bool:
+        """Check that this index, UUID, or beginning of a UUID means it."""
+        return name == str(self.index) or (bool(name) and self.uuid.startswith(name))
+
+    def is_among(self, names: tuple[str, ...] | None) -> bool:
+        """Check that one of these names means it; None is for all."""
+        return names is None or any(self.is_called(name) for name in names)
 
 
 def count() -> int:
-    """The number of GPUs; 0 without the library or a driver."""
+    """Return the number of GPUs; 0 without the library or a driver."""
     with _loaded() as found:
         return found
 
 
-def samples() -> list[Sample]:
-    """One of each GPU that answers."""
-    import pynvml
-
-    taken = []
-    with _loaded() as found:
-        for index in range(found):
-            with suppress(pynvml.NVMLError):  # it failed, or the caller may not use it
-                taken.append(_sample(index))
-    return taken
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """in_use: whether somebody computes on it now."""
-
-    index: int
-    uuid: str
-    name: str
-    in_use: bool
-
-
-def devices() -> list[Device]:
-    """Each GPU that answers, and whether it is free."""
+def gpus() -> list[Gpu]:
+    """Return each GPU that answers."""
     import pynvml
 
     found = []
-    with _loaded() as count_:
-        for index in range(count_):
-            with suppress(pynvml.NVMLError):
-                found.append(_device(index))
+    with _loaded() as total:
+        for index in range(total):
+            with suppress(pynvml.NVMLError):  # it failed, or the caller may not use it
+                found.append(_read(index))
     return found
 
 
-def _device(index: int) -> Device:
-    """Memory counts as well as processes: those of another container may be hidden from this one."""
-    import pynvml
-
-    sample, processes = _sample(index), 0
-    with suppress(pynvml.NVMLError):
-        processes = len(pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(index)))
-    return Device(index, sample.uuid, sample.name, processes > 0 or sample.memory_bytes > IDLE_MEMORY)
-
-
-def _sample(index: int) -> Sample:
+def _read(index: int) -> Gpu:
     import pynvml
 
     device = pynvml.nvmlDeviceGetHandleByIndex(index)
-    utilization, used = 0.0, 0
+    utilization, used, processes = 0.0, 0, 0
     with suppress(pynvml.NVMLError):
         utilization = float(pynvml.nvmlDeviceGetUtilizationRates(device).gpu)
     with suppress(pynvml.NVMLError):
         used = int(pynvml.nvmlDeviceGetMemoryInfo(device).used)
-    return Sample(
+    with suppress(pynvml.NVMLError):
+        processes = len(pynvml.nvmlDeviceGetComputeRunningProcesses(device))
+    return Gpu(
         index=index,
         uuid=str(pynvml.nvmlDeviceGetUUID(device)),
         name=str(pynvml.nvmlDeviceGetName(device)),
+        in_use=processes > 0
+        or used > IDLE_MEMORY,  # processes of another container may be hidden from this one
         utilization=utilization,
         memory_bytes=used,
     )
@@ -92,7 +77,7 @@ def _sample(index: int) -> Sample:
 
 @contextmanager
 def _loaded() -> Iterator[int]:
-    """The number of GPUs while the library is in use."""
+    """Yield the number of GPUs while the library is in use."""
     import pynvml
 
     try:

@@ -14,9 +14,8 @@ import pytest
 
 from dsv.errors import UsageError
 from dsv.run.engines.base import JobStatus
-from dsv.run.engines.containers.container import ContainerRun
+from dsv.run.engines.containers.container import ContainerRun, lives
 from dsv.run.engines.containers.engine import ContainerEngine
-from dsv.run.engines.containers.program import lives
 from dsv.run.engines.output import Output
 from dsv.run.record import EndCause, RunState
 from tests.engines.conformance import EngineConformance

@@ -1,20 +1,25 @@
-"""A container of docker or podman, from its creation to its removal, with its memory and processes counted."""
+"""A container of docker or podman, from its creation to its removal, by the engine's own program."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import select
 import subprocess
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from signal import SIGKILL
 from threading import Event, Thread
 from time import monotonic, sleep
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from dsv.errors import LaunchError
+from dsv.fs.files import write_new
 from dsv.periodic import Periodic
 from dsv.run.engines.attach import ENDING
 from dsv.run.engines.base import (
@@ -24,14 +29,152 @@ from dsv.run.engines.base import (
     Ended,
     ImageIdentity,
     ImageNotPulled,
+    JobStatus,
     Plan,
     PrivateFile,
 )
-from dsv.run.engines.containers.program import ContainerProgram, has_begun, lives, wait_for
+from dsv.run.engines.local_resources import LocalEngine
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import Guard
-from dsv.run.record import EndCause, JobRef, Usage
+from dsv.run.record import EndCause, JobRef, RunState, Usage
 from dsv.values.units import format_bytes
+
+CALL_SECONDS = 20.0
+
+_NEVER = "0001-01-01"  # how Go writes a time that was not set
+_NO_SUCH = re.compile(rb"no such (?:container|object)", re.IGNORECASE)
+
+
+class ContainerProgram(LocalEngine):
+    """The program of an engine, called to ask something or to have something done. PATH in `environ` finds it."""
+
+    start_options: ClassVar[tuple[str, ...]] = ("--attach",)
+
+    @abstractmethod
+    def read_image(self, image: dict[str, Any]) -> ImageIdentity:
+        """Read what `image inspect` answers."""
+
+    def find_image(self, reference: str) -> ImageIdentity | None:
+        if reference.startswith("-"):
+            return None
+        image = _one(self.call("image", "inspect", reference))
+        return None if image is None else self.read_image(image)
+
+    def call(
+        self, *arguments: str, seconds: float | None = CALL_SECONDS
+    ) -> subprocess.CompletedProcess[bytes] | None:
+        """Run the program, away from the terminal's signals; None if it can't be started or is too slow."""
+        try:
+            return subprocess.run(
+                [self.name, *arguments],
+                env=dict(self.environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=seconds,
+                check=False,
+                start_new_session=True,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+
+    def open(
+        self, *arguments: str, env: Mapping[str, str] | None = None, stderr: int = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
+        """Start the program with its output in pipes, away from the terminal's signals. Raise `OSError`."""
+        return subprocess.Popen(
+            [self.name, *arguments],
+            env={**self.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+        )
+
+    @contextmanager
+    def read_logs(self, container: str, follow: bool) -> Iterator[Iterator[bytes]]:
+        """Read what the engine keeps of a container's output, both streams together."""
+        follows = ("--follow",) if follow else ()
+        program = self.open("logs", *follows, container, stderr=subprocess.STDOUT)
+        assert program.stdout is not None  # asked for above
+        with program.stdout as pipe:
+            try:
+                yield iter(partial(os.read, pipe.fileno(), 1 << 16), b"")
+            finally:
+                program.kill()
+                program.wait()
+
+    def inspect(self, container: str) -> dict[str, Any] | None:
+        """Return what the engine knows about a container: empty if there is none of that id.
+
+        None if it gave no answer, for instance because its daemon is down.
+        """
+        done = self.call("container", "inspect", container)
+        if done is not None and done.returncode != 0 and _NO_SUCH.search(done.stderr) is not None:
+            return {}
+        return _one(done)
+
+
+def wait_for(program: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Return the exit code of a child, as soon as there is one; None after so long."""
+    try:
+        descriptor = os.pidfd_open(program.pid)
+    except OSError:  # it was reaped already, or the kernel is old
+        with suppress(subprocess.TimeoutExpired):
+            return program.wait(seconds)
+        return None
+    try:
+        ready = select.poll()
+        ready.register(descriptor, select.POLLIN)
+        return program.wait() if ready.poll(seconds * 1000) else None
+    finally:
+        os.close(descriptor)
+
+
+def _state(details: Mapping[str, Any]) -> dict[str, Any]:
+    return details.get("State") or {}
+
+
+def status_of(details: Mapping[str, Any]) -> JobStatus:
+    """Read what `inspect` answers. Its exit code means nothing before the container has ended."""
+    state = _state(details)
+    if lives(details):
+        return JobStatus(RunState.RUNNING)
+    if has_begun(details):
+        return JobStatus(RunState.ENDED, int(state.get("ExitCode", 0)))
+    failed = bool(state.get("Error")) or bool(state.get("ExitCode"))
+    return JobStatus(RunState.NOT_LAUNCHED if failed else RunState.SUBMITTED)
+
+
+def lives(details: Mapping[str, Any]) -> bool:
+    """Check that its command runs, or may continue."""
+    state = _state(details)
+    return bool(state.get("Running")) or state.get("Status") in ("paused", "restarting", "stopping")
+
+
+def has_begun(details: Mapping[str, Any]) -> bool:
+    return not str(_state(details).get("StartedAt", _NEVER)).startswith(_NEVER)
+
+
+def load_json(data: bytes) -> object:
+    """Decode the program's answer; None if it is not JSON."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _one(done: subprocess.CompletedProcess[bytes] | None) -> dict[str, Any] | None:
+    """Return the only element of what `inspect` answers: without a format both programs answer with a list."""
+    match load_json(done.stdout) if done is not None and done.returncode == 0 else None:
+        case [dict() as one, *_]:
+            return one
+    return None
+
+
+def first_line(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Return the first line that the program wrote to stderr, or an empty string."""
+    return done.stderr.decode("utf-8", "replace").strip().partition("\n")[0].strip()
+
 
 _ID = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
 _PREFIX = re.compile(r"^(?:docker: )?(?:Error(?: response from daemon)?: )?")
@@ -48,7 +191,10 @@ def create(
     cancelled: Event,
     watch: Callable[[int | None], None],
 ) -> str:
-    """The id of the new container. watch: told of the group of the program that makes it. Raises `LaunchError`."""
+    """Create the container, and return its id. Raise `LaunchError`.
+
+    watch: called with the process group of the program that makes it
+    """
     with _written(plan.files):
         try:
             program = engine.open("create", *plan.argv[2:], env=plan.env)
@@ -109,10 +255,11 @@ def _end_of(program: subprocess.Popen[bytes], cancelled: Event) -> int:
 
 @contextmanager
 def _written(files: tuple[PrivateFile, ...]) -> Iterator[None]:
-    """The files are there for as long as this lasts."""
+    """Write these files, and remove them at the end."""
     try:
         for file in files:
-            _write_private(file.path, file.content)
+            file.path.unlink(missing_ok=True)
+            write_new(file.path, file.content, mode=0o600, sync=False)
         yield
     except OSError as error:
         raise LaunchError(f"{error.filename} can't be written: {error.strerror or error}") from error
@@ -120,14 +267,6 @@ def _written(files: tuple[PrivateFile, ...]) -> Iterator[None]:
         for file in files:
             with suppress(OSError):
                 file.path.unlink()
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    with suppress(FileNotFoundError):
-        path.unlink()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
 
 
 INTERVAL: Final = 0.5
@@ -315,12 +454,11 @@ class ContainerRun:
         self._sampler.stop()
         if not details:
             return self._out_of_sight(code, gone=details is not None)
-        state: dict[str, Any] = details.get("State") or {}
         image = self._image(details)
         self._engine.call("rm", "--force", "--volumes", self._id)
         if not has_begun(details):
             return replace(self._not_launched(code, details), image=image)
-        exit_code = int(state.get("ExitCode", code))
+        exit_code = int(_state(details).get("ExitCode", code))
         reason, cause = None, None
         if not whole:
             reason = f"the {self._engine.name} program ended before the container: what it wrote then is lost"
@@ -341,7 +479,7 @@ class ContainerRun:
 
         Podman doesn't always notice, and then only the signal tells.
         """
-        if (details.get("State") or {}).get("OOMKilled"):
+        if _state(details).get("OOMKilled"):
             return "the engine ended it: out of memory"
         limit = (details.get("HostConfig") or {}).get("Memory")
         if not limit or exit_code != 128 + SIGKILL or self._told_to_end:
@@ -368,7 +506,7 @@ class ContainerRun:
                 if self._kills > 1 or monotonic() - answered > SILENCE:
                     return None, fits
             elif not lives(details):
-                own = (details.get("State") or {}).get("ExitCode") == code or not has_begun(details)
+                own = _state(details).get("ExitCode") == code or not has_begun(details)
                 return details, own or (fits and self._take_up(follow=False))
             else:
                 answered = monotonic()
@@ -382,7 +520,7 @@ class ContainerRun:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _take_up(self, *, follow: bool) -> bool:
-        """Goes on with the container's output where it was left. False if the engine has no log that goes on there."""
+        """Continue the container's output where it ended. False if the engine's log does not continue there."""
         while not self._output.was_read(_TICK):
             if self._kills > 1:
                 return True
@@ -396,7 +534,7 @@ class ContainerRun:
         return taken and self._output.fits
 
     def _tell(self) -> None:
-        """Passes on what didn't reach the container when it was sent."""
+        """Send again what did not reach the container."""
         if self._kills:
             self._kill(SIGKILL)
         elif self._untold is not None and self._kill(self._untold):
@@ -412,8 +550,7 @@ class ContainerRun:
 
     def _not_launched(self, code: int, details: dict[str, Any]) -> Ended:
         self._output.was_read(1.0)
-        state: dict[str, Any] = details.get("State") or {}
-        reason = why(str(state.get("Error") or self._output.last_line()))
+        reason = why(str(_state(details).get("Error") or self._output.last_line()))
         told = CANNOT_LAUNCH
         # An init process says 126 and 127 itself, of the command alone; without one the engine does, and of more.
         if not (details.get("HostConfig") or {}).get("Init"):
@@ -427,8 +564,7 @@ class ContainerRun:
         return self._engine.find_image(number) if number else None
 
     def _pid(self) -> int | None:
-        state = (self._engine.inspect(self._id) or {}).get("State") or {}
-        return int(state.get("Pid") or 0) or None
+        return int(_state(self._engine.inspect(self._id) or {}).get("Pid") or 0) or None
 
     def _kill(self, number: int) -> bool:
         done = self._engine.call("kill", "--signal", str(int(number)), self._id)

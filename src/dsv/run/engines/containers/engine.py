@@ -28,11 +28,13 @@ from dsv.run.engines.base import (
     check_given,
     check_image,
 )
-from dsv.run.engines.containers.container import ContainerRun, create, is_id
-from dsv.run.engines.containers.program import (
+from dsv.run.engines.containers.container import (
     CALL_SECONDS,
     ContainerProgram,
+    ContainerRun,
+    create,
     first_line,
+    is_id,
     load_json,
     status_of,
 )
@@ -60,7 +62,7 @@ _CLIENTS_OWN = re.compile(
 )
 
 
-class ContainerEngine(ContainerProgram, LocalEngine):
+class ContainerEngine(ContainerProgram):
     """docker or podman, called through its program."""
 
     takes_image: ClassVar[bool | None] = True

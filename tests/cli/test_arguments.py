@@ -56,11 +56,11 @@ def unchanged(shared: Dsv) -> Iterator[Dsv]:
 
 
 def contents(top: Path) -> dict[Path, bytes | None]:
-    """All but the workspace's lock, and the names that are remembered for the shell's completion."""
+    """All but the workspace's lock, and what is remembered of the store."""
     return {
         path: path.read_bytes() if path.is_file() else None
         for path in top.rglob("*")
-        if not {".cache", "lock"} & set(path.parts)
+        if not {".cache", "lock", "tracking.json"} & set(path.parts)
     }
 
 

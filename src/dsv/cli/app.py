@@ -37,7 +37,7 @@ SIBLINGS = {"cherry-pick": "merge", "revert": "merge", "rm": "put", "mv": "put",
 
 
 class Root(TyperGroup):
-    """Imports a command's module when that command is asked for."""
+    """The program: imports the module of a command when that command is asked for."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return [*self.params, *global_options()]
@@ -67,7 +67,7 @@ class Root(TyperGroup):
 
 
 def load(name: str) -> Command:
-    """The command of that name, from its module."""
+    """Import a command."""
     function = f"{name}_" if iskeyword(name) else name.replace("-", "_")
     found = getattr(import_module(f"dsv.cli.commands.{SIBLINGS.get(name, name)}"), function)
     assert isinstance(found, Command)
@@ -75,7 +75,7 @@ def load(name: str) -> Command:
 
 
 def root() -> Root:
-    """The whole program as typer sees it."""
+    """Return the whole program as typer sees it."""
     app = typer.Typer(
         name="dsv",
         cls=Root,
@@ -116,7 +116,7 @@ def run(
     announce: Callable[[str, Path, Path], None] | None = None,
     member: dict[str, Any] | None = None,
 ) -> int:
-    """Runs one command line. Everything it has to say goes to `around`. announce, member: as of `Session`."""
+    """Run one command line. All output goes to `around`. For `announce` and `member` see `Session`."""
     with Output(around.stdout) as out, _terminable():
         session = Session(around, out, arguments=tuple(arguments), announce=announce, member=member)
         try:
@@ -129,7 +129,7 @@ def run(
 
 
 def exit_now(code: int) -> None:
-    """Ends an interrupted process at once, without waiting for threads in the middle of a request."""
+    """End an interrupted process at once, without waiting for threads in the middle of a request."""
     sys.stderr.flush()
     if code in INTERRUPTED:
         os._exit(code)
@@ -167,7 +167,7 @@ def _fail(error: BaseException, arguments: Sequence[str], session: Session) -> i
 
 
 def _publish(failure: Failure, out: Output) -> bool:
-    """The failure as a document on stdout; False where stdout can't take it, which may be the failure."""
+    """Print the failure as a document. Return False if stdout can't take it, which may be the failure."""
     try:
         out.write(failure.json().encode())
         out.publish()
@@ -177,7 +177,7 @@ def _publish(failure: Failure, out: Output) -> bool:
 
 
 def _options(arguments: Sequence[str]) -> Sequence[str]:
-    """What stands before `--`: a failure to parse may have come before the option that asks for JSON."""
+    """Return the words before `--`: parsing may have failed before the option that asks for JSON."""
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
@@ -195,7 +195,7 @@ _HINTS = {
 
 
 def _of_typer(error: typer.TyperException, session: Session) -> Failure:
-    """typer's messages in our words: one sentence, then a hint."""
+    """Put typer's messages into our words: one sentence, then a hint."""
     from dsv.cli.foreign_commands import misspelt
 
     path = f"dsv {session.command}".strip()
@@ -231,13 +231,13 @@ def _no_such_command(name: str) -> UsageError:
 
 
 def hear_of_children() -> None:
-    """Some programs start others with SIGCHLD ignored; how a child ended would then be lost."""
+    """Make sure that children can be waited for: some programs start others with SIGCHLD ignored."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C does; a second one ends the process at once."""
+    """Let SIGTERM unwind like Ctrl-C does; a second one ends the process at once."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Flags:
-    """The global options, wherever on the command line they stood; the last one counts."""
+    """The global options, before or after the name of the command; the last one counts."""
 
     store: str | None = None
     cache: str | None = None
@@ -46,7 +46,7 @@ class Flags:
 
 @dataclass(slots=True)
 class Session:
-    """What one command line has, whichever command it names: typer hands it on as `obj`."""
+    """The state of one command line, whichever command it names: typer passes it as `obj`."""
 
     around: Surroundings
     out: Output
@@ -62,7 +62,7 @@ class Session:
 
 
 class Call(typer.Context):
-    """What a command function gets first: typer's context, which knows the settings and how to speak."""
+    """The first argument of every command: typer's context, with settings and output."""
 
     words: tuple[str, ...] = ()
     """What stood behind `--`, for a command that has use for it."""
@@ -101,10 +101,7 @@ class Call(typer.Context):
         }
 
     def enter(self) -> None:
-        """-C: every relative path of the command line means one below this folder. Raises `NotFound`.
-
-        Global options that can mean nothing are refused here, also if the command would not come to look at them.
-        """
+        """Change to the folder of -C, and check the other global options. Raises `NotFound` and `UsageError`."""
         for option, value in (("--store", self.flags.store), ("--cache", self.flags.cache)):
             if value is not None and not value.strip():
                 raise UsageError(f"{option} is empty", subject=option, hint="is a variable unset?")
@@ -133,7 +130,7 @@ class Call(typer.Context):
         return gather(self.around.environ, working_folder(self.around.environ), flags)
 
     def line(self, text: str) -> None:
-        """A line of the result."""
+        """Print a line of the result."""
         self.out.line(printable(text))
 
     def table(
@@ -145,7 +142,7 @@ class Call(typer.Context):
         write_table(self.out, self.around, columns, rows, details)
 
     def document(self, fields: Mapping[str, object]) -> None:
-        """The result as one JSON document."""
+        """Print the result as one JSON document."""
         self.out.line(to_json(document(fields), indent=self.around.stdout_is_terminal))
 
     def result(self, found: object = None, /, **more: object) -> None:
@@ -165,21 +162,31 @@ class Call(typer.Context):
     def _keys(self) -> Iterable[str]:
         return getattr(self.command, "result", ())
 
-    def items(self, items: Iterable[Mapping[str, object]], head: Mapping[str, object] | None = None) -> None:
-        """Several results as one JSON document."""
-        write_items(self.out, items, head)
+    def items(
+        self,
+        items: Iterable[Mapping[str, object]],
+        head: Mapping[str, object] | None = None,
+        *,
+        lines: bool = False,
+    ) -> None:
+        """Print several results as one JSON document, or with `lines` each as a line."""
+        if lines:
+            for item in items:
+                self.out.line(to_json(item))
+        else:
+            write_items(self.out, items, head)
 
     def say(self, text: str) -> None:
-        """A note for a person, on stderr; not with --quiet."""
+        """Print a note for people on stderr, unless --quiet is given."""
         if not self.quiet:
             self._stderr(printable(text))
 
     def warn(self, text: str) -> None:
-        """What a person should know even with --quiet."""
+        """Print a warning on stderr, with --quiet too."""
         self._stderr(f"{self.around.stderr_ink.paint(Style.WARNING, 'warning:')} {printable(text)}")
 
     def complain(self, failure: Failure) -> None:
-        """Tells of a failure that doesn't end the command."""
+        """Print a failure that doesn't end the command."""
         self._stderr(failure.text(self.around.stderr_ink).rstrip("\n"))
 
     @contextmanager
@@ -191,10 +198,10 @@ class Call(typer.Context):
         offline: bool | None = None,
         override: str | None = None,
     ) -> Iterator[Context]:
-        """What the functions of `dsv.api` take, with a meter that ends with it.
+        """Open the context that the functions of `dsv.api` take, with a meter that ends with it.
 
-        `writes` says that records will be signed: only then is git asked for a name. `offline` is what a command that
-        has this option was given.
+        `writes` means that records will be signed: only then is git asked for a name. `offline` is the value of that
+        option for commands that have it.
         """
         from dsv.api import environment
         from dsv.api.connection import make_context
@@ -208,13 +215,13 @@ class Call(typer.Context):
             yield replace(made, override=override, moved=self._tell_moved)
 
     def author(self) -> str:
-        """Who signs what is written; git may be asked for the name."""
+        """Return the author of what is written; git may be asked for the name."""
         from dsv.api import environment
 
         return environment.author(self.settings, None).value
 
     def _tell_moved(self, url: str, before: str, names: str) -> None:
-        """Once, though a command may open its store several times."""
+        """Warn of a store whose names have moved, once for each store."""
         if url in self.session.told_moved:
             return
         self.session.told_moved.add(url)
@@ -228,14 +235,14 @@ class Call(typer.Context):
         self.warn(f"the names of {url} have moved from {before} to {names}; change the setting: {change}")
 
     def _offline_hint(self) -> str:
-        """This command line again, with --offline."""
+        """Return this command line with --offline."""
         typed = self.session.arguments
         at = typed.index(self.session.command) + 1
         return shlex.join(["dsv", *typed[:at], "--offline", *typed[at:]])
 
     @contextmanager
     def progress(self) -> Iterator[Meter]:
-        """A meter for as long as the work lasts."""
+        """Show a meter for as long as the work lasts."""
         meter = self._meter()
         try:
             yield meter

@@ -87,7 +87,7 @@ def _row(name: str, text: str, room: int, width: int) -> str:
 
 
 def root_help(width: int = 80) -> str:
-    """What `dsv --help` prints. Written for 80 columns; in fewer, what a line says goes on below itself."""
+    """Return the text of `dsv --help`. It is written for 80 columns, and its rows wrap in fewer."""
     lines = ["Usage: dsv [OPTIONS] COMMAND [ARGS]...", ""]
     lines += ["Git-like dataset versions on any bucket or folder, cached next to the GPUs.", ""]
     room = max(map(len, COMMANDS)) + 2

@@ -32,7 +32,7 @@ PATHS = "[-- PATH...]"
 
 
 class Command(TyperCommand):
-    """A typer command that knows its examples and the JSON it prints, and takes the global options too."""
+    """A command that knows its examples and the JSON it prints, and takes the global options."""
 
     context_class = Call
     examples: tuple[Example, ...] = ()
@@ -59,7 +59,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def _check_words(self, ctx: Any, args: list[str]) -> None:
-        """A command that begins where the arguments end lacks its `--`."""
+        """Refuse a command that begins where the arguments end, without a `--`."""
         if ctx.resilient_parsing:
             return
         ctx.ignore_unknown_options = True
@@ -97,33 +97,31 @@ class Command(TyperCommand):
         return code
 
     def _given(self, ctx: Call) -> Iterator[tuple[TyperOption | TyperArgument, object]]:
-        """What was typed, with the global options, wherever they stood."""
+        """Yield the parameters that were typed, and the global options."""
+        typed = ctx.typed()
         for param in self.params:
-            if isinstance(param, TyperOption | TyperArgument) and _is_typed(ctx, param.name or ""):
-                yield param, ctx.params.get(param.name or "")
+            if isinstance(param, TyperOption | TyperArgument) and param.name in typed:
+                yield param, ctx.params[param.name]
         for option in global_options():
             yield option, getattr(ctx.flags, option.name, None)
 
     def _refuse_empty(self, ctx: Call) -> None:
-        """An empty word is a variable that is not set, and no command means by it what it means without the word."""
+        """Refuse an empty word: it is a variable that is not set."""
         for param in self.params:
-            value = ctx.params.get(param.name or "")
+            value = ctx.params[param.name] if param.name in ctx.typed() else None
             words = value if isinstance(value, list | tuple) else [value]
-            typed = _is_typed(ctx, param.name or "")
-            if typed and param.name != "message" and any(isinstance(w, str) and not w.strip() for w in words):
-                named = (
-                    param.opts[0] if isinstance(param, TyperOption) else (param.metavar or "").strip("[].")
-                )
-                raise UsageError(
-                    f"{named} is empty", subject=named, hint=f"is a variable unset? dsv {self.name} --help"
-                )
+            if param.name != "message" and any(isinstance(word, str) and not word.strip() for word in words):
+                is_option = isinstance(param, TyperOption)
+                named = param.opts[0] if is_option else (param.metavar or "").strip("[].")
+                hint = f"is a variable unset? dsv {self.name} --help"
+                raise UsageError(f"{named} is empty", subject=named, hint=hint)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         names = [param.metavar or param.name for param in self.params if isinstance(param, TyperArgument)]
         return ["[OPTIONS]", *names, *([self.takes_words] if self.takes_words else [])]
 
     def option_rows(self, ctx: Any) -> list[tuple[str, str]]:
-        """The command's own options as help shows them: how each is written, and what it does."""
+        """Return the command's own options as help shows them: names, and meaning."""
         rows = [param.get_help_record(ctx) for param in self.params if isinstance(param, TyperOption)]
         return [row for row in rows if row is not None]
 
@@ -137,18 +135,12 @@ class Command(TyperCommand):
             formatter.write_dl([row for row in used if row[0] != "--version"])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Never wrapped, so that lines can be copied."""
+        """Write the examples, unwrapped, so that they can be copied."""
         formatter.write("\nExamples:\n")
         for line, meaning in self.examples:
             formatter.write(f"  {line}\n")
             if meaning:
                 formatter.write(f"      {meaning}\n")
-
-
-def _is_typed(ctx: typer.Context, name: str) -> bool:
-    """Whether a parameter's value was given on the command line."""
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def command(
@@ -159,10 +151,10 @@ def command(
     words: str | None = None,
     unused: Iterable[str] = (),
 ) -> Callable[[Body], Command]:
-    """`result` is a line for each key of the JSON document; keys below `items` are written `items.key`.
+    """Declare a command. `result` describes each key of its JSON document; keys below `items` are written `items.key`.
 
-    `words`: what stands behind `--` is not for typer, but in `call.words`, and is called so in the help. `unused`:
-    global options, such as `--cache`, that would have no effect.
+    With `words`, what follows `--` is in `call.words`, and is called so in the help. `unused` are global options, such
+    as `--cache`, that would have no effect.
     """
 
     def declare(body: Body) -> Command:
@@ -186,7 +178,7 @@ def option(written: str, help: str, **more: Any) -> Any:  # noqa: A002 (typer's 
 
 
 def text(value: str) -> str:
-    """A parser of words for people, kept in a store or a file, so UTF-8. Names of files need not be."""
+    """Parse a text that is kept in a store or a file, and so has to be UTF-8. Names of files need not be."""
     if not is_text(value):
         raise UsageError(f"{value!r} is not valid UTF-8", subject=value)
     check_length(value, LONG_MAX, "a text")
@@ -194,7 +186,7 @@ def text(value: str) -> str:
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """A parser of whole numbers from `least` on."""
+    """Return a parser of whole numbers from `least` on."""
 
     def number(value: str) -> int:
         try:
@@ -237,12 +229,12 @@ def _declare(
     debug: Annotated[bool, option("--debug", "Show the traceback of a failure.", **_FLAG)] = False,
     help: Annotated[bool, option("-h --help", "Show help.", **_HELP)] = False,  # noqa: A002
 ) -> None:
-    """Nobody calls this; `global_options` has typer read it."""
+    """Declare the global options for `global_options`; this is never called."""
 
 
 @cache
 def global_options() -> tuple[Any, ...]:
-    """Their values go to the session's `Flags`, whichever command meets them."""
+    """Return the global options, whose values go to the session's `Flags`."""
     app = typer.Typer(add_completion=False)
     app.command(add_help_option=False)(_declare)
     params = get_command(app).params
@@ -257,8 +249,8 @@ def take_as_typed(params: Iterable[Any], function: Callable[..., Any]) -> None:
     """Give words to their parser, and plain text, flags and lists of text to the command as they were typed.
 
     Typer passes every word through pydantic, which takes longer to import than most commands take. `process_value` is
-    what click documents as the step from the words to the value: where typer no longer calls it, commands work and
-    start slowly, and tests/cli/test_process.py says so.
+    documented as the step from the words to the value. If typer no longer called it, commands would work, but start
+    slowly; tests/cli/test_process.py checks that it does.
     """
     declared = get_type_hints(function, include_extras=True)
     for param in params:
@@ -289,16 +281,16 @@ def _process_value(
 
 
 def with_option(error: UsageError, option: TyperOption) -> UsageError:
-    """The error with the option's name before its message, unless that names it already."""
+    """Return the error with the option's name before its message, unless that names it already."""
     if any(re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", error.message) for name in option.opts):
         return error
     return UsageError(f"{'/'.join(option.opts)}: {error.message}", subject=error.subject, hint=error.hint)
 
 
 def blamed(error: UsageError, given: Iterable[tuple[TyperOption | TyperArgument, object]]) -> UsageError:
-    """The error with the name of the option whose word it is about; unchanged if that is none, or nobody can tell.
+    """Return the error with the name of the option that it is about, or unchanged if that is not known.
 
-    given: the parameters that were typed, with their values. Errors carry the word that they are about as `subject`.
+    Errors carry the word that they are about as `subject`. `given` are the parameters that were typed, with values.
     """
     about = [param for param, value in given if error.subject and _is_among(error.subject, _words(value))]
     if len(about) == 1 and isinstance(about[0], TyperOption):
@@ -307,12 +299,12 @@ def blamed(error: UsageError, given: Iterable[tuple[TyperOption | TyperArgument,
 
 
 def _is_among(subject: str, words: set[str]) -> bool:
-    """Folders that were typed are called by their whole path."""
+    """Check if the subject is one of the words, or a folder that one of them is the end of."""
     return subject in words or any(word and subject.endswith(f"/{word}") for word in words)
 
 
 def _words(value: object) -> set[str]:
-    """The words that were typed, and their parts, for NAME=TARGET and lists with commas."""
+    """Return the words that were typed, and their parts, for NAME=TARGET and lists with commas."""
     words = [
         each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, str)
     ]

@@ -32,7 +32,7 @@ EXIT_CODES: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`subject` is the object it's about; `kind` and `exit_code` are what scripts act on."""
+    """A failure for people and programs. `subject` is the object it is about."""
 
     kind: str
     exit_code: int
@@ -93,7 +93,7 @@ _BY_ERRNO: dict[int, tuple[str, int, str]] = {
 
 
 def of_error(error: BaseException) -> Failure:
-    """What to tell of anything that a command let through."""
+    """Return the failure for any exception that a command let through."""
     limit = _limit(error)
     if limit is not None:
         return limit
@@ -116,7 +116,7 @@ def of_error(error: BaseException) -> Failure:
 
 
 def without_passwords(text: str) -> str:
-    """What is said ends in the logs of others: URLs are quoted without the passwords in them."""
+    """Hide the passwords in URLs: output ends in the logs of others."""
     if "://" not in text:
         return text
     from dsv.values.secrets import hide_in_urls
@@ -125,9 +125,9 @@ def without_passwords(text: str) -> str:
 
 
 def _limit(error: BaseException) -> Failure | None:
-    """What to tell of an error that has its cause in a limit of the process; None for any other.
+    """Return the failure for an error that a limit of the process has caused; None for any other.
 
-    However a part of dsv took the system's answer ("the store can't be reached"), trying again would meet the limit.
+    Trying again would meet the limit, even if a part of dsv reported it as "the store can't be reached".
     """
     reason = next(filter(None, map(_exhausted, _causes(error))), None)
     if reason is None:
@@ -142,7 +142,7 @@ def _limit(error: BaseException) -> Failure | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from, each once: an error that is raised again may close a circle."""
+    """Yield the error and what it was raised from, each once: an error that is raised again may close a circle."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -152,7 +152,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _exhausted(error: BaseException) -> tuple[str, str] | None:
-    """What there was no more of, and how to see the limit."""
+    """Return the resource that ran out, and how to see its limit."""
     if isinstance(error, OSError):
         return _LIMITS.get(error.errno) if error.errno is not None else None
     text = str(error)
@@ -175,5 +175,5 @@ def _name(filename: object) -> str:
 
 
 def _line(text: str) -> str:
-    """A message with control characters escaped, so that no name breaks a line. Lists of paths keep their lines."""
+    """Escape control characters, so that no name breaks a line. Lists of paths keep their lines."""
     return "\n".join(printable(part) for part in text.splitlines()) or text

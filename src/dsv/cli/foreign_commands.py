@@ -72,8 +72,9 @@ NOT_YET: dict[str, str] = {
 
 
 def misspelt(name: str, names: Iterable[str]) -> str | None:
-    """The one of the names that was probably meant: it is spelled much like `name`, and begins like it, or two letters
-    have changed places. None if there is none.
+    """Return the one of the names that was probably meant, or None.
+
+    It is spelled much like `name`, and begins like it, or two letters have changed places.
     """
     for close in get_close_matches(name, names, 3, 0.65):
         if close[0] == name[0] or sorted(close) == sorted(name):
@@ -82,7 +83,7 @@ def misspelt(name: str, names: Iterable[str]) -> str | None:
 
 
 def hint_for(name: str) -> str | None:
-    """What to type instead of a command that isn't there; None for a name that says nothing."""
+    """Return the hint for a command of another tool; None if the name says nothing."""
     if name in NOT_YET:
         return f"dsv can't yet {NOT_YET[name]}"
     return OTHER_NAMES.get(name)

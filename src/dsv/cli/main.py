@@ -13,7 +13,7 @@ from dsv import __version__
 
 
 def main() -> int:
-    """Runs the command line of this process and returns its exit code."""
+    """Run the command line of this process and return its exit code."""
     _speak_utf8()
     arguments = sys.argv[1:]
     if "_DSV_COMPLETE" in os.environ:
@@ -42,10 +42,10 @@ def main() -> int:
 
 
 def _speak_utf8() -> None:
-    """Starts this program again if the locale has Python take names of files for something else than UTF-8.
+    """Start this program again if the locale has Python take names of files for something else than UTF-8.
 
-    Every name in a dataset is UTF-8, and so is what a person types, whatever LC_ALL says. It can't be changed in a
-    running process. The environment stays as it is, for jobs.
+    Every name in a dataset is UTF-8, and so is what people type, whatever LC_ALL says. It can't be changed in a running
+    process. The environment stays as it is, for jobs.
     """
     if sys.getfilesystemencoding() == "utf-8" or "utf8" in sys._xoptions or not sys.executable:
         return
@@ -54,7 +54,7 @@ def _speak_utf8() -> None:
 
 
 def _columns(stream: int) -> int:
-    """Of the terminal that help is for, or 80."""
+    """Return the width of the terminal that help is for, or 80."""
     try:
         return os.get_terminal_size(stream).columns or 80
     except OSError:

@@ -28,7 +28,7 @@ class ReaderGone(Exception):
 
 
 class Output:
-    """Collects what a command prints. `publish` sends it; without that, nothing is shown."""
+    """Collects the output of a command. `publish` sends it; without that, nothing is shown."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
@@ -42,7 +42,7 @@ class Output:
         self.write(text.encode("utf-8", "surrogateescape") + b"\n")
 
     def write(self, data: bytes) -> None:
-        """Raises `ReaderGone` once streaming."""
+        """Collect data, or send it while streaming. Raises `ReaderGone`."""
         if self._streaming:
             self._send(data)
             return
@@ -55,16 +55,16 @@ class Output:
                 self._spill()
 
     def stream(self) -> None:
-        """Sends what is held, and what follows as it comes."""
+        """Send what is held, and from now on everything at once."""
         self.publish()
         self._streaming = True
 
     def stream_when_large(self) -> None:
-        """What exceeds the memory for it is sent as it comes: contents may be larger than a disk."""
+        """Send what exceeds the memory for it at once: contents may be larger than a disk."""
         self._may_stream = True
 
     def publish(self) -> None:
-        """Sends everything. Raises `ReaderGone`, or `OSError` where stdout can't take it."""
+        """Send everything. Raises `ReaderGone`, or `OSError` if stdout can't take it."""
         if self._file is not None:
             self._file.seek(0)
             while data := self._file.read(1 << 20):
@@ -75,7 +75,6 @@ class Output:
         self._send(b"".join(held))
 
     def discard(self) -> None:
-        """Forgets what is held."""
         self._held, self._size = [], 0
         if self._file is not None:
             self._file.close()
@@ -113,19 +112,19 @@ class Output:
 
 
 def to_json(value: Mapping[str, object], *, indent: bool = False) -> str:
-    """ASCII, so that a name that is no UTF-8 still makes valid JSON; keys in the order given."""
+    """Return ASCII, so that a name that is not UTF-8 still makes valid JSON; keys keep their order."""
     return json.dumps(value, indent=2 if indent else None)
 
 
 def document(fields: Mapping[str, object]) -> dict[str, object]:
-    """One document for stdout."""
+    """Add the version of the schema."""
     return {"schema": SCHEMA, **fields}
 
 
 def write_items(
     out: Output, items: Iterable[Mapping[str, object]], head: Mapping[str, object] | None = None
 ) -> None:
-    """One document whose `items` are written as they come; a million of them never exist at once."""
+    """Write one document whose `items` are written one by one: a million of them never exist at once."""
     out.write(to_json(document(head or {}))[:-1].encode() + b', "items": [')
     first = True
     for item in items:
@@ -135,7 +134,6 @@ def write_items(
 
 
 def rfc3339(time_ms: float | None) -> str | None:
-    """As in `units`, or null."""
     return None if time_ms is None else units.rfc3339(time_ms)
 
 
@@ -184,14 +182,14 @@ def _plain(value: object, keys: Iterable[str] = ()) -> object:
 
 
 def local_time(time_ms: float | None) -> str:
-    """For people: `2026-11-20 14:21`, in the time zone of the process, or a dash."""
+    """Return a time for people, `2026-11-20 14:21` in the time zone of the process, or a dash."""
     if time_ms is None:
         return "-"
     return f"{units.utc(time_ms).astimezone():%Y-%m-%d %H:%M}"
 
 
 def path_counts(created: int, replaced: int, removed: int) -> str:
-    """What became of a workspace's files, for people."""
+    """Return the changes to a workspace's files for people."""
     return f"{units.format_count(created, 'file')} added, {replaced:,} replaced, {removed:,} removed"
 
 
@@ -214,13 +212,13 @@ CACHED_KEYS = {
 
 
 def from_caches(files: int, size: int) -> str:
-    """What came from caches, as an end of a sentence; nothing if that was nothing."""
+    """Return what came from caches as the end of a sentence, which is empty if that was nothing."""
     came = f"{units.format_count(files, 'file')}, {units.format_bytes(size)}"
     return f"; from a cache here: {came}" if files else ""
 
 
 def printable(text: str | bytes) -> str:
-    """A name without its power over a terminal: control characters as escapes such as `\\n` or `\\x1b`."""
+    """Return a name that has no power over a terminal: with escapes for control characters."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
     if text.isprintable():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Tests build their own; `of_process` is the real one."""
+    """The environment of a process. Tests build their own."""
 
     environ: Mapping[str, str]
     stdout: BinaryIO
@@ -31,12 +31,12 @@ class Surroundings:
 
     @property
     def colour(self) -> bool:
-        """https://no-color.org: any value that isn't empty turns colour off."""
+        """Follow https://no-color.org: any value that isn't empty turns colour off."""
         return not self.environ.get("NO_COLOR") and not self.is_dumb
 
     @property
     def is_dumb(self) -> bool:
-        """The terminal understands no escape codes, so nothing can be drawn over."""
+        """Check that the terminal understands no escape codes, so nothing can be drawn over."""
         return self.environ.get("TERM") == "dumb"
 
     @property
@@ -48,7 +48,7 @@ class Surroundings:
         return Ink(self.stderr_is_terminal and self.colour)
 
     def columns(self) -> int:
-        """Of the terminal, or 80."""
+        """Return the width of the terminal, or 80."""
         if self.width is not None:
             return self.width
         named = self.environ.get("COLUMNS", "")
@@ -65,9 +65,7 @@ class Surroundings:
 
 
 class _Lossy(io.FileIO):
-    """Drops what it can't take. A log on a full disk, a reader who has gone, or one who does not read a pipe that must
-    not block, changes no result and no exit code.
-    """
+    """Drops what it can't take: a full disk, or a reader that doesn't read, changes no result and no exit code."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -78,7 +76,7 @@ class _Lossy(io.FileIO):
 
 
 def of_process() -> Surroundings:
-    """The surroundings of this process. stdout is unbuffered: what is written has been written."""
+    """Return the surroundings of this process. stdout is unbuffered."""
     _occupy_closed_descriptors()
     # Names that are no UTF-8 leave as the bytes they came as.
     if isinstance(sys.stderr, io.TextIOWrapper):
@@ -94,7 +92,7 @@ def of_process() -> Surroundings:
 
 
 def _occupy_closed_descriptors() -> None:
-    """A caller may have closed 0, 1 or 2; the next file opened would get that number, and our messages."""
+    """Open descriptors that the caller has closed: the next file would get that number, and our messages."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

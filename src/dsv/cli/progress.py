@@ -47,7 +47,7 @@ class Meter:
         self._lock = threading.Lock()
 
     def start(self, total_files: int | None = None, total_bytes: int | None = None) -> None:
-        """Begins a count, again for each phase; totals are None where they aren't known."""
+        """Begin a count, again for each phase; totals are None if they aren't known."""
         with self._lock:
             self.total_files, self.total_bytes = total_files, total_bytes
             self.files = self.bytes = self.transferred = 0
@@ -62,7 +62,7 @@ class Meter:
             self._tick()
 
     def note(self, text: str) -> None:
-        """A line for the person who waits."""
+        """Show a line for people."""
         with self._lock:
             self.say(text)
 
@@ -95,12 +95,12 @@ class Meter:
 
     @property
     def rate(self) -> float:
-        """Bytes a second since this phase began."""
+        """Return bytes a second since this phase began."""
         return self.bytes / max(self._clock() - self._phase, 1e-3)
 
     @property
     def seconds_left(self) -> float | None:
-        """From the bytes where their total is known, else from the files; None where neither tells."""
+        """Estimate from the bytes if their total is known, else from the files; None if neither is known."""
         elapsed = self._clock() - self._phase
         if self.total_bytes and self.bytes:
             return max(0.0, elapsed * (self.total_bytes / self.bytes - 1))
@@ -109,7 +109,7 @@ class Meter:
         return None
 
     def summary(self, room: int | None = None) -> str:
-        """`1,200 of 50,000 files, 9.80 MB of 400 MB, 9.30 MB/s, 42 s left`; less of it in little room."""
+        """Return `1,200 of 50,000 files, 9.80 MB of 400 MB, 9.30 MB/s, 42 s left`, or less of it in little room."""
         total_files = None if self.total_files is None else f"{self.total_files:,}"
         total_bytes = None if self.total_bytes is None else format_bytes(self.total_bytes)
         files = _of(f"{self.files:,}", total_files) + " files"
@@ -127,7 +127,7 @@ class Meter:
 
 
 class Lines(Meter):
-    """For logs and CI: a line every ten seconds."""
+    """Prints a line every ten seconds, for logs and CI."""
 
     every = LINE_SECONDS
 
@@ -139,7 +139,7 @@ class Lines(Meter):
 
 
 class JsonLines(Meter):
-    """For programs: an object a second, one at the end, and one per note."""
+    """Prints an object a second, one at the end, and one per note, for programs."""
 
     every = JSON_SECONDS
     _closed = False
@@ -173,7 +173,7 @@ class JsonLines(Meter):
 
 
 class Bar(Meter):
-    """For a terminal: one line, redrawn; gone when the command ends."""
+    """Redraws one line on a terminal, and removes it at the end."""
 
     every = BAR_SECONDS
 

@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Style:
-    """What a text is, as the code of its colour. They are the colours that git and most others use."""
+    """The codes of colours, which are those of git and most others."""
 
     HEADING: Final = "1"
     NAME: Final = "1"
@@ -32,7 +32,7 @@ class Ink:
     on: bool
 
     def paint(self, style: str, text: str) -> str:
-        """`text` must be printable already: what is painted has escape codes."""
+        """Add the codes to text that is printable already."""
         return f"\x1b[{style}m{text}\x1b[0m" if self.on and text else text
 
 

@@ -17,13 +17,15 @@ NARROWEST = 8
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`right` aligns numbers. `keep` is never shortened in a narrow window: ids and names to copy. `exact`: the title
-    is somebody's own word, and is not written in capitals."""
+    """A column of a table."""
 
     title: str
     right: bool = False
+    """Align numbers."""
     keep: bool = False
+    """Never shorten, in a narrow window either: ids and names to copy."""
     exact: bool = False
+    """The title is somebody's own word, and is not written in capitals."""
 
     @classmethod
     def parse(cls, text: str) -> Column:
@@ -65,7 +67,7 @@ def write_table(
 
 
 def width(text: str) -> int:
-    """Columns that a terminal needs for it: two for East Asian wide characters, none for combining marks."""
+    """Return the columns that a terminal needs: two for East Asian wide characters, none for combining marks."""
     if text.isascii():
         return len(text)
     return sum(
@@ -74,7 +76,7 @@ def width(text: str) -> int:
 
 
 def shortened(text: str, room: int) -> str:
-    """At most `room` columns wide, with an ellipsis where something went."""
+    """Return at most `room` columns, with an ellipsis if something went."""
     if width(text) <= room:
         return text
     kept, used = [], 0
@@ -87,7 +89,7 @@ def shortened(text: str, room: int) -> str:
 
 
 def _fitted(widths: Sequence[int], columns: Sequence[Column], room: int) -> list[int] | None:
-    """The widths, made smaller where columns may be shortened, widest first; None where that isn't enough."""
+    """Make columns smaller that may be shortened, widest first. Returns None if that isn't enough."""
     fitted = list(widths)
     excess = sum(fitted) + len(GAP) * (len(fitted) - 1) - room
     while excess > 0:
@@ -116,7 +118,7 @@ def _write_stacked(
     rows: Sequence[Sequence[str]],
     details: Sequence[Sequence[str]],
 ) -> None:
-    """For windows too narrow for the table: each row as a block, one value a line."""
+    """Write each row as a block, one value a line, for windows too narrow for the table."""
     titles = [printable(column.title) for column in columns]
     longest = max(map(width, titles[1:]))
     for number, row in enumerate(rows):

@@ -150,7 +150,7 @@ def _limits(protect: str | None, only_merge: bool, who: list[str] | None, max_re
 
 
 def _named(option: str, text: str, dataset: str | None, more: str) -> BranchPath:
-    """A branch behind an option, and perhaps its dataset behind that, as `dsv tag --delete` takes it."""
+    """Return the branch of an option, with its dataset if one follows, as `dsv tag --delete` takes it."""
     path = BranchPath.parse(text)
     if more or (dataset is not None and path.dataset is not None):
         raise UsageError(

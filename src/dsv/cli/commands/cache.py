@@ -107,7 +107,7 @@ def cache(
 
 
 def _hold(hold: str | None, environ: Mapping[str, str]) -> tuple[float | None, str | None]:
-    """Seconds, and the batch job that holds. Slurm tells its jobs when they will be over."""
+    """Return the seconds of the hold, and the batch job: Slurm tells its jobs when they will end."""
     job = environ.get("SLURM_JOB_ID") or None
     if hold is not None:
         return parse_duration(hold), job

@@ -159,7 +159,7 @@ def _write_items(call: Call, report: CachedReport) -> None:
 
 
 def _details(item: CachedItem) -> list[str]:
-    """What a table has no room for: the parts that were asked for, and every claim."""
+    """Return the lines below a row of the table: the selected parts, and who uses or holds the commit."""
     lines = []
     if item.selection:
         lines.append(f"only {', '.join(item.selection)}")
@@ -224,9 +224,9 @@ SHOWN = 20
 
 
 def check_cache(call: Call, targets: Sequence[Target], *, repair: bool | None) -> None:
-    """Raises `IntegrityError` if something is still wrong.
+    """Check cached commits. Raises `IntegrityError` if something is still wrong.
 
-    repair: None replaces what is wrong; True also removes what was never committed; False changes nothing.
+    With `repair`, None replaces what is wrong, True also removes what was never committed, and False changes nothing.
     """
     from dsv.api.cache_check import check
 

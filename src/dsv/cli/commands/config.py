@@ -85,7 +85,7 @@ def _without_password(setting: Setting) -> Setting:
 
 
 def _names(settings: Settings) -> Setting | None:
-    """Where the names of the store in effect are; None if it has them itself, or there is no such store."""
+    """Return where the names of the store in effect are; None if it has them itself, or there is no such store."""
     try:
         return settings.place_of_names()
     except (UsageError, NotFound):
@@ -154,7 +154,7 @@ def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None
 
 
 def _warn(call: Call, key: str, value: str, path: str) -> None:
-    """What keeps the new value from having an effect. The file is written, so none of it is a failure."""
+    """Warn if the new value has no effect. The file is written, so this is no failure."""
     try:
         effective = call.settings.get(key)
     except UsageError as error:
@@ -174,7 +174,7 @@ def _warn(call: Call, key: str, value: str, path: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replaces the file as a whole, through a symlink to where it really lies, with the mode it had."""
+    """Replace the file that a symlink may lead to, and keep its mode."""
     real = path.resolve()
     if real.exists() and not real.is_file():
         raise UsageError(

@@ -55,7 +55,7 @@ def demo(
 
 
 def _writable(folder: object) -> None:
-    """Cached folders may be read-only, and then their files can't be removed."""
+    """Make folders writable: cached ones may be read-only, and then their files can't be removed."""
     for root, folders, _ in os.walk(str(folder)):
         for name in folders:
             path = os.path.join(root, name)  # noqa: PTH118 (os.walk deals in strings)
@@ -105,7 +105,7 @@ class Step:
 
 
 class Tour:
-    """Types commands, shows what they print, and remembers it. `show` gets a line at a time."""
+    """Runs commands, shows their output line by line, and remembers it."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str], show: Callable[[str], None]) -> None:
         self.folder = folder
@@ -123,7 +123,7 @@ class Tour:
         }
 
     def take(self, engine: str | None) -> None:
-        """All of it. Raises `DsvError` where a command fails."""
+        """Take all of the tour. Raises `DsvError` if a command fails."""
         chosen = choose_engine(engine, self._environ)
         self.workspace.mkdir()
         make_pictures(self.workspace)
@@ -195,7 +195,7 @@ class Tour:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """How the tour's jobs are run: options of `dsv run`, and what to say about it."""
+    """The options of `dsv run` for the tour's jobs, and a sentence about them."""
 
     options: tuple[str, ...]
     note: str
@@ -207,7 +207,10 @@ PROCESS = Engine(
 
 
 def choose_engine(name: str | None, environ: Mapping[str, str]) -> Engine:
-    """The best engine that has an image with a shell and starts it, else a process. Raises `LaunchError`."""
+    """Return the best engine that has an image with a shell and starts it, or else processes.
+
+    Raises `LaunchError` if the named one can't.
+    """
     if name == "process":
         return Engine(PROCESS.options, "The jobs are plain processes.")
     refused = ""
@@ -233,7 +236,7 @@ def choose_engine(name: str | None, environ: Mapping[str, str]) -> Engine:
 
 
 def local_image(program: str, environ: Mapping[str, str]) -> str | None:
-    """The name of an image that lies on this machine, the best known first."""
+    """Return the name of an image on this machine, the best known first."""
     listed, refused = _ask([program, "images", "--format", "{{.Repository}}:{{.Tag}}"], environ)
     names = [] if refused else listed.split()
     for known in KNOWN_IMAGES:
@@ -245,7 +248,7 @@ def local_image(program: str, environ: Mapping[str, str]) -> str | None:
 
 
 def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str]:
-    """What a program prints, and why it failed: empty where it didn't."""
+    """Return the output of a program, and why it failed, which is empty if it didn't."""
     try:
         done = subprocess.run(
             argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=ASK_SECONDS, check=False
@@ -258,7 +261,7 @@ def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def make_pictures(folder: Path) -> None:
-    """The same bytes every time."""
+    """Write the same pictures every time."""
     for name, shape in SHAPES.items():
         (folder / name).mkdir()
         for number in range(PER_CLASS):
@@ -266,7 +269,7 @@ def make_pictures(folder: Path) -> None:
 
 
 def draw(path: Path, shape: Shape, seed: int) -> None:
-    """A shape a little off the middle, over noise, as plain PGM."""
+    """Draw a shape a little off the middle, over noise, as plain PGM."""
     state = seed * 7919 + len(path.parent.name)
     centre = SIDE // 2 + seed % 3 - 1
     rows = []

@@ -16,7 +16,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import PATHS, command, option
 from dsv.cli.failure import of_error
 from dsv.cli.options.arguments import All, ExitCode, JsonLines, Offline, commit_target, dataset_paths, one_of
-from dsv.cli.output import printable, to_item, to_json
+from dsv.cli.output import printable, to_item
 from dsv.cli.style import Ink, Style
 from dsv.cli.views import differences as told
 from dsv.diff.lines import decode_text, diff_lines, split_lines
@@ -24,7 +24,6 @@ from dsv.diff.renames import Difference
 from dsv.diff.summary import Summary
 from dsv.diff.tables import LARGEST, TableDiff, diff_tables, is_table, require_pyarrow
 from dsv.errors import DsvError, Unsupported, UsageError
-from dsv.format.tree import Entry
 from dsv.values.names import Target
 
 ON_SCREEN = 50
@@ -128,24 +127,22 @@ def diff(
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """Which contents to show. key: the columns that name a row. failed: one error for each file that was skipped."""
+    """Which contents to show."""
 
     text: bool = False
     table: bool = False
     key: tuple[str, ...] = ()
+    """Columns that name a row."""
     failed: list[DsvError] = field(default_factory=list)
+    """One error for each file that was skipped."""
 
     @property
     def exit_code(self) -> int:
-        """That of the first file that could not be compared; 0 if all could."""
+        """Return that of the first file that could not be compared; 0 if all could."""
         return self.failed[0].exit_code if self.failed else 0
 
-    @property
-    def any(self) -> bool:
-        return self.text or self.table
-
     def check(self) -> None:
-        """Raises `UsageError`, and `Unsupported` if tables can't be read here."""
+        """Raise `UsageError`, or `Unsupported` if tables can't be read here."""
         if self.key and not self.table:
             raise UsageError("--key is for --table", subject="--key", hint="dsv diff --table --key COLUMN")
         if self.table:
@@ -174,7 +171,7 @@ def _write(call: Call, found: Comparison, *, summed: bool, dirs: int | None) -> 
 
 
 def _say(call: Call, found: Comparison) -> None:
-    """Notes for people."""
+    """Print notes for people."""
     for problem in found.problems:
         call.warn(f"not compared: {problem}")
     if found.note is not None:
@@ -195,28 +192,23 @@ def _write_json(
     call: Call, found: Comparison, shown: _Shown, *, lines: bool, summed: bool, dirs: int | None
 ) -> None:
     summary = Summary(found.found.differences)
-    if summed:
-        folders = map(told.folder_item, summary.by_folder(dirs))
-        if lines:
-            for folder in folders:
-                call.out.line(to_json(folder))
-        else:
-            call.document({**_head(found, summary), "folders": list(folders)})
-        return
-    items = _items(call, found, shown)
-    if lines:
-        for each in items:
-            call.out.line(to_json(each))
+    folders = map(told.folder_item, summary.by_folder(dirs)) if summed else None
+    if folders is not None and not lines:
+        call.document({**_head(found, summary), "folders": list(folders)})
     else:
-        call.items(items, _head(found, summary))
+        call.items(
+            _items(call, found, shown) if folders is None else folders, _head(found, summary), lines=lines
+        )
 
 
 def _items(call: Call, found: Comparison, shown: _Shown) -> Iterator[dict[str, object]]:
-    if not shown.any:
-        yield from map(told.item, found.found.differences)
-        return
-    for one, extra in _contents_items(call, found, shown):
-        yield {**told.item(one), **extra}
+    for one, lines, table in _compared(call, found, shown):
+        item = told.item(one)
+        if shown.text:
+            item["lines"] = lines
+        if shown.table:
+            item["table"] = None if table is None else table.document()
+        yield item
 
 
 def _head(found: Comparison, summary: Summary) -> dict[str, object]:
@@ -233,7 +225,7 @@ def _head(found: Comparison, summary: Summary) -> dict[str, object]:
 
 
 def _write_contents(call: Call, found: Comparison, shown: _Shown) -> None:
-    """Each difference as a line of its own, with how its contents differ below it."""
+    """Print each difference, with how its contents differ below it."""
     ink = call.around.stdout_ink
     for one, lines, table in _compared(call, found, shown):
         call.out.line(told.line(one, ink))
@@ -247,23 +239,12 @@ def _write_contents(call: Call, found: Comparison, shown: _Shown) -> None:
                 call.out.line(each)
 
 
-def _contents_items(
-    call: Call, found: Comparison, shown: _Shown
-) -> Iterator[tuple[Difference, dict[str, object]]]:
-    """Each difference with what a JSON item has of its contents besides."""
-    for one, lines, table in _compared(call, found, shown):
-        if shown.text:
-            yield one, {"lines": None if lines is None else list(lines)}
-        else:
-            yield one, {"table": None if table is None else table.document()}
-
-
 def _compared(
     call: Call, found: Comparison, shown: _Shown
 ) -> Iterator[tuple[Difference, list[str] | None, TableDiff | None]]:
-    fits = _fits_text if shown.text else _fits_table
-    chosen = [one for one in found.found.differences if fits(one)]
-    contents = found.contents(chosen)
+    """Yield each difference, with how its contents differ if they are to be compared."""
+    chosen = [one for one in found.found.differences if _fits(one, shown)]
+    contents = found.contents(chosen) if chosen else iter(())
     readable = {id(one) for one in chosen}
     for one in found.found.differences:
         if id(one) not in readable:
@@ -279,7 +260,7 @@ def _compared(
 def _table(
     call: Call, one: Difference, before: bytes | None, after: bytes | None, shown: _Shown, *, alone: bool
 ) -> TableDiff | None:
-    """How a table differs. If it is one of several, what is wrong with it is told, and the others are compared."""
+    """Compare a table. If it is one of several and can't be compared, complain and skip it."""
     try:
         return diff_tables(one.path, before, after, shown.key)
     except (Unsupported, UsageError) as error:
@@ -290,23 +271,15 @@ def _table(
         return None
 
 
-def _fits_text(one: Difference) -> bool:
-    return (
-        one.what.value in ("added", "removed") or one.content_changed if _small(one, LARGEST_TEXT) else False
-    )
-
-
-def _fits_table(one: Difference) -> bool:
-    return is_table(one.path) and one.content_changed and _small(one, LARGEST)
-
-
-def _small(one: Difference, limit: int) -> bool:
+def _fits(one: Difference, shown: _Shown) -> bool:
+    """Check that the contents of a file are to be compared."""
+    limit = LARGEST_TEXT if shown.text else LARGEST
     sides = [entry for entry in (one.before, one.after) if entry is not None]
-    return all(_is_file_up_to(entry, limit) for entry in sides)
-
-
-def _is_file_up_to(entry: Entry, limit: int) -> bool:
-    return entry.is_file and entry.size <= limit
+    if not all(entry.is_file and entry.size <= limit for entry in sides):
+        return False
+    if shown.text:
+        return one.what.value in ("added", "removed") or one.content_changed
+    return shown.table and is_table(one.path) and one.content_changed
 
 
 def _lines(before: bytes, after: bytes) -> list[str] | None:
@@ -315,7 +288,7 @@ def _lines(before: bytes, after: bytes) -> list[str] | None:
 
 
 def _painted(text: str, ink: Ink) -> str:
-    """Text with control characters escaped, all but tabs."""
+    """Return text with control characters escaped, all but tabs."""
     safe = "\t".join(printable(part) for part in text.split("\t"))
     style = _STYLES.get(text[:1])
     return safe if style is None else ink.paint(style, safe)

@@ -41,7 +41,7 @@ def doctor(call: Call) -> int:
 
 
 def show(call: Call, findings: Iterable[Finding]) -> int:
-    """Each as soon as it is found. Gives the exit code."""
+    """Print each finding as soon as it is there, and return the exit code."""
     found: list[Finding] = []
     for finding in findings:
         found.append(finding)
@@ -65,7 +65,7 @@ def _write(call: Call, finding: Finding) -> None:
 
 
 def _wrapped(call: Call, text: str) -> list[str]:
-    """In lines that fit on the terminal, broken between words alone; at least one."""
+    """Return the text in lines that fit the terminal, broken between words only."""
     text = printable(text)
     if not call.around.stdout_is_terminal:
         return [text]

@@ -13,7 +13,7 @@ from dsv.api.log import log as read_log
 from dsv.cli.call import Call
 from dsv.cli.declare import PATHS, command, option, text, whole
 from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, commit_target, dataset_paths, one_of
-from dsv.cli.output import printable, to_item, to_json
+from dsv.cli.output import printable, to_item
 from dsv.cli.views.history import COMMIT_KEYS, MOVE_KEYS, Graph, commit_line, commit_lines, show_moves
 from dsv.errors import UsageError
 from dsv.values.names import Target
@@ -142,11 +142,8 @@ def log(
             graph=graph,
         )
         with read_log(context, wanted, query) as items:
-            if jsonl:
-                for item in items:
-                    call.out.line(to_json(_item(item)))
-            elif call.json:
-                call.items(map(_item, items))
+            if jsonl or call.json:
+                call.items(map(_item, items), lines=jsonl)
             else:
                 _write(call, items, Graph() if graph else None, oneline=oneline)
 
@@ -184,7 +181,7 @@ def _item(item: LogItem) -> dict[str, object]:
 
 
 def _write(call: Call, items: Iterable[LogItem], graph: Graph | None, *, oneline: bool) -> None:
-    """With a graph each line of text has its part of the drawing before it."""
+    """Print the commits; with a graph each line of text has its part of the drawing before it."""
     first = True
     for item in items:
         lines = _lines(call, item, oneline=oneline)

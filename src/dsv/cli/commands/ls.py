@@ -8,7 +8,7 @@ from dsv.api.ls_cat import ls as list_entries
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, one_of
-from dsv.cli.output import printable, to_json
+from dsv.cli.output import printable
 from dsv.format.tree import Entry, Kind
 from dsv.values.names import Target
 
@@ -49,11 +49,8 @@ def ls(
     """
     one_of(json=call.json, jsonl=jsonl, long=long)
     with call.context(offline=offline) as context, list_entries(context, Target.parse(target)) as entries:
-        if jsonl:
-            for entry in entries:
-                call.out.line(to_json(_item(entry)))
-        elif call.json:
-            call.items(map(_item, entries))
+        if jsonl or call.json:
+            call.items(map(_item, entries), lines=jsonl)
         else:
             show = _long if long else _path
             for entry in entries:

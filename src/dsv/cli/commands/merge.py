@@ -308,7 +308,7 @@ def _counts(counts: MergeCounts) -> str:
 
 
 def _tell_workspace(call: Call, here: Pulled | DsvError | None) -> None:
-    """Tell of the update of the workspace that follows the branch."""
+    """Report the update of the workspace that follows the branch."""
     if isinstance(here, DsvError):
         call.warn("the commit is published, but this workspace was not updated; dsv pull updates it")
         call.complain(of_error(here))

@@ -206,7 +206,7 @@ def mv(
 
 
 def _new_path(target: Target, typed: str, first: str) -> bytes:
-    """A path; with a colon it is a target's, in the same dataset and branch."""
+    """Return the new path. With a colon it is a target in the same dataset and branch."""
     if ":" not in typed:
         return typed.encode("utf-8", "surrogateescape")
     named = Target.parse(typed)
@@ -321,7 +321,7 @@ def _one_dataset(verb: str, words: Sequence[str]) -> tuple[Target, list[bytes]]:
 
 
 def show_edited(call: Call, done: Edited, *, dry_run: bool, more: Mapping[str, object] | None = None) -> None:
-    """more: further keys of the JSON document."""
+    """Print the result of edits. `more` are further keys of the JSON document."""
     for problem in done.skipped:
         call.warn(f"left out {problem}")
     counts = {what: done.count(what) for what in ("added", "changed", "moved", "removed")}

@@ -111,7 +111,7 @@ def _changes(found: Status) -> Iterator[tuple[bytes, str]]:
 
 
 def _joined(found: Status) -> list[tuple[bytes, str]]:
-    """The changes, with a renamed file as one of them, at its new path."""
+    """Return the changes, with a renamed file as one of them, at its new path."""
     gone = set(found.renamed.values())
     return [
         (path, "renamed" if path in found.renamed else change)
@@ -222,7 +222,7 @@ def by_folder(
 
 
 def _size(path: bytes) -> int:
-    """Of what is there now; what went since it was looked at has none."""
+    """Return the size of a file, or 0 if it has gone meanwhile."""
     try:
         return os.lstat(path).st_size
     except OSError:
@@ -230,7 +230,7 @@ def _size(path: bytes) -> int:
 
 
 def _fields(found: Status, typed: Sequence[str]) -> dict[str, object]:
-    """Return the keys of the JSON document that no attribute of the status is named like."""
+    """Return the keys of the JSON document that are not attributes of the status."""
     branch, sync = found.branch, found.sync
     return {
         "position": branch.position,
@@ -303,7 +303,7 @@ def _place(found: Status) -> str:
 
 
 def _asked(found: Status) -> str:
-    """When the store was asked: others may have published since."""
+    """Return when the store was asked: others may have published since."""
     asked = found.branch.asked_ms
     if asked is None:
         return ""

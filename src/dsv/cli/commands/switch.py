@@ -69,7 +69,7 @@ def switch(
 
 
 def _branch(context: Context, name: str) -> BranchName:
-    """A branch of the workspace's dataset, named with it or without."""
+    """Return a branch of the workspace's dataset, named with the dataset or without."""
     path = BranchPath.parse(name)
     workspace = context.workspace()
     if path.dataset not in (None, workspace.dataset):

@@ -64,7 +64,7 @@ def override(force: bool, message: str | None) -> str | None:
 
 
 def commit_target(command: str, text: str) -> Target:
-    """A target that means a commit as a whole. Raises `UsageError` for one with a path in it."""
+    """Parse a target that means a whole commit. Raises `UsageError` for one with a path in it."""
     target = Target.parse(text)
     if target.path is None:
         return target
@@ -77,7 +77,7 @@ def commit_target(command: str, text: str) -> Target:
 
 
 def one_of(**given: object) -> None:
-    """Raises `UsageError` if more than one of these options was given; they are named by their keywords."""
+    """Raise `UsageError` if more than one of these options was given; the keywords are their names."""
     named = [f"--{name}" for name, value in given.items() if value]
     if len(named) > 1:
         raise UsageError(
@@ -86,16 +86,16 @@ def one_of(**given: object) -> None:
 
 
 def workspace_paths(workspace: Workspace, typed: Sequence[str]) -> tuple[bytes, ...]:
-    """Relative to the workspace's root; the root itself is the empty path. Raises `UsageError`."""
+    """Return paths relative to the workspace's root, which is the empty path itself. Raises `UsageError`."""
     return tuple(_inside(workspace, text) for text in typed)
 
 
 def dataset_paths(
     context: Context, typed: Sequence[str], targets: Sequence[Target | None] = ()
 ) -> tuple[bytes, ...]:
-    """Paths of the dataset that the targets name. If it is the workspace's, they are relative to the working directory.
+    """Return paths of the dataset that the targets name. Raises `UsageError`.
 
-    Raises `UsageError`.
+    If it is the workspace's, the typed ones are relative to the working directory.
     """
     workspace = context.workspace_or_none() if typed else None
     named = {target.dataset for target in targets if target is not None and target.dataset is not None}

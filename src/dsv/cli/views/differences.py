@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from dsv.cli.declare import option, whole
 from dsv.cli.output import printable
 from dsv.cli.style import CHANGES
-from dsv.cli.table import Column, width
+from dsv.cli.table import width
 from dsv.diff.summary import OTHERS
 from dsv.format.tree import Kind
 from dsv.repo.tree.diff import What
@@ -31,6 +31,7 @@ KIND_WORDS = {
 }
 _MODES = {Kind.FILE: "644", Kind.EXECUTABLE: "755"}
 _LETTERS = {What.ADDED: "A", What.REMOVED: "D", What.CHANGED: "M", What.RETYPED: "T", What.RENAMED: "R"}
+_COUNTED = ("added", "changed", "renamed", "removed")
 ITEM_KEYS = {
     "items.path": "a path that differs; of what was removed, the path that it had",
     "items.change": "added, removed, changed, renamed, or retyped (a file became a symlink, say)",
@@ -71,7 +72,7 @@ NameStatus = Annotated[bool, option("--name-status", "Print git's letters (A D M
 
 
 def name_status(one: Difference) -> str:
-    """As git prints it: the letter, for a rename with the percents, and the paths, between tabs."""
+    """Return a line as git prints it: letter, percents of a rename, and paths, between tabs."""
     letter = _LETTERS[one.what]
     if one.what is What.RENAMED and one.old_path is not None:
         return f"{letter}{one.similarity:03}\t{printable(one.old_path)}\t{printable(one.path)}"
@@ -79,22 +80,17 @@ def name_status(one: Difference) -> str:
 
 
 def line(one: Difference, ink: Ink) -> str:
-    """The difference in a line for people."""
+    """Return the difference in a line for people."""
     return ink.paint(CHANGES[one.what.value], f"{one.what.value:<8}") + f"  {_paths(one)}{_details(one)}"
 
 
 def long_lines(one: Difference) -> list[str]:
-    """What the two sides are, if their contents are not to be shown line by line."""
-    rows = [
-        ("kind", _kind(one.before), _kind(one.after)),
-        ("size", _size(one.before), _size(one.after)),
-        ("mode", mode(one.before), mode(one.after)),
-        ("id", _id(one.before), _id(one.after)),
-        ("target", _target(one.before), _target(one.after)),
-    ]
+    """Return what both sides are, for contents that are not shown line by line."""
+    before, after = _facts(one.before), _facts(one.after)
     lines = []
-    for name, old, new in rows:
-        if name == "id" and old and not new and _size(one.after):
+    for name in ("kind", "size", "mode", "id", "target"):
+        old, new = before.get(name), after.get(name)
+        if name == "id" and old and not new and after.get("size"):
             continue  # the file was not read: its size tells that it differs
         if old == new and old is not None and name in ("size", "id"):
             lines.append(f"  {name:<6}  {old}")
@@ -128,66 +124,56 @@ def _side(entry: Entry | None) -> dict[str, object]:
 
 
 def folder_item(row: FolderSums) -> dict[str, object]:
-    """One of the `folders` of a JSON document."""
+    """Return one of the `folders` of a JSON document."""
     return {"folder": _text(row.folder), **asdict(row.sums)}
 
 
 def sums_item(total: Sums) -> dict[str, object]:
-    """The sums of a JSON document."""
+    """Return the sums of a JSON document."""
     values = asdict(total)
     return {name: values[name] for name in SUM_KEYS}
 
 
 def write_folders(call: Call, rows: Sequence[FolderSums], total: Sums) -> None:
-    """A table with a row for each folder, and one for all of them if there are several."""
-    counted = [name for name in ("added", "changed", "renamed", "removed") if getattr(total, name)]
-    columns = [
-        Column("folder", keep=True),
-        *(Column(name, right=True, keep=True) for name in counted),
-        Column("net", right=True, keep=True),
-    ]
-    cells = [
-        _row(printable(row.folder) if row.folder != OTHERS else "others", row.sums, counted) for row in rows
-    ]
+    """Print a table with a row for each folder, and one for all of them if there are several."""
+    counted = [name for name in _COUNTED if getattr(total, name)]
+    cells = [_row(_folder(row), row.sums, counted) for row in rows]
     if len(rows) > 1:
         cells.append(_row("total", total, counted))
-    call.table(columns, cells)
+    call.table(["folder", *(f"{name}>" for name in counted), "net>"], cells)
 
 
 def folder_lines(rows: Sequence[FolderSums]) -> list[str]:
-    """As `write_folders`, a line for each folder, for where no table fits."""
-    names = [printable(row.folder) if row.folder != OTHERS else "others" for row in rows]
-    widest = max(map(width, names), default=0)
-    return [
-        f"{name}{' ' * (widest - width(name))}  {counts(row.sums)}"
-        for name, row in zip(names, rows, strict=True)
-    ]
+    """Return a line for each folder, for places where no table fits."""
+    widest = max((width(_folder(row)) for row in rows), default=0)
+    return [f"{_folder(row)}{' ' * (widest - width(_folder(row)))}  {counts(row.sums)}" for row in rows]
+
+
+def _folder(row: FolderSums) -> str:
+    return printable(row.folder) if row.folder != OTHERS else "others"
 
 
 def rename(one: Difference) -> str:
-    """`renamed from PATH (97%)`, or the word for another difference."""
+    """Return `renamed from PATH (97%)`, or the word for another difference."""
     if one.what is not What.RENAMED:
         return str(one.what.value)
-    similar = "" if one.similarity == 100 else f" ({one.similarity}%)"
-    return f"renamed from {printable(one.old_path or b'')}{similar}"
+    return f"renamed from {printable(one.old_path or b'')}{_similarity(one)}"
+
+
+def _similarity(one: Difference) -> str:
+    return "" if one.similarity == 100 else f" ({one.similarity}%)"
 
 
 def counts(total: Sums) -> str:
-    """`2 added, 1 renamed; +1.20 kB`, or `no differences`."""
-    told = [
-        f"{getattr(total, name):,} {name}"
-        for name in ("added", "changed", "renamed", "removed")
-        if getattr(total, name)
-    ]
-    if told:
-        return f"{', '.join(told)}; {signed(total.net_bytes)}"
-    return (
-        signed(total.net_bytes) if total.net_bytes else "no differences"
-    )  # files were moved out of a folder
+    """Return `2 added, 1 renamed; +1.20 kB`, or `no differences`."""
+    told = [f"{getattr(total, name):,} {name}" for name in _COUNTED if getattr(total, name)]
+    # With none of these, files were moved out of a folder.
+    net = [signed(total.net_bytes)] if told or total.net_bytes else []
+    return "; ".join([*([", ".join(told)] if told else []), *net]) or "no differences"
 
 
 def unsearched(count: int) -> str:
-    """What to tell if large files were too many."""
+    """Return a sentence about large files that were too many to compare."""
     return f"{count:,} large files were added or removed: too many to find out whether some were renamed and changed"
 
 
@@ -206,16 +192,16 @@ def _row(name: str, sums: Sums, counted: Sequence[str]) -> list[str]:
 def _paths(one: Difference) -> str:
     if one.what is not What.RENAMED or one.old_path is None:
         return printable(one.path)
-    similar = "" if one.similarity == 100 else f" ({one.similarity}%)"
-    return f"{printable(one.old_path)} => {printable(one.path)}{similar}"
+    return f"{printable(one.old_path)} => {printable(one.path)}{_similarity(one)}"
 
 
 def _details(one: Difference) -> str:
     before, after = one.before, one.after
     if before is None or after is None:
         there = before or after
-        size = _size(there) if there is not None and there.is_file else _kind_and_target(there)
-        return f"  {size}"
+        if there is not None and there.is_file:
+            return f"  {format_bytes(there.size)}"
+        return f"  {_kind_and_target(there)}"
     told = []
     if one.what is What.RETYPED:
         told.append(f"{_kind_and_target(before)} -> {_kind_and_target(after)}")
@@ -242,27 +228,21 @@ def _kind_and_target(entry: Entry | None) -> str:
     return f"{KIND_WORDS[entry.kind]}{target}"
 
 
-def _kind(entry: Entry | None) -> str | None:
+def _facts(entry: Entry | None) -> dict[str, str | None]:
     if entry is None:
-        return None
-    return "file" if entry.is_file else KIND_WORDS[entry.kind]
+        return {}
+    return {
+        "kind": "file" if entry.is_file else KIND_WORDS[entry.kind],
+        "size": format_bytes(entry.size) if entry.is_file else None,
+        "mode": mode(entry),
+        "id": None if entry.file_id is None else str(entry.file_id),
+        "target": None if entry.target is None else printable(entry.target),
+    }
 
 
-def _size(entry: Entry | None) -> str | None:
-    return None if entry is None or not entry.is_file else format_bytes(entry.size)
-
-
-def mode(entry: Entry | None) -> str | None:
-    """A file's, as `chmod` takes it."""
-    return None if entry is None else _MODES.get(entry.kind)
-
-
-def _id(entry: Entry | None) -> str | None:
-    return None if entry is None or entry.file_id is None else str(entry.file_id)
-
-
-def _target(entry: Entry | None) -> str | None:
-    return None if entry is None or entry.target is None else printable(entry.target)
+def mode(entry: Entry) -> str | None:
+    """Return a file's mode as `chmod` takes it."""
+    return _MODES.get(entry.kind)
 
 
 def _text(path: bytes) -> str:

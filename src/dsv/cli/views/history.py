@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dsv.api.branches import BranchPath
 from dsv.api.log import reflog
-from dsv.cli.output import local_time, printable, to_item, to_json
+from dsv.cli.output import local_time, printable, to_item
 from dsv.cli.style import Style
 from dsv.errors import UsageError
 from dsv.values.units import format_bytes
@@ -31,7 +31,7 @@ COMMIT_KEYS = {
 
 
 def commit_line(commit_id: CommitId, commit: Commit, names: Sequence[str], ink: Ink) -> str:
-    """Its id, its names, and the first line of its message."""
+    """Return its id, its names, and the first line of its message."""
     first = printable(commit.message.partition("\n")[0])
     return f"{ink.paint(Style.COMMIT, str(commit_id)[:12])}{in_parentheses(names, ink)} {first}".rstrip()
 
@@ -39,7 +39,7 @@ def commit_line(commit_id: CommitId, commit: Commit, names: Sequence[str], ink: 
 def commit_lines(
     commit_id: CommitId, commit: Commit, names: Sequence[str], ink: Ink, *, parents: bool = False
 ) -> list[str]:
-    """All that is to be said of it. parents: also if there is only one."""
+    """Return all that there is to know of a commit. `parents` shows a single parent too."""
     lines = [ink.paint(Style.COMMIT, f"commit {commit_id}") + in_parentheses(names, ink)]
     if parents or len(commit.parents) > 1:
         told = " ".join(str(parent)[:12] for parent in commit.parents) or "none, it is the first commit"
@@ -55,25 +55,25 @@ def commit_lines(
 
 
 def in_parentheses(names: Sequence[str], ink: Ink) -> str:
-    """The branches and tags of a commit."""
+    """Return the branches and tags of a commit."""
     told = ", ".join(ink.paint(Style.REF, printable(name)) for name in names)
     return f" ({told})" if told else ""
 
 
 def write_lines(call: Call, lines: Sequence[str]) -> None:
-    """Lines of the result that are printable already."""
+    """Print lines that are printable already."""
     for line in lines:
         call.out.line(line)
 
 
 class Graph:
-    """Takes commits in order, none before one of its children. Each open line is a column of two characters."""
+    """Draws commits in an order in which none precedes its children. An open line is a column of two characters."""
 
     def __init__(self) -> None:
         self._lines: list[CommitId] = []
 
     def draw(self, commit_id: CommitId, parents: Sequence[CommitId], rows: int) -> Iterator[str]:
-        """What stands before each of the commit's `rows` rows of text, then rows of their own up to the next commit."""
+        """Yield what precedes each of the commit's `rows` rows of text, then rows up to the next commit."""
         if commit_id not in self._lines:
             self._lines.append(commit_id)
         at = self._lines.index(commit_id)
@@ -85,7 +85,7 @@ class Graph:
         yield from self._join()
 
     def _fork(self, at: int, parents: Sequence[CommitId]) -> Iterator[str]:
-        """The commit's line goes on as that of its first parent; the others get lines of their own."""
+        """Continue the commit's line as that of its first parent; the others get lines of their own."""
         if not parents:
             del self._lines[at]
             if at < len(self._lines):
@@ -100,7 +100,7 @@ class Graph:
             self._lines.insert(at + number, parent)
 
     def _join(self) -> Iterator[str]:
-        """Lines to the same commit become one."""
+        """Join lines to the same commit."""
         while True:
             seen: dict[CommitId, int] = {}
             pair = None
@@ -118,7 +118,7 @@ class Graph:
 
 
 def _graph_row(left: int, mark: str, right: int, moved: str) -> str:
-    """So many lines that go on, a mark between two columns, and lines that move aside."""
+    """Return a row with lines that continue, a mark between two columns, and lines that move aside."""
     head = " ".join("|" * left)
     return f"{head}{mark}{' '.join(moved * right)}".rstrip() if right else f"{head}{mark}".rstrip()
 
@@ -147,8 +147,7 @@ def show_moves(call: Call, branch: str, limit: int | None, *, jsonl: bool) -> No
     path = BranchPath.parse(branch)
     with call.context() as context, reflog(context, path, limit) as moves:
         if jsonl:
-            for move in moves:
-                call.out.line(to_json(to_item(move, MOVE_KEYS)))
+            call.items((to_item(move, MOVE_KEYS) for move in moves), lines=True)
         elif call.json:
             call.document({"moves": [to_item(move, MOVE_KEYS) for move in moves]})
         else:

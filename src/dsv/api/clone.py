@@ -28,7 +28,7 @@ from dsv.values.patterns import EVERYTHING, SparsePatterns
 from dsv.workspace.baseline import open_baseline
 from dsv.workspace.checkout.checkout import check_equal, check_out, check_tree
 from dsv.workspace.checkout.plan import Goal, OverwritePolicy, Settlement
-from dsv.workspace.checkout.write import Made
+from dsv.workspace.checkout.write import Counts, Made
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.unfinished import read_begun
 from dsv.workspace.workspace import DOT_FOLDER, Workspace, is_vacant
@@ -59,12 +59,8 @@ class CloneRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Cloned:
-    """A new workspace. `commit` is None for a dataset that has none yet. files, bytes: of the commit.
-
-    cached_files, cached_bytes: what came from caches on this machine. created: paths that were written.
-    chosen: which paths of the dataset the workspace has.
-    """
+class Cloned(Counts):
+    """A new workspace. `commit` is None for a dataset that has none yet. files, bytes: of the commit."""
 
     root: Path
     dataset: DatasetName
@@ -72,9 +68,6 @@ class Cloned:
     commit: CommitId | None
     files: int
     bytes: int
-    cached_files: int = 0
-    cached_bytes: int = 0
-    created: int = 0
     chosen: SparsePatterns = EVERYTHING
 
 
@@ -116,7 +109,7 @@ def clone(
                 raise
         return Cloned(
             workspace.root, dataset, branch, commit, tree.commit.files, tree.commit.bytes,
-            made.copied, made.copied_bytes, made.created, chosen,
+            chosen, **made.counts,
         )  # fmt: skip
 
 

@@ -17,23 +17,19 @@ from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName
 from dsv.workspace.checkout.checkout import bring_to
 from dsv.workspace.checkout.plan import Goal, Settlement
+from dsv.workspace.checkout.write import Counts
 from dsv.workspace.open import OpenWorkspace, distance
 from dsv.workspace.unfinished import read_begun
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class Pulled(Counts):
     """The workspace's base after a pull, and before, and how many paths were written."""
 
     dataset: DatasetName
     branch: BranchName
     before: CommitId | None
     commit: CommitId | None
-    created: int = 0
-    replaced: int = 0
-    removed: int = 0
-    cached_files: int = 0
-    cached_bytes: int = 0
     without_effect: tuple[bytes, ...] = ()
     """Paths for which a side was chosen, but that had no conflict."""
     merged: tuple[Settled, ...] = ()
@@ -41,7 +37,7 @@ class Pulled:
 
     @property
     def any_change(self) -> bool:
-        return self.before != self.commit or bool(self.created or self.replaced or self.removed)
+        return self.before != self.commit or self.writes
 
 
 def pull(context: Context, choices: Choices = Choices(), table_key: str | None = None) -> Pulled:
@@ -108,6 +104,6 @@ def _pull(
     )
     made = bring_to(opened, base, after, goal)
     return Pulled(
-        workspace.dataset, workspace.branch, base, head, made.created, made.replaced, made.removed,
-        made.copied, made.copied_bytes, choices.without_effect(made.settled), tuple(made.merged),
+        workspace.dataset, workspace.branch, base, head,
+        choices.without_effect(made.settled), tuple(made.merged), **made.counts,
     )  # fmt: skip

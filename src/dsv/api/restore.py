@@ -20,24 +20,17 @@ from dsv.values.paths import PathSet, show, sort_key
 from dsv.workspace.baseline import Baseline, below, open_baseline
 from dsv.workspace.checkout.checkout import check_out, check_tree
 from dsv.workspace.checkout.plan import Goal, OverwritePolicy
+from dsv.workspace.checkout.write import Counts
 from dsv.workspace.sparse import Held
 from dsv.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
-    """What `commit` has is in the workspace. If no paths were named it is the base too.
-
-    cached_files, cached_bytes: what came from caches on this machine.
-    """
+class Restored(Counts):
+    """The commit whose files are in the workspace now. It is the base too, unless paths were named."""
 
     dataset: DatasetName
     commit: CommitId
-    created: int
-    replaced: int
-    removed: int
-    cached_files: int = 0
-    cached_bytes: int = 0
 
 
 def restore(
@@ -77,15 +70,7 @@ def restore(
                 may_overwrite,
             )
             made = check_out(opened, baseline, goal)
-        return Restored(
-            workspace.dataset,
-            commit,
-            made.created,
-            made.replaced,
-            made.removed,
-            made.copied,
-            made.copied_bytes,
-        )
+        return Restored(workspace.dataset, commit, **made.counts)
 
 
 def _deleted(baseline: Baseline) -> OverwritePolicy:

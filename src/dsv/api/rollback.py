@@ -20,27 +20,19 @@ from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, Target
 from dsv.workspace.checkout.checkout import bring_to
 from dsv.workspace.checkout.plan import Goal
+from dsv.workspace.checkout.write import Counts
 from dsv.workspace.open import OpenWorkspace
 
 
 @dataclass(frozen=True, slots=True)
-class RolledBack:
-    """The branch's head now (None if this was only tried), and before. source: the commit whose files it has. The
-    counts are of paths here.
-
-    cached_files, cached_bytes: what came from caches on this machine.
-    """
+class RolledBack(Counts):
+    """The head of the branch now (None after a dry run), and before. source: the commit whose files it has."""
 
     dataset: DatasetName
     branch: BranchName
     commit: CommitId | None
     before: CommitId
     source: CommitId
-    created: int = 0
-    replaced: int = 0
-    removed: int = 0
-    cached_files: int = 0
-    cached_bytes: int = 0
 
     @property
     def any_change(self) -> bool:
@@ -93,7 +85,7 @@ def rollback(
         made = bring_to(opened, base, after, goal)
         return RolledBack(
             workspace.dataset, workspace.branch, None if dry_run else commit.id, head.commit, source,
-            made.created, made.replaced, made.removed, made.copied, made.copied_bytes,
+            **made.counts,
         )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.workspace.checkout.checkout import bring_to
 from dsv.workspace.checkout.plan import Goal
+from dsv.workspace.checkout.write import Counts
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.sync.journal import Journal
 from dsv.workspace.sync.publish import Publisher
@@ -22,11 +23,8 @@ from dsv.workspace.unfinished import SWITCH, read_begun
 
 
 @dataclass(frozen=True, slots=True)
-class Switched:
-    """The branch that the workspace follows now, and its base; both as they were before, too. The counts are of paths.
-
-    made: this call has made the branch. cached_files, cached_bytes: what came from caches on this machine.
-    """
+class Switched(Counts):
+    """The branch that the workspace follows now, and its base, and both before. made: this call made the branch."""
 
     dataset: DatasetName
     branch: BranchName
@@ -34,19 +32,10 @@ class Switched:
     before_branch: BranchName
     before: CommitId | None
     made: bool = False
-    created: int = 0
-    replaced: int = 0
-    removed: int = 0
-    cached_files: int = 0
-    cached_bytes: int = 0
 
     @property
     def any_change(self) -> bool:
-        return self.branch != self.before_branch or self.commit != self.before or bool(self.writes)
-
-    @property
-    def writes(self) -> int:
-        return self.created + self.replaced + self.removed
+        return self.branch != self.before_branch or self.commit != self.before or self.writes
 
 
 def switch(context: Context, branch: BranchName, *, create: bool = False) -> Switched:
@@ -90,9 +79,8 @@ def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
     made = bring_to(opened, base, TreeReader(repository.objects, head.commit), goal)
     opened.following(branch).workspace.set_seen(branch, head.commit)
     return Switched(
-        head.dataset, branch, head.commit, workspace.branch, before,
-        created=made.created, replaced=made.replaced, removed=made.removed,
-        cached_files=made.copied, cached_bytes=made.copied_bytes,
+        head.dataset, branch, head.commit, workspace.branch, before, False,
+        **made.counts,
     )  # fmt: skip
 
 

@@ -28,14 +28,9 @@ MOST_DECODED = 1_000_000_000
 MOST_ROWS: Final = 100_000
 """Rows that are told one by one; all are counted."""
 _FORMATS = {
-    b".csv": "csv",
-    b".tsv": "tsv",
-    b".parquet": "parquet",
-    b".pq": "parquet",
-    b".arrow": "arrow",
-    b".ipc": "arrow",
-    b".feather": "arrow",
-}
+    b"csv": "csv", b"tsv": "tsv", b"parquet": "parquet", b"pq": "parquet",
+    b"arrow": "arrow", b"ipc": "arrow", b"feather": "arrow",
+}  # fmt: skip
 Cells = tuple[tuple[str, Any], ...]
 """Names of columns, each with a value."""
 
@@ -94,17 +89,19 @@ class TableDiff:
 
 def is_table(path: bytes) -> bool:
     """Return whether the name is that of a table that can be compared."""
-    return _format(path) is not None
+    return table_format(path) is not None
 
 
-def require_pyarrow() -> None:
-    """Raise `Unsupported` if tables can't be read here."""
+def table_format(path: bytes) -> str | None:
+    """Return `csv`, `tsv`, `parquet` or `arrow`, as the name says; None for another."""
+    stem, _, extension = path.rpartition(b"/")[2].lower().rpartition(b".")
+    return _FORMATS.get(extension) if stem else None
+
+
+def require_pyarrow(reason: str = "tables are read by pyarrow") -> None:
+    """Raise `Unsupported` if pyarrow is not installed."""
     if find_spec("pyarrow") is None:
-        raise Unsupported(
-            "tables are read by pyarrow, which is not installed",
-            subject="pyarrow",
-            hint="pip install pyarrow",
-        )
+        raise Unsupported(f"{reason}, which is not installed", subject="pyarrow", hint="pip install pyarrow")
 
 
 def diff_tables(path: bytes, before: bytes | None, after: bytes | None, key: Sequence[str] = ()) -> TableDiff:
@@ -431,16 +428,11 @@ def _check_decoded(size: int) -> None:
         )
 
 
-def _format(path: bytes) -> str | None:
-    name = path.rpartition(b"/")[2].lower()
-    return _FORMATS.get(b"." + name.rpartition(b".")[2]) if b"." in name else None
-
-
 def _read(path: bytes, data: bytes) -> _Table:
     import pyarrow
 
     try:
-        table = _parsed(_format(path), data)
+        table = _parsed(table_format(path), data)
     except (pyarrow.ArrowException, OSError, TooLarge, struct.error) as error:
         raise _no_table(path, str(error).partition("\n")[0]) from error
     names = Counter(table.typed.schema.names)

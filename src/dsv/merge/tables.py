@@ -16,9 +16,10 @@ from dsv.diff.tables import (
     number,
     parquet_schema,
     read_parquet,
+    require_pyarrow,
     shown,
+    table_format,
 )
-from dsv.errors import Unsupported
 from dsv.merge.paths import Choice, MergedContent, Places
 
 MAX_TABLE = 64 << 20  # bytes of one version
@@ -27,12 +28,12 @@ MAX_ROWS = 1_000_000
 Written = TypeVar("Written", str, bool)
 
 _BOM = "\ufeff"
-_DELIMITERS = {b"csv": ",", b"tsv": "\t"}
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 def is_table(path: bytes) -> bool:
     """Return whether the path's name says that it is a table which can be merged."""
-    return _extension(path) in (*_DELIMITERS, b"parquet")
+    return table_format(path) in (*_DELIMITERS, "parquet")
 
 
 def merge_tables(
@@ -43,15 +44,10 @@ def merge_tables(
     choice: whose rows and cells are taken where both sides changed them; None: that can't be merged.
     Raises `Unsupported` if what reads Parquet is not installed.
     """
-    delimiter = _DELIMITERS.get(_extension(path))
+    delimiter = _DELIMITERS.get(table_format(path) or "")
     if delimiter is None:
         return _merge_parquet(key, choice, base, ours, theirs)
     return _merge_csv(delimiter, key, choice, base, ours, theirs)
-
-
-def _extension(path: bytes) -> bytes:
-    stem, _, extension = path.rpartition(b"/")[2].rpartition(b".")
-    return extension.lower() if stem else b""
 
 
 class RowMerge:
@@ -116,28 +112,27 @@ class RowMerge:
         if mine == was:
             self.taken.note(f"row {self._key}={self._named(places)}")
             return theirs
-        if was is None or mine is None or other is None:
-            reason = (
-                "was added by both" if was is None else "was removed by one side and changed by the other"
-            )
-            return reason if self._choice is None else self._settle(places, ours, theirs)
-        assert ours is not None and theirs is not None
+        wins = theirs if self._choice is Choice.THEIRS else ours
+        if was is None or ours is None or theirs is None or mine is None or other is None:
+            if self._choice is None:
+                return (
+                    "was added by both" if was is None else "was removed by one side and changed by the other"
+                )
+            self.settled.note(f"row {self._key}={self._named(places)}")
+            return wins
+        assert wins is not None
         cells: list[int] = []
         clash = None
         for name, before, one, another in zip(self._names, was, mine, other, strict=True):
             if one not in (another, before) and another != before:
                 clash = name
-                cells.append(theirs if self._choice is Choice.THEIRS else ours)
+                cells.append(wins)
             else:
                 cells.append(theirs if one == before else ours)
         if clash is not None and self._choice is None:
             return f"was changed by both in column {clash}"
         (self.taken if clash is None else self.settled).note(f"row {self._key}={self._named(places)}")
         return tuple(cells)
-
-    def _settle(self, places: tuple[int, ...], ours: int | None, theirs: int | None) -> int | None:
-        self.settled.note(f"row {self._key}={self._named(places)}")
-        return theirs if self._choice is Choice.THEIRS else ours
 
 
 def _order(
@@ -274,7 +269,10 @@ def _write_row(delimiter: str, row: Sequence[str]) -> str:
 
 
 def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedContent | str:
-    parquet, pyarrow = _import_pyarrow()
+    require_pyarrow("to merge Parquet files by their rows, dsv needs pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
     try:
         if any(parquet.read_metadata(io.BytesIO(version)).num_rows > MAX_ROWS for version in versions):
             return f"it has more than {MAX_ROWS:,} rows"
@@ -353,7 +351,9 @@ Values = dict[bytes, bytes]
 
 def _write_parquet(columns: Sequence[Any], schema: Any, compression: str) -> bytes:
     """Return a file that declares this schema, although texts of the columns are in dictionaries."""
-    parquet, pyarrow = _import_pyarrow()
+    import pyarrow
+    from pyarrow import parquet
+
     table = pyarrow.table(list(columns), names=schema.names)
     written = io.BytesIO()
     if table.schema.equals(schema):
@@ -376,16 +376,3 @@ def _compression(file: Any) -> str:
         return "snappy"
     name: str = file.metadata.row_group(0).column(0).compression
     return "none" if name == "UNCOMPRESSED" else name.lower()
-
-
-def _import_pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise Unsupported(
-            "to merge Parquet files by their rows, dsv needs pyarrow, which is not installed",
-            subject="pyarrow",
-            hint="pip install pyarrow",
-        ) from error
-    return pyarrow.parquet, pyarrow

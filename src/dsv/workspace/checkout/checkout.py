@@ -99,7 +99,7 @@ def _write(
     fetcher = Fetcher(opened.repository.objects, opened.workspace.dataset)
     with closing(Contents(fetcher, opened.copies, commit)) as contents:
         made = writer.apply(contents.of)
-    made.copied, made.copied_bytes = contents.files, contents.bytes
+    made.cached_files, made.cached_bytes = contents.files, contents.bytes
     opened.progress.finish()
     contents.note(opened.progress)
     if made.left:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
 
@@ -114,21 +115,41 @@ def _next_run(asked: Iterator[Asked]) -> list[Asked]:
     return run
 
 
-class Made(msgspec.Struct):
-    """What was done."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Paths of a workspace that a command has written."""
 
     created: int = 0
     replaced: int = 0
     removed: int = 0
+    cached_files: int = 0
+    """Files that came from caches on this machine, and not from the store."""
+    cached_bytes: int = 0
+
+    @property
+    def writes(self) -> bool:
+        return bool(self.created or self.replaced or self.removed)
+
+
+class Made(msgspec.Struct):
+    """The result of a checkout."""
+
+    created: int = 0
+    replaced: int = 0
+    removed: int = 0
+    cached_files: int = 0
+    cached_bytes: int = 0
     left: list[bytes] = msgspec.field(default_factory=list)
     """Paths that changed while dsv was at work, and were left as they are."""
-    copied: int = 0
-    """Files that came from copies on this machine, and not from the store."""
-    copied_bytes: int = 0
     settled: list[bytes] = msgspec.field(default_factory=list)
     """Paths of conflicts for which the user chose a side."""
     merged: list[Settled] = msgspec.field(default_factory=list)
     """What was put together from both sides."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The arguments of `Counts`."""
+        return {each.name: getattr(self, each.name) for each in fields(Counts)}
 
 
 class TreeWriter:

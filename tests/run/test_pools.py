@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -13,7 +14,6 @@ from dsv.run.engines.base import JobStatus
 from dsv.run.pools import (
     Choice,
     GaveUp,
-    NoPool,
     PoolFacts,
     Prefer,
     ask_all,
@@ -75,11 +75,16 @@ def over(*pools: str) -> tuple[PassedOver, ...]:
         ([FULL, FULL_CACHED], Prefer.CACHED, Choice("full", False, (), ("full-cached",), NOW["full"])),
         ([DOWN, FULL, SMALL, FULL_CACHED], Prefer.CACHED,
          Choice("full", False, over("down"), ("full-cached",), NOW["full"])),
-        ([DOWN, SMALL], Prefer.CACHED, NoPool(over("down", "small"))),
     ],
 )  # fmt: skip
-def test_the_choice(given_: list[PoolFacts], prefer: Prefer, expected: Choice | NoPool) -> None:
+def test_the_choice(given_: list[PoolFacts], prefer: Prefer, expected: Choice) -> None:
     assert choose_pool(given_, prefer) == expected
+
+
+def test_no_pool_can_ever_run_it() -> None:
+    reasons = "; ".join(f"{each.pool}: {each.reason}" for each in over("down", "small"))
+    with pytest.raises(LaunchError, match=re.escape(reasons)):
+        choose_pool([DOWN, SMALL])
 
 
 _ALL = (FREE, CACHED, FULL, FULL_CACHED, SMALL, DOWN, REFUSED, NO_ROOM)
@@ -92,13 +97,11 @@ _ALL = (FREE, CACHED, FULL, FULL_CACHED, SMALL, DOWN, REFUSED, NO_ROOM)
 def test_a_job_begins_if_any_pool_can_begin_it(order: list[PoolFacts], prefer: Prefer) -> None:
     able = [each for each in order if why_never(each) is None]
     ready = [each for each in able if why_not_now(each) is None]
-    choice = choose_pool(order, prefer)
     if not able:
-        assert isinstance(choice, NoPool) and [each.pool for each in choice.passed_over] == [
-            each.pool for each in order
-        ]
+        with pytest.raises(LaunchError):
+            choose_pool(order, prefer)
         return
-    assert isinstance(choice, Choice)
+    choice = choose_pool(order, prefer)
     assert choice.begins is bool(ready)
     assert choice.pool in {each.pool for each in ready or able}
     names = [each.pool for each in order]

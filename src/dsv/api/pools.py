@@ -22,12 +22,10 @@ from dsv.run.pools import (
     ANSWERS_WITHIN,
     Choice,
     GaveUp,
-    NoPool,
     PoolFacts,
     Prefer,
     ask_all,
     choose_pool,
-    no_pool,
     poll,
     waited,
     why_never,
@@ -315,8 +313,6 @@ class Placing:
         wanted = self._wanted(spec)
         facts = [each.facts for each in report_pools(self.context, self.environ, self.pools, wanted)]
         choice = choose_pool(facts, self.prefer)
-        if isinstance(choice, NoPool):
-            raise no_pool(choice.passed_over)
         for passed in choice.passed_over:
             note(f"not on {passed.pool}: {passed.reason}")
         return self._placed(spec, choice)

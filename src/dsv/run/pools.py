@@ -55,25 +55,18 @@ class Choice:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NoPool:
-    """None of them can ever run it."""
-
-    passed_over: tuple[PassedOver, ...]
-
-
 _NOT_CACHED: Final = "it can begin as well, and doesn't have the data cached"
 
 
-def choose_pool(facts: Sequence[PoolFacts], prefer: Prefer = Prefer.CACHED) -> Choice | NoPool:
+def choose_pool(facts: Sequence[PoolFacts], prefer: Prefer = Prefer.CACHED) -> Choice:
     """The first pool that can begin the job now, of those one that has the data; else the first that can ever run it.
 
-    facts: in the order in which the pools were named.
+    facts: in the order in which the pools were named. Raise `LaunchError` if none can ever run it.
     """
     never = {each.pool: why for each in facts if (why := why_never(each)) is not None}
     able = [each for each in facts if each.pool not in never]
     if not able:
-        return NoPool(tuple(PassedOver(pool, why) for pool, why in never.items()))
+        raise no_pool([PassedOver(pool, why) for pool, why in never.items()])
     not_now = {each.pool: why for each in able if (why := why_not_now(each)) is not None}
     ready = [each for each in able if each.pool not in not_now]
     if not ready:

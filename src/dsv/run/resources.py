@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -50,25 +50,18 @@ def parse_gpus(text: str) -> int:
     return int(text)
 
 
-def parse_gpu_type(text: str) -> str:
-    """Raises `UsageError`."""
-    if _GPU_TYPE.fullmatch(text) is None:
-        raise UsageError(f"{text!r} is not a type of GPU, such as A100", subject=text)
-    return text
+def _matching(pattern: re.Pattern[str], what: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if pattern.fullmatch(text) is None:
+            raise UsageError(f"{text!r} is not {what}", subject=text)
+        return text
+
+    return parse
 
 
-def parse_tpu(text: str) -> str:
-    """A slice: the version, and the number of chips. Raises `UsageError`."""
-    if _TPU.fullmatch(text) is None:
-        raise UsageError(f"{text!r} is not a TPU slice, such as v5e-8", subject=text)
-    return text
-
-
-def parse_topology(text: str) -> str:
-    """Raises `UsageError`."""
-    if _TOPOLOGY.fullmatch(text) is None:
-        raise UsageError(f"{text!r} is not a topology of a TPU slice, such as 2x4", subject=text)
-    return text
+parse_gpu_type = _matching(_GPU_TYPE, "a type of GPU, such as A100")
+parse_tpu = _matching(_TPU, "a TPU slice, such as v5e-8")
+parse_topology = _matching(_TOPOLOGY, "a topology of a TPU slice, such as 2x4")
 
 
 def parse_cpus(text: str) -> float:

@@ -88,20 +88,19 @@ class Guard:
 
     def dismiss(self) -> None:
         """Stop the reaper: the job is over."""
-        with self._lock:
-            process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            assert process.stdin is not None
-            with suppress(OSError):
-                process.stdin.close()
+        self._close(kills=True)
 
     def abandon(self) -> None:
         """Have the reaper end the job as if this process were gone, without waiting for that."""
+        self._close(kills=False)
+
+    def _close(self, *, kills: bool) -> None:
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
+            if kills:
+                process.kill()
+                process.wait()
             assert process.stdin is not None
             with suppress(OSError):
                 process.stdin.close()

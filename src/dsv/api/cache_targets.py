@@ -35,44 +35,18 @@ if TYPE_CHECKING:
     from dsv.workspace.workspace import Workspace
 
 
-@dataclass(frozen=True, slots=True)
-class LastKnown:
-    """The last answers of one store, in a cache and in the workspace around the caller. Raises `OSError`."""
-
-    root: CacheRoot
-    store: StoreId
-    workspace: Workspace | None = None
-
-    def of(self, dataset: DatasetName) -> Tracking:
-        """Return the newest answer about each name of a dataset."""
-        found = tracked(self.root, self.store, dataset)
-        here = self.workspace
-        if here is None or here.store_id != self.store or here.dataset != dataset:
-            return found
-        return found.newest(here.tracking())
-
-
-def tracked(root: CacheRoot, store: StoreId, dataset: DatasetName) -> Tracking:
-    """Return what a cache knows of a dataset. Raises `OSError`."""
-    return read(file_of(root.store(store), dataset))
-
-
-def last_known(context: Context, root: CacheRoot, target: Target | None) -> LastKnown | None:
-    """Return the names of the store that a target (None: the workspace) belongs to; None if the store is not known."""
-    workspace = context.workspace_or_none()
-    dataset = None if target is None else target.dataset
-    if dataset is None:
-        return None if workspace is None else LastKnown(root, workspace.store_id, workspace)
-    store = bound_store(root, dataset)
-    if store is None and workspace is not None and workspace.dataset == dataset:
-        store = workspace.store_id
-    if store is None:
-        store = store_in_effect(context, root)
-    return None if store is None else LastKnown(root, store, workspace)
+def tracked(
+    root: CacheRoot, store: StoreId, dataset: DatasetName, workspace: Workspace | None = None
+) -> Tracking:
+    """Return the newest that a cache and a workspace know of each name of a dataset. Raises `OSError`."""
+    found = read(file_of(root.store(store), dataset))
+    if workspace is None or workspace.store_id != store or workspace.dataset != dataset:
+        return found
+    return found.newest(workspace.tracking())
 
 
 def store_in_effect(context: Context, root: CacheRoot) -> StoreId | None:
-    """The id of the store that the settings name, if the cache has met it. Raises `OSError`."""
+    """Return the id of the store that the settings name, if the cache knows it. Raises `OSError`."""
     try:
         return known_store(root, address(context))
     except DsvError:  # none is set up: what is cached can still be used, by full id or offline
@@ -80,7 +54,7 @@ def store_in_effect(context: Context, root: CacheRoot) -> StoreId | None:
 
 
 def address(context: Context) -> str:
-    """The store's URL, and the endpoint that decides where it leads. Raises `UsageError`, `NotFound`."""
+    """Return the store's URL, and the endpoint that decides where it leads. Raises `UsageError`, `NotFound`."""
     choice = context.settings.store()
     options = context.store_options(choice)
     scheme = choice.url.partition("://")[0]
@@ -89,7 +63,7 @@ def address(context: Context) -> str:
 
 
 def say_how_old(context: Context, root: CacheRoot, dataset: DatasetName, rev: Rev, known: Tracked) -> None:
-    """Tells the caller which commit a branch is taken to be at, and how long ago the store said so."""
+    """Note which commit a branch is taken to be at, and how long ago the store said so."""
     from dsv.cache.evict.inventory import server_now
 
     age = format_duration(max(0.0, server_now(root) - known.time_ms / 1000))
@@ -97,7 +71,7 @@ def say_how_old(context: Context, root: CacheRoot, dataset: DatasetName, rev: Re
 
 
 def note_cache(settings: Settings, path: Path) -> None:
-    """Remembers a cache that somebody used. It does no harm if that can't be written."""
+    """Remember a cache that somebody used. A failure is ignored."""
     name = settings.state / "caches" / blake3(bytes(path)).hexdigest(length=16)
     with suppress(OSError):
         if not name.exists():
@@ -106,7 +80,7 @@ def note_cache(settings: Settings, path: Path) -> None:
 
 
 def nearby_caches(settings: Settings) -> list[Path]:
-    """Their folders, the one in effect first. Asks none of them."""
+    """Return the folders of the caches that are configured or were used, the one in effect first."""
     found: list[Path] = []
     for text in (None, *settings.names("caches")):
         with suppress(DsvError):
@@ -121,7 +95,7 @@ def nearby_caches(settings: Settings) -> list[Path]:
 
 @contextmanager
 def lending(context: Context, repository: Repository, dataset: DatasetName) -> Iterator[Copies | None]:
-    """What this machine's caches have of a dataset. They are asked when it is first needed, for metadata too."""
+    """Open what this machine's caches have of a dataset: metadata too. They are asked when it is first needed."""
     from dsv.cache.lending import Lenders
 
     roots = nearby_caches(context.settings)
@@ -144,14 +118,16 @@ _WHOLE_ID = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a target means in a cache. resolved: what the store said just now, if it was asked. tag: that named it."""
+    """The meaning of a target in a cache."""
 
     dataset: DatasetName
     commit: CommitId
     selection: PathSet
     store: StoreId
     resolved: Resolved | None = None
+    """The answer of the store, if it was asked."""
     tag: TagName | None = None
+    """The tag that named it."""
 
     @property
     def place(self) -> Place:
@@ -159,10 +135,7 @@ class Found:
 
 
 class Targets:
-    """Finds targets in one cache. Opens the store when first needed, and closes it at the end.
-
-    offline: never opens it; a branch is what it was when last heard of.
-    """
+    """Find targets in one cache. The store is opened when first needed, and closed at the end; never if `offline`."""
 
     def __init__(self, context: Context, root: CacheRoot, *, offline: bool = False) -> None:
         self.root = root
@@ -178,7 +151,7 @@ class Targets:
         self._stack.close()
 
     def find(self, target: Target) -> Found:
-        """For `cache` and `run`: the store is asked unless the answer can't have changed and the commit is
+        """Find a target for `cache` or `run`. The store is asked unless the answer can't have changed and the commit is
         there. Of a tag that the cache knows it is asked only if that was deleted; if it can't be asked, the tag counts.
 
         Raises `UsageError` for an empty target, `NotFound`, `Unreachable`, `Conflict`.
@@ -191,7 +164,7 @@ class Targets:
         selection = PathSet.of([clean_path(target.path)])
         try:
             known = self._known(target, selection)
-            if known is not None and (self._offline or self._is_there(known)):
+            if known is not None and (self._offline or self.root.visible(known.place).is_dir()):
                 if known.tag is not None and not self._offline:
                     self._check_tag(known.dataset, known.tag)
                 return known
@@ -206,8 +179,7 @@ class Targets:
             raise explain(error, self.root.path) from error
 
     def find_cached(self, target: Target) -> list[Place]:
-        """For claims and evictions: what is cached of a target, by what the cache knows, else by asking
-        the store.
+        """Return what is cached of a target, by what the cache knows, else by asking the store.
 
         A target without a path means all that is cached of its commit. Raises `NotFound` if nothing is,
         and `Conflict` for a symlink in its place.
@@ -236,7 +208,7 @@ class Targets:
         return wanted
 
     def find_exactly(self, target: Target) -> Place:
-        """What `find_cached` finds, but the whole commit alone for a target without a path, and not its parts.
+        """Find as `find_cached`, but the whole commit alone for a target without a path, and not its parts.
 
         Raises `NotFound` if that is not cached.
         """
@@ -252,7 +224,7 @@ class Targets:
 
     @property
     def repository(self) -> Repository:
-        """The store that is in effect. Raises `NotFound`, `Unreachable`, `Denied`, `Unsupported`."""
+        """Return the store that is in effect. Raises `NotFound`, `Unreachable`, `Denied`, `Unsupported`."""
         return self._open()
 
     def source(self) -> StoreSource:
@@ -261,7 +233,7 @@ class Targets:
         return StoreSource(lambda: self.repository)
 
     def helper(self) -> HelperSpec | None:
-        """How a helper process reaches the same store; None if only this process can."""
+        """Return how a helper process reaches the same store; None if only this process can."""
         choice = self._context.settings.store()
         if choice.url.startswith("memory:"):
             return None
@@ -270,39 +242,57 @@ class Targets:
         return HelperSpec("dsv.api.cache_targets:open_source", arguments)
 
     def bind(self, found: Found) -> None:
-        """Makes the dataset's visible paths this store's. Raises `Conflict` if they are another's."""
+        """Make the dataset's visible paths this store's. Raises `Conflict` if they are another's."""
         try:
             bind(self.root, found.dataset, found.store)
         except OSError as error:
             raise explain(error, self.root.path) from error
 
     def _known(self, target: Target, selection: PathSet, *, branches: bool = False) -> Found | None:
-        """What the cache knows by itself; None if the store has to be asked."""
-        dataset, rev = self._dataset(target), target.rev
+        """Return what the cache knows by itself; None if the store has to be asked."""
+        here = None if target.dataset is not None else self._context.workspace()
+        dataset = target.dataset or self._context.workspace().dataset
+        branches = branches or self._offline
         store = bound_store(self.root, dataset)
-        if store is None or not (branches or self._offline or store == self._store_in_effect(target)):
+        if store is None:
             return None
-        if target.dataset is None and rev is None:
-            base = self._context.workspace().base()
+        if not branches and store != (here.store_id if here else store_in_effect(self._context, self.root)):
+            return None
+        if here is not None and target.rev is None:
+            base = here.base()
             return None if base is None else Found(dataset, base, selection, store)
-        tag = self._known_tag(dataset, rev, store)
-        if tag is not None:
-            return Found(dataset, tag[1], selection, store, tag=tag[0])
-        commit = self._known_commit(dataset, rev or Rev(MAIN), store, branches=branches or self._offline)
-        return None if commit is None else Found(dataset, commit, selection, store)
-
-    def _known_tag(
-        self, dataset: DatasetName, rev: Rev | None, store: StoreId
-    ) -> tuple[TagName, CommitId] | None:
-        if rev is None or rev.ancestor or rev.commit_prefix is not None:
+        rev = target.rev or Rev(MAIN)
+        if rev.ancestor:
             return None
+        if rev.commit_prefix is not None:
+            commit = self._by_prefix(dataset, rev.text, branches)
+            return None if commit is None else Found(dataset, commit, selection, store)
         tag = TagName.parse(rev.text)
-        known = tracked(self.root, store, dataset).tag(tag)
-        return None if known is None or known.commit_id is None else (tag, known.commit_id)
+        named = None if target.rev is None else tracked(self.root, store, dataset).tag(tag)
+        if named is not None and named.commit_id is not None:
+            return Found(dataset, named.commit_id, selection, store, tag=tag)
+        if not branches:
+            return None
+        known = tracked(self.root, store, dataset, self._context.workspace_or_none())
+        branch = known.branch(BranchName.parse(rev.text))
+        if branch is None or branch.commit_id is None:
+            return None
+        if self._offline:
+            say_how_old(self._context, self.root, dataset, rev, branch)
+        return Found(dataset, branch.commit_id, selection, store)
+
+    def _by_prefix(self, dataset: DatasetName, prefix: str, cached: bool) -> CommitId | None:
+        """Return the commit of a whole id, or the only one that is cached whose id begins so."""
+        if _WHOLE_ID.fullmatch(prefix):
+            return CommitId.parse(prefix)
+        from dsv.cache.evict.inventory import find_places
+
+        places = find_places(self.root, dataset) if cached else []
+        fitting = {place.commit for place in places if str(place.commit).startswith(prefix)}
+        return fitting.pop() if len(fitting) == 1 else None
 
     def _check_tag(self, dataset: DatasetName, tag: TagName) -> None:
-        """Raises `NotFound` if the store says that the tag was deleted. If the store can't be asked, a line says that
-        the tag is taken for what it was."""
+        """Raise `NotFound` if the store says that the tag was deleted. If it can't be asked, note that."""
         try:
             refs = self._open().refs
             deleted = refs.is_deleted(dataset, tag)
@@ -315,33 +305,8 @@ class Targets:
         if deleted:
             raise refs.no_name(dataset, tag)
 
-    def _known_commit(
-        self, dataset: DatasetName, rev: Rev, store: StoreId, *, branches: bool
-    ) -> CommitId | None:
-        """For what is no tag that the cache knows."""
-        if rev.ancestor:
-            return None
-        if _WHOLE_ID.fullmatch(rev.text):
-            return CommitId.parse(rev.text)
-        if rev.commit_prefix is not None:
-            return self._by_prefix(dataset, rev.commit_prefix) if branches else None
-        known = LastKnown(self.root, store, self._context.workspace_or_none())
-        branch = known.of(dataset).branch(BranchName.parse(rev.text)) if branches else None
-        if branch is None:
-            return None
-        if self._offline:
-            say_how_old(self._context, self.root, dataset, rev, branch)
-        return branch.commit_id
-
-    def _by_prefix(self, dataset: DatasetName, prefix: str) -> CommitId | None:
-        from dsv.cache.evict.inventory import find_places
-
-        commits = {place.commit for place in find_places(self.root, dataset)}
-        fitting = [commit for commit in commits if str(commit).startswith(prefix)]
-        return fitting[0] if len(fitting) == 1 else None
-
     def _open(self, target: Target | None = None) -> Repository:
-        """target: what it is going to be asked."""
+        """`target` is what it is going to be asked for."""
         if self._repository is None:
             if self._offline:
                 raise Unreachable("the store is not asked, as --offline says", hint="leave out --offline")
@@ -360,7 +325,7 @@ class Targets:
         return Found(resolved.dataset, resolved.commit, selection, repository.id, resolved, resolved.tag)
 
     def remember(self, found: Found) -> None:
-        """Records what the store said, unless this user may not write here. The cache must exist."""
+        """Record what the store said, unless this user may not write here. The cache must exist."""
         if found.resolved is None:
             return
         note_cache(self._context.settings, self.root.path)
@@ -376,9 +341,9 @@ class Targets:
         write_tracking(self._context, self.repository)
 
     def show_tags(self, found: Found, *, filled: bool) -> None:
-        """Makes a visible commit be found under its tag, or if it was just filled under all tags that are known here.
+        """Link a visible commit to its tag, or if it was just filled to all of its tags that are known here.
 
-        The caller has a claim on it. It does no harm if no link can be made.
+        The caller has a claim on it. A failure is ignored.
         """
         if not found.selection.whole:
             return
@@ -390,21 +355,9 @@ class Targets:
             for tag in tags:
                 show_tag(self.root, found.place, tag)
 
-    def _is_there(self, found: Found) -> bool:
-        return self.root.visible(found.place).is_dir()
-
-    def _dataset(self, target: Target) -> DatasetName:
-        return target.dataset if target.dataset is not None else self._context.workspace().dataset
-
-    def _store_in_effect(self, target: Target) -> StoreId | None:
-        """Its id, as far as that is known without asking."""
-        if target.dataset is None:
-            return self._context.workspace().store_id
-        return store_in_effect(self._context, self.root)
-
 
 def open_source(url: str, names: str | None, options: dict[str, object], dot: str) -> StoreSource:
-    """What a helper process of a fill calls, with the arguments of `Targets.helper`."""
+    """Open the source of a fill in a helper process, with the arguments of `Targets.helper`."""
     from dsv.cache.fill.source import StoreSource
     from dsv.repo.repository import Repository
     from dsv.store.open import open_store

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from dsv.api.cache_targets import LastKnown, last_known, say_how_old
+from dsv.api.cache_targets import say_how_old, store_in_effect, tracked
 from dsv.api.context import Context
 from dsv.cache.evict.inventory import find_places
+from dsv.cache.names import bound_store
 from dsv.cache.root import CacheRoot, explain
 from dsv.errors import Unreachable
 from dsv.format.records import FormatEntry, RefEntry, TagValue
@@ -24,33 +24,35 @@ from dsv.repo.local_store import LocalStore
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.refs.branches import Head, Refs
 from dsv.repo.repository import Repository
-from dsv.repo.tracking import Tracked
+from dsv.repo.tracking import Tracked, Tracking
 from dsv.transfer.file_reader import hash_content
 from dsv.values.ids import Nonce, StoreId
 from dsv.values.names import BranchName, DatasetName, Rev, TagName, Target
 from dsv.values.paths import show
 
-Say = Callable[[DatasetName, BranchName, Tracked], None]
-
 
 def open_offline(context: Context, target: Target | None) -> Repository:
-    """The repository that a target (None: the workspace) belongs to. Raises `Unreachable` if it is not known here."""
+    """Return the repository that a target (None: the workspace) belongs to. Raises `Unreachable` if it is not known."""
     root = CacheRoot(context.settings.cache().path)
     url = context.settings.store().url
+    workspace = context.workspace_or_none()
+    named = None if target is None else target.dataset
+    dataset = named or (None if workspace is None else workspace.dataset)
     try:
-        known = last_known(context, root, target)
-        dataset = _dataset(context, target)
-        if known is None or dataset is None:
+        if dataset is None:
             _refuse(f"{dataset or target}", root)
-        cached = MetadataCache(root.metadata(known.store))
-        metadata = MetadataCache(context.metadata_folder(known.store), cached)
+        here = workspace is not None and workspace.dataset == dataset
+        store_id = bound_store(root, dataset) if named is not None else None
+        if store_id is None and workspace is not None and here:
+            store_id = workspace.store_id
+        if store_id is None:
+            store_id = store_in_effect(context, root) or _refuse(dataset, root)
+        cached = MetadataCache(root.metadata(store_id))
+        metadata = MetadataCache(context.metadata_folder(store_id), cached)
         store = LocalStore(url, metadata)
-
-        def say(named: DatasetName, branch: BranchName, ref: Tracked) -> None:
-            say_how_old(context, root, named, Rev(branch), ref)
-
-        refs = LastKnownRefs(store, known, say)
-        repository = Repository(store, _format(known.store), refs, metadata, context.clock)
+        refs = LastKnownRefs(store, context, root, store_id)
+        entry = FormatEntry(store_id=store_id, nonce=Nonce.random(), time_ms=0, author="", tool="")
+        repository = Repository(store, Format((entry,)), refs, metadata, context.clock)
         repository.objects.copy_of = CachedFiles(root, dataset).find
         return repository
     except OSError as error:
@@ -58,47 +60,51 @@ def open_offline(context: Context, target: Target | None) -> Repository:
 
 
 class LastKnownRefs(Refs):
-    """Names as last known. `say` is told what a branch that was asked for is taken for."""
+    """Names as a cache and the workspace around the caller know them. A branch that is asked for is noted."""
 
-    def __init__(self, store: LocalStore, known: LastKnown, say: Say) -> None:
+    def __init__(self, store: LocalStore, context: Context, root: CacheRoot, store_id: StoreId) -> None:
         super().__init__(store)
-        self._known = known
-        self._say = say
+        self._context = context
+        self._root = root
+        self._id = store_id
 
     def expect(self, dataset: DatasetName, branch: BranchName) -> None:
         pass
 
     def heads(self, dataset: DatasetName) -> list[Head]:
-        known = self._known.of(dataset).there("branches")
+        known = self._known(dataset).there("branches")
         return [_head(dataset, BranchName.parse(name), one) for name, one in known.items()]
 
     def tags(self, dataset: DatasetName) -> list[tuple[TagName, TagValue]]:
-        known = self._known.of(dataset).there("tags")
+        known = self._known(dataset).there("tags")
         return [(TagName.parse(name), _tag_value(one)) for name, one in known.items()]
 
     def branch_or_tag(self, dataset: DatasetName, text: str) -> Head | TagValue | None:
         """Raises `Unreachable` for a name that is not known here."""
         found = self.tag(dataset, TagName.parse(text)) or self.head_or_none(dataset, BranchName.parse(text))
-        return found or _refuse(f"{dataset}@{text}", self._known.root)
+        return found or _refuse(f"{dataset}@{text}", self._root)
 
     def exists(self, dataset: DatasetName) -> bool:
-        """None is known to be absent."""
+        """Return True: none is known to be absent."""
         return True
 
     def head_or_none(self, dataset: DatasetName, branch: BranchName) -> Head | None:
-        known = self._known.of(dataset).branch(branch)
+        known = self._known(dataset).branch(branch)
         if known is None:
             return None
-        self._say(dataset, branch, known)
+        say_how_old(self._context, self._root, dataset, Rev(branch), known)
         return _head(dataset, branch, known)
 
     def head(self, dataset: DatasetName, branch: BranchName) -> Head:
         """Raises `Unreachable` for a branch that is not known here."""
-        return self.head_or_none(dataset, branch) or _refuse(f"{dataset}@{branch}", self._known.root)
+        return self.head_or_none(dataset, branch) or _refuse(f"{dataset}@{branch}", self._root)
 
     def tag(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
-        known = self._known.of(dataset).tag(tag)
+        known = self._known(dataset).tag(tag)
         return None if known is None else _tag_value(known)
+
+    def _known(self, dataset: DatasetName) -> Tracking:
+        return tracked(self._root, self._id, dataset, self._context.workspace_or_none())
 
 
 class CachedFiles:
@@ -110,8 +116,9 @@ class CachedFiles:
         self._folders: list[Path] | None = None
 
     def find(self, entry: Entry) -> Path:
-        """A cached file at the entry's path with its size, and if several differ, with its content. Whoever reads it
-        checks what it holds. Raises `Unreachable` if there is none.
+        """Return a cached file at the entry's path with its size, and if several differ, with its content.
+
+        Whoever reads it checks what it holds. Raises `Unreachable` if there is none.
         """
         if self._folders is None:
             self._folders = [self._root.visible(place) for place in find_places(self._root, self._dataset)]
@@ -145,24 +152,12 @@ def _holds(path: Path, entry: Entry) -> bool:
         return False
 
 
-def _dataset(context: Context, target: Target | None) -> DatasetName | None:
-    if target is not None and target.dataset is not None:
-        return target.dataset
-    workspace = context.workspace_or_none()
-    return None if workspace is None else workspace.dataset
-
-
 def _refuse(name: str, root: CacheRoot) -> NoReturn:
     raise Unreachable(
         f"{name} is not known to the cache {root.path}, and the store is not asked",
         subject=name,
         hint="without --offline the store is asked; dsv cached shows what is here",
     )
-
-
-def _format(store: StoreId) -> Format:
-    entry = FormatEntry(store_id=store, nonce=Nonce.random(), time_ms=0, author="", tool="")
-    return Format((entry,))
 
 
 def _head(dataset: DatasetName, branch: BranchName, known: Tracked) -> Head:

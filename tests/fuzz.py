@@ -47,6 +47,7 @@ from dsv.store.memory import MemoryStore
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.values.ids import ChunkId, CommitId, FileId, Id, IndexId, NodeId, Nonce, PackId, RecipeId, SegmentId
 from dsv.values.names import MAIN, DatasetName
+from tests.kit import packs
 from tests.run.test_record import RECORD
 
 SET = DatasetName.parse("set")
@@ -74,7 +75,7 @@ DECODERS: Mapping[str, Callable[[bytes], object]] = {
     "index": Index.parse,
     "index-merge": IndexMerge.decode,
     "filter": lambda data: used(IndexFilter.parse(data, IndexId(data[8:24]))),
-    "pack": pack.verify,
+    "pack": packs.verify,
 }
 
 
@@ -102,7 +103,7 @@ class Corpus:
         kind = data[4:].partition(b" ")[0].decode("ascii", "replace") if data.startswith(b"dsv ") else ""
         if key.startswith("packs/"):
             self.samples["pack"].append(data)
-            for row in pack.verify(data):
+            for row in packs.verify(data):
                 stored = data[row.offset : row.offset + row.stored]
                 plain = stored
                 if row.codec:
@@ -198,7 +199,7 @@ def objects_of(store: Keys) -> dict[Id, tuple[ObjectKind, bytes]]:
     objects: dict[Id, tuple[ObjectKind, bytes]] = {}
     for key, data in store.items():
         if key.startswith("packs/"):
-            for row in pack.verify(data):
+            for row in packs.verify(data):
                 if row.kind is not ObjectKind.LOCATOR:
                     plain = codec.unpack(row.codec, data[row.offset : row.offset + row.stored], row.length)
                     objects[row.id] = row.kind, plain

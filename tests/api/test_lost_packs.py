@@ -17,8 +17,8 @@ from dsv.api.restore import restore
 from dsv.api.sync import Synced, SyncRequest, sync
 from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.format.locator import ObjectKind
-from dsv.format.pack import verify
 from dsv.values.names import DatasetName, Target
+from tests.kit.packs import verify
 from tests.kit.people import Files, Person
 
 FILES: Files = {f"d/{n}": b"%d" % n * 40 for n in range(30)} | {"large": random.Random(3).randbytes(5 << 20)}

@@ -9,9 +9,9 @@ import pytest
 
 from dsv.errors import Conflict
 from dsv.format.locator import ObjectKind
-from dsv.format.pack import verify
 from dsv.repo.repository import Repository
 from dsv.values.names import BranchName
+from tests.kit.packs import verify
 from tests.kit.people import Person
 from tests.kit.repositories import condemn, packs
 

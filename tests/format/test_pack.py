@@ -14,18 +14,10 @@ from dsv.format import pack
 from dsv.format.codec import Codec
 from dsv.format.index import Index, IndexBuilder
 from dsv.format.locator import ObjectKind
-from dsv.format.pack import (
-    FOOTER_SIZE,
-    PackBuilder,
-    Packed,
-    PackRow,
-    PackTable,
-    parse_footer,
-    parse_table,
-    verify,
-)
+from dsv.format.pack import PackBuilder, Packed
 from dsv.values.ids import ChunkId, Id, PackId, RecipeId, SegmentId
 from tests.format.strategies import mutations
+from tests.kit.packs import FOOTER_SIZE, PackRow, PackTable, parse_footer, parse_table, verify
 
 Object = tuple[ObjectKind, bytes, Codec, bytes, int]
 PACK = PackId(b"p" * 16)

@@ -31,8 +31,6 @@ def test_round_trip(recipe: Recipe) -> None:
     kind = RecipeId if recipe.level else ChunkId
     assert [type(child) for child in decoded.children()] == [kind] * len(recipe)
     assert [length for _, length in decoded.rows()] == list(recipe.lengths)
-    if recipe.level == 0:
-        assert list(decoded.chunks()) == list(decoded.rows())
 
 
 @given(recipes(), st.data())
@@ -75,11 +73,6 @@ def test_the_layout() -> None:
 def test_damage_is_found(data: bytes, message: str) -> None:
     with pytest.raises(IntegrityError, match=f"recipe is damaged.*{message}"):
         Recipe.decode(data)
-
-
-def test_no_chunks_above_level_0() -> None:
-    with pytest.raises(ValueError, match="level 1"):
-        Recipe(1, b"i" * 32, array("Q", [1])).chunks()
 
 
 def chunk_ids(count: int, seed: int = 0) -> bytes:

@@ -51,10 +51,10 @@ def test_rows_unlike_are_those_whose_entries_the_other_segment_does_not_have(
 @given(entry_lists(), paths)
 def test_find(entries: list[Entry], other: bytes) -> None:
     segment = Segment.of(entries)
-    for entry in entries:
-        assert segment.find(entry.path) == entry
+    for at, entry in enumerate(entries):
+        assert segment.position(entry.path) == at
     if other not in {entry.path for entry in entries}:
-        assert segment.find(other) is None
+        assert segment.position(other) is None
 
 
 @given(entry_lists(), st.data())

@@ -12,6 +12,7 @@ from dsv import reader
 from dsv.format import keys, pack
 from dsv.format.index import Index, IndexBuilder
 from tests.golden.building import name_of
+from tests.kit import packs
 from tests.kit.people import Files, Person, read_folder
 
 noise = random.Random(7)
@@ -69,7 +70,7 @@ def test_indexes_are_rebuilt_from_the_packs_alone(synced: tuple[Path, Files, Fil
     for path in (copy / "packs").rglob("*/*"):
         pack_id = keys.parse_pack_key(str(path.relative_to(copy)))
         assert pack_id is not None
-        for row in pack.verify(path.read_bytes()).indexed(pack_id):
+        for row in packs.verify(path.read_bytes()).indexed(pack_id):
             builder.add(*row)
             after.add(row)
     assert after == before
@@ -98,5 +99,5 @@ def test_metadata_never_waits_behind_data(synced: tuple[Path, Files, Files]) -> 
     """Packs hold chunks, or everything else, never both; chunks lie in the order of their paths."""
     store, _, _ = synced
     for path in (store / "packs").rglob("*/*"):
-        kinds = {row.kind for row in pack.verify(path.read_bytes())}
+        kinds = {row.kind for row in packs.verify(path.read_bytes())}
         assert kinds == {pack.ObjectKind.CHUNK} or pack.ObjectKind.CHUNK not in kinds

@@ -18,12 +18,12 @@ from dsv.format.codec import unpack
 from dsv.format.commit import Commit
 from dsv.format.index import Index
 from dsv.format.locator import Locator, ObjectKind
-from dsv.format.pack import verify
 from dsv.format.recipe import cut_points
 from dsv.format.segment import Segment
 from dsv.format.tree import Kind, Node
 from dsv.values.ids import ChunkId, NodeId, RecipeId, SegmentId
 from tests.golden import make
+from tests.kit.packs import verify
 
 STORE = Path(__file__).parent / "store"
 NAMED_STORE = Path(__file__).parent / "store-named"

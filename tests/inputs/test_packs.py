@@ -8,13 +8,14 @@ import pytest
 
 from dsv import reader
 from dsv.errors import IntegrityError
-from dsv.format import keys, pack
+from dsv.format import keys
 from dsv.format.index import Index, IndexBuilder
 from dsv.format.locator import Locator, ObjectKind
 from dsv.reader import StoreError
 from dsv.values.ids import ChunkId, PackId
 from tests.golden.building import name_of
 from tests.inputs.scene import CACHE, CLONE, FILES, WHOLE, Scene, nothing_partial, refused
+from tests.kit import packs
 
 Keys = Mapping[str, bytes]
 
@@ -22,12 +23,12 @@ Keys = Mapping[str, bytes]
 def pack_of(synced: Keys, kind: ObjectKind) -> str:
     """The key of the one pack that holds objects of this kind."""
     (found,) = [
-        key for key, data in synced.items() if key.startswith("packs/") and _has(pack.verify(data), kind)
+        key for key, data in synced.items() if key.startswith("packs/") and _has(packs.verify(data), kind)
     ]
     return found
 
 
-def _has(table: pack.PackTable, kind: ObjectKind) -> bool:
+def _has(table: packs.PackTable, kind: ObjectKind) -> bool:
     return kind in {row.kind for row in table}
 
 
@@ -78,9 +79,9 @@ def test_what_lies_before_the_cut_is_read(scene: Scene, synced: Keys) -> None:
     scene.reset(synced)
     for kind in (DATA, METADATA):
         key = pack_of(synced, kind)
-        scene.put(key, synced[key][: pack.parse_footer(synced[key]).table_offset])
+        scene.put(key, synced[key][: packs.parse_footer(synced[key]).table_offset])
         with pytest.raises(IntegrityError):
-            pack.verify(scene.contents()[key])
+            packs.verify(scene.contents()[key])
     person = scene.newcomer()
     assert CACHE(person, "set").code == 0
     assert CACHE.result(person, "set") == FILES
@@ -89,7 +90,7 @@ def test_what_lies_before_the_cut_is_read(scene: Scene, synced: Keys) -> None:
 def test_a_flipped_bit_in_a_chunk_is_named_and_costs_that_file_alone(scene: Scene, synced: Keys) -> None:
     scene.reset(synced)
     key = pack_of(synced, DATA)
-    row = next(row for row in pack.verify(synced[key]) if row.id == ChunkId.hash(FILES["a.bin"] or b""))
+    row = next(row for row in packs.verify(synced[key]) if row.id == ChunkId.hash(FILES["a.bin"] or b""))
     scene.put(key, flipped(synced[key], row.offset + row.stored // 2))
     person = scene.newcomer()
     told = (str(row.id), id_of(key))
@@ -106,7 +107,7 @@ def test_a_flipped_bit_anywhere_in_a_large_or_compressed_file(scene: Scene, sync
     scene.reset(synced)
     key = pack_of(synced, DATA)
     person = scene.newcomer()
-    for row in pack.verify(synced[key]):
+    for row in packs.verify(synced[key]):
         name = "set:text.txt" if row.length == len(FILES["text.txt"] or b"") else "set:b/large.bin"
         if row.length == len(FILES["a.bin"] or b""):
             continue
@@ -118,7 +119,7 @@ def test_a_flipped_bit_anywhere_in_a_large_or_compressed_file(scene: Scene, sync
 def test_a_flipped_bit_in_the_metadata(scene: Scene, synced: Keys) -> None:
     """Of a locator it costs nothing; of all else it is named."""
     key = pack_of(synced, METADATA)
-    for row in pack.verify(synced[key]):
+    for row in packs.verify(synced[key]):
         scene.reset(synced)
         scene.put(key, flipped(synced[key], row.offset + row.stored // 2))
         person = scene.newcomer()
@@ -138,7 +139,7 @@ def test_a_table_that_points_outside_its_pack(scene: Scene, synced: Keys) -> Non
         key = pack_of(synced, kind)
         scene.put(key, beyond_the_end(synced[key]))
         with pytest.raises(IntegrityError, match="one after the other"):
-            pack.verify(scene.contents()[key])
+            packs.verify(scene.contents()[key])
     for use in (CACHE, CLONE):
         person = scene.newcomer()
         assert use(person, "set").code == 0
@@ -149,7 +150,7 @@ def beyond_the_end(data: bytes) -> bytes:
     """The pack with each offset in its table 2^31 further on, and a hash that fits."""
     from blake3 import blake3
 
-    footer = pack.parse_footer(data)
+    footer = packs.parse_footer(data)
     offsets = footer.table_offset + (1 + 1 + 32) * footer.rows
     changed = bytearray(data)
     for row in range(footer.rows):

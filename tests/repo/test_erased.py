@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from dsv import reader
 from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported
-from dsv.format import keys, pack
+from dsv.format import keys
 from dsv.format.records import DatasetErased, FormatEntry, RefEntry, erased_id
 from dsv.repo.format_log import features
 from dsv.repo.repository import Repository
@@ -21,6 +21,7 @@ from dsv.store.memory import MemoryStore
 from dsv.values.ids import Nonce, StoreId
 from dsv.values.names import MAIN, DatasetName
 from tests.kit.dsv import Dsv
+from tests.kit.packs import verify
 from tests.kit.repositories import DATASET, commit, create, packs
 
 OTHER = DatasetName.parse("scans-2")
@@ -191,7 +192,7 @@ def test_a_pack_with_a_cipher_is_refused_and_a_damaged_one_is_damage() -> None:
     assert struct.unpack_from("<I", data, len(data) - 44) == (0,)
     struct.pack_into("<I", data, len(data) - 44, 1)
     with pytest.raises(IntegrityError):
-        pack.verify(bytes(data))
+        verify(bytes(data))
     data[-40:-8] = blake3(bytes(data[:-40])).digest()
     with pytest.raises(Unsupported, match="a pack is encrypted"):
-        pack.verify(bytes(data))
+        verify(bytes(data))

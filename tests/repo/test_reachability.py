@@ -4,11 +4,12 @@ import random
 
 import pytest
 
-from dsv.format import keys, pack, recipe
+from dsv.format import keys, recipe
 from dsv.format.locator import ObjectKind
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import Reached, TreeReader, reach_content, reach_tree
 from dsv.store.memory import MemoryStore
+from tests.kit import packs
 from tests.kit.repositories import commit, create
 
 BIG = random.Random(5).randbytes(12 << 20)
@@ -27,7 +28,7 @@ def stored(repository: Repository) -> set[Reached]:
     for item in repository.store.list(keys.PACK_PREFIX):
         pack_id = keys.parse_pack_key(item.key)
         assert pack_id is not None
-        table = pack.verify(repository.store.get(item.key))
+        table = packs.verify(repository.store.get(item.key))
         found |= {Reached(*row) for row in table.indexed(pack_id)}
     return found
 

@@ -9,7 +9,6 @@ from dsv.format import keys
 from dsv.format.commit import Commit
 from dsv.format.index import IndexBuilder
 from dsv.format.locator import ObjectKind
-from dsv.format.pack import verify
 from dsv.format.records import Feature, FeatureRule, FormatEntry, GcDone, SessionVerdict
 from dsv.repo import session as session_module
 from dsv.repo.repository import Repository
@@ -21,6 +20,7 @@ from dsv.store.memory import MemoryStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId, CommitId, IndexId, Nonce, PackId
 from dsv.values.names import MAIN
+from tests.kit.packs import verify
 from tests.kit.repositories import DATASET, WRITER, change, commit, condemn, create, packs, publish, read
 from tests.waiting import until
 

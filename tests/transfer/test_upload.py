@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsv.format.codec import Compressor
 from dsv.format.keys import INDEX_PREFIX
 from dsv.format.locator import ObjectKind
-from dsv.format.pack import Packed, verify
+from dsv.format.pack import Packed
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.memory import MemoryStore
@@ -19,6 +19,7 @@ from dsv.transfer import packing
 from dsv.transfer import upload as upload_module
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId
+from tests.kit.packs import verify
 from tests.kit.repositories import WRITER, condemn, create, packs, store_content
 
 CONTENTS = st.integers(0, 40).map(lambda number: bytes([number]) * (40 * number) + b"end")

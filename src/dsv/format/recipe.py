@@ -110,12 +110,6 @@ class Recipe(msgspec.Struct, frozen=True):
         """Yield each child with the bytes it stands for."""
         return zip(self.children(), self.lengths, strict=True)
 
-    def chunks(self) -> Iterator[tuple[ChunkId, int]]:
-        """Yield each chunk with its length. Raises `ValueError` above level 0."""
-        if self.level:
-            raise ValueError(f"a recipe of level {self.level} lists no chunks")
-        return zip(map(ChunkId, cut(self.ids, 32)), self.lengths, strict=True)
-
     def encode(self) -> bytes:
         """Raise `ValueError` for what `decode` would refuse."""
         fault = self._fault()

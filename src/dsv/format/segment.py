@@ -143,11 +143,6 @@ class Segment:
             recipe = RecipeId(self.recipe_ids[32 * row : 32 * row + 32])
         return Entry(path, kind, size, file_id, recipe)
 
-    def find(self, path: bytes) -> Entry | None:
-        """Return the entry of exactly this path."""
-        at = self.position(path)
-        return None if at is None else self.entry(at)
-
     def position(self, path: bytes) -> int | None:
         """At which place, from 0, the entry of exactly this path is."""
         at = bisect.bisect_left(self.paths, sort_key(path), key=sort_key)

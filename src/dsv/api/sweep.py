@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dsv.api.context import Context
@@ -15,11 +15,8 @@ from dsv.errors import Denied, NotFound
 from dsv.run.dirs import RunPlace
 from dsv.run.engine_list import ENGINES
 from dsv.run.engines.base import CANNOT_LAUNCH
-from dsv.run.listing import RunView
-from dsv.run.parameters import SweepId
-from dsv.run.record import RunId
-from dsv.run.sweep import SweepNotes, SweepPlan, SweepView
-from dsv.run.sweep_driver import Driven, Started, SweepDriver
+from dsv.run.sweep import SweepPlan, SweepView
+from dsv.run.sweep_driver import Started, SweepDriver, Watcher
 from dsv.values.names import DatasetName
 
 
@@ -33,21 +30,30 @@ def open_sweep(
     *,
     parallel: int,
     start: Callable[[SweepPlan, int], Started],
+    watcher: Watcher,
     placing: Placing | None = None,
     force: bool = False,
 ) -> Iterator[SweepDriver]:
-    """A driver whose runs can be begun: their commits and their code are found, and their data is fetched and held if
-    they are to run here.
+    """Yield a driver whose runs can be started: their commits and their code are found, and their data is fetched and
+    held if they are to run here. The caller is `driving` the sweep.
 
-    start: begins one run. The others are as for `run`, and so is what is raised. The caller is `driving` the sweep.
+    start: starts one run
     """
     first, _ = dry_run(context, cache, plan.spec, place, placing=placing)
     stage = placing is None and not ENGINES[first.engine].queues
     with prepared(context, cache, plan.spec, place, stage=stage, force=force) as spec:
         context.progress.finish()
         whole = replace(plan, spec=spec)
-        known = _Known(found, found.notes(_dataset(whole), plan.seat.id), whole)
-        yield SweepDriver(whole, place.state, parallel, known, lambda number: start(whole, number))
+        dataset = _dataset(whole)
+        yield SweepDriver(
+            whole,
+            place.state,
+            parallel,
+            found.notes(dataset, plan.seat.id),
+            show=lambda run: found.show(run, dataset),
+            start=lambda number: start(whole, number),
+            watcher=watcher,
+        )
 
 
 def become_driver(found: Runs, plan: SweepPlan) -> None:
@@ -60,34 +66,17 @@ def become_driver(found: Runs, plan: SweepPlan) -> None:
         # Who can't write to the store leaves no record there either from which others could continue the sweep.
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    found: Runs
-    notes: SweepNotes
-    plan: SweepPlan
-
-    def show(self, run: RunId) -> RunView:
-        return self.found.show(run, _dataset(self.plan))
-
-    def is_over(self) -> bool:
-        return self.notes.is_over(self.plan.turn)
-
-    def stop(self) -> None:
-        if not self.is_over():
-            self.notes.stop()
-
-
 def _dataset(plan: SweepPlan) -> DatasetName:
     assert plan.spec.target.dataset is not None  # a record names it, and `prepared` finds it
     return plan.spec.target.dataset
 
 
-def outcome(found: Runs, sweep: SweepId, driven: Driven) -> tuple[int, SweepView | None]:
-    """The exit code of a sweep, and its runs; None if none has a record."""
+def outcome(found: Runs, driver: SweepDriver) -> tuple[int, SweepView | None]:
+    """Return the exit code of a sweep, and its runs; None if none has a record."""
     view = None
     with suppress(NotFound):
-        view = found.sweep(sweep)
+        view = found.sweep(driver.plan.seat.id)
     code = None if view is None else view.exit_code
     if code is None:
-        code = CANNOT_LAUNCH if driven.ended_by is None else 128 + driven.ended_by
-    return code if driven.refused is None else driven.refused, view
+        code = CANNOT_LAUNCH if driver.ended_by is None else 128 + driver.ended_by
+    return code if driver.refused is None else driver.refused, view

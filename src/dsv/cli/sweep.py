@@ -24,7 +24,7 @@ from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import spared
 from dsv.run.parameters import names_sweep, parse_axes
 from dsv.run.sweep import SweepPlan, continued_sweep, driving, new_sweep, sweep_folder
-from dsv.run.sweep_driver import Driven
+from dsv.run.sweep_driver import SweepDriver
 
 
 def is_sweep(typed: Typed) -> bool:
@@ -54,19 +54,20 @@ def sweep(call: Call, typed: Typed) -> int:
                 return 0
         held.enter_context(driving(place.state, plan.seat.id))
         become_driver(found, plan)
+        lines = SweepLines.of(call, plan.seat, plan.left)
         with launching():
             driver = held.enter_context(
                 open_sweep(
                     context, found, cache, plan, place,
                     parallel=typed.parallel or 1,
                     start=lambda whole, number: Supervisor.start(call, whole.member(number)),
-                    placing=placing, force=typed.force,
+                    watcher=lines, placing=placing, force=typed.force,
                 )
             )  # fmt: skip
         _announce(call, place, plan, driver.parallel)
-        with SweepLines.of(call, plan.seat, plan.left) as lines:
-            driven = driver.drive(lines)
-        return _tell(call, found, plan, driven)
+        with lines:
+            driver.drive()
+        return _tell(call, found, driver)
 
 
 def _plan(call: Call, typed: Typed, context: Context, place: RunPlace, found: Runs) -> SweepPlan:
@@ -88,13 +89,13 @@ def _announce(call: Call, place: RunPlace, plan: SweepPlan, parallel: int) -> No
         call.say(f"{seat.id}: {len(plan.left)} runs, at most {parallel} at once")
 
 
-def _tell(call: Call, found: Runs, plan: SweepPlan, driven: Driven) -> int:
-    if driven.ended_by == SIGHUP:
+def _tell(call: Call, found: Runs, driver: SweepDriver) -> int:
+    if driver.ended_by == SIGHUP:
         return 128 + SIGHUP  # nobody is there to be told
-    code, view = outcome(found, plan.seat.id, driven)
+    code, view = outcome(found, driver)
     if call.json:
         runs = [] if view is None else [each.item() for each in view.members]
-        call.document({"sweep": {"id": plan.seat.id, "exit_code": code, "runs": runs}})
+        call.document({"sweep": {"id": driver.plan.seat.id, "exit_code": code, "runs": runs}})
     elif view is not None:
         write_table(call, view.members)
     return code

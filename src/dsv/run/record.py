@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from signal import Signals
-from typing import Final, Self
+from typing import Annotated, Final, Self, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,9 @@ from dsv.values.names import DatasetName
 
 TIMED_OUT: Final = 124
 """The exit code of a run that its time limit ended, and whose command called that a success; as of `timeout`."""
+
+Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63) + 1, le=2**63 - 1)]
+"""No dsv writes a number of more than 64 bits, which readers could not handle."""
 
 _INEXACT_MS: Final = 2000
 """Clocks that differ by less are taken for equal: clusters tell times in whole seconds."""
@@ -70,19 +73,19 @@ class RunPart:
     else is to be said of the end, in the engine's words.
     """
 
-    node: int = 0
-    attempt: int = 1
+    node: Int = 0
+    attempt: Int = 1
     host: str | None = None
-    started_ms: int | None = None
-    ended_ms: int | None = None
+    started_ms: Int | None = None
+    ended_ms: Int | None = None
     end: EndCause | None = None
-    exit_code: int | None = None
+    exit_code: Int | None = None
     exit_signal: str | None = None
     cancelled_by: str | None = None
     error: str | None = None
     cache_hit: bool | None = None
     stage_seconds: float | None = None
-    stage_bytes: int | None = None
+    stage_bytes: Int | None = None
 
     @property
     def succeeded(self) -> bool:
@@ -252,8 +255,8 @@ class RunData:
     dataset: DatasetName
     commit: CommitId
     path: str | None = None
-    files: int = 0
-    bytes: int = 0
+    files: Int = 0
+    bytes: Int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +276,8 @@ class RunOutput:
     None if it could not be kept, for the reason in error. left_out: what no commit can hold, each with why."""
 
     tree: str | None = None
-    files: int = 0
-    bytes: int = 0
+    files: Int = 0
+    bytes: Int = 0
     left_out: tuple[str, ...] = ()
     error: str | None = None
 
@@ -285,7 +288,7 @@ class GpuUse:
 
     name: str
     utilization: float
-    peak_memory_bytes: int
+    peak_memory_bytes: Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +299,7 @@ class Usage:
     it was over too soon. cpu_seconds: user and system, of all its processes.
     """
 
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: Int | None = None
     cpu_seconds: float | None = None
     gpus: tuple[GpuUse, ...] = ()
 
@@ -343,8 +346,8 @@ _JOB = msgspec.json.Decoder(JobRef)
 class LogInfo:
     """bytes: what the job wrote; kept_bytes: what is kept of it, its head and its tail."""
 
-    bytes: int
-    kept_bytes: int
+    bytes: Int
+    kept_bytes: Int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,11 +386,11 @@ class RunRecord:
     tpu: str | None = None
     tpu_topology: str | None = None
     cpus: float | None = None
-    memory_bytes: int | None = None
-    time_seconds: int | None = None
-    nodes: int = 1
-    retries: int = 0
-    shm_bytes: int | None = None
+    memory_bytes: Int | None = None
+    time_seconds: Int | None = None
+    nodes: Int = 1
+    retries: Int = 0
+    shm_bytes: Int | None = None
     code: CodeState | None = None
     out: str
     output: RunOutput | None = None
@@ -395,9 +398,9 @@ class RunRecord:
     name: str | None = None
     host: str
     user: str
-    started_ms: int
-    ended_ms: int | None = None
-    exit_code: int | None = None
+    started_ms: Int
+    ended_ms: Int | None = None
+    exit_code: Int | None = None
     signal: str | None = None
     end: EndCause | None = None
     cancelled_by: str | None = None
@@ -405,7 +408,7 @@ class RunRecord:
     parts: tuple[RunPart, ...] = ()
     cache_hit: bool = False
     stage_seconds: float = 0.0
-    stage_bytes: int = 0
+    stage_bytes: Int = 0
     usage: Usage | None = None
     metrics: dict[str, Json] | None = None
     metrics_error: str | None = None
@@ -425,74 +428,38 @@ class RunRecord:
 
     def encode(self) -> bytes:
         """ASCII JSON, one member a line. Raises `ValueError` where parameters or metrics are no JSON."""
-        document = {"kind": "dsv run", "version": RECORD_VERSION, **asdict(self), "commit": self.commit.hex()}
+        document = {
+            "kind": _KINDS["record"],
+            "version": RECORD_VERSION,
+            **asdict(self),
+            "commit": self.commit.hex(),
+        }
         document["data"] = [asdict(each) | {"commit": each.commit.hex()} for each in self.data]
         return json.dumps(document, indent=1, allow_nan=False).encode("ascii") + b"\n"
 
     @classmethod
     def decode(cls, data: bytes, subject: str) -> RunRecord:
         """Raises `IntegrityError`, or `Unsupported` for a newer version; `subject` is the key."""
-        document = _load(data, subject)
-        version = document.get("version")
-        if isinstance(version, int) and version > RECORD_VERSION:
-            raise Unsupported(
-                f"{subject} was written by a newer dsv (version {version} of its kind)",
-                subject=subject,
-                hint="update dsv",
-            )
-        if document.get("kind") != "dsv run" or version != RECORD_VERSION:
-            raise IntegrityError(f"{subject} is no record of a run", subject=subject)
         try:
-            record = msgspec.convert(document, cls, dec_hook=_convert)
-        except msgspec.ValidationError as error:
-            raise IntegrityError(f"{subject} is no record of a run: {error}", subject=subject) from error
-        try:
+            record = msgspec.convert(_load(data, subject, "record"), cls, dec_hook=_convert)
             record.commits  # noqa: B018 (that they can be read)
-        except UsageError as error:
-            raise IntegrityError(
-                f"{subject} is no record of a run: {error.message}", subject=subject
-            ) from error
-        odd = "a number in it" if _has_odd_number(record) else _odd_member(record)
+        except (msgspec.ValidationError, UsageError) as error:
+            raise IntegrityError(f"{subject} is no record of a run: {error}", subject=subject) from error
+        odd = None
+        if record.gpus not in (None, "all") and _COUNT.fullmatch(record.gpus) is None:
+            odd = f"gpus {record.gpus[:40]!r}"
+        elif record.sweep is not None and not record.sweep.is_possible:
+            odd = f"its place in {record.sweep.id}"
         if odd is not None:
             raise IntegrityError(f"{subject} is no record of a run: {odd} is impossible", subject=subject)
         return record
 
 
-def _odd_member(record: RunRecord) -> str | None:
-    """Refuse what no dsv writes, and what readers could not handle."""
-    if record.gpus not in (None, "all") and _COUNT.fullmatch(record.gpus) is None:
-        return f"gpus {record.gpus[:40]!r}"
-    if record.sweep is not None and not record.sweep.is_possible:
-        return f"its place in {record.sweep.id}"
-    return None
+_KINDS: Final = {"record": "dsv run", "part": "dsv run part"}
 
 
-def _has_odd_number(record: RunRecord) -> bool:
-    """Check that a number has more than 64 bits, which no dsv writes."""
-    counts = [
-        record.started_ms,
-        record.ended_ms or 0,
-        record.stage_bytes,
-        record.shm_bytes or 0,
-        record.exit_code or 0,
-        record.memory_bytes or 0,
-        record.time_seconds or 0,
-        record.nodes,
-        record.retries,
-    ]
-    for part in record.parts:
-        counts += [part.node, part.attempt, part.exit_code or 0, part.stage_bytes or 0]
-        counts += [part.started_ms or 0, part.ended_ms or 0]
-    counts += [number for each in record.data for number in (each.files, each.bytes)]
-    counts += [] if record.log is None else [record.log.bytes, record.log.kept_bytes]
-    counts += [] if record.sweep is None else [record.sweep.number, record.sweep.of]
-    counts += [] if record.output is None else [record.output.files, record.output.bytes]
-    if record.usage is not None:
-        counts += [record.usage.peak_memory_bytes or 0, *(gpu.peak_memory_bytes for gpu in record.usage.gpus)]
-    return any(abs(each) >= 1 << 63 for each in counts)
-
-
-def _load(data: bytes, subject: str) -> dict[str, Json]:
+def _load(data: bytes, subject: str, what: str) -> dict[str, Json]:
+    """Return the document of a record or a part."""
     if len(data) > MAX_RECORD:
         raise IntegrityError(f"{subject} is larger than a record of a run may be", subject=subject)
     try:
@@ -501,8 +468,17 @@ def _load(data: bytes, subject: str) -> dict[str, Json]:
         )
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"{subject} is no JSON", subject=subject) from error
-    if not isinstance(document, dict):
-        raise IntegrityError(f"{subject} is no record of a run", subject=subject)
+    if not isinstance(document, dict) or document.get("kind") != _KINDS[what]:
+        raise IntegrityError(f"{subject} is no {what} of a run", subject=subject)
+    version = document.get("version")
+    if isinstance(version, int) and version > RECORD_VERSION:
+        raise Unsupported(
+            f"{subject} was written by a newer dsv (version {version} of its kind)",
+            subject=subject,
+            hint="update dsv",
+        )
+    if version != RECORD_VERSION:
+        raise IntegrityError(f"{subject} is no {what} of a run", subject=subject)
     return document
 
 
@@ -525,7 +501,6 @@ MAX_PART: Final = 1 << 20
 """Bytes of one part: little but the error in it can be long."""
 
 _PART_NAME = re.compile(r"(part|log)-(0|[1-9][0-9]{0,4})-([1-9][0-9]{0,4})", re.ASCII)
-_VERSION: Final = 1
 
 
 def part_name(node: int, attempt: int) -> str:
@@ -546,7 +521,7 @@ def parse_part_name(name: str) -> tuple[str, int, int] | None:
 
 def encode_part(part: RunPart, usage: Usage | None = None) -> bytes:
     """ASCII JSON. usage: what the command took there."""
-    document = {"kind": "dsv run part", "version": _VERSION, **asdict(part)}
+    document = {"kind": _KINDS["part"], "version": RECORD_VERSION, **asdict(part)}
     if usage is not None:
         document["usage"] = asdict(usage)
     return json.dumps(document, indent=1, allow_nan=False).encode("ascii") + b"\n"
@@ -554,17 +529,7 @@ def encode_part(part: RunPart, usage: Usage | None = None) -> bytes:
 
 def decode_part(data: bytes, subject: str) -> tuple[RunPart, Usage | None]:
     """Raises `IntegrityError`, or `Unsupported` for a newer version; `subject` is the key."""
-    try:
-        document = json.loads(
-            data, parse_int=whole_number, parse_float=finite_number, parse_constant=finite_number
-        )
-    except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"{subject} is no JSON", subject=subject) from error
-    if not isinstance(document, dict) or document.get("kind") != "dsv run part":
-        raise IntegrityError(f"{subject} is no part of a run", subject=subject)
-    version = document.get("version")
-    if isinstance(version, int) and version > _VERSION:
-        raise Unsupported(f"{subject} was written by a newer dsv", subject=subject, hint="update dsv")
+    document = _load(data, subject, "part")
     try:
         part = msgspec.convert(document, RunPart)
         usage = msgspec.convert(document.get("usage"), Usage | None)

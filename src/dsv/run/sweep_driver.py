@@ -20,7 +20,7 @@ from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView, ask_to_stop, find_under_way
 from dsv.run.parameters import due
 from dsv.run.record import RunId
-from dsv.run.sweep import SweepPlan
+from dsv.run.sweep import SweepNotes, SweepPlan
 
 _TICK = 0.2
 _AWAY = 5.0
@@ -55,128 +55,109 @@ class Watcher(Protocol):
         ...
 
 
-class Known(Protocol):
-    """The sweep as the store knows it. Methods raise `DsvError`."""
-
-    def show(self, run: RunId) -> RunView: ...
-
-    def is_over(self) -> bool:
-        """Check that no more runs are to be started here: somebody stopped the sweep."""
-        ...
-
-    def stop(self) -> None:
-        """Let other machines continue the sweep."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Driven:
-    """Why not all runs were started."""
-
-    ended_by: int | None
-    """The signal that ended it."""
-    refused: int | None
-    """The exit code of the run that could not be started."""
-
-
 @dataclass(slots=True)
 class SweepDriver:
-    """Begins what is due, and looks after what goes on, until nothing is left of either. start: begins the run of a
-    number, and returns once it has announced itself or failed."""
+    """Starts the runs that are due, and watches those that go on, until nothing is left of either."""
 
     plan: SweepPlan
     state: Path
     parallel: int
-    known: Known
+    notes: SweepNotes
+    show: Callable[[RunId], RunView]
+    """Returns a run as the store knows it. Raises `DsvError`."""
     start: Callable[[int], Started]
+    """Starts the run of a number, and returns once it has announced itself or failed."""
+    watcher: Watcher
     signals: Signals = field(default_factory=Signals)
+    ended_by: int | None = None
+    """The signal that ended it before all runs were started."""
+    refused: int | None = None
+    """The exit code of the run that could not be started."""
     _going: dict[int, _Going] = field(default_factory=dict)
     _begun: set[int] = field(default_factory=set)
-    _ended_by: int | None = None
     _stopping: bool = False
-    _refused: int | None = None
     _away_until: float = 0.0
     _told_away: bool = False
 
-    def drive(self, watcher: Watcher) -> Driven:
+    def drive(self) -> None:
         self._begun = set(self.plan.begun)
         self._going = {number: _Going(run, None, self.state) for number, run in self.plan.going}
         with self.signals.caught():
             while True:
                 for number in self._due():
-                    if self._away_until <= monotonic() and self._may_begin(number, watcher):
-                        self._start(number, watcher)
-                self._look(watcher)
+                    if self._away_until <= monotonic() and self._may_begin(number):
+                        self._start(number)
+                self._look()
                 if not self._going and not self._due():
                     break
-                self._heed(self.signals.next(_TICK), watcher)
-                if self._ended_by == SIGHUP:
+                self._heed(self.signals.next(_TICK))
+                if self.ended_by == SIGHUP:
                     break  # the terminal is gone: the runs that were started continue
         if self._stopping:
             with suppress(DsvError):
-                self.known.stop()
-        return Driven(self._ended_by, self._refused)
+                if not self.notes.is_over(self.plan.turn):
+                    self.notes.stop()
 
     def _due(self) -> tuple[int, ...]:
         if self._stopping:
             return ()
         return due(self.plan.seat.of, self._begun, len(self._going), self.parallel)[:1]
 
-    def _may_begin(self, number: int, watcher: Watcher) -> bool:
+    def _may_begin(self, number: int) -> bool:
         try:
-            self._stopping = self.known.is_over()
+            self._stopping = self.notes.is_over(self.plan.turn)
         except Unreachable as error:
             self._away_until = monotonic() + _AWAY
             if not self._told_away:
                 self._told_away = True
-                watcher.note(f"the next run is started once the store answers: {error.message}")
+                self.watcher.note(f"the next run is started once the store answers: {error.message}")
             return False
         except DsvError as error:
-            self._refuse(number, error.message, error.exit_code, watcher)
+            self._refuse(number, error.message, error.exit_code)
             return False
         self._told_away = False
         if self._stopping:
-            watcher.note("the sweep is being stopped: no more runs are started")
+            self.watcher.note("the sweep is being stopped: no more runs are started")
         return not self._stopping
 
-    def _start(self, number: int, watcher: Watcher) -> None:
+    def _start(self, number: int) -> None:
         self._begun.add(number)
         try:
             started = self.start(number)
         except DsvError as error:
-            self._refuse(number, error.message, error.exit_code, watcher)
+            self._refuse(number, error.message, error.exit_code)
             return
         run = started.run
         if run is None:
-            self._refuse(number, started.said, started.poll(), watcher)
+            self._refuse(number, started.said, started.poll())
             return
         self._going[number] = _Going(run, started, self.state)
-        watcher.begun(number, run)
+        self.watcher.begun(number, run)
 
-    def _refuse(self, number: int, why: str, code: int | None, watcher: Watcher) -> None:
+    def _refuse(self, number: int, why: str, code: int | None) -> None:
         """Start no more runs: what keeps one from being started before it has a record keeps all others from it too."""
         self._begun.discard(number)
-        self._stopping, self._refused = True, code or CANNOT_LAUNCH
-        watcher.note(f"run {number} could not be started, so no more runs are started: {why}")
+        self._stopping, self.refused = True, code or CANNOT_LAUNCH
+        self.watcher.note(f"run {number} could not be started, so no more runs are started: {why}")
 
-    def _look(self, watcher: Watcher) -> None:
+    def _look(self) -> None:
         for number, one in list(self._going.items()):
             if one.exit_code() is None:
                 continue
             del self._going[number]
             try:
-                view = self.known.show(one.run)
+                view = self.show(one.run)
             except DsvError as error:
-                watcher.note(f"run {one.run} has ended, and its record can't be read: {error.message}")
+                self.watcher.note(f"run {one.run} has ended, and its record can't be read: {error.message}")
             else:
-                watcher.ended(number, view)
+                self.watcher.ended(number, view)
 
-    def _heed(self, number: int | None, watcher: Watcher) -> None:
+    def _heed(self, number: int | None) -> None:
         if number is None:
-            watcher.tick()
+            self.watcher.tick()
             return
-        again, self._stopping = self._ended_by is not None, True
-        self._ended_by = number
+        again, self._stopping = self.ended_by is not None, True
+        self.ended_by = number
         if number == SIGHUP:
             return
         if self._going:
@@ -184,7 +165,7 @@ class SweepDriver:
                 f"no more runs are started, and those that run have {GRACE:.0f} s to exit; "
                 "send the signal again to kill them now"
             )
-            watcher.note("the runs are ended at once" if again else patient)
+            self.watcher.note("the runs are ended at once" if again else patient)
         for one in self._going.values():
             found = find_under_way(self.state, one.run)
             if found is not None:

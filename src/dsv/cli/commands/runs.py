@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -166,88 +166,115 @@ def runs(
     lacks KEY matches KEY=null alone. Records are in the store, beside the dataset; one that could not be sent yet is
     shown too.
     """
-    ids = run or []
-    filters = [Filter.parse(text) for text in where or ()]
-    only = {"--log": log, "--out": out is not None}
-    _check(call, ids, compare=compare, as_csv=as_csv, only=only)
-    named = None if dataset is None else DatasetName.parse(dataset)
-    if compare or as_csv or any(only.values()):
-        _show(call, ids, named, filters, sort, reverse, limit, compare, as_csv, log, out)
-        return
+    asked = _Asked(
+        ids=run or [],
+        dataset=None if dataset is None else DatasetName.parse(dataset),
+        filters=[Filter.parse(text) for text in where or ()],
+        sort=sort,
+        reverse=reverse,
+        limit=limit,
+        compare=compare,
+        as_csv=as_csv,
+        log=log,
+        out=out,
+    )
+    _check(call, asked)
     try:
-        _show(call, ids, named, filters, sort, reverse, limit, compare, as_csv, log, out)
+        _show(call, asked)
     except Unreachable as error:
-        views = _known_here(call, ids, named, error)
-        views = views if ids else choose_runs(views, filters, sort, reverse, limit)
-        if call.json:
-            call.items(view.item() for view in views)
-        elif ids:
-            _write_each(call, views)
-        else:
-            write_table(call, views, [each.key for each in filters], chosen=True)
+        if compare or as_csv or log or out is not None:
+            raise
+        _show_known_here(call, asked, error)
 
 
-def _known_here(call: Call, ids: list[str], named: DatasetName | None, away: Unreachable) -> list[RunView]:
-    """Return what this machine knows while the store is not reachable.
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The runs that were asked for, and the way in which they are shown."""
+
+    ids: list[str]
+    dataset: DatasetName | None
+    filters: list[Filter]
+    sort: str | None
+    reverse: bool
+    limit: int | None
+    compare: bool
+    as_csv: bool
+    log: bool
+    out: str | None
+
+    @property
+    def orders(self) -> bool:
+        return bool(self.filters or self.sort or self.reverse)
+
+    def choose(self, views: Iterable[RunView]) -> list[RunView]:
+        return choose_runs(views, self.filters, self.sort, self.reverse, self.limit)
+
+    @property
+    def columns(self) -> list[str]:
+        """The keys that a table must show."""
+        return [each.key for each in self.filters] + ([] if self.sort is None else [sort_order(self.sort)[0]])
+
+
+def _show_known_here(call: Call, asked: _Asked, away: Unreachable) -> None:
+    """Show what this machine knows while the store is not reachable.
 
     Raises `away` if it doesn't know what was asked for.
     """
     state = call.settings.state
-    found = [run_known_here(state, text) for text in ids] if ids else runs_known_here(state)
-    views = [view for view in found if view is not None and named in (None, view.record.dataset)]
-    if not views or len(views) < len(ids):
+    found = [run_known_here(state, text) for text in asked.ids] if asked.ids else runs_known_here(state)
+    views = [view for view in found if view is not None and asked.dataset in (None, view.record.dataset)]
+    if not views or len(views) < len(asked.ids):
         raise away
     call.warn(
         f"the store is not reachable, so these are only the runs that this machine knows: {away.message}"
     )
-    return views
+    views = views if asked.ids else asked.choose(views)
+    if call.json:
+        call.items(view.item() for view in views)
+    elif asked.ids:
+        _write_each(call, views)
+    else:
+        write_table(call, views, [each.key for each in asked.filters], chosen=True)
 
 
-def _show(
-    call: Call,
-    ids: list[str],
-    named: DatasetName | None,
-    filters: list[Filter],
-    sort: str | None,
-    reverse: bool,
-    limit: int | None,
-    compare: bool,
-    as_csv: bool,
-    log: bool,
-    out: str | None,
-) -> None:
+def _show(call: Call, asked: _Asked) -> None:
+    ids = asked.ids
     with call.context() as context, open_runs(context) as found:
         warn_of_cut_off(call, found)
-        sweep = found.show_or_sweep(ids[0], named) if len(ids) == 1 else None
-        if isinstance(sweep, SweepView):
-            _check_sweep(sweep, log=log or out is not None)
-            views = choose_runs(sweep.members, filters, sort, reverse, limit)
+        one = found.show_or_sweep(ids[0], asked.dataset) if len(ids) == 1 else None
+        sweep = one if isinstance(one, SweepView) else None
+        if sweep is not None:
+            if asked.log or asked.out is not None:
+                raise UsageError(
+                    f"{sweep.id} has {format_count(len(sweep.members), 'run')}, and --log and --out are for one",
+                    subject=sweep.id,
+                    hint=f"dsv runs {sweep.members[0].record.run} --log",
+                )
+            views = asked.choose(sweep.members)
         elif ids:
-            _check_one(ids, compare, filters or sort or reverse or limit)
-            views = [sweep] if sweep is not None else [found.show(text, named) for text in ids]
+            _check_ids(asked)
+            views = [one] if isinstance(one, RunView) else [found.show(text, asked.dataset) for text in ids]
         else:
-            views = _listed(call, found, named, filters, sort, reverse, limit, all_=compare or as_csv)
+            views = _listed(call, found, asked)
         views = found.settle(views, engines_of(call.around.environ, call.settings))
-        if out is not None:
-            _copy_output(call, context, found, views[0], out)
-        elif log:
+        if asked.out is not None:
+            _copy_output(call, context, found, views[0], asked.out)
+        elif asked.log:
             _write_log(call, found, views[0])
-        elif compare:
-            _write_comparison(call, views, as_csv)
-        elif as_csv:
+        elif asked.compare:
+            _write_comparison(call, views, asked.as_csv)
+        elif asked.as_csv:
             write_csv(call, views)
         elif call.json:
             call.items(view.item() for view in views)
-        elif ids and not isinstance(sweep, SweepView):
+        elif ids and sweep is None:
             _write_each(call, views)
         else:
-            asked = [] if sort is None else [sort_order(sort)[0]]
-            whole = sweep if isinstance(sweep, SweepView) else None
-            chosen = bool(filters) or limit is not None or len(views) == SHOWN
-            write_table(call, views, [each.key for each in filters] + asked, whole=whole, chosen=chosen)
+            chosen = bool(asked.filters) or asked.limit is not None or len(views) == SHOWN
+            write_table(call, views, asked.columns, whole=sweep, chosen=chosen)
             if not views:
-                call.say("no run matches" if filters else "there are no runs yet")
-        if isinstance(sweep, SweepView) and sweep.not_begun and not call.json:
+                call.say("no run matches" if asked.filters else "there are no runs yet")
+        if sweep is not None and sweep.not_begun and not call.json:
             call.say(
                 f"{format_count(len(sweep.not_begun), 'run')} not begun: dsv run --again {sweep.id.short}"
             )
@@ -260,59 +287,40 @@ def _write_each(call: Call, views: list[RunView]) -> None:
         write_one(call, view)
 
 
-def _check(call: Call, ids: list[str], *, compare: bool, as_csv: bool, only: Mapping[str, bool]) -> None:
-    """Refuse options that make no sense together. only: options that take one run and no other option."""
-    for option in (option for option, given in only.items() if given):
-        if len(ids) != 1 or compare or as_csv or sum(only.values()) > 1:
-            raise UsageError(f"{option} needs one run, and nothing else", hint=f"dsv runs ID {option}")
-    if as_csv and call.json:
+def _check(call: Call, asked: _Asked) -> None:
+    """Refuse options that make no sense together."""
+    only = [option for option, given in (("--log", asked.log), ("--out", asked.out is not None)) if given]
+    if only and (len(asked.ids) != 1 or asked.compare or asked.as_csv or len(only) > 1):
+        raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
+    if asked.as_csv and call.json:
         raise UsageError("--csv and --json are two formats", hint="leave out one of them")
 
 
-def _check_one(ids: list[str], compare: bool, chosen: object) -> None:
-    if compare and len(ids) == 1:
-        raise UsageError("one run can't be compared", hint=f"dsv runs --compare {ids[0]} OTHER")
-    if chosen:
+def _check_ids(asked: _Asked) -> None:
+    if asked.compare and len(asked.ids) == 1:
+        raise UsageError("one run can't be compared", hint=f"dsv runs --compare {asked.ids[0]} OTHER")
+    if asked.orders or asked.limit:
         raise UsageError(
             "--filter, --sort, --reverse and --limit are for lists", hint="leave out the ids, or these"
         )
 
 
-def _check_sweep(sweep: SweepView, *, log: bool) -> None:
-    if log:
-        raise UsageError(
-            f"{sweep.id} has {format_count(len(sweep.members), 'run')}, and --log and --out are for one",
-            subject=sweep.id,
-            hint=f"dsv runs {sweep.members[0].record.run} --log",
-        )
-
-
-def _listed(
-    call: Call,
-    found: Runs,
-    named: DatasetName | None,
-    filters: Sequence[Filter],
-    sort: str | None,
-    reverse: bool,
-    limit: int | None,
-    *,
-    all_: bool,
-) -> list[RunView]:
-    """all_: without a limit all of them are wanted, as for JSON."""
-    if limit is None and not (call.json or all_):
-        limit = SHOWN
-    ordered = bool(filters or sort or reverse)
+def _listed(call: Call, found: Runs, asked: _Asked) -> list[RunView]:
+    if asked.limit is None and not (call.json or asked.compare or asked.as_csv):
+        asked = replace(asked, limit=SHOWN)
     views = list_runs(
         found.runs,
         found.spool,
-        named or found.bound,
-        None if ordered else limit,
+        asked.dataset or found.bound,
+        None if asked.orders else asked.limit,
         early=found.marks.known(),
         skipped=lambda error: call.warn(f"{error}; not shown"),
     )
-    if not views and named is not None and named not in found.repository.refs.datasets():
-        raise NotFound(f"there is no dataset {named}", subject=named, hint="dsv datasets lists them")
-    return choose_runs(views, filters, sort, reverse, limit) if ordered else views
+    if not views and asked.dataset is not None and asked.dataset not in found.repository.refs.datasets():
+        raise NotFound(
+            f"there is no dataset {asked.dataset}", subject=asked.dataset, hint="dsv datasets lists them"
+        )
+    return asked.choose(views) if asked.orders else views
 
 
 def warn_of_cut_off(call: Call, found: Runs, stop: Mapping[RunId, float] | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dsv.cli.call import Call
 from dsv.cli.output import local_time, to_json
@@ -19,63 +19,9 @@ from dsv.values.json import Json
 from dsv.values.units import format_bytes, format_count, format_duration
 
 
-def resources_text(record: RunRecord) -> str | None:
-    """`2 GPUs of type A100, 4 CPUs, 16.0 GB of memory`; None if it asked for nothing."""
-    gpus = (
-        ""
-        if record.gpus is None
-        else "all GPUs"
-        if record.gpus == "all"
-        else format_count(int(record.gpus), "GPU")
-    )
-    parts = [
-        f"{record.nodes} nodes" if record.nodes > 1 else "",
-        gpus + (f" of type {record.gpu_type}" if record.gpu_type else ""),
-        f"TPU {record.tpu} {record.tpu_topology or ''}".rstrip() if record.tpu else "",
-        f"{record.cpus:g} CPUs" if record.cpus else "",
-        f"{format_bytes(record.memory_bytes)} of memory" if record.memory_bytes else "",
-        f"at most {format_duration(record.time_seconds)}" if record.time_seconds else "",
-        "" if not record.retries else "1 retry" if record.retries == 1 else f"{record.retries} retries",
-    ]
-    return ", ".join(part for part in parts if part) or None
-
-
-def pool_lines(record: RunRecord) -> list[tuple[str, str | None]]:
-    """Where it ran, and why it didn't run elsewhere."""
-    then = None if record.state.is_terminal else ", ".join(record.then) or None
-    passed = [(f"not on {each.pool}", each.reason) for each in record.passed_over]
-    return [("pool", record.pool), *passed, ("then", then)]
-
-
-def job_text(record: RunRecord) -> str | None:
-    """The job as its engine calls it, for the engine's own programs: `1234` on Slurm. None for a plain process."""
-    if record.job is None or record.engine == "process":
-        return None
-    return record.job.id.partition(":")[0]
-
-
-def code_lines(record: RunRecord) -> list[tuple[str, str | None]]:
-    """Its folder with git's commit of it, and the commit of the store that has it."""
-    code = record.code
-    if code is None:
-        return []
-    changes = " with changes" if code.dirty else ""
-    kept = None if code.tree is None else f"{record.dataset}@{code.tree}"
-    return [("code", f"{code.path} {code.commit or ''}{changes}"), ("code in the store", kept)]
-
-
 def params_text(params: Mapping[str, Json]) -> str:
     """`lr=0.1 epochs=3`."""
     return " ".join(f"{name}={as_text(value)}" for name, value in params.items())
-
-
-def name_lines(record: RunRecord) -> list[tuple[str, str | None]]:
-    """Its name, and that of its sweep."""
-    seat = record.sweep
-    if seat is None:
-        return [("name", record.name)]
-    named = "" if seat.name is None else f" of {seat.name}"
-    return [("name", record.name), ("sweep", f"{seat.id}, run {seat.number} of {seat.of}{named}")]
 
 
 def result_text(record: RunRecord) -> str:
@@ -100,34 +46,6 @@ def result_text(record: RunRecord) -> str:
 def cause_text(record: RunRecord) -> str | None:
     """Why it ended, if the command itself was not the cause."""
     return None if record.end in (None, EndCause.EXITED) else str(record.end).replace("-", " ")
-
-
-def output_lines(record: RunRecord) -> list[tuple[str, str | None]]:
-    """Its folder, and what the store has of it if it was to be kept there."""
-    kept = record.output
-    if kept is None:
-        return [("output", record.out)]
-    more = f", {len(kept.left_out)} left out" if kept.left_out else ""
-    size = f"{format_count(kept.files, 'file')}, {format_bytes(kept.bytes)}"
-    there = f"{record.dataset}@{kept.tree}, {size}{more}" if kept.tree else f"no: {kept.error}"
-    return [("output", record.out), ("in the store", there)]
-
-
-def part_text(part: RunPart) -> str:
-    """`gpu-7, 3m 5s, exit code 137 (SIGKILL), out of memory`."""
-    took = (
-        None if part.started_ms is None or part.ended_ms is None else (part.ended_ms - part.started_ms) / 1000
-    )
-    code = None if part.exit_code is None else f"exit code {part.exit_code}"
-    words = [
-        f"node {part.node}" if part.node else None,
-        part.host,
-        None if took is None else format_duration(took),
-        f"{code} ({part.exit_signal})" if code and part.exit_signal else code,
-        "goes on" if part.end is None else str(part.end).replace("-", " "),
-        part.error,
-    ]
-    return ", ".join(word for word in words if word)
 
 
 _SHORTENED = 16
@@ -155,13 +73,8 @@ def write_table(
 
     On a terminal the columns that don't fit are left out, never the digits of a number.
     """
-    columns = [
-        Column("run", keep=True),
-        Column("name"),
-        Column("data"),
-        Column("took", right=True, keep=True),
-    ]
-    columns.append(Column("result", keep=True))
+    columns = [Column("run", keep=True), Column("name"), Column("data")]
+    columns += [Column("took", right=True, keep=True), Column("result", keep=True)]
     groups = grouped(views, chosen=chosen)
     views = [view for each in groups for view in (each.members if isinstance(each, SweepView) else (each,))]
     rows = [_row(call, view) for view in views]
@@ -170,9 +83,7 @@ def write_table(
         for row in rows:
             del row[1]
     values = [_values(view) for view in views]
-    keys = sorted(
-        dict.fromkeys(key for each in values for key in each), key=lambda key: not key.startswith("params.")
-    )
+    keys = _keys(values)
     cells = {key: [_cell(each[key]) if key in each else "-" for each in values] for key in keys}
     titles = {key: _title(key, keys) for key in keys}
     shown = keys
@@ -221,9 +132,7 @@ def _write_groups(
 def write_csv(call: Call, views: Sequence[RunView]) -> None:
     items = [view.item() for view in views]
     values = [_values(view) for view in views]
-    keys = sorted(
-        dict.fromkeys(key for each in values for key in each), key=lambda key: not key.startswith("params.")
-    )
+    keys = _keys(values)
     rows = [
         [*(_exact(item[name]) for name in _CSV), *(_exact(each.get(key)) for key in keys)]
         for item, each in zip(items, values, strict=True)
@@ -254,11 +163,10 @@ def write_differences(
 
 
 def write_one(call: Call, view: RunView) -> None:
-    lines = _lines(view)
-    room = max(len(title) for title, text in lines if text)
+    lines = [(title, text) for title, text in (*_asked(view), *_happened(view)) if text]
+    room = max(len(title) for title, _ in lines)
     for title, text in lines:
-        if text:
-            call.line(f"{title:<{room}}  {text}")
+        call.line(f"{title:<{room}}  {text}")
 
 
 def _row(call: Call, view: RunView) -> list[str]:
@@ -290,6 +198,12 @@ def _data(record: RunRecord, digits: int) -> str:
 def _values(view: RunView) -> dict[str, Json]:
     record = view.record
     return flattened(record.params, "params.") | flattened(record.metrics or {}, "metrics.")
+
+
+def _keys(values: Sequence[Mapping[str, Json]]) -> list[str]:
+    """Return the keys of all these, parameters first."""
+    keys = dict.fromkeys(key for each in values for key in each)
+    return sorted(keys, key=lambda key: not key.startswith("params."))
 
 
 def _title(key: str, keys: Sequence[str]) -> str:
@@ -353,89 +267,114 @@ def _write_csv(call: Call, rows: Sequence[Sequence[str]]) -> None:
     call.out.write(text.getvalue().encode("utf-8", "surrogateescape"))
 
 
-def _lines(view: RunView) -> list[tuple[str, str | None]]:
+Lines = Iterator[tuple[str, str | None]]
+"""Titles and texts; those without a text are left out."""
+
+
+def _asked(view: RunView) -> Lines:
+    """Yield what was asked for, and where it went."""
     record = view.record
-    usage = record.usage
-    return [
-        ("run", record.run),
-        *name_lines(record),
-        ("target", record.target),
-        ("state", str(record.state) + ("" if view.sent else ", not sent to the store yet")),
-        *(
-            (
-                each.name or "data",
-                f"{each.dataset}@{each.commit}{'' if each.path is None else ':' + each.path}",
-            )
-            for each in record.data
-        ),
-        (
-            "size",
-            f"{format_count(record.data[0].files, 'file')}, {format_bytes(record.data[0].bytes)}"
-            if record.data
-            else None,
-        ),
-        *pool_lines(record),
-        ("engine", " ".join(filter(None, (record.engine, record.engine_version)))),
-        ("job", job_text(record)),
-        (
-            "image",
-            None
-            if record.image is None
-            else f"{record.image} {record.image_digest or record.image_id or ''}",
-        ),
-        ("command", shlex.join(record.command) or None),
-        ("parameters", _pairs(record.params) or None),
-        *code_lines(record),
-        ("resources", resources_text(record)),
-        ("host", f"{record.host}, by {record.user}"),
-        ("started", local_time(record.started_ms)),
-        ("took", None if view.took_seconds is None else format_duration(view.took_seconds)),
-        ("exit code", None if record.exit_code is None else str(record.exit_code)),
-        ("end", _end(record)),
-        *((f"attempt {part.attempt}", part_text(part)) for part in _several(record)),
-        ("waits" if record.state is RunState.QUEUED else "error", record.error),
-        ("staging", _staging(view)),
-        ("memory", _bytes(None if usage is None else usage.peak_memory_bytes)),
-        (
-            "processor",
-            None if usage is None or usage.cpu_seconds is None else format_duration(usage.cpu_seconds),
-        ),
-        *(
-            ("GPU", f"{gpu.name}, {gpu.utilization:.0f}% busy, {format_bytes(gpu.peak_memory_bytes)}")
-            for gpu in (usage.gpus if usage is not None else ())
-        ),
-        ("metrics", _pairs(record.metrics or {}) or record.metrics_error),
-        *output_lines(record),
-        ("repeats", record.again_of),
+    yield "run", record.run
+    yield "name", record.name
+    if (seat := record.sweep) is not None:
+        named = "" if seat.name is None else f" of {seat.name}"
+        yield "sweep", f"{seat.id}, run {seat.number} of {seat.of}{named}"
+    yield "target", record.target
+    yield "state", str(record.state) + ("" if view.sent else ", not sent to the store yet")
+    for data in record.data:
+        path = "" if data.path is None else f":{data.path}"
+        yield data.name or "data", f"{data.dataset}@{data.commit}{path}"
+    for data in record.data[:1]:
+        yield "size", f"{format_count(data.files, 'file')}, {format_bytes(data.bytes)}"
+    yield "pool", record.pool
+    for passed in record.passed_over:
+        yield f"not on {passed.pool}", passed.reason
+    yield "then", None if record.state.is_terminal else ", ".join(record.then)
+    yield "engine", " ".join(filter(None, (record.engine, record.engine_version)))
+    if record.job is not None and record.engine != "process":
+        yield "job", record.job.id.partition(":")[0]  # as the engine's own programs call it: 1234 on Slurm
+    if record.image is not None:
+        yield "image", f"{record.image} {record.image_digest or record.image_id or ''}"
+    yield "command", shlex.join(record.command)
+    yield "parameters", _pairs(record.params)
+    if (code := record.code) is not None:
+        yield "code", f"{code.path} {code.commit or ''}{' with changes' if code.dirty else ''}"
+        yield "code in the store", None if code.tree is None else f"{record.dataset}@{code.tree}"
+    yield "resources", ", ".join(_resources(record))
+
+
+def _resources(record: RunRecord) -> Iterator[str]:
+    """Yield `2 GPUs of type A100`, `4 CPUs`, `16.0 GB of memory`."""
+    if record.nodes > 1:
+        yield f"{record.nodes} nodes"
+    if record.gpus is not None:
+        count = "all GPUs" if record.gpus == "all" else format_count(int(record.gpus), "GPU")
+        yield count + (f" of type {record.gpu_type}" if record.gpu_type else "")
+    if record.tpu:
+        yield f"TPU {record.tpu} {record.tpu_topology or ''}".rstrip()
+    if record.cpus:
+        yield f"{record.cpus:g} CPUs"
+    if record.memory_bytes:
+        yield f"{format_bytes(record.memory_bytes)} of memory"
+    if record.time_seconds:
+        yield f"at most {format_duration(record.time_seconds)}"
+    if record.retries:
+        yield "1 retry" if record.retries == 1 else f"{record.retries} retries"
+
+
+def _happened(view: RunView) -> Lines:
+    """Yield what became of it."""
+    record = view.record
+    yield "host", f"{record.host}, by {record.user}"
+    yield "started", local_time(record.started_ms)
+    yield "took", None if view.took_seconds is None else format_duration(view.took_seconds)
+    yield "exit code", None if record.exit_code is None else str(record.exit_code)
+    if record.end not in (None, EndCause.CANCELLED):
+        yield "end", cause_text(record)
+    elif (by := record.cancelled_by or record.signal) is not None:
+        yield "end", f"cancelled by {by}"
+    for part in record.parts if len(record.parts) > 1 else ():
+        yield f"attempt {part.attempt}", _part(part)
+    yield "waits" if record.state is RunState.QUEUED else "error", record.error
+    fetched = f"{format_bytes(record.stage_bytes)} fetched in {format_duration(record.stage_seconds)}"
+    yield "staging", "cache hit" if record.cache_hit else fetched
+    if (usage := record.usage) is not None:
+        yield "memory", None if usage.peak_memory_bytes is None else format_bytes(usage.peak_memory_bytes)
+        yield "processor", None if usage.cpu_seconds is None else format_duration(usage.cpu_seconds)
+        for gpu in usage.gpus:
+            used = f"{gpu.utilization:.0f}% busy, {format_bytes(gpu.peak_memory_bytes)}"
+            yield "GPU", f"{gpu.name}, {used}"
+    yield "metrics", _pairs(record.metrics or {}) or record.metrics_error
+    yield "output", record.out
+    if (kept := record.output) is not None:
+        more = f", {len(kept.left_out)} left out" if kept.left_out else ""
+        size = f"{format_count(kept.files, 'file')}, {format_bytes(kept.bytes)}"
+        yield (
+            "in the store",
+            f"{record.dataset}@{kept.tree}, {size}{more}" if kept.tree else f"no: {kept.error}",
+        )
+    yield "repeats", record.again_of
+
+
+def _part(part: RunPart) -> str:
+    """Return `gpu-7, 3m 5s, exit code 137 (SIGKILL), out of memory`."""
+    took = None
+    if part.started_ms is not None and part.ended_ms is not None:
+        took = format_duration((part.ended_ms - part.started_ms) / 1000)
+    code = None if part.exit_code is None else f"exit code {part.exit_code}"
+    words = [
+        f"node {part.node}" if part.node else None,
+        part.host,
+        took,
+        f"{code} ({part.exit_signal})" if code and part.exit_signal else code,
+        "goes on" if part.end is None else str(part.end).replace("-", " "),
+        part.error,
     ]
+    return ", ".join(word for word in words if word)
 
 
-def _several(record: RunRecord) -> Sequence[RunPart]:
-    """The parts, if there is more to see than the run's own end."""
-    return record.parts if len(record.parts) > 1 else ()
-
-
-def _end(record: RunRecord) -> str | None:
-    """Why it ended, and by whom; None if the exit code says it all."""
-    if record.end is None or record.end is EndCause.CANCELLED:
-        by = record.cancelled_by or record.signal
-        return None if by is None else f"cancelled by {by}"
-    return cause_text(record)
-
-
-def _staging(view: RunView) -> str:
-    record = view.record
-    if record.cache_hit:
-        return "cache hit"
-    return f"{format_bytes(record.stage_bytes)} fetched in {format_duration(record.stage_seconds)}"
-
-
-def _bytes(count: int | None) -> str | None:
-    return None if count is None else format_bytes(count)
-
-
-def _pairs(values: dict[str, object]) -> str:
-    """`lr=0.1 epochs=3`; what isn't a number or a word is shown as JSON."""
+def _pairs(values: Mapping[str, Json]) -> str:
+    """Return `lr=0.1 epochs=3`; what isn't a number or a word is shown as JSON."""
     return " ".join(
         f"{key}={value if isinstance(value, str | int | float) else to_json({'': value})[5:-1]}"
         for key, value in values.items()

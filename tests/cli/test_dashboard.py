@@ -38,7 +38,7 @@ def test_a_fill_is_shown_with_who_fills_and_how_far(dsv: Dsv, tmp_path: Path) ->
     (worker,) = fill["workers"]
     assert worker.startswith(f"{getpass.getuser()}@{socket.gethostname()}")
     text = person.ok("cached").out
-    assert f"xrays@{str(commit)[:12]}: " in text and f"of 100 files, filled by {worker}" in text
+    assert f"xrays@{str(commit)[:12]}: " in text and f"of 100 files, fetched by {worker}" in text
     assert " reserved, " in text
     process.kill()
     process.communicate()

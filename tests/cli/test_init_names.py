@@ -49,7 +49,7 @@ def test_two_stores_do_not_share_their_names(places: Places) -> None:
     before = places.keys("names")
     refused = ben("init", "scans", "--store", "../two", "--names", "../names")
     assert refused.code == 4 and "has the names of another store" in refused.err, refused
-    assert "--names PLACE" in refused.err
+    assert "--names LOCATION" in refused.err
     assert not places.keys("two") and places.keys("names") == before
     ben.ok("init", "scans", "--store", "../two", "--names", "../others")
     assert ann.ok("cat", "xrays:a.txt").out == "a"

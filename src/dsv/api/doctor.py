@@ -212,7 +212,7 @@ def _under_load(store: Store, options: StoreOptions) -> Iterator[Finding]:
             "write under load",
             State.FAIL,
             f"{names.url} does not keep what dsv relies on while it is busy: {'; '.join(findings)}",
-            "dsv store move-names PLACE keeps the names where one writer wins",
+            "dsv store move-names LOCATION keeps the names where one writer wins",
         )
     else:
         yield _ok(

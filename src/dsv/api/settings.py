@@ -230,7 +230,7 @@ class Settings:
 
     def location(self, text: str) -> str:
         """A URL as it stands, and a folder of the command line made absolute. Raises `UsageError`."""
-        return self._location(Setting("PLACE", text, "the command line"))
+        return self._location(Setting("LOCATION", text, "the command line"))
 
     def cache(self, text: str | None = None) -> CacheChoice:
         """The cache that `text` names, or else the one in effect. Raises `UsageError`, `NotFound`."""

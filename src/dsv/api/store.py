@@ -107,7 +107,7 @@ def rebuild_names(context: Context, *, dry_run: bool = False) -> Rebuilt:
             raise UsageError(
                 f"no place is configured for the names of {store.url}",
                 subject=store.url,
-                hint="dsv config stores.NAME.names PLACE",
+                hint="dsv config stores.NAME.names LOCATION",
             )
         layout = read_data_layout(split.data)
         _check_lost(split, layout)
@@ -140,7 +140,7 @@ def _make(context: Context, split: OpenStore, layout: Format, found: list[FoundC
         raise Conflict(
             f"the names of another store are made anew in {split.names.url}",
             subject=split.names.url,
-            hint="dsv config stores.NAME.names PLACE, with an empty place",
+            hint="dsv config stores.NAME.names LOCATION, with an empty place",
         )
     _check_empty(split.names)  # somebody may have made names here until this place was claimed
     refs = Refs(split.names)
@@ -167,7 +167,7 @@ def _check_empty(names: Store) -> None:
         raise Conflict(
             f"{names.url} has names already",
             subject=names.url,
-            hint="dsv config stores.NAME.names PLACE, with an empty place",
+            hint="dsv config stores.NAME.names LOCATION, with an empty place",
         )
 
 

@@ -202,7 +202,7 @@ def read_layout(store: Store) -> Format:
             raise NotFound(
                 f"{store.url} holds the data of a store whose names are elsewhere, and no place is configured for them",
                 subject=store.url,
-                hint="ask whoever made it where they are, then: dsv config stores.NAME.names PLACE",
+                hint="ask whoever made it where they are, then: dsv config stores.NAME.names LOCATION",
             )
         return _read_split(places, None, layout)
     if layout.has(DATA_ELSEWHERE):
@@ -321,7 +321,7 @@ def _read_split(split: OpenStore, entries: list[FormatEntry] | None, data: Forma
         raise NotFound(
             f"there are no names of {data_url} at {names_url}",
             subject=names_url,
-            hint="dsv config stores.NAME.names PLACE, with the place where they are; if they are lost: "
+            hint="dsv config stores.NAME.names LOCATION, with the place where they are; if they are lost: "
             "dsv store rebuild-names",
         )
     names = Format(tuple(entries))
@@ -329,7 +329,7 @@ def _read_split(split: OpenStore, entries: list[FormatEntry] | None, data: Forma
         raise Conflict(
             f"{names_url} has the names of another store than {data_url}",
             subject=names_url,
-            hint="dsv config stores.NAME.names PLACE, with the place where this store's names are",
+            hint="dsv config stores.NAME.names LOCATION, with the place where this store's names are",
         )
     below = (data.entries[-1].names or "").startswith(BELOW)
     return replace(names, left=None if names_url == named or (below and not had_names) else named)
@@ -368,7 +368,7 @@ def _open_names(split: OpenStore, place: str, said: FormatEntry) -> Store:
         Unreachable(
             f"{said.author} has moved them to {place}: {found.reason.message}",
             subject=place,
-            hint="dsv config stores.NAME.names PLACE, if this machine has another name for it",
+            hint="dsv config stores.NAME.names LOCATION, if this machine has another name for it",
         ),
     )
 
@@ -479,5 +479,5 @@ def _of_another(split: OpenStore) -> Conflict:
     return Conflict(
         f"{split.names.url} has the names of another store, so it can't have those of {split.url}",
         subject=split.names.url,
-        hint="dsv init --names PLACE, with an empty place: each store needs one of its own",
+        hint="dsv init --names LOCATION, with an empty place: each store needs one of its own",
     )

@@ -243,7 +243,7 @@ class NamesMove:
         return Conflict(
             f"{self._new.url} has {what}, so the names can't move there",
             subject=self._new.url,
-            hint="dsv store move-names PLACE, with a place where none have been; if a move there was begun: "
+            hint="dsv store move-names LOCATION, with a place where none have been; if a move there was begun: "
             f"dsv store move-names {self._old.url} takes it back",
         )
 

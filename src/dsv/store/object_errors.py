@@ -166,8 +166,8 @@ def _unanswered(answer: Answer, about: str, subject: str, endpoint: str, url: st
         return Unsupported(
             f"{endpoint} does not support what {about} needs: {answer.said}",
             subject=subject,
-            hint="if it refuses the condition of a write (If-None-Match): dsv init --names PLACE keeps the names where "
-            "one writer wins, and dsv init --single-writer is for one person alone; else use another store",
+            hint="if it refuses the condition of a write (If-None-Match): dsv init --names LOCATION keeps the names "
+            "where one writer wins, and dsv init --single-writer is for one person alone; else use another store",
         )
     if "list response" in text or "from headers" in text:  # XML or headers that no object store sends
         return Unreachable(

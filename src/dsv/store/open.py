@@ -44,7 +44,7 @@ def open_names(names: str, options: StoreOptions, *, create: bool = False) -> St
     try:
         return Retrying(open_raw(names, options, create=create))
     except Unreachable as error:
-        hint = f"is it mounted? ls -ld {names}; if it has moved: dsv config stores.NAME.names PLACE"
+        hint = f"is it mounted? ls -ld {names}; if it has moved: dsv config stores.NAME.names LOCATION"
         return Unavailable(names, Unreachable(error.message, subject=names, hint=hint))
 
 

@@ -39,7 +39,7 @@ Link = Annotated[str | None, option("--link LINK", "Make this symlink point to t
             "dsv cache chest-xray@v1:train chest-xray@v1:labels.csv",
             "parts of a commit, with their full paths",
         ),
-        ("dsv cache chest-xray@v1 --cache gpu-nfs --jobs 8", "in another cache, filled by eight processes"),
+        ("dsv cache chest-xray@v1 --cache gpu-nfs --jobs 8", "in another cache, by eight processes"),
         ("dsv cache chest-xray@v2 --link data --hold 3d", "data/ is that commit from now on"),
         ("dsv cache chest-xray --offline", "as the cache last knew it, when the store is away"),
     ],
@@ -63,9 +63,7 @@ def cache(
     while_pid: WhilePid = None,
     jobs: Annotated[
         int | None,
-        option(
-            "-j --jobs N", "Number of processes that fill the cache (default: automatic).", parser=whole(1)
-        ),
+        option("-j --jobs N", "Number of processes that fetch files (default: automatic).", parser=whole(1)),
     ] = None,
     link: Link = None,
     offline: Offline = False,
@@ -74,7 +72,7 @@ def cache(
 
     Prints a path for each TARGET, [DATASET][@REV][:PATH]. The files are read-only, and appear whole or not at
     all. What another cached commit has is linked, not fetched again. Any number of processes that ask for one
-    commit fill it together.
+    commit share the work.
 
     --link makes a symlink, or replaces one in one step, once all of the commit is there. It does not keep the
     commit from eviction: --hold or --while does.

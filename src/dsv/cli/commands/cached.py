@@ -44,19 +44,19 @@ if TYPE_CHECKING:
         "items.cached": "when",
         "items.last_use": "when it was last asked for",
         "items.leases": "who uses it: id, purpose (run, hold, stage), user, host, run, job, process, "
-        "program, until; process: the lease ends with it",
+        "program, until; process: the use ends with it",
         "items.pins": "who holds it with 'dsv hold': id, user, why, since, until (null: until it is released)",
         "items.protected": "true if the cache's owner protects the dataset",
         "items.complete": "false if its record is missing",
         "items.may_go": "when it may be evicted for not being used; null: not by age",
-        "fills.dataset": "a fill under way: its dataset",
+        "fills.dataset": "the dataset of a commit that is being cached",
         "fills.commit": "its commit",
-        "fills.files": "files to fill",
+        "fills.files": "files that it will have",
         "fills.files_done": "files that are there",
-        "fills.bytes": "bytes to fill",
+        "fills.bytes": "bytes that it will have",
         "fills.bytes_done": "bytes that are there",
         "fills.room_left": "bytes that are still reserved for it",
-        "fills.workers": "who fills",
+        "fills.workers": "who is at work on it",
         "fills.live": "false if it was interrupted",
         "room": "used_bytes (with metadata_bytes), used_files, reserved_bytes, free_bytes, total_bytes; the limits "
         "max_size, max_files, min_free and unused_for (seconds); exceeded: limits that are not met",
@@ -119,7 +119,7 @@ def cached(
 def _write(call: Call, report: CachedReport) -> None:
     _write_items(call, report)
     for fill in report.fills:
-        by = f"filled by {', '.join(fill.workers)}"
+        by = f"fetched by {', '.join(fill.workers)}"
         state = by if fill.live else "interrupted; the next 'dsv cache' continues it"
         size = f"{format_bytes(fill.bytes_done)} of {format_bytes(fill.bytes)}"
         files = f"{fill.files_done:,} of {format_count(fill.files, 'file')}"

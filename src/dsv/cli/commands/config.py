@@ -99,7 +99,7 @@ def _show_one(call: Call, key: str) -> None:
             raise NotFound(
                 f"names is not set: {call.settings.store().url} keeps its names itself",
                 subject=key,
-                hint="dsv config stores.NAME.names PLACE says that they are elsewhere",
+                hint="dsv config stores.NAME.names LOCATION says that they are elsewhere",
             )
     else:
         setting = environment.author(call.settings, None) if key == "author" else call.settings.get(key)
@@ -122,7 +122,7 @@ def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None
         raise UsageError(
             "names belong to a store, so they are set with it",
             subject=key,
-            hint="dsv config stores.NAME.names PLACE, or --names PLACE",
+            hint="dsv config stores.NAME.names LOCATION, or --names LOCATION",
         )
     if value is not None:
         check_key(key)

@@ -57,26 +57,27 @@ def store(
     call: Call,
     action: Annotated[str, typer.Argument(metavar="check|move-names|rebuild-names")],
     place: Annotated[
-        str | None, typer.Argument(metavar="[PLACE]", help="For move-names: a folder, or a URL.")
+        str | None, typer.Argument(metavar="[LOCATION]", help="For move-names: a folder, or a URL.")
     ] = None,
     names: Names = None,
     dry_run: DryRun = False,
 ) -> int:
     """Check a store, compact its index, move or repair refs.
 
-    check: many writers, in several processes too, race for keys under probe/, read them back and list them; a store in
-    two places is proved in each for what it is used for. Index files are read, 1,000 at most. The exit code is 1 if
+    check: many writers, in several processes too, race for keys under probe/, read them back and list them. If the
+    store's names are elsewhere, both parts are tested. Index files are read, 1,000 at most. The exit code is 1 if
     something fails.
 
     merge-indexes: what a sync does by itself when it meets many, and more of it: index files are merged, and those that
     were merged more than an hour ago are deleted. Others may sync meanwhile. Nobody needs to run it.
 
-    move-names: branches, tags and what writers tell each other are kept at PLACE from now on: a folder, another bucket,
-    or the URL of the store itself. Stop all writers first: nothing is moved, with exit code 4, if one writes meanwhile.
-    Reading goes on. If it was interrupted, the same command finishes it; naming the place where they are takes it back.
+    move-names: branches, tags and what writers tell each other are kept at LOCATION from now on: a folder, another
+    bucket, or the URL of the store itself. Stop all writers first: nothing is moved, with exit code 4, if one writes
+    meanwhile. Reading goes on. If it was interrupted, the same command finishes it; naming the location where they are
+    undoes it.
 
-    rebuild-names: if the place where a store's names were kept is lost, its commits are still in the bucket. They are
-    listed, and the newest commit of each line becomes the head of a branch at PLACE. Tags cannot be recovered.
+    rebuild-names: if the folder or bucket with a store's names is lost, its commits are still in the bucket. They are
+    listed, and the newest commit of each line becomes the head of a branch at LOCATION. Tags cannot be recovered.
     """
     if action not in ACTIONS:
         raise UsageError(
@@ -85,8 +86,8 @@ def store(
     if dry_run and action != "rebuild-names":
         raise UsageError(f"dsv store {action} does not support --dry-run", hint=f"dsv store {action}")
     if (place is not None) != (action == "move-names"):
-        what = "names no place" if place is None else f"has no use for {place}"
-        raise UsageError(f"dsv store {action} {what}", hint="dsv store move-names PLACE, dsv store check")
+        what = "needs a LOCATION" if place is None else f"has no use for {place}"
+        raise UsageError(f"dsv store {action} {what}", hint="dsv store move-names LOCATION, dsv store check")
     call.flags.names = names
     if place is not None:
         return _move(call, place)

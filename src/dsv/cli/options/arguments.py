@@ -39,7 +39,7 @@ Message = Annotated[str | None, option("-m --message TEXT", "Commit message.", p
 Names = Annotated[
     str | None,
     option(
-        "--names PLACE",
+        "--names LOCATION",
         "Where the store's names are kept, if not in itself: a folder, or another bucket's URL.",
     ),
 ]

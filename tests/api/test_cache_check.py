@@ -163,7 +163,7 @@ def test_a_disk_that_takes_no_repair(
         sync(descriptor)
 
     drafts: list[int] = []
-    create = files.start_file
+    create = files.new_file
 
     def started(*arguments: Any, **options: Any) -> int:
         if when == "create":
@@ -172,7 +172,7 @@ def test_a_disk_that_takes_no_repair(
         return drafts[-1]
 
     monkeypatch.setattr(os, "fsync", failing)
-    monkeypatch.setattr(files, "start_file", started)
+    monkeypatch.setattr(files, "new_file", started)
     with pytest.raises((Unreachable, NoRoom)):
         check(ann.context(), folder)
     assert not any(Path(f"/proc/self/fd/{descriptor}").exists() for descriptor in drafts)

@@ -17,7 +17,8 @@ from tests.waiting import PATIENCE
 
 from dsv.cache.fill import files, parts, workers
 from dsv.cache.fill.fill import fill
-from dsv.cache.fill.request import FillRequest, HelperSpec
+from dsv.cache.fill.helper_process import HelperSpec
+from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError

@@ -19,7 +19,7 @@ from dsv.cache.evict.evict import RoomMaker, evict, evict_from, take_stock
 from dsv.cache.evict.inventory import take_inventory
 from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.fill.fill import fill
-from dsv.cache.fill.request import FillRequest
+from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
 from dsv.cache.root import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, Limits

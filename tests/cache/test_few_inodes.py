@@ -16,9 +16,9 @@ from dsv.cache.evict.evict import disk_now, evict, preview
 from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.fill import reservations
 from dsv.cache.fill.fill import fill
-from dsv.cache.fill.request import FillRequest, FillResult
+from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
-from dsv.cache.record import Extent
+from dsv.cache.record import Cached, Extent
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.errors import NoRoom
@@ -48,7 +48,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "world")
 
 
-def cache_it(root: CacheRoot, world: World, commit: CommitId) -> FillResult:
+def cache_it(root: CacheRoot, world: World, commit: CommitId) -> Cached:
     def make_room(need: Need) -> None:
         ensure_room(root, CacheSettings(), "xrays", need)
 

@@ -14,10 +14,9 @@ from dsv.cache.fill import files as create_files
 from dsv.cache.fill import files as write_back
 from dsv.cache.fill.directory import finalize
 from dsv.cache.fill.fill import fill
-from dsv.cache.fill.plan import make_plan
-from dsv.cache.fill.request import FillRequest, FillResult
+from dsv.cache.fill.plan import FillRequest, make_plan
 from dsv.cache.fill.reservations import Need
-from dsv.cache.record import read_record, record_path
+from dsv.cache.record import Cached, read_record, record_path
 from dsv.cache.root import FILE_TIME, CacheRoot
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unreachable
 from dsv.format.tree import Kind
@@ -32,9 +31,7 @@ def plenty(need: Need) -> None:
     """There is always room."""
 
 
-def cache_it(
-    root: CacheRoot, world: World, commit: CommitId, *paths: bytes, **behaviour: object
-) -> FillResult:
+def cache_it(root: CacheRoot, world: World, commit: CommitId, *paths: bytes, **behaviour: object) -> Cached:
     source = FakeSource(world.folder, str(commit), **behaviour)  # type: ignore[arg-type]
     request = FillRequest("xrays", commit, STORE, PathSet.of(paths))
     return fill(root, request, source, ensure_room=plenty)
@@ -57,8 +54,8 @@ def test_every_kind_of_entry_appears_as_committed(root: CacheRoot, world: World)
     assert result.path == root.path / "xrays" / str(commit)
     world.check(commit, result.path)
     assert not result.hit
-    assert result.fetched_bytes == result.bytes == sum(one.size for one in ALL_KINDS)
-    assert result.files == 5
+    assert result.fetched_bytes == result.record.bytes == sum(one.size for one in ALL_KINDS)
+    assert result.record.files == 5
     for one in ALL_KINDS:
         if one.kind <= Kind.EXECUTABLE:
             assert (result.path / one.path).stat().st_mtime == FILE_TIME
@@ -81,7 +78,7 @@ def test_a_hit_asks_the_store_for_nothing(root: CacheRoot, world: World) -> None
     request = FillRequest("xrays", commit, STORE)
     again = fill(root, request, NoStore(), ensure_room=plenty)  # type: ignore[arg-type]
     assert again.hit
-    assert (again.path, again.files, again.bytes) == (first.path, first.files, first.bytes)
+    assert (again.path, again.record) == (first.path, first.record)
     assert again.fetched_bytes == again.linked_files == 0
 
 
@@ -90,8 +87,8 @@ def test_a_selection_holds_its_paths_alone(root: CacheRoot, world: World) -> Non
     result = cache_it(root, world, commit, b"deep", b"README")
     assert result.path.name.startswith(f"{commit}+")
     world.check(commit, result.path, ["README", "deep/er/and/deeper/x"])
-    assert result.files == 2
-    assert result.bytes == result.fetched_bytes == 3020
+    assert result.record.files == 2
+    assert result.record.bytes == result.fetched_bytes == 3020
     with pytest.raises(NotFound, match="dee'"):
         cache_it(root, world, commit, b"dee")
 
@@ -156,7 +153,7 @@ def test_on_other_file_servers_a_part_that_was_lost_ends_the_fill(
 def test_an_empty_commit_is_a_folder(root: CacheRoot, world: World) -> None:
     result = cache_it(root, world, world.commit([]))
     assert result.path.is_dir()
-    assert result.files == 0
+    assert result.record.files == 0
 
 
 def many(count: int, changed: range | tuple[int, ...] = (), folder: str = "f") -> list[File]:

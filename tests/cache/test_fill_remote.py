@@ -17,8 +17,9 @@ from dsv.cache.fill import files as create_files
 from dsv.cache.fill import files as links
 from dsv.cache.fill import parts, place_files
 from dsv.cache.fill.fill import fill
-from dsv.cache.fill.request import FillRequest, FillResult
+from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
+from dsv.cache.record import Cached
 from dsv.cache.root import CacheRoot
 from dsv.fs import system
 from dsv.fs.system import FileSystem
@@ -33,9 +34,9 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cache(
     root: CacheRoot, world: World, commit: CommitId, make_room: Callable[[Need], None] = lambda need: None
-) -> FillResult:
+) -> Cached:
     """Fails where it does not end."""
-    results: list[FillResult | BaseException] = []
+    results: list[Cached | BaseException] = []
 
     def run() -> None:
         request = FillRequest("xrays", commit, STORE)

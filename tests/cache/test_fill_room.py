@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE
 from dsv.cache.claims.leases import Lease
 from dsv.cache.fill import parts, reservations
 from dsv.cache.fill.fill import fill
-from dsv.cache.fill.request import FillRequest
+from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
 from dsv.cache.fill.workers import Heartbeat, read_workers
 from dsv.cache.record import used_until
@@ -94,19 +94,19 @@ def test_a_reservation_is_seen_while_it_is_filled(tmp_path: Path, world: World) 
     root, commit = CacheRoot(tmp_path / "cache"), world.commit(FILES)
     process = filler.start(root, world.folder, commit, part_bytes=PART, pause=0.05)
     until(lambda: len(world.fetched()) > 25)
-    until(lambda: reservations.reservations(root)[0].written_bytes)
+    until(lambda: reservations.reservations(root)[0].written.bytes)
     (one,) = reservations.reservations(root)
     assert one.place == request_for(commit).place
     assert one.live
-    assert one.bytes >= sum(file.size for file in FILES)
-    assert one.left_bytes == one.bytes - one.written_bytes
-    assert 0 < one.left_files < one.files
+    assert one.whole.bytes >= sum(file.size for file in FILES)
+    assert one.left.bytes == one.whole.bytes - one.written.bytes
+    assert 0 < one.left.files < one.whole.files
     process.kill()
     process.communicate()
     (dead,) = reservations.reservations(root)
     assert not dead.live
-    assert dead.left_bytes == dead.left_files == 0  # nobody will write it
-    assert dead.written_bytes > 0
+    assert dead.left.bytes == dead.left.files == 0  # nobody will write it
+    assert dead.written.bytes > 0
     fill(root, request_for(commit), FakeSource(world.folder, str(commit)), ensure_room=plenty)
     assert reservations.reservations(root) == []
 
@@ -123,7 +123,7 @@ def test_a_reservation_whose_maker_died_before_it_began_lapses(tmp_path: Path) -
     assert reservations.reservations(root) == []
     reservations.reserve(root, place, "e" * 32, 100, 1)
     (one,) = reservations.reservations(root)
-    assert (one.left_bytes, one.left_files, one.live) == (100, 1, True)
+    assert (one.left.bytes, one.left.files, one.live) == (100, 1, True)
     reservations.release(root, "e" * 32)
     assert reservations.reservations(root) == []
 

@@ -18,7 +18,7 @@ from tests.waiting import until
 
 from dsv.cache.fill import helper_process
 from dsv.cache.fill.fill import fill
-from dsv.cache.fill.request import FillRequest
+from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need, reservations
 from dsv.cache.fill.workers import read_workers
 from dsv.cache.removal import Remover

@@ -16,7 +16,7 @@ from tests.cache.steps import watched
 
 from dsv.cache.fill import files, reservations
 from dsv.cache.fill.fill import fill
-from dsv.cache.fill.request import FillRequest
+from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings

@@ -13,7 +13,7 @@ from dsv.cache.claims.claims import LeaseName, LeaseRecord, Owner
 from dsv.cache.claims.leases import Lease
 from dsv.cache.fill import reservations
 from dsv.cache.fill.fill import fill
-from dsv.cache.fill.request import FillRequest
+from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
 from dsv.cache.root import CacheRoot
 
@@ -59,7 +59,7 @@ def test_making_room_may_take_any_time(root: CacheRoot, clock: Clock, tmp_path: 
         asked.append(need)
         clock.move(LONG)
         (one,) = reservations.reservations(root)
-        assert (one.place, one.left_files, one.live) == (request.place, 1, True)
+        assert (one.place, one.left.files, one.live) == (request.place, 1, True)
 
     with Lease.take(root, request.place, "stage", ttl=2 * LONG):
         fill(root, request, FakeSource(world.folder, str(commit)), ensure_room=evicts_for_long)
@@ -72,7 +72,7 @@ def test_it_counts_while_its_host_renews_its_lease(root: CacheRoot, clock: Clock
     lease_from(root, elsewhere(), "stage", ttl=2 * LONG)
     clock.move(LONG)
     (one,) = reservations.reservations(root)
-    assert (one.left_bytes, one.live) == (100, True)
+    assert (one.left.bytes, one.live) == (100, True)
     clock.move(2 * LONG)
     assert reservations.reservations(root) == []
     assert list(root.room.iterdir()) == []

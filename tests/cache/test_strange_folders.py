@@ -17,9 +17,10 @@ from dsv.cache.evict.evict import evict
 from dsv.cache.evict.inventory import take_inventory
 from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.fill.fill import fill
-from dsv.cache.fill.request import FillRequest, FillResult
+from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
 from dsv.cache.names import bind
+from dsv.cache.record import Cached
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
 from dsv.values.ids import CommitId
@@ -76,7 +77,7 @@ def as_nobody(do: Callable[[], None]) -> None:
     assert os.waitpid(pid, 0)[1] == 0, "see its traceback in stderr"
 
 
-def cache_it(root: CacheRoot, world: World, commit: CommitId, dataset: str = "xrays") -> FillResult:
+def cache_it(root: CacheRoot, world: World, commit: CommitId, dataset: str = "xrays") -> Cached:
     def room(need: Need) -> None:
         ensure_room(root, CacheSettings(), dataset, need)
 

@@ -16,7 +16,7 @@ from tests.exhaustive import following
 from dsv.cache.claims.leases import Lease
 from dsv.cache.fill import files as write_back
 from dsv.cache.fill.fill import fill
-from dsv.cache.fill.request import FillRequest
+from dsv.cache.fill.plan import FillRequest
 from dsv.cache.root import CacheRoot
 from dsv.errors import Unreachable
 from dsv.format.tree import Kind

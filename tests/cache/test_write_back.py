@@ -16,7 +16,7 @@ from tests.cache.fake_source import STORE, File, World
 from tests.strace import needs_strace
 from tests.waiting import PATIENCE, until
 
-from dsv.cache.fill.request import FillRequest
+from dsv.cache.fill.plan import FillRequest
 from dsv.cache.root import CacheRoot
 from dsv.values.ids import CommitId
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from dsv.api.cache_targets import Targets
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.leases import Lease
-from dsv.cache.fill.request import FillRequest, FillResult
-from dsv.cache.record import lookup
+from dsv.cache.record import Cached, lookup
 from dsv.cache.root import CacheRoot, explain
 from dsv.cache.settings import load_settings, prepare_cache
 from dsv.errors import Conflict, Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported, UsageError
@@ -128,7 +127,7 @@ class Stager:
             raise explain(error, self.root.path) from error
         return _staged(found, result, started), lease or NoLease()
 
-    def _fill(self, found: Found, claim: Claim) -> FillResult:
+    def _fill(self, found: Found, claim: Claim) -> Cached:
         """Fill if need be. With a claim that stands, the commit stays from the moment it is seen."""
         if claim.stands:
             self.targets.bind(found)
@@ -137,7 +136,7 @@ class Stager:
             there = lookup(self.root, found.place, fresh=self._offline and claim.stands)
             if there is None and self._offline:
                 raise self._not_there(found)
-            result = self._make(found) if there is None else FillResult.of(there)
+            result = self._make(found) if there is None else there
             if claim.confirm():
                 if claim.stands:
                     self.targets.show_tags(found, filled=there is None)
@@ -146,9 +145,10 @@ class Stager:
             f"{found.place} is repeatedly evicted from {self.root.path}", subject=str(found.place)
         )
 
-    def _make(self, found: Found) -> FillResult:
+    def _make(self, found: Found) -> Cached:
         from dsv.cache.evict.evict import RoomMaker
         from dsv.cache.fill.fill import fill
+        from dsv.cache.fill.plan import FillRequest
 
         return fill(
             self.root,
@@ -184,13 +184,13 @@ class Stager:
         )
 
 
-def _staged(found: Found, result: FillResult, started: float) -> Staged:
+def _staged(found: Found, result: Cached, started: float) -> Staged:
     return Staged(
         path=result.path,
         dataset=found.dataset,
         commit=found.commit,
-        files=result.files,
-        bytes=result.bytes,
+        files=result.record.files,
+        bytes=result.record.bytes,
         hit=result.hit,
         seconds=time.monotonic() - started,
         fetched_bytes=result.fetched_bytes,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Self
 
 from blake3 import blake3
 
-from dsv.cache.fill.request import HelperSpec
 from dsv.cache.names import bind, bound_store, known_store, met, show_tag
 from dsv.cache.root import CacheRoot, Place, explain, folder_name, own_folder
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
@@ -25,6 +24,7 @@ from dsv.values.units import format_duration
 if TYPE_CHECKING:
     from dsv.api.context import Context
     from dsv.api.settings import Settings
+    from dsv.cache.fill.helper_process import HelperSpec
     from dsv.cache.fill.source import StoreSource
     from dsv.repo.refs.resolve import Resolved
     from dsv.repo.repository import Repository
@@ -239,6 +239,8 @@ class Targets:
             return None
         options = asdict(self._context.store_options(choice))
         arguments = {"url": choice.url, "names": choice.names, "options": options, "dot": str(self.root.dot)}
+        from dsv.cache.fill.helper_process import HelperSpec
+
         return HelperSpec("dsv.api.cache_targets:open_source", arguments)
 
     def bind(self, found: Found) -> None:

@@ -271,7 +271,7 @@ def _fills(root: CacheRoot, now: float) -> tuple[FillItem, ...]:
                 files_done=min(plan.entries, sum(worker.entries for worker in workers)),
                 bytes=plan.bytes,
                 bytes_done=min(plan.bytes, sum(worker.bytes for worker in workers)),
-                room_left=one.left_bytes,
+                room_left=one.left.bytes,
                 workers=tuple(
                     sorted({f"{one.owner.user}@{one.owner.host}" for one in workers if not one.gone(now)})
                 ),

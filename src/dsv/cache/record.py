@@ -149,11 +149,7 @@ def record_path(root: CacheRoot, place: Place, fill: str) -> Path:
 
 def write_record(root: CacheRoot, place: Place, record: Filled) -> bool:
     """Record that the visible folder is whole, right after the rename; return False if it was recorded already."""
-    return root.write_once(record_path(root, place, record.fill), encode(record))
-
-
-def encode(record: Filled) -> bytes:
-    return msgspec.json.encode(record)
+    return root.write_once(record_path(root, place, record.fill), msgspec.json.encode(record))
 
 
 def read_record(root: CacheRoot, place: Place, names: Iterable[str] | None = None) -> Filled | None:
@@ -168,10 +164,16 @@ def read_record(root: CacheRoot, place: Place, names: Iterable[str] | None = Non
 
 
 class Cached(msgspec.Struct, frozen=True):
-    """A visible commit and its record."""
+    """A visible, whole commit, and what one call did to make it visible."""
 
     path: Path
     record: Filled
+    fetched_bytes: int = 0
+    """Read from the store, with helper processes."""
+    linked_files: int = 0
+    """Taken from other cached commits."""
+    hit: bool = True
+    """It was there already."""
 
 
 def lookup(root: CacheRoot, place: Place, *, fresh: bool = False) -> Cached | None:

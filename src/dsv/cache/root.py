@@ -244,10 +244,6 @@ class CacheRoot:
         """Mode of every cached file: read-only for those who may read the root."""
         return self._rights()[1]
 
-    def executable_mode(self) -> int:
-        mode = self.file_mode
-        return mode | (mode & 0o444) >> 2
-
     def _rights(self) -> tuple[int, int, int]:
         if self._modes is None:
             try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -149,20 +148,15 @@ def load_settings(root: CacheRoot) -> CacheSettings:
         data = read_small(path, _LONGEST)
         if data is None and os.path.lexists(path):  # another host may have made it just now
             data = read_small(path, _LONGEST)
-            if data is None:
-                raise _unreadable(path)
+            if data is None:  # nobody knows the owner's limits, so nothing may be filled or evicted
+                raise UsageError(
+                    f"{path} is not a file of at most {format_bytes(_LONGEST)}",
+                    subject=str(path),
+                    hint=f"check what it is (ls -lL {path}), then correct or remove it",
+                )
     except OSError as error:
         raise explain(error, path, "read") from error
     return CacheSettings() if data is None else parse_settings(data, str(path))
-
-
-def _unreadable(path: Path) -> UsageError:
-    """Without it nobody knows the owner's limits, so nothing may be filled or evicted."""
-    return UsageError(
-        f"{path} is not a file of at most {format_bytes(_LONGEST)}",
-        subject=str(path),
-        hint=f"check what it is (ls -lL {path}), then correct or remove it",
-    )
 
 
 def parse_settings(data: bytes, name: str) -> CacheSettings:

@@ -130,7 +130,8 @@ class Lease:
         while True:
             if not self._recently_renewed():
                 self.renew()
-            self._entries = self._recorded()
+            names = list_claims(self.root, self.place, [str(self._name)])
+            self._entries = frozenset(name for name in names if name.startswith(ENTRY))
             self._identity = visible_identity(self.root, self.place)
             if self._recently_renewed():
                 return self._identity is not None
@@ -150,7 +151,10 @@ class Lease:
                 return
             self._void_intents()
             if not self._unchanged():
-                self._lose()
+                self.reason = (
+                    f"{self.place} was evicted from {self.root.path} while its lease could not be renewed"
+                )
+                self.lost.set()
 
     def hold(self) -> Self:
         """Start the thread that renews until `release`."""
@@ -241,14 +245,6 @@ class Lease:
         claims = self.root.claims(self.place)
         same = not self._entries or any(os.path.lexists(claims / name) for name in self._entries)
         return same and visible_identity(self.root, self.place) == self._identity
-
-    def _recorded(self) -> frozenset[str]:
-        names = list_claims(self.root, self.place, [str(self._name)])
-        return frozenset(name for name in names if name.startswith(ENTRY))
-
-    def _lose(self) -> None:
-        self.reason = f"{self.place} was evicted from {self.root.path} while its lease could not be renewed"
-        self.lost.set()
 
     def _renew_in_time(self) -> float:
         """Renew, and return the seconds until the next time."""

@@ -136,7 +136,9 @@ class Sweeper:
         claims = facts.claims
         for name in claims.intents:
             if self._is_dead(place, name):
-                self._end_intent(place, name)
+                if not void(self._root, place, name):
+                    self._remove(self._root.trash / name.removeprefix(INTENT), place)
+                    self._unlink(place, name)
             else:
                 with self._lock:
                     self._busy.add(name.removeprefix(INTENT))
@@ -187,11 +189,6 @@ class Sweeper:
         with contextlib.suppress(FileNotFoundError):
             return self._now - (self._root.claims(place) / name).lstat().st_ctime > ABANDONED
         return False
-
-    def _end_intent(self, place: Place, name: str) -> None:
-        if not void(self._root, place, name):
-            self._remove(self._root.trash / name.removeprefix(INTENT), place)
-            self._unlink(place, name)
 
     def _trash(self, name: str) -> None:
         """Remove what lies in the trash, except the folder of an evictor that has not used it yet."""

@@ -212,10 +212,8 @@ def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
     return Disk(
         free=found.f_bavail * found.f_frsize,
         total=found.f_blocks * found.f_frsize,
-        filling=Extent(sum(one.written_bytes for one in fills), sum(one.written_files for one in fills)),
-        reserved=sum(
-            (Extent(one.left_bytes, one.left_files) for one in fills if one.place != without), Extent()
-        ),
+        filling=sum((one.written for one in fills), Extent()),
+        reserved=sum((one.left for one in fills if one.place != without), Extent()),
         free_files=found.f_favail if found.f_files else None,  # Btrfs and some file servers say 0 of 0
     )
 

@@ -258,7 +258,7 @@ def find_visible(root: CacheRoot) -> Visible:
             inside = []
             if ours:
                 closed.add(folder.name)
-        if not ours and not _has_place(folder.name, inside):
+        if not ours and all(Place.parse(folder.name, one.name) is None for one in inside):
             foreign.append(folder.name)
             continue
         for one in inside:
@@ -280,10 +280,6 @@ def find_all(folder: Path) -> list[Place]:
             places = (Place.parse(dataset, name) for name in list_names(folder / dataset))
             found.extend(place for place in places if place is not None)
     return found
-
-
-def _has_place(dataset: str, inside: list[os.DirEntry[str]]) -> bool:
-    return any(Place.parse(dataset, one.name) is not None for one in inside)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -29,8 +29,8 @@ from pathlib import Path
 import msgspec
 
 from dsv.cache.claims.claims import Owner
-from dsv.cache.fill.parts import VERSION, Plan
-from dsv.cache.record import Filled, encode, lookup, record_path, write_record
+from dsv.cache.fill.parts import PLAN, VERSION, Plan
+from dsv.cache.record import Filled, lookup, record_path, write_record
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot, Place
 from dsv.errors import UPGRADE, Conflict, Unsupported
@@ -108,7 +108,7 @@ def start(
     try:
         for name in _FOLDERS:
             root.make_directory(folder / name)
-        root.write_once(folder / "plan", plan.encode())
+        root.write_once(folder / "plan", msgspec.json.encode(plan))
         if plan.has_source_map:
             root.write_once(folder / "sheet", source_map)
         for segment, paths in moves.items():
@@ -164,7 +164,7 @@ def join(root: CacheRoot, place: Place) -> FillDirectory | None:
             _remove_stray(root, folder)
             continue
         try:
-            plan = Plan.decode(data)
+            plan = PLAN.decode(data)
         except msgspec.DecodeError as error:
             raise _newer(place) from error
         if plan.version != VERSION:
@@ -206,7 +206,7 @@ def publish(directory: FillDirectory, owner: Owner) -> bool:
     """
     directory.root.reach(directory.root.claims(directory.place))
     record = _record(directory, owner)
-    with directory.root.drafted(encode(record)) as draft:
+    with directory.root.drafted(msgspec.json.encode(record)) as draft:
         for _ in range(_TRIES):
             if _becomes_visible(directory):
                 _write_entry(directory, draft, record_path(directory.root, directory.place, record.fill))
@@ -249,21 +249,12 @@ def _becomes_visible(directory: FillDirectory) -> bool:
     return True
 
 
-def was_published(directory: FillDirectory) -> bool:
-    """Return whether a fill without a tree was published, and is still to be cleared away.
-
-    Otherwise it was given up, or the process that cleared it away has recorded it. Looked at in this order: the folder
-    goes with what is in it, and another commit may be visible since.
-    """
-    return not directory.dead.is_dir() and directory.folder.is_dir()
-
-
 def give_up(directory: FillDirectory) -> bool:
     """End a fill that nobody works on; False if it ended before. What it wrote is deleted. Raises `OSError`."""
-    if not end_unpublished(directory):
-        return False
-    clear(directory)
-    return True
+    ended = end_unpublished(directory)
+    if ended:
+        clear(directory)
+    return ended
 
 
 def end_unpublished(directory: FillDirectory) -> bool:
@@ -296,10 +287,12 @@ def clear(directory: FillDirectory) -> None:
 
 def finalize(directory: FillDirectory) -> None:
     """Clear what is left of a fill whose tree has gone, after recording it if it was published but not recorded."""
-    visible = directory.root.visible(directory.place)
+    # It was given up if there is `dead`. If its folder has gone, who cleared it away has recorded it. Looked at in this
+    # order: the folder goes with what is in it, and another commit may be visible since.
     if (
-        was_published(directory)
-        and visible.is_dir()
+        not directory.dead.is_dir()
+        and directory.folder.is_dir()
+        and directory.root.visible(directory.place).is_dir()
         and not record_path(directory.root, directory.place, directory.fill).exists()
     ):
         write_record(directory.root, directory.place, _record(directory, Owner.new()))

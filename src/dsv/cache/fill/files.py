@@ -72,7 +72,7 @@ class Rights(msgspec.Struct, frozen=True):
         shared = not mode & stat.S_ISGID and os.getegid() != group and bool(mode & 0o070)
         return cls(
             file=root.file_mode,
-            executable=root.executable_mode(),
+            executable=root.file_mode | (root.file_mode & 0o444) >> 2,
             folder=mode,
             mend=bool(mode & umask()),
             group=group if shared else None,
@@ -142,9 +142,14 @@ class Folders:
             above = self._find(parent, anew=anew)
             if anew:
                 refresh(above)
-            known = self._enter(above, name)
+            if self._drafts >= 0:
+                self._make(above, name)
+            known = os.open(name, _FOLDER, dir_fd=above)
             if len(self._open) >= _OPEN_FOLDERS:
-                self._drop_oldest()
+                oldest = next(iter(self._open))
+                self._close(self._open.pop(oldest))
+                if self._last[0] == oldest:
+                    self._last = (b"", self._top)
         self._open[folder] = known
         return known
 
@@ -165,21 +170,10 @@ class Folders:
         self._open.clear()
         self._last = (b"", self._top)
 
-    def _drop_oldest(self) -> None:
-        oldest = next(iter(self._open))
-        self._close(self._open.pop(oldest))
-        if self._last[0] == oldest:
-            self._last = (b"", self._top)
-
     def _close(self, descriptor: int) -> None:
         if self._before_close is not None:
             self._before_close()
         os.close(descriptor)
-
-    def _enter(self, parent: int, name: bytes) -> int:
-        if self._drafts >= 0:
-            self._make(parent, name)
-        return os.open(name, _FOLDER, dir_fd=parent)
 
     def _make(self, parent: int, name: bytes) -> None:
         """Make a folder that has its final rights at once: with others, it could lock other users out for ever."""
@@ -211,8 +205,8 @@ def fill_file(descriptor: int, pieces: Iterable[Buffer]) -> int:
         for piece in pieces:
             size = len(piece)
             written = os.write(descriptor, piece)
-            if written != size:
-                _write_rest(descriptor, memoryview(piece)[written:])
+            while written < size:
+                written += os.write(descriptor, memoryview(piece)[written:])
             if size >= LARGE_PIECE:
                 begin_write_back(descriptor, at, size)
             at += size
@@ -240,18 +234,8 @@ def finish_file(descriptor: int, rights: Rights, *, executable: bool) -> None:
         os.close(descriptor)
 
 
-def set_time(descriptor: int) -> None:
-    """Raises `PermissionError` if the file is another user's, `OSError`."""
-    os.utime(descriptor, ns=_TIMES)
-
-
 def has_time(found: os.stat_result) -> bool:
     return found.st_mtime_ns == _TIMES[0]
-
-
-def _write_rest(descriptor: int, rest: memoryview) -> None:
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
 
 
 # link(2): at the limit of links, another device, another user's file (fs.protected_hardlinks), not supported.
@@ -463,7 +447,7 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
             return State.BROKEN
         if not has_time(found):
             with contextlib.suppress(PermissionError):  # another user's: it just can't be linked to later
-                set_time(descriptor)
+                os.utime(descriptor, ns=_TIMES)
         return State.WHOLE
     finally:
         os.close(descriptor)

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from dsv.cache.fill import reservations
 from dsv.cache.fill.directory import FillDirectory, clear, discard, finalize, give_up, join, start
+from dsv.cache.fill.helper_process import HelperSpec
 from dsv.cache.fill.participant import FillContext, FillParticipant
-from dsv.cache.fill.plan import Planned, make_plan, room_needed
-from dsv.cache.fill.request import FillRequest, FillResult, HelperSpec
+from dsv.cache.fill.plan import FillRequest, Planned, make_plan, room_needed
 from dsv.cache.fill.reservations import EnsureRoom, Need, NoRoomBeside, need_of, refusal
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import Heartbeat, read_workers
-from dsv.cache.record import lookup
+from dsv.cache.record import Cached, lookup
 from dsv.cache.root import CacheRoot, Place, explain
 from dsv.errors import Conflict, NoRoom, Unreachable
 from dsv.fs import system
@@ -40,7 +40,7 @@ def fill(
     jobs: int | None = None,
     progress: Progress | None = None,
     helper: HelperSpec | None = None,
-) -> FillResult:
+) -> Cached:
     """Return when the commit is visible and whole, no matter which process filled it.
 
     source: is asked for nothing if the commit is there already.
@@ -52,7 +52,7 @@ def fill(
     try:
         found = lookup(root, request.place)
         if found is not None:
-            return FillResult.of(found)
+            return found
         root.prepare()
         context = FillContext(
             root=root,
@@ -86,7 +86,7 @@ class _Fill:
         self._vanished = 0
         self._full = 0
 
-    def run(self) -> FillResult:
+    def run(self) -> Cached:
         """Try until the commit is visible. A fill may end without that, or with an error."""
         worked = False
         fetched = linked = 0
@@ -96,8 +96,7 @@ class _Fill:
             try:
                 found = lookup(self._root, self._place, fresh=True)
                 if found is not None:
-                    record = found.record
-                    return FillResult(found.path, record.files, record.bytes, fetched, linked, hit=not worked)
+                    return Cached(found.path, found.record, fetched, linked, hit=not worked)
                 directory = join(self._root, self._place)
                 if directory is not None and not directory.is_open():
                     finalize(directory)

@@ -16,14 +16,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from dsv.cache.fill.directory import FillDirectory, join
 from dsv.cache.fill.part_worker import PartWorker
 from dsv.cache.fill.parts import ClaimTable, Plan, do_free_parts
-from dsv.cache.fill.request import HelperSpec
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import Heartbeat
 from dsv.cache.root import CacheRoot, Place
@@ -47,6 +48,13 @@ def default_jobs(plan: Plan, kind: FileSystem) -> int:
     # On a file server a process waits more than it computes, and has threads for that.
     most = max(1, cores // 2) if kind.remote else cores
     return max(1, min(most, worth, len(plan.parts) // 2, _MOST))
+
+
+class HelperSpec(msgspec.Struct, frozen=True):
+    """How a helper process gets its source: `factory` is `module:function`, called with `arguments` (JSON)."""
+
+    factory: str
+    arguments: Mapping[str, object] = msgspec.field(default_factory=dict)
 
 
 class Helpers:
@@ -79,12 +87,11 @@ class Helpers:
         """
         running, self._running = self._running, []
         for process in running:
-            if now or not _has_begun(process):
+            assert process.stdin is not None and process.stdout is not None
+            has_begun = select.select([process.stdout], [], [], 0)[0]  # it has said `BEGAN`, or has ended
+            if now or not has_begun:
                 process.kill()
-            with contextlib.suppress(
-                OSError
-            ):  # the end of its input tells it to end, as this process's death does
-                assert process.stdin is not None
+            with contextlib.suppress(OSError):  # the end of its input ends it, as this process's death does
                 process.stdin.close()
         for process in running:
             self._collect(process)
@@ -102,12 +109,6 @@ class Helpers:
             report = json.loads(data.removeprefix(BEGAN.encode()))
             self.fetched += int(report["fetched"])
             self.linked += int(report["linked"])
-
-
-def _has_begun(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether it has said `BEGAN`, or has ended."""
-    assert process.stdout is not None
-    return bool(select.select([process.stdout], [], [], 0)[0])
 
 
 def _start(order: dict[str, object]) -> subprocess.Popen[bytes]:

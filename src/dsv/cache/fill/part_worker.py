@@ -185,9 +185,10 @@ class PartWorker:
     def _not_linked(self, job: Job) -> Iterator[Wanted]:
         """Yield files that a donor has no longer, and large ones of other users that can't share blocks either."""
         for item in job.failed:
+            assert item.donor is not None
             self._uncount(item)
             self.unplanned += blocks(item.entry.size)
-            donor = self._contents.same_version(item, self._contents.donor_file(item))
+            donor = self._contents.same_version(item, self._contents.donor_file(item.donor, item.donor_path))
             yield Wanted(item.entry, item.where, donor)
         job.failed.clear()
 

@@ -15,10 +15,10 @@ import msgspec
 from dsv.cache.claims.leases import end_leases_of
 from dsv.cache.fill.directory import FillDirectory, publish
 from dsv.cache.fill.files import Lost, WriteBack
-from dsv.cache.fill.helper_process import Helpers, default_jobs
+from dsv.cache.fill.helper_process import Helpers, HelperSpec, default_jobs
 from dsv.cache.fill.part_worker import PartWorker
 from dsv.cache.fill.parts import Claim, ClaimTable, do_free_parts
-from dsv.cache.fill.request import FillRequest, HelperSpec
+from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import EnsureRoom, need_of, refusal
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import Heartbeat, Reporter, Worker, read_worker, read_workers

@@ -35,8 +35,6 @@ from dsv.fs.attributes import server_time
 from dsv.fs.system import FileSystem, boot
 from dsv.repo.objects.ranges import ITEM
 
-Encoded = bytes
-
 # A part is worth about a second of work, so that the death of its claimer costs little and many can share a fill.
 PART_BYTES = 64 << 20
 PART_ENTRIES = 4096
@@ -117,16 +115,8 @@ class Plan(msgspec.Struct, frozen=True):
     donors: list[DonorPlan]
     has_source_map: bool = msgspec.field(name="sheet")
 
-    def encode(self) -> Encoded:
-        return msgspec.json.encode(self)
 
-    @classmethod
-    def decode(cls, data: Encoded) -> Plan:
-        """Raises `msgspec.DecodeError`."""
-        return _PLAN.decode(data)
-
-
-_PLAN = msgspec.json.Decoder(Plan)
+PLAN = msgspec.json.Decoder(Plan)
 
 
 def read_ahead(plan: Plan) -> int:
@@ -284,11 +274,6 @@ class ClaimTable:
             self._count_done()
         return self.all_done
 
-    def _look_for_done(self, part: int, newest: int) -> None:
-        for generation in range(1, newest + 1):
-            if os.path.lexists(self._folder / f"{part}.{generation}.{self._mark}"):
-                self._finished[part] = max(generation, self._finished.get(part, 0))
-
     def begin_at(self, part: int) -> None:
         """Have `claim_free` look for free parts from there on, so that several processes start far apart."""
         self._cursor = part % max(self.count, 1)
@@ -311,7 +296,7 @@ class ClaimTable:
             if not mark:
                 self._saw_claim(part, int(generation))
             elif mark in ("done", self._mark):
-                self._finished[part] = max(int(generation), self._finished.get(part, 0))
+                self._saw_done(part, int(generation))
             else:
                 lost.add(part)
         self._count_done()
@@ -326,7 +311,8 @@ class ClaimTable:
     def claim_free(self) -> Claim | None:
         """Claim the next part that nobody has claimed; None if there is none left. Raises `OSError`."""
         while True:
-            part = self._next_free()
+            candidates = itertools.chain(range(self._cursor, self.count), range(self._cursor))
+            part = next((part for part in candidates if part not in self._newest), None)
             if part is None:
                 return None
             claim = self._claim(part, 1)
@@ -341,11 +327,14 @@ class ClaimTable:
         Also one that was done before this machine last started, and may have been lost with it: it is checked.
         """
         for part, generation in sorted(self._newest.items()):
-            if part in self._done or not self._may_take(part, generation, is_gone):
+            owner = "" if part in self._done else self._owner_of(part, generation)
+            if owner in ("", self._owner) or not (part in self._lost or is_gone(owner)):
                 continue
             claim = self._claim(part, generation + 1)
             self.refresh()
-            self._look_for_done(part, generation)
+            for earlier in range(1, generation + 1):  # each by its name: a listing may lack some
+                if os.path.lexists(self._folder / f"{part}.{earlier}.{self._mark}"):
+                    self._saw_done(part, earlier)
             if claim is not None and not self.overtaken(claim):
                 return replace(claim, done=part in self._finished)
         return None
@@ -355,7 +344,7 @@ class ClaimTable:
         with contextlib.suppress(FileExistsError):
             (self._folder / f"{claim.part}.{claim.generation}.{self._mark}").symlink_to(self._owner)
         self._done.add(claim.part)
-        self._finished[claim.part] = max(claim.generation, self._finished.get(claim.part, 0))
+        self._saw_done(claim.part, claim.generation)
 
     def overtaken(self, claim: Claim) -> bool:
         """Return whether a newer generation was seen at the last `refresh`."""
@@ -369,24 +358,16 @@ class ClaimTable:
             # a request that was sent again after its answer was lost finds its own work
             known = self._newest.get(part, 0) >= generation
             self._saw_claim(part, generation)
-            return (
-                Claim(part, generation)
-                if not known and self._owner_of(part, generation) == self._owner
-                else None
-            )
+            if known or self._owner_of(part, generation) != self._owner:
+                return None
         self._saw_claim(part, generation)
         return Claim(part, generation)
 
     def _saw_claim(self, part: int, generation: int) -> None:
         self._newest[part] = max(generation, self._newest.get(part, 0))
 
-    def _next_free(self) -> int | None:
-        candidates = itertools.chain(range(self._cursor, self.count), range(self._cursor))
-        return next((part for part in candidates if part not in self._newest), None)
-
-    def _may_take(self, part: int, generation: int, is_gone: Callable[[str], bool]) -> bool:
-        owner = self._owner_of(part, generation)
-        return bool(owner) and owner != self._owner and (part in self._lost or is_gone(owner))
+    def _saw_done(self, part: int, generation: int) -> None:
+        self._finished[part] = max(generation, self._finished.get(part, 0))
 
     def _owner_of(self, part: int, generation: int) -> str:
         """ "" if the fill has ended meanwhile."""

@@ -7,7 +7,7 @@ import errno
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -187,7 +187,7 @@ class Placer:
         self._stack.close()
 
     def make_folder(self, job: Job, path: bytes) -> None:
-        with _looking_again(job):
+        with _LookingAgain(job):
             self.asked.open(path)
 
     def make_symlink(self, job: Job, entry: Entry) -> None:
@@ -237,7 +237,7 @@ class Placer:
         if source is None:
             job.failed.extend(run.item(at) for at in range(len(run.names)))
             return
-        with _looking_again(job):
+        with _LookingAgain(job):
             target = self.asked.open(run.folder)
             step = _LINKS_EACH if self.pool.threads else len(run.names)
             for start in range(0, len(run.names), step):
@@ -263,7 +263,7 @@ class Placer:
         if self.pool.threads and entry.size <= SINGLE_CHUNK_MAX and not broken:
             self._write_small(job, entry, b"".join(pieces))
             return
-        with _looking_again(job):
+        with _LookingAgain(job):
             if not broken:
                 begun = fill_file(self._create(entry), pieces)
                 if self.pool.threads:
@@ -295,7 +295,7 @@ class Placer:
 
     def _write_small(self, job: Job, entry: Entry, content: bytes) -> None:
         executable = entry.kind is Kind.EXECUTABLE
-        with _looking_again(job, (entry, content)):
+        with _LookingAgain(job, (entry, content)):
             folder, name = self._arriving.of(entry.path)
             write = partial(create_file, folder, name, (content,), self._rights, executable=executable)
             self._run(job, write, entry.size, (entry, content))
@@ -336,7 +336,7 @@ class Placer:
 
     def _find(self, job: Job, folders: Folders, path: bytes) -> tuple[int, bytes] | None:
         """Return the folder of this path, and the name in it; None if it has to be looked up anew."""
-        with _looking_again(job):
+        with _LookingAgain(job):
             return folders.of(path)
         return None
 
@@ -371,21 +371,27 @@ class Placer:
         content: tuple[Entry, bytes] | None = None,
     ) -> None:
         def run() -> None:
-            with _looking_again(job, content):
+            with _LookingAgain(job, content):
                 task()
 
         self.pool.run(run, size)
 
 
-@contextlib.contextmanager
-def _looking_again(job: Job, content: tuple[Entry, bytes] | None = None) -> Iterator[None]:
-    """After an error that this may cure, have the job's part looked through once more, or the content written again."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _LOOK_AGAIN:
-            raise
-        if content is not None and error.errno in _REPLACED:
-            job.unplaced.append(content)
+class _LookingAgain:
+    """After an error that this may cure, have a job's part looked through once more, or the content written again."""
+
+    def __init__(self, job: Job, content: tuple[Entry, bytes] | None = None) -> None:
+        self._job = job
+        self._content = content
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, OSError) or error.errno not in _LOOK_AGAIN:
+            return False
+        if self._content is not None and error.errno in _REPLACED:
+            self._job.unplaced.append(self._content)
         else:
-            job.again = True
+            self._job.again = True
+        return True

@@ -25,7 +25,6 @@ from dsv.cache.fill.parts import (
     cut_parts,
     estimated_room,
 )
-from dsv.cache.fill.request import FillRequest
 from dsv.cache.fill.reuse import OPEN, Candidate, Matching, candidates, match
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.root import CacheRoot, Place
@@ -33,7 +32,24 @@ from dsv.errors import Conflict, NotFound
 from dsv.format.tree import Kind
 from dsv.fs import system
 from dsv.repo.tree.read import Leaf, TreeReader
+from dsv.values.ids import CommitId, StoreId
 from dsv.values.paths import PathSet, fold_clashes, show
+
+
+class FillRequest(msgspec.Struct, frozen=True):
+    """One commit, or a selection of it, to be visible in a cache.
+
+    dataset: the path component (`/` written `%2F`).
+    """
+
+    dataset: str
+    commit: CommitId
+    store: StoreId
+    selection: PathSet = msgspec.field(default_factory=PathSet)
+
+    @property
+    def place(self) -> Place:
+        return Place.of(self.dataset, self.commit, self.selection.id)
 
 
 class Planned(msgspec.Struct, frozen=True):
@@ -106,7 +122,9 @@ def make_plan(
         donors=donors,
         has_source_map=matching is not None,
     )
-    folders = _folders(tree, request.selection) if _inodes_may_run_out(root, sums.entries) else 0
+    disk = os.statvfs(root.path)
+    few_inodes = disk.f_files > 0 and disk.f_favail < _PLENTY * (sums.entries + 1)
+    folders = _folders(tree, request.selection) if few_inodes else 0
     if matching is None:
         return Planned(plan, b"", {}, folders)
     return Planned(plan, bytes(matching.codes), matching.encoded_moves(), folders)
@@ -262,12 +280,6 @@ def _clones(path: bytes, draft: bytes) -> bool:
         return False
     finally:
         os.close(source)
-
-
-def _inodes_may_run_out(root: CacheRoot, entries: int) -> bool:
-    """Decide that folders have to be counted, which reads the whole tree."""
-    disk = os.statvfs(root.path)
-    return disk.f_files > 0 and disk.f_favail < _PLENTY * (entries + 1)
 
 
 def _folders(tree: TreeReader, selection: PathSet) -> int:

@@ -17,6 +17,7 @@ from dsv.cache.claims.claims import Owner, read_claims
 from dsv.cache.fill.directory import PREFIX
 from dsv.cache.fill.parts import Plan
 from dsv.cache.fill.workers import read_workers
+from dsv.cache.record import Extent
 from dsv.cache.root import CacheRoot, Place, free_room
 from dsv.errors import NoRoom
 from dsv.fs.files import list_names, read_json
@@ -78,21 +79,16 @@ _RECORD = msgspec.json.Decoder(_Record)
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """One fill's room, in bytes of disk blocks and in inodes.
-
-    bytes, files: of the whole fill. written_bytes, written_files: of these, on disk now. left_bytes, left_files: to
-    come; 0 if nobody works on it. live: somebody does.
-    """
+    """One fill's room."""
 
     place: Place
     fill: str
-    bytes: int
-    files: int
-    written_bytes: int
-    written_files: int
-    left_bytes: int
-    left_files: int
+    whole: Extent
+    written: Extent
+    left: Extent
+    """Room still to come; none if nobody works on it."""
     live: bool
+    """Somebody works on it."""
 
 
 def reserve(root: CacheRoot, place: Place, fill: str, need_bytes: int, need_files: int) -> None:
@@ -147,19 +143,10 @@ def _standing(root: CacheRoot, fill: str, record: _Record, now: float) -> Reserv
         live = live and (not late or _is_at_work(root, place, record.owner, now))
         if not live and not folder.is_dir():
             return None
-    written = sum(one.written for one in workers.values())
-    made = sum(one.made for one in workers.values())
-    return Reservation(
-        place=place,
-        fill=fill,
-        bytes=record.bytes,
-        files=record.files,
-        written_bytes=written,
-        written_files=made,
-        left_bytes=max(0, record.bytes - written) if live else 0,
-        left_files=max(0, record.files - made) if live else 0,
-        live=live,
-    )
+    whole = Extent(record.bytes, record.files)
+    written = sum((Extent(one.written, one.made) for one in workers.values()), Extent())
+    left = Extent(max(0, whole.bytes - written.bytes), max(0, whole.files - written.files))
+    return Reservation(place, fill, whole, written, left if live else Extent(), live)
 
 
 def _is_at_work(root: CacheRoot, place: Place, owner: Owner, now: float) -> bool:

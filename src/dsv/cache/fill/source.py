@@ -225,13 +225,13 @@ class Contents:
         """Return the chunks of the file that a donor has at this path; None if it has none after all."""
         if item.older is None:
             return None
-        plan = self._directory.plan.donors[item.older]
         if item.older not in self._donor_trees:
-            self._donor_trees[item.older] = self._source.tree(CommitId.parse(plan.name[:64]))
+            name = self._directory.plan.donors[item.older].name
+            self._donor_trees[item.older] = self._source.tree(CommitId.parse(name[:64]))
         found = self._donor_trees[item.older].entry(item.entry.path)
         if found is None or found[0].recipe_id is None:
             return None
-        path = self._directory.root.visible(Place(plan.dataset, plan.name)) / os.fsdecode(item.entry.path)
+        path = self.donor_file(item.older, item.entry.path)
         return Donor(path, self._source.chunks(found[0].recipe_id, found[1]))
 
     def same_version(self, item: Item, path: Path) -> Donor | None:
@@ -240,10 +240,9 @@ class Contents:
             return None
         return Donor(path, self._source.chunks(item.entry.recipe_id, item.where))
 
-    def donor_file(self, item: Item) -> Path:
-        assert item.donor is not None
-        plan = self._directory.plan.donors[item.donor]
-        return self._directory.root.visible(Place(plan.dataset, plan.name)) / os.fsdecode(item.donor_path)
+    def donor_file(self, donor: int, path: bytes) -> Path:
+        plan = self._directory.plan.donors[donor]
+        return self._directory.root.visible(Place(plan.dataset, plan.name)) / os.fsdecode(path)
 
     def _items(self, number: int, located: LocatedSegment) -> Iterator[Item]:
         if self._source_map < 0:

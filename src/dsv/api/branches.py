@@ -1,4 +1,4 @@
-"""Branches: listing, creating, moving, renaming and deleting them."""
+"""List, create, move, rename, delete and restore branches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BranchPath:
 
     @classmethod
     def parse(cls, text: str) -> BranchPath:
-        """Raises `UsageError`."""
+        """Raise `UsageError`."""
         dataset, at, branch = text.rpartition("@")
         return cls(DatasetName.parse(dataset) if dataset else None, BranchName.parse(branch if at else text))
 
@@ -71,7 +71,7 @@ class BranchItem:
 
 
 def branches(context: Context, dataset: DatasetName | None) -> list[BranchItem]:
-    """All branches of a dataset (None: the workspace's), by name, each compared with `main`."""
+    """Return all branches of a dataset (None: the workspace's), by name, each compared with `main`."""
     with context.repository() as repository:
         name = dataset_of(context, repository, dataset)
         heads = repository.refs.heads(name)
@@ -100,7 +100,7 @@ def create_branch(context: Context, name: BranchPath, target: Target, message: s
 
 
 def reset_branch(context: Context, name: BranchPath, target: Target, message: str = "") -> BranchItem:
-    """Moves a branch to any commit of its dataset. Raises `Conflict` if somebody else has moved it: since this began,
+    """Move a branch to any commit of its dataset. Raises `Conflict` if somebody else has moved it: since this began,
     or, for the branch that the workspace follows, since it was last seen from there.
     """
     wanted = _target(context, name, target)
@@ -123,7 +123,7 @@ def reset_branch(context: Context, name: BranchPath, target: Target, message: st
 def delete_branch(
     context: Context, name: BranchPath, message: str = "", *, force: bool = False
 ) -> BranchItem:
-    """Deletes a branch; its moves stay, and `restore_branch` goes back to them.
+    """Delete a branch; its moves stay, and `restore_branch` goes back to them.
 
     Raises `Conflict` if it has commits that no other branch and no tag has, or if the workspace around here follows
     it, unless `force`; and always for `main`.
@@ -149,7 +149,7 @@ def delete_branch(
 
 
 def restore_branch(context: Context, name: BranchPath, message: str = "") -> BranchItem:
-    """Brings a deleted branch back to where it was. Raises `NotFound` for one that never was, and `Conflict` if it is
+    """Bring a deleted branch back to where it was. Raises `NotFound` for one that never was, and `Conflict` if it is
     not deleted, if the name has been taken since, or if gc is removing its commit.
     """
 
@@ -179,7 +179,7 @@ def restore_branch(context: Context, name: BranchPath, message: str = "") -> Bra
 
 
 def dataset_of(context: Context, repository: Repository, dataset: DatasetName | None) -> DatasetName:
-    """The dataset that was named, or else the workspace's."""
+    """Return the dataset that was named, or else the workspace's."""
     if dataset is not None:
         return dataset
     workspace = context.workspace()
@@ -197,7 +197,7 @@ def put_move(
     *,
     deleted: bool = False,
 ) -> Head:
-    """The branch's next move. commit None: it is deleted, or has no commit again.
+    """Publish the branch's next move. commit None: it is deleted, or has no commit again.
 
     Raises `Conflict` if somebody else has moved it since `after`.
     """
@@ -228,7 +228,7 @@ def put_move(
 def following(
     context: Context, repository: Repository, head: Head, command: str
 ) -> Iterator[Workspace | None]:
-    """The workspace around here, locked, if it follows this branch; else None."""
+    """Lock the workspace around here if it follows this branch; yield None if not."""
     found = followed_by(context, repository, head)
     with nullcontext((None, None)) if found is None else found.locked(command) as (workspace, _):
         yield workspace
@@ -313,7 +313,7 @@ def _compared(
 
 
 def _check_kept_elsewhere(repository: Repository, head: Head) -> None:
-    """Raises `Conflict` if the branch is the last name of some commits. What the store has lost is not asked about."""
+    """Raise `Conflict` if the branch is the last name of some commits. What the store has lost is not asked about."""
     if head.commit is None or repository.objects.stored_commit(head.commit) is None:
         return
     heads, tags = repository.refs.names(head.dataset)
@@ -346,7 +346,7 @@ _RENAMED_FROM = "from "
 
 
 def rename_branch(context: Context, old: BranchPath, new: BranchName, message: str = "") -> BranchItem:
-    """Gives a branch another name; a workspace around here that follows it follows the new name.
+    """Give a branch another name; a workspace around here that follows it follows the new name.
 
     Killed between the two moves, both names are there, and the same call finishes it. Raises `Conflict` if the new name
     is taken, or if somebody moves the branch meanwhile.
@@ -372,7 +372,7 @@ def rename_branch(context: Context, old: BranchPath, new: BranchName, message: s
 
 
 def _new_name(context: Context, repository: Repository, head: Head, new: BranchName, message: str) -> Head:
-    """The branch of the new name at the old one's commit; perhaps an earlier, killed call has made it."""
+    """Make the branch of the new name at the old one's commit, unless an earlier, killed call has made it."""
 
     newest = repository.refs.newest(head.dataset, new)
     action = _action(_RENAMED_FROM + head.branch, message)
@@ -397,7 +397,7 @@ def _new_name(context: Context, repository: Repository, head: Head, new: BranchN
 
 
 def _carry_rule(context: Context, repository: Repository, head: Head, new: BranchName) -> None:
-    """What protects the old name protects the new one before the old one goes. Raises `Conflict` if somebody else
+    """Protect the new name as the old one is, before that goes. Raises `Conflict` if somebody else
     changes its rule."""
     rule = repository.refs.rule(head.dataset, head.branch)
     there = repository.refs.rule(head.dataset, new)

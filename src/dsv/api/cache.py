@@ -48,7 +48,7 @@ class NoLease:
 
 
 class Stager:
-    """Stages targets into one cache; `close` it at the end.
+    """Stage targets into one cache; `close` it at the end.
 
     jobs: processes on this host; None for as many as suit it.
     """

@@ -1,4 +1,4 @@
-"""`cached --check`: the cached bytes against their ids."""
+"""Check cached bytes against their ids, for `cached --check`."""
 
 from __future__ import annotations
 
@@ -27,22 +27,17 @@ _TRIES = 10  # a tenth of a second apart, for the record of what has just become
 
 @dataclass(frozen=True, slots=True)
 class WrongItem:
-    """A path, as shown to people, and what is wrong with it. links: other names of the same file in the cache."""
+    """A path, as shown to people, and what is wrong with it."""
 
     path: str
     problem: str
     links: int
+    """Other names of the same file in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedItem:
-    """One cached commit that was read again.
-
-    repaired: how many of `wrong` are right now.
-    foreign: how many paths were never committed; `removed` of these are gone now.
-    foreign_paths: the first of those that are still there, or else of those that were removed.
-    problem: why the commit could not be compared with anything.
-    """
+    """One cached commit that was read again."""
 
     path: Path
     dataset: DatasetName
@@ -51,10 +46,15 @@ class CheckedItem:
     bytes: int
     wrong: tuple[WrongItem, ...] = ()
     repaired: int = 0
+    """How many of `wrong` are right now."""
     foreign: int = 0
+    """How many paths were never committed."""
     removed: int = 0
+    """How many of these are gone now."""
     foreign_paths: tuple[str, ...] = ()
+    """The first of those that are still there, or else of those that were removed."""
     problem: str | None = None
+    """Why the commit could not be compared with anything."""
 
     @property
     def still_wrong(self) -> bool:
@@ -67,7 +67,7 @@ class CheckReport:
 
     @property
     def exit_code(self) -> int:
-        """5 if something is still wrong."""
+        """Return 5 if something is still wrong."""
         return IntegrityError.exit_code if any(one.still_wrong for one in self.items) else 0
 
 
@@ -79,7 +79,7 @@ def check(
     repair: bool = True,
     remove_foreign: bool = False,
 ) -> CheckReport:
-    """Reads all that is cached, or the targets, and replaces what is wrong by what the store has.
+    """Read all that is cached, or the targets, and replaces what is wrong by what the store has.
 
     remove_foreign: a repair also deletes files that were never committed.
 
@@ -113,7 +113,7 @@ def _check(
     repair: bool,
     remove_foreign: bool,
 ) -> CheckedItem | None:
-    """None if it was evicted in the meantime."""
+    """Check one commit; return None if it was evicted in the meantime."""
     root = finder.root
     dataset = place.dataset_name
     record, there = _look(root, place, dataset)
@@ -136,8 +136,10 @@ def _check(
 
 
 def _look(root: CacheRoot, place: Place, dataset: DatasetName) -> tuple[Filled | None, bool]:
-    """Its record, and whether it is visible: it becomes visible before it is recorded, and is moved away before its
-    record is removed."""
+    """Return its record, and whether it is visible.
+
+    It becomes visible before it is recorded, and is moved away before its record is removed.
+    """
     for attempt in range(_TRIES):
         record = read_record(root, place)
         there = record is not None or place in find_places(root, dataset)

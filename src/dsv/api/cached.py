@@ -1,8 +1,10 @@
-"""What is in a cache, who uses it, until when, and the room: the team's dashboard."""
+"""Report what is in a cache, who uses it and until when, and the room."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from dsv.api.cache_targets import tracked
@@ -17,7 +19,6 @@ from dsv.cache.record import local_commit
 from dsv.cache.root import CacheRoot, Place, explain, refuse_symlinks
 from dsv.cache.settings import CacheSettings, load_settings
 from dsv.errors import UsageError
-from dsv.repo.tracking import Tracking
 from dsv.run.record import tree_of_run
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName
@@ -25,10 +26,11 @@ from dsv.values.names import DatasetName
 
 @dataclass(frozen=True, slots=True)
 class LeaseItem:
-    """purpose: `run`, `hold` (a person's) or `stage` (a command at work). until: seconds since 1970."""
+    """A claim that expires."""
 
     id: str
     purpose: str
+    """`run`, `hold` (a person's) or `stage` (a command at work)."""
     user: str
     host: str
     run: str | None
@@ -40,35 +42,32 @@ class LeaseItem:
 
 @dataclass(frozen=True, slots=True)
 class PinItem:
-    """until: None for ever."""
+    """A hold that was taken with `dsv hold`."""
 
     id: str
     user: str
     why: str
     since: float
     until: float | None
+    """None for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedItem:
-    """One cached commit, or a selection of one. Times are seconds since 1970, by the file server's clock.
-
-    names: tags and branches that name it now, as far as this cache knows. made_for: `code of a run` or `output of
-    run ID`; None for any other commit. own_bytes: of disk, not
-    shared with other cached commits (from records; only an eviction measures it). complete: its record was
-    found. may_go: when it may be evicted for not being used; None if a claim or the owner keeps it, or
-    if nothing is evicted for its age.
-    """
+    """A cached commit, or a selection of one. Times are seconds since 1970, by the file server's clock."""
 
     path: Path
     dataset: DatasetName
     commit: CommitId
     selection: tuple[str, ...]
     names: tuple[str, ...]
+    """Tags and branches that name it now, as far as this cache knows."""
     made_for: str | None
+    """`code of a run` or `output of run ID`; None for any other commit."""
     files: int
     bytes: int
     own_bytes: int
+    """Of disk, not shared with other cached commits; from records, as only an eviction measures it."""
     cached_by: str
     cached_on: str
     cached_at: float
@@ -77,17 +76,19 @@ class CachedItem:
     pins: tuple[PinItem, ...]
     protected: bool
     complete: bool
+    """Its record was found."""
     may_go: float | None
+    """When it may be evicted for not being used; None if it is kept, or nothing is evicted for its age."""
 
 
 @dataclass(frozen=True, slots=True)
 class FillItem:
-    """A fill under way or, if it is not live, one that was interrupted and will be continued. files: entries of the
-    tree."""
+    """A fill under way or, if it is not live, one that was interrupted and will be continued."""
 
     dataset: DatasetName
     commit: CommitId
     files: int
+    """Entries of the tree."""
     files_done: int
     bytes: int
     bytes_done: int
@@ -98,14 +99,12 @@ class FillItem:
 
 @dataclass(frozen=True, slots=True)
 class RoomItem:
-    """Room that the cache takes, what is reserved for fills, what the file system has, and the owner's limits.
-
-    used_bytes: of cached commits, of fills, and of metadata.
-    metadata_bytes: of what was fetched to know trees and names; no limit counts it.
-    """
+    """Room that the cache takes, what is reserved for fills, what the file system has, and the owner's limits."""
 
     used_bytes: int
+    """Of cached commits, of fills, and of metadata."""
     metadata_bytes: int
+    """Of what was fetched to know trees and names; no limit counts it."""
     used_files: int
     reserved_bytes: int
     free_bytes: int
@@ -119,15 +118,16 @@ class RoomItem:
 
 @dataclass(frozen=True, slots=True)
 class CachedReport:
-    """foreign: names in the cache that dsv did not put there; they are never touched. trash: what evictions have moved
-    out of sight and not deleted."""
+    """The state of a cache."""
 
     folder: Path
     items: tuple[CachedItem, ...]
     fills: tuple[FillItem, ...]
     room: RoomItem
     foreign: tuple[str, ...]
+    """Names in the cache that dsv did not put there; they are never touched."""
     trash: tuple[Trash, ...] = ()
+    """What evictions have moved out of sight and not deleted."""
 
 
 def cached(folder: Path) -> CachedReport:
@@ -139,22 +139,15 @@ def cached(folder: Path) -> CachedReport:
     refuse_symlinks(root)
     inventory = take_inventory(root)
     try:
-        fills = _fills(root, inventory.now)
-        names = _Names(root)
-        made_for = {item.place: _made_for(root, item) for item in inventory.visible}
         own = _own_bytes(inventory.visible)
+        names = _names(root, inventory.visible)
         items = tuple(
-            _item(root, item, names.of(item), made_for[item.place], own[item.place], settings, inventory.now)
+            _item(root, item, names.get(item.place, ()), own[item.place], settings, inventory.now)
             for item in sorted(inventory.visible, key=lambda one: (one.place.dataset, -one.last_use))
         )
-        return CachedReport(
-            root.path,
-            items,
-            fills,
-            _room(root, inventory, settings),
-            inventory.foreign,
-            tuple(find_trash(root)),
-        )
+        fills = _fills(root, inventory.now)
+        room = _room(root, inventory, settings)
+        return CachedReport(root.path, items, fills, room, inventory.foreign, tuple(find_trash(root)))
     except OSError as error:
         raise explain(error, root.path, "read") from error
 
@@ -163,12 +156,12 @@ def _item(
     root: CacheRoot,
     item: Item,
     names: tuple[str, ...],
-    made_for: str | None,
     own: int,
     settings: CacheSettings,
     now: float,
 ) -> CachedItem:
     record = item.record
+    commit = local_commit(root, item.place)
     protected = settings.is_protected(item.dataset)
     unused_for = settings.unused_for(item.dataset)
     stays = protected or unused_for is None or item.claims.protecting(now) is not None
@@ -178,7 +171,7 @@ def _item(
         commit=item.place.commit,
         selection=record.selection if record else (),
         names=names,
-        made_for=made_for,
+        made_for=None if commit is None else tree_of_run(commit),
         files=record.files if record else 0,
         bytes=record.bytes if record else 0,
         own_bytes=own,
@@ -198,33 +191,24 @@ def _item(
     )
 
 
-def _made_for(root: CacheRoot, item: Item) -> str | None:
-    """Return what a commit that no tag or branch names was made for, if that is a run."""
-    commit = local_commit(root, item.place)
-    return None if commit is None else tree_of_run(commit)
+def _names(root: CacheRoot, items: list[Item]) -> dict[Place, tuple[str, ...]]:
+    """Return the tags and branches that name each commit. They are read once for each dataset."""
 
-
-class _Names:
-    """Tags and branches by commit, read once for each dataset."""
-
-    def __init__(self, root: CacheRoot) -> None:
-        self._root = root
-        self._known: dict[tuple[str, str], dict[CommitId, list[str]]] = {}
-
-    def of(self, item: Item) -> tuple[str, ...]:
-        if item.record is None:
-            return ()
-        key = (item.record.store, item.place.dataset)
-        if key not in self._known:
-            try:
-                found = tracked(self._root, StoreId.parse(item.record.store), item.dataset)
-            except UsageError:
-                found = Tracking()
-            names = self._known.setdefault(key, {})
+    @cache
+    def by_commit(store: str, dataset: DatasetName) -> dict[CommitId, list[str]]:
+        names: dict[CommitId, list[str]] = {}
+        with suppress(UsageError):
+            found = tracked(root, StoreId.parse(store), dataset)
             for name, one in [*found.there("tags").items(), *found.there("branches").items()]:
                 if one.commit_id is not None:
                     names.setdefault(one.commit_id, []).append(name)
-        return tuple(self._known[key].get(item.place.commit, ()))
+        return names
+
+    return {
+        item.place: tuple(by_commit(item.record.store, item.dataset).get(item.place.commit, ()))
+        for item in items
+        if item.record is not None
+    }
 
 
 def _lease(one: LeaseRecord) -> LeaseItem:
@@ -242,7 +226,7 @@ def _lease(one: LeaseRecord) -> LeaseItem:
 
 
 def _own_bytes(items: list[Item]) -> dict[Place, int]:
-    """Of each commit, its room less what the one that took most from it has by links."""
+    """Return of each commit its room, less what the one that took most from it has by links."""
     taken: dict[str, int] = {}
     for item in items:
         if item.record is not None:
@@ -301,6 +285,3 @@ def _room(root: CacheRoot, inventory: Inventory, settings: CacheSettings) -> Roo
         unused_for=limits.unused_for,
         exceeded=tuple(Planner(candidates, settings, disk, inventory.now).exceeded()),
     )
-
-
-__all__ = ["CachedItem", "CachedReport", "FillItem", "LeaseItem", "PinItem", "RoomItem", "cached"]

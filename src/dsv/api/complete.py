@@ -1,4 +1,4 @@
-"""Names for the shell's completion: what this machine knows of datasets, commits, paths, runs, stores and settings.
+"""Find names for the shell's completion: datasets, commits, paths, runs, stores and settings that this machine knows.
 
 No bucket is asked. Everything is a suggestion: what can't be read, or not in time, is left out, and nothing raises.
 """
@@ -32,7 +32,7 @@ _U = TypeVar("_U")
 Row = tuple[str, str]
 """A word, and a few words about it."""
 SECONDS = 0.3
-"""How long folders are waited for in all: a file server that is away would stop the shell."""
+"""The time that folders are waited for in all: a file server that is away would stop the shell."""
 
 
 class Names:

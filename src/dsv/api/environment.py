@@ -1,4 +1,4 @@
-"""Settings from flags, the workspace, the environment and config.toml; changing a config.toml."""
+"""Gather settings from flags, the workspace, the environment and config.toml, and change a config.toml."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _jsonable(value: object) -> Json:
 
 
 def _check_tables(document: Mapping[str, object], origin: str) -> None:
-    """Raises `UsageError` if `stores` or `caches`, or one of them by name, is not a table."""
+    """Raise `UsageError` if `stores` or `caches`, or one of them by name, is not a table."""
     for table, parts in TABLES.items():
         named = document.get(table, {})
         rows = {table: named}
@@ -81,7 +81,7 @@ def _check_tables(document: Mapping[str, object], origin: str) -> None:
 
 
 def lasting(key: str, value: str, cwd: Path) -> str:
-    """`value` as a config file keeps it: it has to mean the same in every working folder, so that a relative folder
+    """Return `value` as a config file keeps it: it means the same in every working folder, so that a relative folder
     becomes an absolute one. Raises `UsageError` for what no command could use.
     """
     if not value.strip():
@@ -101,7 +101,7 @@ def lasting(key: str, value: str, cwd: Path) -> str:
 
 
 def parse_toml(data: bytes, origin: str) -> dict[str, object]:
-    """Raises `UsageError` that names the file, and the line if there is one."""
+    """Parse a config file. Raises `UsageError` that names the file, and the line if there is one."""
     try:
         return read_toml(data)
     except ValueError as error:
@@ -111,7 +111,7 @@ def parse_toml(data: bytes, origin: str) -> dict[str, object]:
 
 
 def with_value(document: dict[str, object], key: str, value: Json) -> dict[str, object]:
-    """A copy of a config document with `key` set, or taken out where `value` is None. Raises `UsageError`."""
+    """Return a copy of a config document with `key` set, or taken out where `value` is None. Raises `UsageError`."""
     if value is not None or not is_reserved(key):  # an older dsv let it be set, and it can be taken out
         check_key(key)
     if isinstance(value, str) and is_engines_key(key):
@@ -120,9 +120,10 @@ def with_value(document: dict[str, object], key: str, value: Json) -> dict[str, 
 
 
 def edited(text: str, key: str, changed: Mapping[str, object]) -> str | None:
-    """A config file in which `key` has the value, or the absence, that `changed` says. Comments, the order of the
-    tables and how values are written stay; only comments within what is removed go with it. None if the file is
-    written in a way that can't be kept.
+    """Return a config file in which `key` has the value, or the absence, that `changed` says.
+
+    Comments, the order of the tables and how values are written stay; only comments within what is removed go with it.
+    None if the file is written in a way that can't be kept.
     """
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
@@ -187,17 +188,17 @@ SYSTEM_CONFIG = Path("/etc/dsv/config.toml")
 WORKSPACE_CONFIG = Path(".dsv/config.toml")
 GIT_SECONDS = 5.0
 _OPEN = ("/dev/fd/", "/proc/")
-"""Where what a shell has opened already lies, such as `<(command)`."""
+"""Folders of what a shell has opened already, such as `<(command)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Where a user's files lie, by HOME and the XDG variables."""
+    """The folders of a user's files, by HOME and the XDG variables."""
 
     environ: Mapping[str, str]
 
     def home(self) -> Path:
-        """The user's home, even if the uid has no name and HOME isn't set."""
+        """Return the user's home, even if the uid has no name and HOME isn't set."""
         text = self.environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 (Path.home() raises there)
         return Path(text) if text.startswith("/") else Path("/")
 
@@ -214,20 +215,20 @@ class Folders:
         return self._folder("XDG_STATE_HOME", ".local/state")
 
     def _folder(self, variable: str, below_home: str) -> Path:
-        """An XDG base directory; a relative value is ignored, as the specification says."""
+        """Return dsv's folder in an XDG base directory; a relative value is ignored, as the specification says."""
         text = self.environ.get(variable, "")
         base = Path(text) if text.startswith("/") else self.home() / below_home
         return base / "dsv"
 
 
 def user_config(environ: Mapping[str, str], cwd: Path) -> Path:
-    """DSV_CONFIG, or the user's config.toml where XDG puts it."""
+    """Return DSV_CONFIG, or the user's config.toml where XDG puts it."""
     named = environ.get("DSV_CONFIG")
     return cwd / named if named else Folders(environ).config() / "config.toml"
 
 
 def working_folder(environ: Mapping[str, str]) -> Path:
-    """Raises `NotFound` if it was removed while the caller stood in it."""
+    """Return the working folder. Raises `NotFound` if it was removed meanwhile."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -240,7 +241,7 @@ def working_folder(environ: Mapping[str, str]) -> Path:
 
 
 def gather(environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str]) -> Settings:
-    """All sources in order. `flags` are --store and --cache, if given. Raises `UsageError`, `Denied`."""
+    """Read all sources, in order. `flags` are --store and --cache, if given. Raises `UsageError`, `Denied`."""
     sources = [Source(f"--{key}", {key: value}) for key, value in flags.items()]
     workspace = find_workspace(cwd)
     if workspace is not None:
@@ -260,7 +261,7 @@ def gather(environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str]) -> S
 
 
 def find_workspace(start: Path) -> Path | None:
-    """The nearest folder, from `start` upwards, that is bound to a dataset."""
+    """Return the nearest folder, from `start` upwards, that is bound to a dataset."""
     for folder in (start, *start.parents):
         if (folder / WORKSPACE_CONFIG).is_file():
             return folder
@@ -268,7 +269,7 @@ def find_workspace(start: Path) -> Path | None:
 
 
 def author(settings: Settings, flag: str | None) -> Setting:
-    """--author, DSV_AUTHOR, the config, git's, else user@host. Raises `UsageError` for what is no text."""
+    """Return --author, DSV_AUTHOR, the config's, git's, or else user@host. Raises `UsageError` for what is no text."""
     found = (
         Setting("author", flag, "--author") if flag else settings.get("author") or _git_author(settings.cwd)
     )
@@ -311,8 +312,7 @@ def _git_author(cwd: Path) -> Setting | None:
 
 
 def read_settings(path: Path) -> bytes | None:
-    """Return what a file of settings holds, of one that is too large a little more than may be; None if there is
-    none."""
+    """Read a file of settings, of one that is too large a little more than may be; None if there is none."""
     try:
         if stat.S_ISFIFO(path.stat().st_mode) and not str(path).startswith(_OPEN):
             raise UsageError(

@@ -44,7 +44,7 @@ class EvictionItem:
 
 @dataclass(frozen=True, slots=True)
 class StuckItem:
-    """What an earlier eviction left in the trash, and this one could not delete either."""
+    """A folder that an earlier eviction left in the trash, and this one could not delete either."""
 
     path: Path
     of: str | None
@@ -57,7 +57,7 @@ class StuckItem:
 
 @dataclass(frozen=True, slots=True)
 class EvictionReport:
-    """What an eviction did. `exit_code` is that of the first error, or 7 if a limit is still exceeded."""
+    """The result of an eviction. `exit_code` is that of the first error, or 7 if a limit is still exceeded."""
 
     evicted: tuple[EvictionItem, ...]
     kept: tuple[EvictionItem, ...]

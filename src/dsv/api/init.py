@@ -1,4 +1,4 @@
-"""Making a dataset, and binding a folder to it."""
+"""Make a dataset, and bind a folder to it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from dsv.workspace.workspace import Workspace, is_vacant
 
 @dataclass(frozen=True, slots=True)
 class Initialized:
-    """A folder that was bound to a new dataset. warnings: about settings of a new store's bucket that would harm it."""
+    """A folder that was bound to a new dataset."""
 
     dataset: DatasetName
     store: str
     root: Path
     new_store: bool
     warnings: tuple[str, ...] = ()
+    """About settings of a new store's bucket that would harm it."""
 
 
 def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer: bool = False) -> Initialized:
-    """Binds `folder` to a new dataset in the store in effect, which is made and proved if it is not there yet.
+    """Bind `folder` to a new dataset in the store in effect, which is made and proved if it is not there yet.
 
     If it was interrupted, the same call finishes it. Raises `Conflict` if the dataset exists or the folder is in
     another workspace, and `Unsupported` if the store can't promise that one writer wins.
@@ -88,7 +89,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
 
 
 def create_repository(context: Context, store: Store, *, single_writer: bool) -> Repository:
-    """Proves that the store keeps its promises, each of its places for what it is used for, then makes a repository."""
+    """Prove that the store keeps its promises, each of its places for what it is used for, then makes a repository."""
     split = split_of(store)
     if split is not None and single_writer:
         raise UsageError(
@@ -124,7 +125,7 @@ def create_repository(context: Context, store: Store, *, single_writer: bool) ->
 
 
 def make_place(context: Context, split: OpenStore) -> None:
-    """Makes the folder that is to have the names, if it is not there. Only for names that are about to be made: if
+    """Make the folder that is to have the names, if it is not there. Only for names that are about to be made: if
     there are some already, a folder that is absent is a mount that is missing."""
     if isinstance(split.names, Unavailable):
         options = context.store_options(context.settings.store())

@@ -1,4 +1,4 @@
-"""History: the commits of a branch, where a file's content comes from, and the moves of a branch."""
+"""Show history: the commits of a branch, the origin of a file's content, and the moves of a branch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from dsv.store.base import together
 from dsv.values.ids import CommitId
 from dsv.values.names import Rev, Target
 from dsv.values.paths import PathSet, show
-from dsv.values.paths import show as quote
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Walked(NamedTuple):
-    """A commit that a walk came to, and whether it is shown."""
+    """A commit of a walk, and whether it is shown."""
 
     id: CommitId
     parents: tuple[CommitId, ...]
@@ -44,7 +43,7 @@ class Walked(NamedTuple):
 
 
 def shown_parents(walked: Sequence[Walked]) -> dict[CommitId, tuple[CommitId, ...]]:
-    """For each shown commit the nearest ancestors that are shown too, without those that another one leads to.
+    """Return for each shown commit the nearest ancestors that are shown too, without those that another one leads to.
 
     walked: no commit comes before one of its children. Parents that are not among them are left out.
     """
@@ -64,7 +63,7 @@ def _without_ancestors(
     parents: dict[CommitId, tuple[CommitId, ...]],
     places: dict[CommitId, int],
 ) -> tuple[CommitId, ...]:
-    """Those of the commits that no other one of them descends from."""
+    """Return those of the commits that no other one of them descends from."""
     if len(commits) < 2:
         return commits
     left = set(commits)
@@ -97,7 +96,7 @@ class Step:
 
 
 def follow(objects: Objects, start: CommitId, path: bytes) -> Iterator[Step]:
-    """The commits that changed the file at this path of a commit, newest first, back to the one that added it.
+    """Yield the commits that changed the file at this path of a commit, newest first, back to the one that added it.
 
     At a merge that took the file from one parent, that parent is followed, else the first one that has it. Raises
     `NotFound` if the commit has no such file.
@@ -186,7 +185,7 @@ class LogItem:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which commits of a history to give, and what with each of them."""
+    """The commits of a history that are wanted, and what is wanted of each."""
 
     limit: int | None = None
     paths: tuple[bytes, ...] = ()
@@ -211,7 +210,7 @@ class Query:
         return not self.paths and not self.filters and all(value is None for value in asked)
 
     def fits(self, commit: Commit) -> bool:
-        """As far as the commit alone can tell."""
+        """Return whether the commit fits, as far as it alone can tell."""
         return (
             (self.since_ms is None or commit.time_ms >= self.since_ms)
             and (self.until_ms is None or commit.time_ms <= self.until_ms)
@@ -221,7 +220,7 @@ class Query:
 
 @contextmanager
 def log(context: Context, target: Target, query: Query | None = None) -> Iterator[Iterator[LogItem]]:
-    """The commit that `target` means and its ancestors, newest first, and none before one of its children.
+    """Open the commit that `target` means and its ancestors, newest first, and none before one of its children.
 
     In a workspace a target that names neither dataset nor revision means the head of the workspace's branch. Raises
     `NotFound` for a path that neither that commit nor one of its ancestors has.
@@ -261,7 +260,7 @@ def _parents(commit: Commit, query: Query) -> tuple[CommitId, ...]:
 
 
 def _graph(chosen: Iterable[Chosen], query: Query) -> Iterator[LogItem]:
-    """The commits that fit, each with the nearest ancestors that fit too."""
+    """Yield the commits that fit, each with the nearest ancestors that fit too."""
     walked, fitting = list[Walked](), list[tuple[CommitId, Commit]]()
     for commit_id, commit, fits in chosen:
         walked.append(Walked(commit_id, _parents(commit, query), fits))
@@ -294,7 +293,7 @@ def _until_too_old(walked: Iterable[LogEntry], since_ms: float | None) -> Iterat
 def _chosen(
     repository: Repository, commits: CommitsAhead, walked: Iterable[LogEntry], query: Query
 ) -> Iterator[Chosen]:
-    """Each commit of the walk with whether it fits."""
+    """Yield each commit of the walk, and whether it fits."""
     if not query.paths:
         for commit_id, commit in walked:
             yield commit_id, commit, query.fits(commit)
@@ -319,7 +318,7 @@ def _chosen(
         waiting.clear()
     if not any_change and query.since_ms is None and query.until_ms is None:
         raise NotFound(
-            f"no commit has {' or '.join(map(quote, query.paths))}",
+            f"no commit has {' or '.join(map(show, query.paths))}",
             subject=query.paths[0].decode("utf-8", "backslashreplace"),
             hint="dsv ls TARGET lists the paths of a commit",
         )
@@ -358,7 +357,7 @@ def _named(context: Context, target: Target) -> Target:
 
 
 def _start(context: Context, repository: Repository, target: Target) -> tuple[CommitId, BranchName | None]:
-    """The commit to begin with, and the branch that it is the head of, if it was named by one."""
+    """Return the commit to begin with, and the branch that it is the head of, if it was named by one."""
     workspace = context.workspace_or_none()
     if target.dataset is None and target.rev is None and workspace is not None:
         head = repository.refs.head_or_none(workspace.dataset, workspace.branch)
@@ -369,7 +368,7 @@ def _start(context: Context, repository: Repository, target: Target) -> tuple[Co
 
 
 def names_of_commits(repository: Repository, dataset: DatasetName) -> dict[CommitId, list[str]]:
-    """The branches and tags that name each commit now."""
+    """Return the branches and tags that name each commit now."""
     return _by_commit(*repository.refs.names(dataset))
 
 
@@ -411,7 +410,7 @@ class MoveItem:
 def reflog(
     context: Context, name: BranchPath | None = None, limit: int | None = None
 ) -> Iterator[Iterator[MoveItem]]:
-    """The moves of a branch (None: the one that the workspace follows), newest first, of a deleted one too.
+    """Open the moves of a branch (None: the one that the workspace follows), newest first, of a deleted one too.
 
     Reads `limit` moves and the one before them, a few at the same time. Raises `NotFound` for a branch that never was.
     """
@@ -442,7 +441,7 @@ def _move_items(
 def _moves(
     newest: Head, entries: Iterator[RefEntry], limit: int | None
 ) -> Iterator[tuple[int, RefEntry, CommitId | None]]:
-    """Each move with its number, and where the branch was before it."""
+    """Yield each move with its number, and where the branch was before it."""
     numbers = range(newest.number, -1 if limit is None else max(newest.number - limit, -1), -1)
     current = next(entries)
     for number in numbers:

@@ -1,4 +1,4 @@
-"""Looking into datasets without having their files here: datasets, resolve, ls, cat."""
+"""Look into datasets without having their files here: datasets, resolve, ls, cat."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DatasetItem:
 
 
 def datasets(context: Context) -> list[DatasetItem]:
-    """Every dataset of the store, by name."""
+    """Return every dataset of the store, by name."""
     with context.repository() as repository:
         names = repository.refs.datasets()
         found = together([partial(dataset_item, repository, name) for name in names])
@@ -42,7 +42,7 @@ def datasets(context: Context) -> list[DatasetItem]:
 
 
 def dataset_item(repository: Repository, name: DatasetName) -> DatasetItem | None:
-    """One dataset; None if it has no branch `main`, as one that was left half made."""
+    """Return one dataset; None if it has no branch `main`, as one that was left half made."""
     head = repository.refs.head_or_none(name, MAIN)
     if head is None:
         return None
@@ -53,7 +53,7 @@ def dataset_item(repository: Repository, name: DatasetName) -> DatasetItem | Non
 
 
 def resolve(context: Context, target: Target) -> Resolved:
-    """The commit that a target means now. Raises `IntegrityError` if it is named and missing."""
+    """Return the commit that a target means now. Raises `IntegrityError` if it is named and missing."""
     with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
         repository.objects.commit(resolved.commit)
@@ -62,7 +62,7 @@ def resolve(context: Context, target: Target) -> Resolved:
 
 @contextmanager
 def ls(context: Context, target: Target) -> Iterator[Iterator[Entry]]:
-    """The entry at the target's path, or all below it, in tree order. Raises `NotFound`."""
+    """Open the entry at the target's path, or all below it, in tree order. Raises `NotFound`."""
     path = clean_path(target.path)
     with context.repository(target) as repository:
         try:
@@ -81,7 +81,7 @@ def ls(context: Context, target: Target) -> Iterator[Iterator[Entry]]:
 
 @contextmanager
 def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
-    """One file's content in verified pieces. Raises `NotFound`, and `UsageError` if it is no file."""
+    """Open one file's content in verified pieces. Raises `NotFound`, and `UsageError` if it is no file."""
     path = clean_path(target.path)
     if not path:
         near = _path_here(context, target)
@@ -107,7 +107,7 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
 
 
 def _path_here(context: Context, target: Target) -> str | None:
-    """If a path of the workspace was typed as a dataset: how to write it, with a colon. Else None."""
+    """Return a path of the workspace that was typed as a dataset as it should be written, with a colon; else None."""
     workspace = context.workspace_or_none()
     if workspace is None or target.dataset is None or target.rev is not None or target.path is not None:
         return None

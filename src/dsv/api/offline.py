@@ -1,5 +1,5 @@
-"""A repository that is read without asking its store: names as last known, trees by their local copies, and contents by
-the files of a cache.
+"""Read a repository without asking its store: names as last known, trees from local copies, and contents from the files
+of a cache.
 
 What is not here is `Unreachable`, and never said to be absent: only the store knows that.
 """

@@ -1,4 +1,4 @@
-"""Protecting branches: the rules that every dsv keeps to. `repo.repository` has what they refuse."""
+"""Protect branches by rules that every dsv keeps."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from dsv.values.ids import Nonce
 
 
 class Protected(NamedTuple):
-    """changed: the rule was another one before. first: the store has its first rule, so that versions of dsv which know
-    no rules no longer write to it.
-    """
+    """A branch that got a rule, or lost it."""
 
     item: BranchItem
     changed: bool
+    """The rule was another one before."""
     first: bool
+    """It is the store's first rule, so that versions of dsv which know no rules no longer write to it."""
 
 
 def protect_branch(context: Context, name: BranchPath, limits: Limits | None, message: str = "") -> Protected:
-    """Gives a branch a rule (None: takes it away), and notes it in the log of the branch's moves.
+    """Give a branch a rule (None: take it away), and note it in the log of the branch's moves.
 
     The note is a move of its own, to the commit where the branch is: anyone who looked at the branch before the rule
     was there loses the race for it, and looks again. Raises `Conflict` for an author whom the last rule does not name,

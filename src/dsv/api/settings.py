@@ -1,7 +1,7 @@
-"""Which store, which cache, who: settings and where each of them came from.
+"""Settings, and the origin of each.
 
-Pure: the caller hands over what was typed, the environment and the texts of the config files. The first that
-says something decides: flag, workspace, environment, the user's file, the machine's file, and built in.
+Pure: the caller hands over what was typed, the environment and the texts of the config files. The first source that
+has a key decides: flag, workspace, environment, the user's file, the machine's file, and built in.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ TABLES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value in effect. `origin` is a flag, a variable, a file's path, or 'built in'."""
+    """A value in effect. `origin` is a flag, a variable, a file's path, or 'built in'."""
 
     key: str
     value: str
@@ -68,7 +68,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one place says, by flat key such as `stores.lake.url`; `unknown` keys mean nothing here.
+    """The settings of one place, by flat key such as `stores.lake.url`; `unknown` keys mean nothing here.
 
     raw: the values that are no text, of keys that an engine reads; `values` has them as JSON.
     """
@@ -96,7 +96,7 @@ class StoreChoice:
     ca_bundle: str | None = None
     names: str | None = None
     names_kept: str | None = None
-    """What a workspace keeps of `names`; None if the configuration has them."""
+    """The part of `names` that a workspace keeps; None if the configuration has them."""
     names_origin: str | None = None
     """The flag, variable or file that `names` is from."""
 
@@ -133,10 +133,10 @@ class Settings:
     cwd: Path
     home: Path
     state: Path
-    """Where this user's run outputs and unsent records lie."""
+    """The folder of this user's run outputs and unsent records."""
 
     def get(self, key: str) -> Setting | None:
-        """The first source that has the key decides."""
+        """Return the setting of the first source that has the key."""
         for source in self.sources:
             found = source.setting(key)
             if found is not None:
@@ -144,7 +144,7 @@ class Settings:
         return None
 
     def table(self, prefix: str) -> dict[str, tuple[Json, str]]:
-        """The keys that begin with this, without it: each with its value and the origin of that."""
+        """Return the keys that begin with this, without it: each with its value and the origin of that."""
         found: dict[str, tuple[Json, str]] = {}
         for source in self.sources:
             for key in source.values:
@@ -154,7 +154,7 @@ class Settings:
         return found
 
     def all(self) -> list[Setting]:
-        """Every setting in effect, by key."""
+        """Return every setting in effect, by key."""
         seen: dict[str, Setting] = {}
         for source in self.sources:
             for key in source.values:
@@ -162,13 +162,13 @@ class Settings:
         return [seen[key] for key in sorted(seen)]
 
     def unknown(self) -> Iterator[tuple[str, str]]:
-        """(origin, key) of everything that no setting is called by."""
+        """Yield (origin, key) of everything that is no setting."""
         for source in self.sources:
             for key in source.unknown:
                 yield source.origin, key
 
     def names(self, table: str) -> list[str]:
-        """Names of the configured `stores`, `caches` or `pools`."""
+        """Return the names of the configured `stores`, `caches` or `pools`."""
         found = {
             key.split(".")[1]
             for source in self.sources
@@ -178,7 +178,7 @@ class Settings:
         return sorted(found)
 
     def store(self, text: str | None = None) -> StoreChoice:
-        """The store that `text` names, or else the one in effect. Raises `UsageError`, `NotFound`."""
+        """Return the store that `text` names, or else the one in effect. Raises `UsageError`, `NotFound`."""
         setting = Setting("store", text, "--store") if text is not None else self.get("store")
         if setting is None:
             raise UsageError("no store is named", hint="dsv config store URL")
@@ -229,18 +229,18 @@ class Settings:
         return Setting(setting.key, self._location(setting), setting.origin)
 
     def location(self, text: str) -> str:
-        """A URL as it stands, and a folder of the command line made absolute. Raises `UsageError`."""
+        """Return a URL as it stands, and a folder of the command line made absolute. Raises `UsageError`."""
         return self._location(Setting("LOCATION", text, "the command line"))
 
     def cache(self, text: str | None = None) -> CacheChoice:
-        """The cache that `text` names, or else the one in effect. Raises `UsageError`, `NotFound`."""
+        """Return the cache that `text` names, or else the one in effect. Raises `UsageError`, `NotFound`."""
         setting = Setting("cache", text, "--cache") if text is not None else self.get("cache")
         if setting is None:
             raise UsageError("no cache is named", hint="dsv config cache DIR")
         return self.cache_of(setting)
 
     def cache_of(self, setting: Setting) -> CacheChoice:
-        """The cache that a setting names. Raises `UsageError`, `NotFound`."""
+        """Return the cache that a setting names. Raises `UsageError`, `NotFound`."""
         name = None
         if is_name(setting.value):
             name = setting.value
@@ -253,7 +253,7 @@ class Settings:
         return CacheChoice(Path(self._location(setting)), setting.origin, name)
 
     def _location(self, setting: Setting) -> str:
-        """A URL as it stands; a folder made absolute.
+        """Return a URL as it stands, and a folder made absolute.
 
         In a file, a relative folder would mean another place in every working directory: refused.
         """
@@ -325,7 +325,7 @@ def is_engines_key(key: str) -> bool:
 
 
 def check_key(key: str) -> None:
-    """Refuses what is no key of a config file. Raises `UsageError` with the closest one as a hint."""
+    """Raise `UsageError` for what is no key of a config file, with the closest one as a hint."""
     if is_key(key):
         return
     table, *rest = key.split(".")
@@ -364,7 +364,7 @@ def is_key(key: str) -> bool:
 
 
 def read_environment(environ: Mapping[str, str]) -> list[Source]:
-    """One source for each variable of ours that is set and not empty."""
+    """Return a source for each variable of dsv's that is set and not empty."""
     return [
         Source(variable, {key: environ[variable]})
         for variable, key in ENVIRONMENT_KEYS.items()

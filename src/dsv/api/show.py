@@ -1,4 +1,4 @@
-"""One commit, or one path of it, and what became of it since the commit before."""
+"""Show one commit, or one path of it, and its change since the commit before."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ShownCommit:
     """Of a first commit that was asked for as a whole."""
 
     def summarize(self) -> Summary:
-        """The differences, in place of taking them."""
+        """Count the differences, in place of taking them."""
         if self.tree is None:
             return Summary(self.differences)
         summary = Summary()
@@ -67,13 +67,13 @@ class ShownCommit:
 
     @property
     def parent(self) -> CommitId | None:
-        """The first one."""
+        """Return the first parent."""
         return self.commit.parents[0] if self.commit.parents else None
 
 
 @contextmanager
 def show(context: Context, target: Target) -> Iterator[ShownCommit]:
-    """The commit that a target means, or the path in it that the target names. Raises `NotFound`."""
+    """Open the commit that a target means, or the path in it that the target names. Raises `NotFound`."""
     path = clean_path(target.path)
     with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
@@ -111,7 +111,7 @@ def _with_renames(objects: Objects, changes: Iterable[Difference]) -> Found:
 def _with_entry(
     made: ShownCommit, before: TreeReader | None, after: TreeReader, found: Located
 ) -> ShownCommit:
-    """A path that was not there before may be another one's new name, so all that differs is looked at."""
+    """Add a path. If the parent lacks it, it may be another one's new name, so all that differs is looked at."""
     entry, where = found
     objects = after.objects
     scope = PathSet.of([entry.path])

@@ -37,7 +37,7 @@ _LOCAL, _ASKED = 2000, 100
 
 
 class Position(StrEnum):
-    """ELSEWHERE: not at the base, and there are no local copies of the commits between them."""
+    """The position of a branch, compared with the workspace's base."""
 
     UNKNOWN = "unknown"
     NO_COMMIT = "no-commit"
@@ -47,21 +47,23 @@ class Position(StrEnum):
     BEHIND = "behind"
     DIVERGED = "diverged"
     ELSEWHERE = "elsewhere"
+    """Not at the base, and there are no local copies of the commits between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BranchPosition:
-    """ahead: commits of the base that the branch has not; behind: the other way round; None if that is not known.
-
-    commit, asked_ms: where the branch was, and when the store said so. limits: its rule, if it is protected.
-    """
+    """The last known position of a branch."""
 
     position: Position
     commit: CommitId | None = None
     asked_ms: int | None = None
+    """The time when the store said so."""
     ahead: int | None = None
+    """Commits of the base that the branch lacks; None if that is not known."""
     behind: int | None = None
+    """Commits of the branch that the base lacks; None if that is not known."""
     limits: Limits | None = None
+    """Its rule, if it is protected."""
 
 
 class _TooMany(Exception):
@@ -83,7 +85,7 @@ class _Few:
 
 
 def fetch_position(context: Context, workspace: Workspace, base: CommitId | None) -> None:
-    """Asks the store, so that `branch_position` knows it. Raises `Unreachable`, and `NotFound` without the branch."""
+    """Ask the store, so that `branch_position` knows it. Raises `Unreachable`, and `NotFound` without the branch."""
     with context.bound_repository(workspace) as repository:
         head = repository.refs.newest(workspace.dataset, workspace.branch)
         if head is None:
@@ -115,7 +117,7 @@ def branch_position(context: Context, workspace: Workspace, base: CommitId | Non
 
 
 def _distance(commits: Commits, base: CommitId | None, head: CommitId, most: int) -> Distance | None:
-    """None if some commit can't be read, or too many would have to be."""
+    """Compare two histories; None if some commit can't be read, or too many would have to be."""
     from dsv.repo.history import Distance, ahead_behind, only_in
 
     few = _Few(commits, most)
@@ -138,25 +140,20 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """reason: why a sync would be refused; None if it would not. next: command lines, in the order to type them;
-    none if nothing is to be done. NAME in them is for the user to choose. instead: the command line that publishes
-    what `next` restores as removed.
-    """
+    """The result that a sync would have."""
 
     outcome: Outcome
     reason: str | None
+    """Why it would be refused; None if it would not."""
     next: tuple[str, ...]
+    """Command lines, in the order to type them. NAME in them is for the user to choose."""
     instead: str | None = None
+    """The command line that publishes as removed what `next` restores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What decides. differences, problems, removed: how many paths. removals: why they need `--allow-removals`.
-
-    restore: the command line that brings back what is missing; given only with `removals`; empty if all was
-    renamed. finish: the command line that finishes one that was interrupted here. collisions: new
-    paths that are in the way of what the dataset has and this workspace does not.
-    """
+    """The facts that a forecast depends on; `differences`, `problems`, `collisions` and `removed` count paths."""
 
     dataset: DatasetName
     branch: BranchName
@@ -165,14 +162,18 @@ class Findings:
     differences: int
     problems: int
     removals: str | None
+    """Why removals need `--allow-removals`."""
     finish: str | None
+    """The command line that finishes one that was interrupted here."""
     collisions: int = 0
+    """New paths in the way of what the dataset has and this workspace does not."""
     removed: int = 0
     restore: str = ""
+    """With `removals`, the command line that brings back what is missing; empty if all was renamed."""
 
 
 def forecast(found: Findings, branch: BranchPosition) -> Forecast:
-    """All that would keep a sync from publishing, and the way around it."""
+    """Return all that would keep a sync from publishing, and the way around it."""
     reasons: list[str] = []
     options = ""
     if found.problems:
@@ -205,7 +206,7 @@ def forecast(found: Findings, branch: BranchPosition) -> Forecast:
 def _by_branch(
     found: Findings, branch: BranchPosition, reasons: list[str]
 ) -> tuple[list[str], bool, list[str]]:
-    """The commands before the sync, whether it goes to a new branch, and the commands after it; adds to `reasons`."""
+    """Return the commands before the sync, whether it makes a branch, and the commands after it; add to `reasons`."""
     name, merge = found.branch, f"dsv merge NAME --into {found.branch}"
     match branch.position:
         case Position.DIVERGED:
@@ -268,7 +269,7 @@ class Status:
 
     @property
     def is_clean(self) -> bool:
-        """Whether a sync would find nothing to do, and nothing to complain about."""
+        """Return whether a sync would find nothing to do, and nothing to complain about."""
         return not self.differences and not self.problems and not self.collisions
 
 
@@ -281,7 +282,7 @@ def status(
     author: Callable[[], str] | None = None,
     renames: bool = False,
 ) -> Status:
-    """Compares the workspace (or these paths of it) with its base.
+    """Compare the workspace (or these paths of it) with its base.
 
     The store is asked only for what is not kept locally, so mostly it need not be reachable. Where the branch is, is
     told as the store said when a command last asked it; `fetch` asks it now, and raises `Unreachable`. Files are read
@@ -388,8 +389,9 @@ def _suspicion(baseline: Baseline) -> str | None:
 
 
 def _restore(cwd: Path, compared: _Compared) -> str:
-    """The command line that brings back what is missing, for somebody in `cwd`, and overwrites nothing. Empty if all of
-    it was only renamed.
+    """Return the command line that brings back what is missing, for somebody in `cwd`, and overwrites nothing.
+
+    Empty if all of it was only renamed.
     """
     scan, differences = compared.baseline.scan, compared.differences
     renamed = frozenset(compared.renamed.values())

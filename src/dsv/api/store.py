@@ -1,4 +1,4 @@
-"""Upkeep of a store: checking and merging its indexes, moving its refs, and recovering them."""
+"""Maintain a store: check and merge its indexes, move its names, and recover them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from dsv.values.names import MAIN, MAX_COMPONENT, BranchName, DatasetName
 
 
 def examine_indexes(context: Context) -> Iterator[Finding]:
-    """Nothing if there is no store, or it can't be reached: `examine_store` tells of that."""
+    """Check the index files. Yield nothing if there is no store: `examine_store` reports that."""
     try:
         with context.repository() as repository:
             report = _report(repository)
@@ -65,7 +65,7 @@ def examine_indexes(context: Context) -> Iterator[Finding]:
 
 
 def _report(repository: Repository) -> IndexReport | DsvError:
-    """The result of a check, or why it failed. A missing index file is a failure too, and not an absent store."""
+    """Return the result of a check, or why it failed. A missing index file is a failure too, and no absent store."""
     try:
         return check_indexes(repository)
     except DsvError as error:
@@ -73,7 +73,7 @@ def _report(repository: Repository) -> IndexReport | DsvError:
 
 
 def merge_index_files(context: Context) -> Merged:
-    """Merges as long as there is something to merge, or to delete. Raises `Denied` if one may not write."""
+    """Merge as long as there is something to merge, or to delete. Raises `Denied` if one may not write."""
     merged = deleted = 0
     with context.repository() as repository:
         while True:
@@ -89,14 +89,16 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """commits: all that the store has. names: where the branches were made, or would be."""
+    """The branches that were made, or would be."""
 
     commits: list[FoundCommit]
+    """All that the store has."""
     names: str
+    """The place of the names."""
 
 
 def rebuild_names(context: Context, *, dry_run: bool = False) -> Rebuilt:
-    """Makes a branch of each line of commits that the store holds, at the place that is configured for its names.
+    """Make a branch of each line of commits that the store holds, at the place that is configured for its names.
 
     The place must be empty, or hold what an interrupted call has made: it becomes usable by the last write. Raises
     `UsageError` if no place is configured, `Conflict` if there are names already, `Unsupported` if it can't hold any.
@@ -172,7 +174,7 @@ def _check_empty(names: Store) -> None:
 
 
 def _check_lost(split: OpenStore, layout: Format) -> None:
-    """Raises `Conflict` if the names can be read where the data's log says that they have moved to."""
+    """Raise `Conflict` if the names can be read where the data's log says that they have moved to."""
     place = layout.entries[-1].names
     if place is None:
         return
@@ -219,21 +221,22 @@ _BELOW_DATA = f"{BELOW}names/"
 
 @dataclass(frozen=True, slots=True)
 class MovedNames:
-    """names: where they are now. before: where they were; the same if nothing was moved.
-
-    keys: how many were copied. taken_back: a move that was interrupted has been undone. configure: the setting that
-    everybody has to change, and its value, None to take it away; None if there is nothing to change.
-    """
+    """The result of moving names."""
 
     names: str
+    """Their place now."""
     before: str
+    """Their place before; the same if nothing was moved."""
     keys: int = 0
+    """How many were copied."""
     taken_back: bool = False
+    """A move that was interrupted has been undone."""
     configure: tuple[str, str | None] | None = None
+    """The setting that everybody has to change, and its value, None to take it away."""
 
 
 def move_names(context: Context, place: str) -> MovedNames:
-    """Moves the names of the store in effect to another place: a folder, a bucket, or the place of the data itself.
+    """Move the names of the store in effect to another place: a folder, a bucket, or the place of the data itself.
 
     Nobody else may write meanwhile. If it was interrupted, the same call finishes it; naming the place where the names
     are takes it back. Raises `Conflict` if somebody wrote meanwhile or moves them elsewhere, or if the place has other
@@ -281,14 +284,15 @@ def _copied(move: NamesMove) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """log: of the place where the names are, or were until `going` was decided and not finished."""
+    """The format log at the place of the names."""
 
     log: Format
     going: FormatEntry | None = None
+    """The move that was decided there and is not finished."""
 
 
 def _find(places: OpenStore) -> _Found:
-    """Follows the names as far as their places are complete."""
+    """Follow the names as far as their places are complete."""
     named = places.names
     layout = read_layout(places)
     if layout.has(DATA_ELSEWHERE) or not layout.has(NAMES_ELSEWHERE):
@@ -369,7 +373,7 @@ class FoundCommit(msgspec.Struct, frozen=True):
 
 
 def find_heads(commits: Iterable[tuple[CommitId, Commit]]) -> list[FoundCommit]:
-    """Every commit, by dataset and the newest first.
+    """Return every commit, by dataset and the newest first.
 
     The commits that were made for one branch form lines: the newest one that no other of them has as a parent becomes
     its head, each further one that of a branch called `BRANCH-<12 digits of its id>`, unless a commit of another branch
@@ -401,7 +405,7 @@ def find_heads(commits: Iterable[tuple[CommitId, Commit]]) -> list[FoundCommit]:
 
 
 def _further(branch: BranchName, tip: CommitId) -> BranchName:
-    """A name for another line of a branch, as much of the branch's as there is room for."""
+    """Return a name for another line of a branch, as much of the branch's as there is room for."""
     end = f"-{str(tip)[:12]}"
     begin = str(branch)
     while len(begin.replace("/", "%2F")) + len(end) > MAX_COMPONENT:

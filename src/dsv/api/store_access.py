@@ -1,4 +1,4 @@
-"""What of a store's configuration is passed on to machines that have none of their own."""
+"""Pass the configuration of a store on to machines that have none of their own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST: Final = 96 << 10
 
 
 def store_access(store: StoreChoice, options: StoreOptions) -> StoreAccess:
-    """options: all that is known here of reaching the store. Raises `UsageError`, `NotFound`, `Denied`.
+    """Return what such a machine needs to reach the store. Raises `UsageError`, `NotFound`, `Denied`.
 
     What a profile says of the address is passed on. Its credentials are not, and no private key is, even if the file of
     certificates has one.

@@ -25,7 +25,7 @@ class TagItem:
 
 
 def tags(context: Context, dataset: DatasetName | None) -> list[TagItem]:
-    """All tags of a dataset (None: the workspace's), by name."""
+    """Return all tags of a dataset (None: the workspace's), by name."""
     with context.repository() as repository:
         name = dataset or context.workspace().dataset
         repository.refs.require(name)
@@ -33,7 +33,7 @@ def tags(context: Context, dataset: DatasetName | None) -> list[TagItem]:
 
 
 def tag(context: Context, name: TagName, target: Target, message: str = "") -> TagItem:
-    """Names the commit that `target` means. Raises `Conflict` where the name means something else."""
+    """Name the commit that `target` means. Raises `Conflict` where the name means something else."""
     with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
         repository.refs.check_new_tag(resolved.dataset, name)
@@ -52,7 +52,7 @@ def tag(context: Context, name: TagName, target: Target, message: str = "") -> T
 def delete_tag(
     context: Context, dataset: DatasetName | None, name: TagName, message: str = "", *, force: bool = False
 ) -> TagItem:
-    """Deletes a tag for good: its name is never used again, not even for the same commit. Gives what it was.
+    """Delete a tag for good, and return what it was: its name is never used again, not even for the same commit.
 
     Raises `NotFound`, and `Conflict` unless `force`, as nothing undoes this.
     """

@@ -1,4 +1,4 @@
-"""Opening the workspace around the working directory, for a command that changes it."""
+"""Open the workspace around the working folder, for a command that changes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dsv.workspace.workspace import Workspace
 def open_to_publish(
     context: Context, command: str, branch: BranchName | None = None, *, borrows: bool = False
 ) -> Iterator[OpenWorkspace]:
-    """For a command that publishes on `branch` (None: the workspace's): it holds the lock, and needs the store.
+    """Open the workspace for a command that publishes on `branch` (None: the workspace's), with its lock.
 
     borrows: files are written here, and taken from caches of this machine before the store is asked.
     Raises `Conflict` if another command is at work in the workspace, or the store is not the one that it belongs to.
@@ -39,7 +39,7 @@ def open_to_publish(
 
 @contextmanager
 def open_to_write(context: Context, command: str) -> Iterator[OpenWorkspace]:
-    """For a command that only writes files here: it holds the lock, and may read the store from local copies."""
+    """Open the workspace for a command that only writes files here; the store may be read from local copies."""
     with (
         context.workspace().locked(command) as (workspace, lock),
         context.bound_repository(workspace) as repository,
@@ -49,7 +49,7 @@ def open_to_write(context: Context, command: str) -> Iterator[OpenWorkspace]:
 
 
 def check_no_cache(folder: Path, hint: str) -> None:
-    """Raises `Conflict` if it lies in a cache: files there are everybody's, and go when nobody uses them."""
+    """Raise `Conflict` if a folder lies in a cache: files there are everybody's, and go when nobody uses them."""
     for above in (folder.resolve(), *folder.resolve().parents):
         if (above / SETTINGS_FILE).exists():
             raise Conflict(f"{folder} lies in the cache {above}", subject=str(folder), hint=hint)

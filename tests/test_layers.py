@@ -56,7 +56,7 @@ PROGRAMS = {
     PACKAGE / "fs/sync_process.py",
     PACKAGE / "cache/fill/helper_process.py",
     PACKAGE / "cache/hold.py",
-    PACKAGE / "run/engines/kubernetes/gang.py",
+    PACKAGE / "run/engines/kubernetes/rendezvous.py",
     PACKAGE / "run/engines/reaper.py",
     PACKAGE / "transfer/prefetch_process.py",
 }

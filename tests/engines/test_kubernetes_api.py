@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -50,8 +51,12 @@ def test_a_program_that_no_longer_tells_who_the_caller_is_ends_no_thread(
             raise ConfigError("exec: the token has expired")
 
     monkeypatch.setattr(KubernetesApi, "connect", lambda _: Client())
-    with KubernetesApi({}, KubernetesOptions()).stream("/log") as answer:
-        assert isinstance(answer, Refusal) and answer.is_denied and "has expired" in answer.message
+    with (
+        pytest.raises(Refusal, match="has expired") as refused,
+        KubernetesApi({}, KubernetesOptions()).stream("/log"),
+    ):
+        pass
+    assert refused.value.is_denied
 
 
 @pytest.mark.parametrize(("status", "answers"), [(401, False), (403, True), (500, False)])
@@ -60,10 +65,14 @@ def test_a_cluster_that_does_not_know_the_caller_gives_no_answer(
 ) -> None:
     """One that only forbids to see its nodes may well take a job."""
     options = KubernetesOptions(namespace="training")
-    monkeypatch.setattr(KubernetesApi, "items", lambda *_, **__: Refusal("no", status))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise Refusal("no", status)
+
+    monkeypatch.setattr(KubernetesApi, "items", refuse)
     monkeypatch.setattr(KubernetesApi, "path", lambda *_: "/")
-    found = ask_capacity(KubernetesApi({}, options), options, Resources())
-    assert isinstance(found, Capacity) == answers
+    with nullcontext() if answers else pytest.raises(Refusal):
+        assert isinstance(ask_capacity(KubernetesApi({}, options), options, Resources()), Capacity)
 
 
 class Known(BaseHTTPRequestHandler):
@@ -95,10 +104,12 @@ def test_whoever_logs_in_again_is_known_to_a_dsv_that_runs(tmp_path: Path) -> No
         file.write_text(CONFIG.format(server.server_port, "old"))
         api = KubernetesApi({"KUBECONFIG": str(file)}, KubernetesOptions())
         for text in (file.read_text(), "clusters: [", CONFIG.format(server.server_port, "new")):
-            refused = api.get("/version")
-            assert isinstance(refused, Refusal) and refused.status == 401
+            with pytest.raises(Refusal) as refused:
+                api.get("/version")
+            assert refused.value.status == 401
             file.write_text(text)
-        assert isinstance(api.get("/version"), Refusal)  # which finds the new one
+        with pytest.raises(Refusal):
+            api.get("/version")  # which finds the new one
         assert api.get("/version") == {}
         server.shutdown()
 

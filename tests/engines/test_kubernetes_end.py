@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dsv.run.engines.kubernetes.capacity import refusal
-from dsv.run.engines.kubernetes.job_status import JobSnapshot, Pod, ended, gone, status
+from dsv.run.engines.kubernetes.capacity import refusal_of_pods
+from dsv.run.engines.kubernetes.job_status import JobSnapshot, Obstacle, Pod, ended, gone, status
 from dsv.run.engines.kubernetes.pod_files import is_over
 from dsv.run.record import EndCause, RunPart, RunState
 
@@ -194,7 +194,7 @@ def test_a_lack_of_room_is_waited_for(message: str, autoscaling: bool, ends: boo
             "image",
         ),
         (
-            "/usr/bin/python3: No module named dsv.run.engines.kubernetes.gang",
+            "/usr/bin/python3: No module named dsv.run.engines.kubernetes.rendezvous",
             "the pool's image has a dsv that is too old for this one",
             "image",
         ),
@@ -213,10 +213,12 @@ def test_what_helps_if_the_data_cannot_be_held(said: str, reason: str, hint: str
 
 def test_refusals_of_pods() -> None:
     quota = 'pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods={}, limited: pods={}'
-    assert refusal([]) is None
-    assert refusal([f"Error creating: {quota.format(2, 2)}"]) == (quota.format(2, 2), False)
-    assert refusal([quota.format(0, 0)]) == (quota.format(0, 0), True)
-    assert refusal(['pods "x" is forbidden: violates PodSecurity "restricted:latest"'])[1]  # type: ignore[index]
+    assert refusal_of_pods([]) is None
+    full, never = quota.format(2, 2), quota.format(0, 0)
+    assert refusal_of_pods([f"Error creating: {full}"]) == Obstacle(full)
+    assert refusal_of_pods([never]) == Obstacle(never, patience=5.0)
+    insecure = 'pods "x" is forbidden: violates PodSecurity "restricted:latest"'
+    assert refusal_of_pods([full, insecure]) == Obstacle(insecure, patience=5.0)
 
 
 def test_a_refusal_that_passes_by_itself_is_waited_for() -> None:
@@ -225,7 +227,7 @@ def test_a_refusal_that_passes_by_itself_is_waited_for() -> None:
         "Operation cannot be fulfilled on resourcequotas: the object has been modified",
         'Internal error occurred: failed calling webhook "w": connection refused',
     ):
-        assert refusal([f"Error creating: {words}"]) == (words, False)
+        assert refusal_of_pods([f"Error creating: {words}"]) == Obstacle(words)
 
 
 def test_the_parts_of_a_run_that_was_stopped_say_so_too() -> None:

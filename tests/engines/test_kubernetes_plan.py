@@ -304,8 +304,8 @@ def test_what_the_caller_may_not_list_is_told() -> None:
         def path(self, kind: str) -> str:
             return kind
 
-        def items(self, path: str, seconds: float, **query: str) -> Refusal:
-            return Refusal(f"ann may not list {path}", 403)
+        def items(self, path: str, seconds: float, **query: str) -> list[Any]:
+            raise Refusal(f"ann may not list {path}", 403)
 
     found = ask_capacity(Closed(), KubernetesOptions(), Resources(gpus=2))  # type: ignore[arg-type]
     assert isinstance(found, Capacity) and found.grows and found.waiting is None

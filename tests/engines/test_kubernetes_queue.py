@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dsv.run.engines.kubernetes.api import Refusal
-from dsv.run.engines.kubernetes.capacity import ask_capacity, evicted_by_queue, waiting
+from dsv.run.engines.kubernetes.capacity import ask_capacity, why_evicted, why_not_admitted
 from dsv.run.engines.kubernetes.job import KubernetesJob
 from dsv.run.engines.kubernetes.job_status import JobSnapshot, ended, status
 from dsv.run.engines.kubernetes.options import LABEL, QUEUE_LABEL, KubernetesOptions
@@ -67,7 +67,7 @@ RESERVED = a_condition("QuotaReserved", "True", "QuotaReserved", "")
     ],
 )
 def test_why_a_job_waits(answer: Any, words: str, patience: float | None) -> None:
-    found = waiting("gpu", answer)
+    found = why_not_admitted("gpu", answer)
     assert words in found.reason
     assert (found.cause, found.patience) == (EndCause.UNSCHEDULABLE, patience)
 
@@ -88,8 +88,13 @@ class Queues:
     def get(self, path: str, *_: Any) -> Any:
         if path == "/apis/kueue.x-k8s.io":
             there = {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2"}}
-            return self.answer if self.answer == NO_KUEUE else there
+            return self.given() if self.answer is NO_KUEUE else there
         assert path == "kueue.x-k8s.io/v1beta2/localqueues/gpu"
+        return self.given()
+
+    def given(self) -> Any:
+        if isinstance(self.answer, Refusal):
+            raise self.answer
         return self.answer
 
 
@@ -128,8 +133,8 @@ def test_a_pool_counts_the_jobs_that_wait_in_its_queue(
 )
 def test_why_a_job_was_evicted_by_queue(reason: str, cause: EndCause) -> None:
     said = [a_workload(conditions=[a_condition("Evicted", "True", reason, PREEMPTED)])]
-    assert evicted_by_queue(said) == (cause, PREEMPTED)
-    assert evicted_by_queue(Refusal("forbidden", 403))[0] is EndCause.PREEMPTED
+    assert why_evicted(said) == (cause, PREEMPTED)
+    assert why_evicted(Refusal("forbidden", 403))[0] is EndCause.PREEMPTED
 
 
 class Cluster:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from dsv.run.engines.base import Ended, NoEngine
+from dsv.run.engines.base import NoEngine
 from dsv.run.engines.kubernetes.api import Refusal
 from dsv.run.engines.kubernetes.engine import Kubernetes
 from dsv.run.engines.kubernetes.follow import KubernetesRun, PodLog
 from dsv.run.engines.kubernetes.job import KubernetesJob
-from dsv.run.engines.kubernetes.job_status import JobSnapshot, Pod
+from dsv.run.engines.kubernetes.job_status import JobSnapshot, Obstacle, Pod
 from dsv.run.engines.output import Output
 from dsv.run.record import EndCause, JobRef, RunState
 from tests.engines.test_kubernetes_end import a_pod
@@ -45,7 +45,7 @@ class Cluster:
 
     def get(self, path: str, **query: str) -> Any:
         if path != JOB or self.deleted:
-            return Refusal("no such thing", 404)
+            raise Refusal("no such thing", 404)
         metadata = {"name": "job", "uid": "u0", "labels": self.labels}
         return {"metadata": metadata, "spec": {"suspend": self.suspended}}
 
@@ -62,7 +62,7 @@ class Cluster:
         return {}
 
     def stream(self, *given: Any, **query: Any) -> Any:
-        return nullcontext(Refusal("no log", 404))
+        raise Refusal("no log", 404)
 
 
 def _run(cluster: Cluster) -> KubernetesRun:
@@ -164,7 +164,11 @@ def test_jobs_that_ended_a_while_ago_are_the_ones_that_are_left_to_remove(
     answer: Any = [job("old", 120), job("new", 5), job("running", None)]
     monkeypatch.setattr(site, "items", lambda *_, **__: answer)
     assert engine.ended_jobs() == (JobRef("kubernetes", "old", "k0", "n/old/u0000000"),)
-    answer = Refusal("no answer")
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Refusal("no answer")
+
+    monkeypatch.setattr(site, "items", refuse)
     assert engine.ended_jobs() == ()
 
 
@@ -174,10 +178,11 @@ def test_a_cluster_that_refuses_its_jobs_does_not_answer(monkeypatch: pytest.Mon
     engine = _engine(site, monkeypatch, {"claim": "c"})
     version = {"gitVersion": "v1.34.4", "major": "1", "minor": "34"}
     known = site.get
-    forbidden = Refusal("jobs.batch is forbidden", 403)
 
     def get(path: str, *given: Any, **query: str) -> Any:
-        return version if path == "/version" else forbidden if "jobs" in path else known(path)
+        if "jobs" in path:
+            raise Refusal("jobs.batch is forbidden", 403)
+        return version if path == "/version" else known(path)
 
     monkeypatch.setattr(site, "get", get)
     answer = engine.probe()
@@ -257,23 +262,22 @@ def test_a_job_that_has_waited_for_long_is_not_ended_by_the_first_word_of_a_miss
     facts = job.look()
     assert isinstance(facts, JobSnapshot)
 
-    def asked_at(second: float, said: Sequence[Any] | Refusal) -> Ended | None:
+    def asked_at(second: float, said: Sequence[Any] | Refusal) -> Obstacle | None:
         now[0] = second
-        monkeypatch.setattr(KubernetesJob, "workloads", lambda _: said)
+        monkeypatch.setattr(KubernetesJob, "_workloads", lambda _: said)
         return run._check_queue(facts)
 
     gone = Refusal("not found", 404)
     assert asked_at(10, gone) is None and asked_at(20, []) is None
     assert asked_at(7200, gone) is None and asked_at(7230, gone) is None
-    ended = asked_at(7270, gone)
-    assert ended is not None and not ended.launched
+    assert asked_at(7270, gone) is not None
 
 
 def test_that_a_queue_took_the_place_of_a_job_away_is_told_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so is what it waits for, though it has waited for that before."""
     now, full = [0.0], "insufficient unused quota, 1 more needed"
     monkeypatch.setattr("dsv.run.engines.kubernetes.follow.monotonic", lambda: now[0])
-    monkeypatch.setattr(KubernetesJob, "workloads", lambda _: _pending(full))
+    monkeypatch.setattr(KubernetesJob, "_workloads", lambda _: _pending(full))
     run = KubernetesRun.__new__(KubernetesRun)
     run._waits, run._asked, run._printed_evictions, run._printed = {}, 0.0, set(), set()
     run._job = KubernetesJob(Cluster(begun=False), "training", "job", "u0")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The API of Kubernetes, as JSON: a manifest is submitted exactly as `--dry-run` prints it.
+"""Requests to the API of Kubernetes, as JSON: a manifest is submitted exactly as `--dry-run` prints it.
 
 lightkube finds the cluster and the user, and makes the TLS connection. It is an extra of the package, so it is imported
 only here.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any, Final
 
 from dsv.errors import Conflict, Denied, DsvError, LaunchError, NotFound, Unreachable, Unsupported, UsageError
@@ -29,15 +29,16 @@ PROBE_SECONDS: Final = 5.0
 OLDEST: Final = (1, 29)
 """The first release with sidecar containers: init containers with `restartPolicy: Always`."""
 QUIET_SECONDS: Final = 60.0
-"""A connection that is silent for so long may be to a machine that is gone."""
-_PASSES: Final = re.compile(
+"""Seconds of silence after which a connection may be to a machine that is gone."""
+_TRANSIENT: Final = re.compile(
     r"status unknown for quota|Operation cannot be fulfilled|failed calling webhook|timed? ?out|deadline exceeded"
     r"|etcdserver|try again",
     re.IGNORECASE,
 )
-"""Refusals that another attempt a moment later may not meet, such as while a new quota is being counted."""
+"""Refusals that another attempt a moment later may not get, such as while a new quota is being counted."""
+_TRIES, _BETWEEN = 10, 1.0
+"""How often such a request is repeated, and the seconds between."""
 _OTHER_NAMESPACE: Final = "kubectl get namespaces; dsv config pools.NAME.kubernetes.namespace NAMESPACE"
-_MERGE: Final = "application/merge-patch+json"
 _EXEC_FORMATS: Final = "client.authentication.k8s.io/"
 
 
@@ -45,24 +46,13 @@ def is_installed() -> bool:
     return all(find_spec(each) is not None for each in ("lightkube", "httpx2", "yaml"))
 
 
-def not_installed() -> DsvError:
-    return Unsupported(
-        f"the kubernetes engine needs a library: pip install '{EXTRA}'",
-        subject=NAME,
-        hint=f"pip install '{EXTRA}'",
-    )
+class Refusal(DsvError):
+    """The cluster did not do what it was asked to, or did not answer. The message is its own."""
 
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why the cluster did not do what it was asked to.
-
-    status is that of HTTP, or None without an answer; reason is a word such as NotFound.
-    """
-
-    message: str
-    status: int | None = None
-    reason: str = ""
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message, subject=NAME)
+        self.status = status
+        """The status of HTTP; None without an answer."""
 
     @property
     def is_away(self) -> bool:
@@ -70,26 +60,15 @@ class Refusal:
         return self.status is None or self.status >= 500 or self.status == 429
 
     @property
-    def passes(self) -> bool:
-        """Return whether the same request may succeed a moment later."""
-        return not self.is_away and passes(self.message)
-
-    @property
     def is_denied(self) -> bool:
         return self.status in (401, 403)
 
-    @property
-    def no_answer(self) -> DsvError:
-        """Return the error for a question that was refused."""
-        if self.is_denied:
-            return self.error("Kubernetes refuses", NAME)
-        return Unreachable(
-            f"Kubernetes does not answer: {self.message}", subject=NAME, hint="kubectl cluster-info"
-        )
-
-    def error(self, what: str, subject: str) -> DsvError:
-        """Return the error of a command. what: the first half of its sentence."""
-        text = f"{what}: {self.message}"
+    def as_error(self, what: str | None = None, subject: str = NAME) -> DsvError:
+        """Return the error of a command. what: the first half of its sentence; None for a question."""
+        if what is None and not self.is_denied:
+            text = f"Kubernetes does not answer: {self.message}"
+            return Unreachable(text, subject=subject, hint="kubectl cluster-info")
+        text = f"{what or 'Kubernetes refuses'}: {self.message}"
         if self.is_away:
             return Unreachable(text, subject=subject, hint="kubectl cluster-info")
         if self.status == 401:
@@ -107,10 +86,11 @@ class Refusal:
 class KubernetesApi:
     """One cluster and one namespace. Connects at the first request. Several threads may use it.
 
-    environ is the caller's, for KUBECONFIG and HOME.
+    All requests raise `Refusal`; `UsageError` if no cluster is configured; `Unsupported` if the library is missing.
     """
 
     def __init__(self, environ: Mapping[str, str], options: KubernetesOptions) -> None:
+        """environ: the caller's, for KUBECONFIG and HOME."""
         self._environ = environ
         self._options = options
         self._client: Client | None = None
@@ -118,18 +98,17 @@ class KubernetesApi:
 
     @property
     def namespace(self) -> str:
-        """Return the namespace. Raises `UsageError` and `Unsupported` as `connect` does."""
         self.connect()
         assert self._namespace is not None  # connect sets it
         return self._namespace
 
     def connect(self) -> Client:
-        """Return the client, without any request to the cluster. Raises `Unsupported` if the library is missing,
-        `UsageError` if no cluster is configured."""
+        """Return the client, without any request to the cluster."""
         if self._client is not None:
             return self._client
         if not is_installed():
-            raise not_installed()
+            install = f"pip install '{EXTRA}'"
+            raise Unsupported(f"the kubernetes engine needs a library: {install}", subject=NAME, hint=install)
         import yaml
         from lightkube.config import client_adapter
         from lightkube.core.exceptions import ConfigError
@@ -150,7 +129,7 @@ class KubernetesApi:
         self._client = client
         return client
 
-    def _look_for_another_identity(self) -> None:
+    def _reconnect(self) -> None:
         """Read the configuration again, as the user may have logged in again while a job runs."""
         before, self._client = self._client, None
         try:
@@ -162,30 +141,25 @@ class KubernetesApi:
         from lightkube.config.kubeconfig import KubeConfig
         from lightkube.core.exceptions import ConfigError
 
-        path = self._options.kubeconfig or self._named()
+        path = self._options.kubeconfig or self._config_path()
         if path is None:
             found = KubeConfig.from_service_account().get()
         else:
             found = KubeConfig.from_file(path).get(self._options.context)
         if found is None:
             raise ConfigError("it names no context")
-        user = found.user
-        if user is not None and user.exec is not None and user.exec.apiVersion == f"{_EXEC_FORMATS}v1":
-            user.exec.apiVersion = (
-                f"{_EXEC_FORMATS}v1beta1"  # same content, and the only version that lightkube reads
-            )
+        plugin = None if found.user is None else found.user.exec
+        if plugin is not None and plugin.apiVersion == f"{_EXEC_FORMATS}v1":
+            plugin.apiVersion = f"{_EXEC_FORMATS}v1beta1"  # same content, and all that lightkube reads
         return found
 
-    def _named(self) -> str | None:
+    def _config_path(self) -> str | None:
         """Return the first existing file of KUBECONFIG, or the one in the home; None inside a cluster."""
         named = [each for each in self._environ.get("KUBECONFIG", "").split(":") if each]
-        there = [each for each in named if Path(each).is_file()]
         if named:
-            return there[0] if there else named[0]
-        home = self._environ.get("HOME")
-        if home is not None and (Path(home) / ".kube" / "config").is_file():
-            return str(Path(home) / ".kube" / "config")
-        return None if "KUBERNETES_SERVICE_HOST" in self._environ else f"{home or ''}/.kube/config"
+            return next((each for each in named if Path(each).is_file()), named[0])
+        usual = f"{self._environ.get('HOME', '')}/.kube/config"
+        return usual if Path(usual).is_file() or "KUBERNETES_SERVICE_HOST" not in self._environ else None
 
     def path(self, kind: str, name: str | None = None) -> str:
         """Return the path of objects of the namespace. kind: such as `pods` or `batch/v1/jobs`."""
@@ -193,34 +167,38 @@ class KubernetesApi:
         base = f"/apis/{group}" if group else "/api/v1"
         return f"{base}/namespaces/{self.namespace}/{plural}" + ("" if name is None else f"/{name}")
 
-    def get(self, path: str, seconds: float = SECONDS, **query: str) -> Any | Refusal:
-        return self._call("GET", path, query=query, seconds=seconds)
+    def get(self, path: str, seconds: float = SECONDS, **query: str) -> Any:
+        return _decoded(self._send("GET", path, query=query, seconds=seconds))
 
-    def create(self, path: str, body: Any) -> Any | Refusal:
-        return self._call("POST", path, body)
+    def create(self, path: str, body: Any) -> Any:
+        """Create an object. Try again for a while if the refusal may pass."""
+        for _ in range(_TRIES):
+            try:
+                return _decoded(self._send("POST", path, body))
+            except Refusal as refusal:
+                if refusal.is_away or not is_transient(refusal.message):
+                    raise
+            sleep(_BETWEEN)
+        return _decoded(self._send("POST", path, body))
 
-    def patch(self, path: str, body: Any) -> Any | Refusal:
-        return self._call("PATCH", path, body, content_type=_MERGE)
+    def patch(self, path: str, body: Any) -> Any:
+        return _decoded(self._send("PATCH", path, body, content_type="application/merge-patch+json"))
 
-    def delete(self, path: str, grace: float | None = None) -> Any | Refusal:
-        """Delete an object and all that it owns."""
-        body: dict[str, Any] = {
-            "kind": "DeleteOptions",
-            "apiVersion": "v1",
-            "propagationPolicy": "Background",
-        }
-        if grace is not None:
-            body["gracePeriodSeconds"] = int(grace)
-        return self._call("DELETE", path, body)
+    def delete(self, path: str, grace: float | None = None) -> None:
+        """Delete an object and all that it owns, if it exists."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        try:
+            self._send("DELETE", path, body if grace is None else {**body, "gracePeriodSeconds": int(grace)})
+        except Refusal as refusal:
+            if refusal.status != 404:
+                raise
 
-    def items(self, path: str, seconds: float = SECONDS, **query: str) -> list[Any] | Refusal:
+    def items(self, path: str, seconds: float = SECONDS, **query: str) -> list[Any]:
         """Return all pages of a list."""
         found: list[Any] = []
         more = {"limit": "500"}
         while True:
             answer = self.get(path, seconds, **query, **more)
-            if isinstance(answer, Refusal):
-                return answer
             found += answer.get("items") or []
             token = (answer.get("metadata") or {}).get("continue")
             if not token:
@@ -228,31 +206,19 @@ class KubernetesApi:
             more = {"limit": "500", "continue": token}
 
     @contextmanager
-    def stream(self, path: str, **query: str) -> Generator[Response | Refusal, None, None]:
-        """Yield a response to read piece by piece. Reading it may raise `httpx2.HTTPError`."""
+    def stream(self, path: str, **query: str) -> Generator[Response, None, None]:
+        """Yield a response to read piece by piece."""
         import httpx2
-        from lightkube.core.exceptions import ConfigError
 
-        client = self.connect()
-        request = client.build_request("GET", path, params=query, timeout=_timeout(QUIET_SECONDS))
+        response = self._send("GET", path, query=query, seconds=QUIET_SECONDS, stream=True)
         try:
-            response = client.send(request, stream=True)
-        except ConfigError as error:
-            yield _no_identity(error)
-            return
-        except (httpx2.HTTPError, OSError) as error:
-            yield Refusal(_said(error))
-            return
-        try:
-            if response.is_success:
-                yield response
-            else:
-                response.read()
-                yield _refusal(response)
+            yield response
+        except httpx2.HTTPError as error:
+            raise Refusal(str(error) or type(error).__name__) from error
         finally:
             response.close()
 
-    def _call(
+    def _send(
         self,
         method: str,
         path: str,
@@ -261,39 +227,36 @@ class KubernetesApi:
         query: Mapping[str, str] | None = None,
         seconds: float = SECONDS,
         content_type: str = "application/json",
-    ) -> Any | Refusal:
+        stream: bool = False,
+    ) -> Response:
         import httpx2
         from lightkube.core.exceptions import ConfigError
 
         client = self.connect()
-        content = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": content_type} if content is not None else {}
+        request = client.build_request(
+            method, path, params=query, timeout=_timeout(seconds),
+            content=None if body is None else json.dumps(body).encode(),
+            headers=None if body is None else {"Content-Type": content_type},
+        )  # fmt: skip
         try:
-            response = client.request(
-                method, path, params=query, content=content, headers=headers, timeout=_timeout(seconds)
-            )
-        except ConfigError as error:
-            return _no_identity(error)
+            response = client.send(request, stream=stream)
+            if not response.is_success:
+                response.read()
+        except ConfigError as error:  # a credential plugin has failed
+            raise Refusal(str(error), 401) from error
         except (httpx2.HTTPError, OSError) as error:
-            return Refusal(_said(error))
-        if not response.is_success:
-            if response.status_code == 401:
-                self._look_for_another_identity()
-            return _refusal(response)
-        try:
-            return response.json()
-        except ValueError:
-            return Refusal(f"no answer of Kubernetes: {response.text[:200]}", 502)
+            raise Refusal(str(error) or type(error).__name__) from error
+        if response.is_success:
+            return response
+        response.close()
+        if response.status_code == 401:
+            self._reconnect()
+        raise Refusal(_message(response), response.status_code)
 
 
-def _no_identity(error: Exception) -> Refusal:
-    """Return the refusal for a credential plugin that failed."""
-    return Refusal(str(error), 401, "Unauthorized")
-
-
-def passes(message: str) -> bool:
-    """Return whether the same request may succeed a moment later."""
-    return _PASSES.search(message) is not None
+def is_transient(message: str) -> bool:
+    """Return whether a request that was refused in these words may succeed a moment later."""
+    return _TRANSIENT.search(message) is not None
 
 
 def too_old(version: Mapping[str, Any]) -> str | None:
@@ -311,14 +274,15 @@ def _timeout(seconds: float) -> Any:
     return httpx2.Timeout(seconds, connect=min(seconds, SECONDS))
 
 
-def _refusal(response: Response) -> Refusal:
+def _decoded(response: Response) -> Any:
     try:
-        status = response.json()
-        return Refusal(str(status["message"]), response.status_code, str(status.get("reason", "")))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        text = " ".join(response.text.split())[:200]
-        return Refusal(f"HTTP {response.status_code} {text}".strip(), response.status_code)
+        return response.json()
+    except ValueError as error:
+        raise Refusal(f"no answer of Kubernetes: {response.text[:200]}", 502) from error
 
 
-def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def _message(response: Response) -> str:
+    with suppress(ValueError, KeyError, TypeError):
+        return str(response.json()["message"])
+    text = " ".join(response.text.split())[:200]
+    return f"HTTP {response.status_code} {text}".strip()

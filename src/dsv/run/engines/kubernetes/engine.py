@@ -3,18 +3,17 @@
 dsv needs nothing installed in the cluster, and keeps nothing about the job on the machine that submitted it: any
 machine that reaches the cluster can follow the job and end it.
 
-    manifest.py     what is submitted
-    pod, gang.py    what runs in the pods
-    job_status.py   how the job is, from what the cluster says
-    job.py          requests about one job
-    follow.py       what `dsv run` does while the job runs
+    manifest.py          the objects that are submitted
+    pod, rendezvous.py   the programs in the pods
+    job_status.py        the state and the end of a job, from its objects
+    job.py               requests about one job
+    follow.py            what `dsv run` does while the job runs
 """
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from threading import Event
 from time import time
 from typing import ClassVar, Final
 
-from dsv.errors import DsvError, LaunchError, UsageError
+from dsv.errors import DsvError, LaunchError, as_launch_error
 from dsv.run.engines.base import (
     NO_OPTIONS,
     Engine,
@@ -31,7 +30,6 @@ from dsv.run.engines.base import (
     Job,
     JobStatus,
     NoEngine,
-    NoPlaceYet,
     Plan,
     PrivateFile,
     check_command,
@@ -40,27 +38,33 @@ from dsv.run.engines.base import (
 )
 from dsv.run.engines.kubernetes.api import (
     PROBE_SECONDS,
+    SECONDS,
     KubernetesApi,
     Refusal,
     is_installed,
-    not_installed,
     too_old,
 )
 from dsv.run.engines.kubernetes.capacity import ask_capacity, gpu_labels, hosts_of
 from dsv.run.engines.kubernetes.follow import KubernetesRun, read_logs, read_metrics
 from dsv.run.engines.kubernetes.job import KubernetesJob, make
-from dsv.run.engines.kubernetes.job_status import JobSnapshot, ended, status
-from dsv.run.engines.kubernetes.manifest import as_yaml, check_size, known, manifests
+from dsv.run.engines.kubernetes.job_status import JobSnapshot, status
+from dsv.run.engines.kubernetes.manifest import (
+    as_yaml,
+    check_credentials,
+    credentials_in,
+    header_comments,
+    manifests,
+    secret_names,
+    secrets_of,
+)
 from dsv.run.engines.kubernetes.options import (
     GRACE_SECONDS,
     LABEL,
     MANAGED,
     NAME,
     QUEUE_LABEL,
-    RUN_KEY,
     KubernetesOptions,
     Manifest,
-    credentials_name,
     object_name,
 )
 from dsv.run.engines.kubernetes.pod_files import LeftInPod, read_left
@@ -74,7 +78,6 @@ _OURS: Final = f"{MANAGED[0]}={MANAGED[1]}"
 """Selects everything that dsv has created."""
 _LEFT_TO_OTHERS: Final = 60.0
 """Seconds after its end for which a Job is left to the dsv that waits for it."""
-_PAUSE: Final = 0.3
 _WITHDRAWN: Final = 20.0
 """Seconds for the cluster to remove the pods of a job that has not begun."""
 _DYING: Final = 60.0
@@ -116,68 +119,58 @@ class Kubernetes(Engine):
         KubernetesOptions.read(options, where)
 
     def capacity(self, wanted: Resources) -> Capacity | NoEngine:
-        if not is_installed():
-            return NoEngine.of(not_installed())
         try:
-            found = ask_capacity(self._api, self._options, wanted)
+            return ask_capacity(self._api, self._options, wanted)
         except DsvError as error:
-            return NoEngine.of(error)
-        return found if isinstance(found, Capacity) else NoEngine.of(found.no_answer)
+            return _no_engine(error)
 
     def probe(self) -> Facts | NoEngine:
-        if not is_installed():
-            return NoEngine.of(not_installed())
         try:
             version = self._api.get("/version", PROBE_SECONDS)
-            if isinstance(version, Refusal):
-                return NoEngine.of(version.no_answer)
             if (reason := too_old(version)) is not None:
                 return NoEngine(reason)
             where = self._identity()
-            jobs = self._api.get(self._api.path("batch/v1/jobs"), PROBE_SECONDS, limit="1")
-            if isinstance(jobs, Refusal):  # anybody may ask for /version
-                return NoEngine.of(jobs.no_answer)
-            nodes = self._api.items("/api/v1/nodes", PROBE_SECONDS)
-            pods = self._api.items(self._api.path("pods"), PROBE_SECONDS, labelSelector=_OURS)
+            # anybody may ask for /version
+            self._api.get(self._api.path("batch/v1/jobs"), PROBE_SECONDS, limit="1")
+            nodes, pods = [], []
+            with suppress(Refusal):
+                nodes = self._api.items("/api/v1/nodes", PROBE_SECONDS)
+            with suppress(Refusal):
+                pods = self._api.items(self._api.path("pods"), PROBE_SECONDS, labelSelector=_OURS)
         except DsvError as error:
-            return NoEngine.of(error)
+            return _no_engine(error)
         return Facts(
             Machine.read(self.environ),
             where,
             str(version.get("gitVersion", "")).removeprefix("v") or None,
-            gpu_labels=() if isinstance(nodes, Refusal) else gpu_labels(nodes),
-            hosts=() if isinstance(pods, Refusal) else hosts_of(pods),
+            gpu_labels=gpu_labels(nodes),
+            hosts=hosts_of(pods),
         )
 
     def plan(self, job: Job, facts: Facts) -> Plan:
         image = check_image(job.image)
         check_command(job.command)
         check_given(self, job)
-        shown = known(job)
-        secret = {
-            name: value for name, value in job.env.items() if name not in shown and name != "DSV_ATTEMPT"
-        }
         credentials = credentials_in(self.environ) if job.forward else {}
         check_credentials(job, self._options, credentials)
-        found = manifests(job, self._options, facts, forwarded=bool(credentials))
-        check_size(found)
-        text = as_yaml(found)
-        notes: tuple[str, ...] = ()
-        if job.forward and not credentials:
-            notes = ("forward_credentials found no credentials in the environment",)
+        secret = {name: job.env[name] for name in secret_names(job)}
+        text = as_yaml(manifests(job, self._options, facts, forwarded=bool(credentials)))
+        files, notes = [], []
+        if credentials:
+            files.append(PrivateFile(Path("credentials"), json.dumps(credentials).encode()))
+        elif job.forward:
+            notes.append("forward_credentials found no credentials in the environment")
         return Plan(
             engine=self.name,
             run=job.run,
             where=facts.where,
             argv=("kubectl", "create", "-f", str(job.scratch / "job.yaml")),
             env=secret,
-            files=(PrivateFile(Path("credentials"), json.dumps(credentials).encode()),)
-            if credentials
-            else (),
+            files=tuple(files),
             image=image,
             shm_bytes=job.shm_bytes,
             script=header_comments(job, secret, credentials, self._options.namespace) + text,
-            notes=notes,
+            notes=tuple(notes),
         )
 
     def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
@@ -188,40 +181,34 @@ class Kubernetes(Engine):
         (job,) = [each for each in objects if each["kind"] == "Job"]
         job["spec"]["suspend"] = True
         job["metadata"]["labels"].pop(QUEUE_LABEL, None)  # with this label Kueue would start the job
-        try:
-            made = make(self._api, job, plan.run)
-            owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": made["metadata"]["uid"]}
+        with as_launch_error():
+            made = KubernetesJob.of_object(self._api, make(self._api, job, plan.run))
+            owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": made.uid}
             try:
                 for each in [*(each for each in objects if each is not job), *secrets_of(plan, name)]:
                     each["metadata"]["ownerReferences"] = [owner]
                     make(self._api, each, plan.run)
             except DsvError:
-                KubernetesJob.of_object(self._api, made).delete()
+                with suppress(Refusal):
+                    made.delete()
                 raise
-        except NoPlaceYet:
-            raise
-        except DsvError as error:
-            raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
-        return JobRef(self.name, plan.run, plan.where, KubernetesJob.of_object(self._api, made).id)
+        return JobRef(self.name, plan.run, plan.where, made.id)
 
     def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
         job = self._find(ref)
         if job is None:
             raise LaunchError(f"{ref.id} is no job of this cluster", subject=ref.run)
-        try:
-            facts = job.look()
-            if facts is None:
-                raise LaunchError(f"the cluster has no Job {job.name} any more", subject=ref.run)
-            if isinstance(facts, JobSnapshot) and facts.suspended and facts.queue is None:
-                refused = self._begin(job)
-            else:
-                refused = facts if isinstance(facts, Refusal) else None
-            if refused is not None:
-                raise refused.error("the cluster does not let the job begin", ref.run)
-        except LaunchError:
-            raise
-        except DsvError as error:
-            raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
+        with as_launch_error():
+            try:
+                facts = job.look()
+                if facts is not None and facts.suspended and facts.queue is None:
+                    queue = self._options.queue  # which resumes it
+                    labelled: Manifest = {"metadata": {"labels": {QUEUE_LABEL: queue}}}
+                    self._api.patch(job.path, labelled if queue else {"spec": {"suspend": False}})
+            except Refusal as refusal:
+                raise refusal.as_error("the cluster does not let the job begin", ref.run) from refusal
+        if facts is None:
+            raise LaunchError(f"the cluster has no Job {job.name} any more", subject=ref.run)
         return KubernetesRun(
             job,
             output,
@@ -237,10 +224,13 @@ class Kubernetes(Engine):
         try:
             facts = job.look()
             if facts is None:
-                return JobStatus(RunState.CUT_OFF, reason=self._why_absent(job, ref))
+                reason = f"the cluster has no Job {job.name} any more"
+                if self._cluster() != ref.where:
+                    reason = (
+                        f"the cluster that answers now is another one than the one with the Job {job.name}"
+                    )
+                return JobStatus(RunState.CUT_OFF, reason=reason)
         except DsvError:
-            return None
-        if isinstance(facts, Refusal):
             return None
         now = status(facts)
         job.end_waiting_pods(facts)
@@ -252,23 +242,26 @@ class Kubernetes(Engine):
 
     def withdraw(self, ref: JobRef) -> JobStatus | None:
         """Suspend the Job: the cluster then removes its pods, unless the command has begun."""
-        job = self._find(ref)
-        facts = None if job is None else job.look()
-        if job is None or facts is None or isinstance(facts, Refusal):
+        job, facts = self._find(ref), None
+        if job is not None:
+            with suppress(Refusal):
+                facts = job.look()
+        if job is None or facts is None:
             return self.status(ref)
         now = status(facts)
         if not now.lives or now.state is RunState.RUNNING:
             return now
         if any(each.host is not None and not each.is_over for each in facts.pods):
             return now  # a pod is on a node, so the command begins at any moment
-        left = job.wait_until_withdrawn(_WITHDRAWN)
+        left = job.wait(_WITHDRAWN, withdraw=True)
         if left is None:
-            self._api.patch(job.path, {"spec": {"suspend": False}})
+            with suppress(Refusal):
+                self._api.patch(job.path, {"spec": {"suspend": False}})
         return left or self.status(ref)
 
     def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
         job = self._find(ref)
-        return None if job is None else read_logs(job, follow, lambda facts: ended(facts) is not None)
+        return None if job is None else read_logs(job, follow)
 
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
         job = self._find(ref)
@@ -276,31 +269,32 @@ class Kubernetes(Engine):
             return None
         try:
             facts = job.look()
+            if facts is None:
+                return self.status(ref)
+            now = status(facts)
+            if not now.lives:
+                return now
+            job.record_stop("dsv stop")
+        except Refusal as refusal:
+            never = refusal.is_denied and job.raw is None and job.delete_if_never_begun()
+            return JobStatus(RunState.NOT_LAUNCHED) if never else None
         except DsvError:
             return None
-        if facts is None:
-            return self.status(ref)
-        if isinstance(facts, Refusal):
-            never = facts.is_denied and job.delete_if_never_begun()
-            return JobStatus(RunState.NOT_LAUNCHED) if never else None
-        now = status(facts)
-        if not now.lives:
-            return now
-        if job.record_stop("dsv stop") is not None:
-            return None
         if not facts.begun:
-            left = job.wait_until_withdrawn(GRACE_SECONDS + grace)
-            if left is not None:
+            if (left := job.wait(GRACE_SECONDS + grace, withdraw=True)) is not None:
                 return left
         elif grace > 0:
-            job.signal("TERM")
-            if (over := job.wait_until_over(grace)) is not None:
+            with suppress(Refusal):
+                job.signal("TERM")
+            if (over := job.wait(grace)) is not None:
                 return over
-        job.signal("KILL")
-        over = job.wait_until_over(_DYING / 4)
+        with suppress(Refusal):
+            job.signal("KILL")
+        over = job.wait(_DYING / 4)
         if over is None:
-            job.delete(0)
-            over = job.wait_until_over(_DYING)
+            with suppress(Refusal):
+                job.delete(0)
+            over = job.wait(_DYING)
         return over or self.status(ref)
 
     def forget(self, ref: JobRef) -> None:
@@ -310,42 +304,42 @@ class Kubernetes(Engine):
             return
         with suppress(DsvError):
             facts = job.look()
-            if isinstance(facts, JobSnapshot) and not status(facts).lives:
+            if facts is not None and not status(facts).lives:
                 job.delete()
 
     def ended_jobs(self) -> tuple[JobRef, ...]:
         """Return the Jobs that ended a minute ago or earlier. A dsv that follows a job needs it a moment longer."""
-        try:
-            found = self._api.items(self._api.path("batch/v1/jobs"), PROBE_SECONDS, labelSelector=_OURS)
-            if isinstance(found, Refusal):
-                return ()
-            where = self._identity()
-        except DsvError:
-            return ()
-        over = [
-            each for each in found
-            if (ended_ms := JobSnapshot(each).condition_ms) and time() - ended_ms / 1000 > _LEFT_TO_OTHERS
-        ]  # fmt: skip
-        return tuple(
-            JobRef(self.name, JobSnapshot(each).run or "", where, KubernetesJob.of_object(self._api, each).id)
-            for each in over
-        )
+        before_ms = (time() - _LEFT_TO_OTHERS) * 1000
+        with suppress(DsvError):
+            return tuple(
+                self._ref(job, facts)
+                for job, facts in self._jobs(PROBE_SECONDS)
+                if facts.ended_ms and facts.ended_ms < before_ms
+            )
+        return ()
 
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
-        which = _OURS + ("" if run is None else f",{LABEL}={object_name(run)}")
-        where = self._identity()
-        found = self._api.items(self._api.path("batch/v1/jobs"), labelSelector=which)
-        if isinstance(found, Refusal):
-            raise found.no_answer
+        try:
+            jobs = self._jobs(SECONDS, "" if run is None else f",{LABEL}={object_name(run)}")
+        except Refusal as refusal:
+            raise refusal.as_error() from refusal
         refs = []
-        for each in found:
-            job = KubernetesJob.of_object(self._api, each)
-            if JobSnapshot(each).run is None or run not in (None, JobSnapshot(each).run):
-                continue
-            facts = job.look()
-            if isinstance(facts, JobSnapshot) and status(facts).lives:
-                refs.append(JobRef(self.name, facts.run or "", where, job.id))
+        for job, known in jobs:
+            if known.run is not None and run in (None, known.run):
+                with suppress(Refusal):
+                    facts = job.look()
+                    if facts is not None and status(facts).lives:
+                        refs.append(self._ref(job, facts))
         return tuple(refs)
+
+    def _jobs(self, seconds: float, selector: str = "") -> Iterable[tuple[KubernetesJob, JobSnapshot]]:
+        """Return the Jobs of dsv, without their pods."""
+        self._identity()
+        jobs = self._api.items(self._api.path("batch/v1/jobs"), seconds, labelSelector=_OURS + selector)
+        return [(KubernetesJob.of_object(self._api, each), JobSnapshot(each)) for each in jobs]
+
+    def _ref(self, job: KubernetesJob, facts: JobSnapshot) -> JobRef:
+        return JobRef(self.name, facts.run or "", self._identity(), job.id)
 
     def left_on_node(self, folder: Path, node: int, attempt: int) -> LeftInPod | None:
         return read_left(folder, node=node, attempt=attempt, host=self.environ.get("DSV_HOST"))
@@ -355,107 +349,22 @@ class Kubernetes(Engine):
             return None
         return KubernetesJob.of_id(self._api, ref.id)
 
-    def _begin(self, job: KubernetesJob) -> Refusal | None:
-        """Resume the Job, or give it to its queue, which resumes it."""
-        queue = self._options.queue
-        body: Manifest = {"spec": {"suspend": False}}
-        if queue is not None:
-            body = {"metadata": {"labels": {QUEUE_LABEL: queue}}}
-        answer = self._api.patch(job.path, body)
-        return answer if isinstance(answer, Refusal) else None
-
-    def _why_absent(self, job: KubernetesJob, ref: JobRef) -> str:
-        """Return why the cluster has no such Job. Raises `Unreachable`."""
-        if self._cluster() == ref.where:
-            return f"the cluster has no Job {job.name} any more"
-        return f"the cluster that answers now is another one than the one with the Job {job.name}"
-
     def _identity(self) -> str:
-        """Return the identity of the cluster, the same from everywhere. Raises `Unreachable`."""
+        """Return the identity of the cluster, the same from everywhere."""
         if self._where is None:
             self._where = self._cluster()
         return self._where
 
     def _cluster(self) -> str:
-        """Ask for the identity of the cluster. Raises `Unreachable`."""
-        found = self._api.get("/api/v1/namespaces/kube-system", PROBE_SECONDS)
-        if not isinstance(found, Refusal):
-            return str(found["metadata"]["uid"])
-        if not found.is_denied:
-            raise found.no_answer
-        return str(self._api.connect().base_url)
+        """Ask for the identity of the cluster. Raise `Refusal` without an answer."""
+        try:
+            found = self._api.get("/api/v1/namespaces/kube-system", PROBE_SECONDS)
+        except Refusal as refusal:
+            if not refusal.is_denied:
+                raise
+            return str(self._api.connect().base_url)
+        return str(found["metadata"]["uid"])
 
 
-_CREDENTIALS: Final = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_REGION",
-    "AWS_DEFAULT_REGION",
-    "AZURE_STORAGE_ACCOUNT_NAME",
-    "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_SAS_TOKEN",
-    "AZURE_CLIENT_ID",
-    "AZURE_CLIENT_SECRET",
-    "AZURE_TENANT_ID",
-)
-"""Variables that `forward_credentials` of a pool passes on, to the containers of dsv alone."""
-
-
-def credentials_in(environ: Mapping[str, str]) -> dict[str, str]:
-    return {each: environ[each] for each in _CREDENTIALS if each in environ}
-
-
-def check_credentials(job: Job, options: KubernetesOptions, forwarded: Mapping[str, str]) -> None:
-    """Raise `UsageError` if the store's credentials are those of a local profile, and the pool names none for the
-    cluster."""
-    setting = job.access.profile
-    if setting is None or options.secret is not None or options.service_account is not None or forwarded:
-        return
-    raise UsageError(
-        f"{setting} names a profile of this machine, and the cluster has no credentials in its place",
-        subject=setting,
-        hint="dsv config pools.NAME.kubernetes.secret SECRET, or service_account; or "
-        "aws configure export-credentials --format env, and forward_credentials of the pool",
-    )
-
-
-def secrets_of(plan: Plan, name: str) -> list[Manifest]:
-    wanted = {name: {key: value.encode("utf-8", "surrogateescape") for key, value in plan.env.items()}}
-    for file in plan.files:
-        wanted[credentials_name(name)] = {
-            key: value.encode("utf-8", "surrogateescape") for key, value in json.loads(file.content).items()
-        }
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {
-                "name": each,
-                "labels": {LABEL: name, MANAGED[0]: MANAGED[1]},
-                "annotations": {RUN_KEY: plan.run},
-            },
-            "data": {key: base64.b64encode(value).decode("ascii") for key, value in values.items()},
-        }
-        for each, values in wanted.items()
-        if values
-    ]
-
-
-def header_comments(
-    job: Job, secret: Mapping[str, str], credentials: Mapping[str, str], namespace: str | None
-) -> str:
-    """Return comments about the Secrets that the manifest needs and does not contain."""
-    name = object_name(job.run)
-    kubectl = "kubectl" if namespace is None else f"kubectl -n {namespace}"
-    lines = [f"# Run {job.run}. To submit it: kubectl create -f THIS-FILE"]
-    for each, keys in ((name, secret), (credentials_name(name), credentials)):
-        if keys:
-            given = " ".join(f"--from-literal={key}={_placeholder(key)}" for key in sorted(keys))
-            lines.append(f"# It needs a Secret: {kubectl} create secret generic {each} {given}")
-    return "\n".join(lines) + "\n"
-
-
-def _placeholder(key: str) -> str:
-    """Return a placeholder for the value of a variable. Parameters are one JSON object."""
-    return """'{"NAME": VALUE}'""" if key == "DSV_PARAMS" else "VALUE"
+def _no_engine(error: DsvError) -> NoEngine:
+    return NoEngine.of(error.as_error() if isinstance(error, Refusal) else error)

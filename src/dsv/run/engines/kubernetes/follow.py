@@ -16,9 +16,8 @@ from dsv.errors import DsvError
 from dsv.run.engines.attach import ENDING
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended
 from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
-from dsv.run.engines.kubernetes.capacity import refusal, waiting
 from dsv.run.engines.kubernetes.job import KubernetesJob
-from dsv.run.engines.kubernetes.job_status import JobSnapshot, Obstacle, Pod, ended, gone
+from dsv.run.engines.kubernetes.job_status import JobSnapshot, Obstacle, Pod, ended, gone, one_line
 from dsv.run.engines.kubernetes.options import HOLDING, MAIN
 from dsv.run.engines.kubernetes.pod_files import METRICS
 from dsv.run.engines.log import through_a_pipe
@@ -29,7 +28,6 @@ _ASK: Final = (0.3, 2.0)
 """Seconds between two looks at the job: after a change, and at most. The end of a pod's log counts as a change."""
 _EVENTS: Final = 3.0
 """Seconds after which the cluster is asked why there are no pods, or why a pod does not start."""
-
 _PATIENT: Final = 60.0
 """Seconds for which a pod may wait that no machine of the cluster has room for."""
 
@@ -74,12 +72,10 @@ class KubernetesRun:
         name = signal.Signals(number).name
         with self._lock:
             if number in ENDING:
-                self._job.record_stop(name)
+                self._record_stop(name)
             facts = self._job.latest()
-            if facts is not None and facts.begun:
-                if self._job.signal(name.removeprefix("SIG")) is not None:
-                    self._pending_signals.append(name)
-            elif number in ENDING:
+            begun = facts is not None and facts.begun
+            if (begun and not self._reaches(name)) or (not begun and number in ENDING):
                 self._pending_signals.append(name)
         self._wake.set()
 
@@ -87,11 +83,23 @@ class KubernetesRun:
         with self._lock:
             self._kills += 1
             self._pending_signals.clear()  # no signal may be sent after SIGKILL
-            self._job.record_stop("SIGKILL")
+            self._record_stop("SIGKILL")
             facts = self._job.latest()
-            if self._kills > 1 or facts is None or not facts.begun or self._job.signal("KILL") is not None:
-                self._job.delete(0)
+            if self._kills > 1 or facts is None or not facts.begun or not self._reaches("SIGKILL"):
+                with suppress(DsvError):
+                    self._job.delete(0)
         self._wake.set()
+
+    def _record_stop(self, how: str) -> None:
+        with suppress(DsvError):
+            self._job.record_stop(how)
+
+    def _reaches(self, name: str) -> bool:
+        """Send a signal, and return whether the cluster took it."""
+        with suppress(DsvError):
+            self._job.signal(name.removeprefix("SIG"))
+            return True
+        return False
 
     def _watch(self) -> None:
         done = self._until_end()
@@ -103,88 +111,92 @@ class KubernetesRun:
     def _until_end(self) -> Ended:
         pause = _ASK[0]
         while True:
-            facts = self._job.look()
-            if facts is None:
-                known = self._job.known()
-                if known is None:
-                    reason = f"the cluster has no Job {self._job.name} any more"
-                    return Ended(exit_code=CANNOT_LAUNCH, launched=False, seen=False, reason=reason)
-                with suppress(DsvError):
-                    if not self._is_same_cluster():
-                        reason = f"the cluster was replaced by another one, which has no Job {self._job.name}"
-                        return Ended(exit_code=CANNOT_LAUNCH, launched=known.begun, seen=False, reason=reason)
-                return gone(known, killed=self._kills > 0)
-            if isinstance(facts, Refusal):
-                self._print_once(facts.no_answer.message)
+            try:
+                facts = self._job.look()
+            except Refusal as refusal:
+                self._print_once(refusal.as_error().message)
             else:
-                self._logs.look(facts)
-                if (done := ended(facts)) is not None:
-                    if facts.evicted_by_queue or (facts.suspended and facts.stopped is not None):
-                        self._job.delete()  # the cluster would keep it for ever, or its queue would resume it
-                    self._job.end_waiting_pods(facts)
-                    return self._with_metrics(done, facts)
-                if (problem := self._job.fail_lost_pods()) is not None:
-                    self._print_once(
-                        f"the cluster does not let a pod of a lost machine be given up: {problem.message}"
-                    )
-                if (stuck := self._check_waiting(facts)) is not None:
-                    self._job.delete()
-                    return stuck
+                done = self._absent() if facts is None else self._step(facts)
+                if done is not None:
+                    return done
                 if self._send_pending_signals():
                     pause = _ASK[0]  # a command that began just now may end at once
             woken = self._wake.wait(pause)
             self._wake.clear()
             pause = _ASK[0] if woken else min(pause * 1.3, _ASK[1])
 
-    def _with_metrics(self, done: Ended, facts: JobSnapshot) -> Ended:
-        return replace(done, metrics=read_metrics(self._job, facts)) if done.launched else done
+    def _absent(self) -> Ended:
+        """Return the end of a job that the cluster does not have any more."""
+        known, name = self._job.known(), self._job.name
+        reason = None if known else f"the cluster has no Job {name} any more"
+        with suppress(DsvError):
+            if known and not self._is_same_cluster():
+                reason = f"the cluster was replaced by another one, which has no Job {name}"
+        if known and reason is None:
+            return gone(known, killed=self._kills > 0)
+        launched = known is not None and known.begun
+        return Ended(exit_code=CANNOT_LAUNCH, launched=launched, seen=False, reason=reason)
 
-    def _check_waiting(self, facts: JobSnapshot) -> Ended | None:
-        """Print why the job waits. Returns its end if it can never begin."""
+    def _step(self, facts: JobSnapshot) -> Ended | None:
+        """Do what the state of the job asks for. Return its end if it has ended, or can never begin."""
+        self._logs.look(facts)
+        done = ended(facts)
+        if done is not None:
+            with suppress(Refusal):
+                if facts.evicted_by_queue or (facts.suspended and facts.stopped is not None):
+                    self._job.delete()  # the cluster would keep it for ever, or its queue would resume it
+            self._job.end_waiting_pods(facts)
+            return replace(done, metrics=read_metrics(self._job, facts)) if done.launched else done
+        try:
+            self._job.fail_lost_pods()
+        except Refusal as refusal:
+            self._print_once(
+                f"the cluster does not let a pod of a lost machine be given up: {refusal.message}"
+            )
+        stuck = self._check_waiting(facts)
+        if stuck is None:
+            return None
+        with suppress(Refusal):
+            self._job.delete()
+        return Ended(
+            exit_code=CANNOT_LAUNCH, launched=False, reason=stuck.reason, hint=stuck.hint, cause=stuck.cause
+        )
+
+    def _check_waiting(self, facts: JobSnapshot) -> Obstacle | None:
+        """Print why the job waits, and return the reason if the job can never begin."""
         if facts.suspended:
             return self._check_queue(facts)
-        found = {
-            each.uid: obstacle for each in facts.last if (obstacle := self._obstacle(facts, each)) is not None
-        }
-        if len(facts.last) < facts.nodes and self._since("no pods") > _EVENTS:
-            refused = refusal(self._job.messages())
-            if refused is not None:
-                found["no pods"] = Obstacle(refused[0], EndCause.UNSCHEDULABLE, 5.0 if refused[1] else None)
-        elif len(facts.last) == facts.nodes:
-            self._waits.pop("no pods", None)
-        for key in [each for each in self._waits if each not in found and each != "no pods"]:
-            if not key.endswith(":begin"):
-                del self._waits[key]
-        for key, obstacle in found.items():
+        found: list[tuple[Pod | None, str, Obstacle | None]]
+        found = [(each, each.uid, self._obstacle(each)) for each in facts.last]
+        lacks_pods = len(facts.last) < facts.nodes
+        if self._seconds("no pods", lacks_pods) > _EVENTS:
+            found.append((None, "no pods", self._job.refusal_of_pods()))
+        for pod, key, obstacle in found:
+            waited = self._seconds(key, obstacle is not None or pod is None)
+            if obstacle is None:
+                continue
             self._print_once(f"the job waits: {obstacle.reason}")
-            if obstacle.patience is not None and self._since(key) > obstacle.patience:
-                return _cannot_begin(obstacle)
-            if obstacle.lacks_room and not self._autoscaling and self._can_never_fit(facts, key):
-                return _cannot_begin(obstacle)
+            if obstacle.patience is not None and waited > obstacle.patience:
+                return obstacle
+            lacks_room = obstacle.lacks_room and not self._autoscaling and waited >= _PATIENT
+            if pod is not None and lacks_room and monotonic() - self._measured >= _PATIENT:
+                self._measured = monotonic()
+                if self._job.fits_no_node(pod):
+                    return obstacle
         return None
 
-    def _can_never_fit(self, facts: JobSnapshot, uid: str) -> bool:
-        """Return whether a pod that has waited for room for a minute asks for more than any machine has."""
-        if self._since(uid) < _PATIENT or monotonic() - self._measured < _PATIENT:
-            return False
-        self._measured = monotonic()
-        return any(each.uid == uid and self._job.fits_no_node(each) for each in facts.last)
-
-    def _check_queue(self, facts: JobSnapshot) -> Ended | None:
-        """Print why the queue does not admit the job. Returns its end if it never will."""
+    def _check_queue(self, facts: JobSnapshot) -> Obstacle | None:
+        """Print why the queue does not admit the job, and return the reason if it never will."""
         self._print_evictions(facts)
-        waits = self._since("queued")
+        waits = self._seconds("queued")
         if facts.queue is None or waits < 1.0 or monotonic() - self._asked < _EVENTS:
             return None
         self._asked = monotonic()
-        found = waiting(facts.queue, self._job.workloads())
+        found = self._job.why_not_admitted(facts.queue)
         self._print_once(f"the job waits: {found.reason}")
-        if facts.begun or found.patience is None:
-            self._waits.pop("for good", None)  # an earlier reason may be hours old
-            return None
-        if self._since("for good") < found.patience:
-            return None
-        return _cannot_begin(found)
+        # an earlier reason may be hours old
+        waited = self._seconds("for good", not facts.begun and found.patience is not None)
+        return None if facts.begun or found.patience is None or waited < found.patience else found
 
     def _print_evictions(self, facts: JobSnapshot) -> None:
         found = {
@@ -196,37 +208,40 @@ class KubernetesRun:
             self._printed.clear()  # it waits again, so the reasons are printed again
             self._print_once(f"the queue {facts.queue} took the job's place away: {found[min(new)]}")
 
-    def _obstacle(self, facts: JobSnapshot, pod: Pod) -> Obstacle | None:
+    def _obstacle(self, pod: Pod) -> Obstacle | None:
         if pod.begun or pod.is_over:
             return None
         found = pod.obstacle(self._autoscaling)
-        if found is None and pod.host is not None and self._since(f"{pod.uid}:begin") > 4 * _EVENTS:
-            warnings_of = self._job.warnings_of(pod)
-            if warnings_of:
-                return Obstacle(" ".join(warnings_of[-1].split()), EndCause.NOT_STARTED, None)
+        if found is None and pod.host is not None and self._seconds(f"{pod.uid}:begin") > 4 * _EVENTS:
+            if warnings := self._job.warnings(pod.uid):
+                return Obstacle(one_line(warnings[-1]), EndCause.NOT_STARTED)
             if pod.has_no_container:
                 silent = f"{pod.host} has not started any container of the pod {pod.name} yet"
-                return Obstacle(silent, EndCause.NOT_STARTED, None)
+                return Obstacle(silent, EndCause.NOT_STARTED)
         return found
 
-    def _since(self, key: str) -> float:
+    def _seconds(self, key: str, holds: bool = True) -> float:
+        """Return for how long this has been so; 0 if it is not."""
+        if not holds:
+            self._waits.pop(key, None)
+            return 0.0
         return monotonic() - self._waits.setdefault(key, monotonic())
 
     def _send_pending_signals(self) -> bool:
-        """Send the signals that are pending. A job that has not begun is withdrawn instead. Returns whether something
+        """Send the signals that are pending. A job that has not begun is withdrawn instead. Return whether something
         is left to do."""
         with self._lock:
-            facts = self._job.look() if self._pending_signals else None
-            if not isinstance(facts, JobSnapshot):
+            facts = None
+            if self._pending_signals:
+                with suppress(Refusal):
+                    facts = self._job.look()
+            if facts is None:
                 return False
             if not facts.begun:
                 if self._job.withdraw_step(facts):
                     self._pending_signals.clear()
                 return True
-            while (
-                self._pending_signals
-                and self._job.signal(self._pending_signals[0].removeprefix("SIG")) is None
-            ):
+            while self._pending_signals and self._reaches(self._pending_signals[0]):
                 del self._pending_signals[0]
             return bool(self._pending_signals)
 
@@ -239,13 +254,6 @@ class KubernetesRun:
                 os.write(self._err, f"[dsv] {text}\n".encode())
 
 
-def _cannot_begin(found: Obstacle) -> Ended:
-    """Return the end of a job that can't begin."""
-    return Ended(
-        exit_code=CANNOT_LAUNCH, launched=False, reason=found.reason, hint=found.hint, cause=found.cause
-    )
-
-
 def without_numbers(text: str) -> str:
     """Return the text without ports, times and the random ends of the names of pods."""
     return re.sub(r"\d+", "0", re.sub(r'-\d+-[a-z0-9]{5}"', '"', text))
@@ -255,7 +263,6 @@ _PAUSE: Final = 0.5
 _TRIES: Final = 10
 """How often the log of a pod that has ended is requested if the cluster does not return it."""
 _LOOK: Final = 1.0
-_PIECE: Final = 1 << 16
 _TIME: Final = re.compile(rb"\d{4}-\d\d-\d\dT\S+ ")
 """The timestamp of each line of a log. A kubelet adds its own errors to the same response without a timestamp: that it
 has no such log any more, or that too many files are open to follow one."""
@@ -299,7 +306,7 @@ class PodLog:
                 over = self._over.is_set()
                 complete = self._read(follow=not over)
                 self._ended()
-                if over and complete is not False:
+                if over and complete:
                     break
                 tries -= over
                 if over:
@@ -308,56 +315,49 @@ class PodLog:
                     self._over.wait(_PAUSE)
         self.done.set()
 
-    def _read(self, *, follow: bool) -> bool | None:
-        """Return whether the log was read to its end without an error of the kubelet; None if there is no such log."""
-        import httpx2
-
+    def _read(self, *, follow: bool) -> bool:
+        """Return whether there is no more to read: all of the log without an error of the kubelet, or no such log."""
         query = {"container": MAIN, "timestamps": "true"}
         if follow:
             query["follow"] = "true"
         if self._last:
             query["sinceTime"] = self._last.decode("ascii", "replace")
-        with self._api.stream(self._path, **query) as answer:
-            if isinstance(answer, Refusal):
-                return None if answer.status in (400, 404) else not answer.is_away
-            rest, whole = b"", True
-            known = (self._last, self._same)
-            try:
+        try:
+            with self._api.stream(self._path, **query) as answer:
+                rest, whole = b"", True
+                known = (self._last, self._same)
                 for data in answer.iter_bytes():
                     *lines, rest = (rest + data).split(b"\n")
                     own = [each for each in lines if _TIME.match(each)]
                     whole = whole and len(own) == len(lines)
                     known = self._take(own, known)
-            except httpx2.HTTPError:
-                return False
-            if rest and _TIME.match(rest):
-                self._take([rest], known)
-            return whole and (not rest or _TIME.match(rest) is not None)
+                if rest and _TIME.match(rest):
+                    self._take([rest], known)
+                return whole and (not rest or _TIME.match(rest) is not None)
+        except Refusal as refusal:
+            return not refusal.is_away
 
     def _take(self, lines: list[bytes], known: tuple[bytes, int]) -> tuple[bytes, int]:
-        """Write the lines that are new.
+        """Write the lines that are new, and return what is known after them.
 
         known: the timestamp up to which lines were already read, and how many lines of exactly that time; an empty
         timestamp once those have passed. Several lines may have one timestamp, as the clock of a virtual machine may
         stand still for a moment.
         """
         last, same = known
-        times = [each.partition(b" ")[0] for each in lines]
-        first = 0
-        while last and first < len(lines):
-            if times[first] > last or (times[first] == last and same == 0):
-                last = b""
-                break
-            same -= times[first] == last
-            first += 1
-        if first == len(lines):
-            return last, same
-        self._write(b"".join([each.partition(b" ")[2] + b"\n" for each in lines[first:]]))
-        count = len(lines) - first
-        run = next((number for number in range(count) if times[-1 - number] != times[-1]), count)
-        self._same = run + (self._same if run == count and times[-1] == self._last else 0)
-        self._last = times[-1]
-        return b"", 0
+        new = []
+        for line in lines:
+            time, _, text = line.partition(b" ")
+            if last and (time < last or (time == last and same > 0)):
+                same -= time == last
+                continue
+            last = b""
+            new.append(text + b"\n")
+            self._same = self._same + 1 if time == self._last else 1
+            self._last = time
+        if new:
+            self._write(b"".join(new))
+        return last, same
 
 
 class JobLogs:
@@ -379,13 +379,15 @@ class JobLogs:
     def look(self, facts: JobSnapshot) -> None:
         """Start to follow the pods that have begun."""
         for pod in sorted(facts.pods, key=lambda each: (each.attempt, each.number)):
-            if pod.uid not in self._logs and pod.begun and not pod.gone:
+            over = pod.is_over or pod.command_ended
+            if pod.uid in self._logs:
+                if over:
+                    self._logs[pod.uid].pod_is_over()
+            elif pod.begun and not pod.gone:
                 path = f"{self._job.pods_path}/{pod.name}/log"
-                over = pod.command_ended or not self._follow
-                writer = self._writer(pod, facts.nodes)
-                self._logs[pod.uid] = PodLog(self._job.api, path, writer, self._moved, follow=not over)
-            elif pod.uid in self._logs and (pod.is_over or pod.command_ended):
-                self._logs[pod.uid].pod_is_over()
+                write = self._writer(pod, facts.nodes)
+                follow = self._follow and not over
+                self._logs[pod.uid] = PodLog(self._job.api, path, write, self._moved, follow=follow)
 
     def finish(self, stop: Event | None = None) -> None:
         """Return after everything was written."""
@@ -410,19 +412,20 @@ class JobLogs:
         return write
 
 
-def read_logs(
-    job: KubernetesJob, follow: bool, over: Callable[[JobSnapshot], bool]
-) -> AbstractContextManager[Iterator[bytes]]:
+def read_logs(job: KubernetesJob, follow: bool) -> AbstractContextManager[Iterator[bytes]]:
     """Return what the job has written so far; with `follow`, until its end."""
     moved = Event()
 
     def collect(writer: int, stop: Event) -> None:
         logs = JobLogs(job, writer, moved.set, follow=follow)
         while not stop.is_set():
-            facts = job.look()
-            if isinstance(facts, JobSnapshot):
-                logs.look(facts)
-            if not follow or facts is None or (isinstance(facts, JobSnapshot) and over(facts)):
+            with suppress(DsvError):
+                facts = job.look()
+                if facts is not None:
+                    logs.look(facts)
+                if facts is None or ended(facts) is not None:
+                    break
+            if not follow:
                 break
             moved.wait(_LOOK)
             moved.clear()
@@ -436,9 +439,10 @@ def read_metrics(job: KubernetesJob, facts: JobSnapshot) -> bytes | None:
     first = next((each for each in facts.last if each.number == 0 and not each.gone), None)
     if first is None:
         return None
-    with job.api.stream(f"{job.pods_path}/{first.name}/log", container=HOLDING) as answer:
-        if isinstance(answer, Refusal):
-            return None
-        data: bytes = answer.read()
+    try:
+        with job.api.stream(f"{job.pods_path}/{first.name}/log", container=HOLDING) as answer:
+            data: bytes = answer.read()
+    except Refusal:
+        return None
     _, marker, metrics = data.rpartition(f"{METRICS}\n".encode())
     return metrics if marker else None

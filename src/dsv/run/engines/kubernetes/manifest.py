@@ -6,6 +6,7 @@ names. dsv creates the Secrets when it submits the job, so their values are not 
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import shlex
@@ -15,7 +16,7 @@ from pathlib import PurePath, PurePosixPath
 from typing import Any, Final
 
 from dsv.errors import UsageError
-from dsv.run.engines.base import OUT, Facts, Job
+from dsv.run.engines.base import OUT, Facts, Job, Plan
 from dsv.run.engines.kubernetes.options import (
     COMMIT_KEY,
     FAILED_KEY,
@@ -53,41 +54,107 @@ _LARGEST: Final = 1_500_000
 def manifests(
     job: Job, options: KubernetesOptions, facts: Facts, *, forwarded: bool = False
 ) -> list[Manifest]:
-    """Return the Job, and before it the Service if there are several nodes. Raises `UsageError`.
+    """Return the Job, and before it the Service if there are several nodes. Raise `UsageError`.
 
     forwarded: whether credentials are passed on to the job.
     """
     name = object_name(job.run)
-    metadata: Manifest = {
+    metadata = {
         "name": name,
         "labels": {LABEL: name, MANAGED[0]: MANAGED[1]},
         "annotations": {RUN_KEY: job.run},
+        **_given(namespace=options.namespace),
     }
-    if options.namespace is not None:
-        metadata["namespace"] = options.namespace
-    found: list[Manifest] = []
+    selectors = {**tpu_selectors(job), **options.node_selector}
+    affinity = merge(gpu_affinity(job, facts), near_the_data(job, options, facts))
+    volumes = _volumes_of(job, options)
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": grace_seconds(job),
+        "enableServiceLinks": False,
+        "securityContext": {
+            **_given(runAsNonRoot=not options.root),
+            "supplementalGroups": [0],
+            "fsGroupChangePolicy": "OnRootMismatch",  # not of each file of a cache
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_main_container(job, name, options, volumes)],
+        "volumes": _volume_list(job, volumes),
+        **_given(
+            initContainers=_data_containers(job, name, options, volumes, forwarded),
+            nodeSelector=selectors,
+            affinity=affinity,
+            tolerations=[dict(each) for each in options.tolerations],
+            priorityClassName=options.priority_class,
+            serviceAccountName=options.service_account,
+            imagePullSecrets=[{"name": each} for each in options.image_pull_secrets],
+        ),
+    }
+    if options.service_account is None:
+        pod["automountServiceAccountToken"] = False
+    if job.time_seconds is not None:
+        pod["activeDeadlineSeconds"] = job.time_seconds + LATE_SECONDS
+    if job.nodes > 1:
+        pod["subdomain"] = name
+        pod["topologySpreadConstraints"] = [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {LABEL: name}},
+            }
+        ]
+    annotations = {RUN_KEY: job.run, COMMIT_KEY: job.env.get("DSV_COMMIT", "")}
+    template = {"metadata": {"labels": metadata["labels"], "annotations": annotations}, "spec": pod}
+    found = [merge(_job(job, metadata, template, options), options.overlay)]
     if job.nodes > 1:
         service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {LABEL: name}}
-        found.append({"apiVersion": "v1", "kind": "Service", "metadata": dict(metadata), "spec": service})
-    own = {**metadata, "labels": dict(metadata["labels"])}
-    if options.queue is not None:
-        own["labels"][QUEUE_LABEL] = options.queue
-    spec = {
-        "suspend": options.queue is not None,
-        "completionMode": "Indexed",
-        "completions": job.nodes,
-        "parallelism": job.nodes,
-        "backoffLimit": job.retries if is_gang(job) else job.retries * job.nodes,
-        "backoffLimitPerIndex": job.retries,
-        "maxFailedIndexes": 0,
-        "podFailurePolicy": {"rules": _rules(job)},
-        "podReplacementPolicy": "Failed",
-        "ttlSecondsAfterFinished": KEPT_SECONDS,
-        "template": _template(job, name, options, facts, forwarded),
-    }
-    whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": own, "spec": spec}
-    found.append(merge(whole, options.overlay))
+        found.insert(0, {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service})
+    if (size := max(len(json.dumps(each)) for each in found)) > _LARGEST:
+        raise UsageError(
+            f"the job makes a manifest of {size:,} bytes, and Kubernetes takes about {_LARGEST:,}",
+            subject="CMD",
+            hint="write what is long into a file in the folder of --code",
+        )
     return found
+
+
+def _given(**optional: Any) -> Manifest:
+    """Return the entries that are neither empty nor False."""
+    return {key: value for key, value in optional.items() if value}
+
+
+def _job(job: Job, metadata: Manifest, template: Manifest, options: KubernetesOptions) -> Manifest:
+    ignored = [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+    if is_gang(job):  # of the nodes that are ended with one that failed, only that one counts
+        ignored += [_rule("Ignore", each, "In", [AGAIN_CODE]) for each in (MAIN, STAGING)]
+    failing = [_rule("FailJob", MAIN, "In", NOT_AGAIN)]
+    if job.hold:
+        failing.append(_rule("FailJob", STAGING, "NotIn", [0]))
+    queue = _given(**{QUEUE_LABEL: options.queue})
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {**metadata, "labels": {**metadata["labels"], **queue}},
+        "spec": {
+            "suspend": options.queue is not None,
+            "completionMode": "Indexed",
+            "completions": job.nodes,
+            "parallelism": job.nodes,
+            "backoffLimit": job.retries if is_gang(job) else job.retries * job.nodes,
+            "backoffLimitPerIndex": job.retries,
+            "maxFailedIndexes": 0,
+            "podFailurePolicy": {"rules": [*(ignored if job.retries else []), *failing]},
+            "podReplacementPolicy": "Failed",
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "template": template,
+        },
+    }
+
+
+def _rule(action: str, container: str, operator: str, values: Sequence[int]) -> Manifest:
+    codes = {"containerName": container, "operator": operator, "values": list(values)}
+    return {"action": action, "onExitCodes": codes}
 
 
 def as_yaml(found: Sequence[Manifest]) -> str:
@@ -103,17 +170,6 @@ def as_yaml(found: Sequence[Manifest]) -> str:
     dumper.add_representer(str, text)  # type: ignore[attr-defined]
     plain = json.loads(json.dumps(list(found)))  # YAML would mark subclasses of str
     return str(yaml.dump_all(plain, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1000))
-
-
-def check_size(found: Sequence[Manifest]) -> None:
-    """Raise `UsageError` for a manifest that is too large: the cluster's own message does not say so."""
-    size = max(len(json.dumps(each)) for each in found)
-    if size > _LARGEST:
-        raise UsageError(
-            f"the job makes a manifest of {size:,} bytes, and Kubernetes takes about {_LARGEST:,}",
-            subject="CMD",
-            hint="write what is long into a file in the folder of --code",
-        )
 
 
 def merge(base: Any, over: Any) -> Any:
@@ -137,66 +193,234 @@ def _named(items: Sequence[Any]) -> bool:
     return all(isinstance(each, dict) and "name" in each for each in items)
 
 
-def _rules(job: Job) -> list[Manifest]:
-    """Return the rules of `podFailurePolicy`: disruptions do not count as retries, and some exit codes are never
-    retried."""
-    ignored: list[Manifest] = [
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    ]
-    failing = [{"action": "FailJob", "onExitCodes": _codes(MAIN, "In", NOT_AGAIN)}]
-    if job.hold:
-        failing.append({"action": "FailJob", "onExitCodes": _codes(STAGING, "NotIn", [0])})
-    if is_gang(job):  # of the nodes that are ended with one that failed, only that one counts
-        ignored += [
-            {"action": "Ignore", "onExitCodes": _codes(each, "In", [AGAIN_CODE])} for each in (MAIN, STAGING)
-        ]
-    return [*(ignored if job.retries else []), *failing]
+def _main_container(
+    job: Job, name: str, options: KubernetesOptions, volumes: Mapping[Volume, str]
+) -> Manifest:
+    stop = script("stop")
+    return {
+        "name": MAIN,
+        "image": job.image,
+        "command": ["/bin/sh", "-c", literal(run_script()), "dsv", *map(literal, job.command)],
+        "env": _as_list(_variables(job, name)),
+        "securityContext": _security(options),
+        "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", stop]}}},
+        "volumeMounts": [
+            *(_mount(each.source, each.target, each.writable, options, volumes) for each in job.mounts),
+            {"name": "own", "mountPath": OWN},
+            {"name": "told", "mountPath": SIGNALS, "readOnly": True},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+        **_given(resources=resources_of(job, options), workingDir=job.workdir),
+    }
 
 
-def _codes(container: str, operator: str, values: list[int]) -> Manifest:
-    return {"containerName": container, "operator": operator, "values": values}
+def _mount(
+    source: PurePath, target: str, writable: bool, options: KubernetesOptions, volumes: Mapping[Volume, str]
+) -> Manifest:
+    """Mount the folder that the job may see, and not the whole volume."""
+    volume = _volume_of(source, options)
+    inside = str(PurePosixPath(source).relative_to(volume.prefix))
+    mount = {"name": volumes[volume], "mountPath": target, "readOnly": not writable}
+    return mount if inside == "." else {**mount, "subPath": inside}
 
 
-def _template(job: Job, name: str, options: KubernetesOptions, facts: Facts, forwarded: bool) -> Manifest:
-    mounts, volumes = mounts_of(job, options)
-    spec: Manifest = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": grace_seconds(job),
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {
-            **({} if options.root else {"runAsNonRoot": True}),
-            "supplementalGroups": [0],
-            "fsGroupChangePolicy": "OnRootMismatch",  # not of each file of a cache
-            "seccompProfile": {"type": "RuntimeDefault"},
+def _data_containers(
+    job: Job, name: str, options: KubernetesOptions, volumes: Mapping[Volume, str], forwarded: bool
+) -> list[Manifest]:
+    """Return the container that fetches the data and holds it while the job runs, and the one that waits until it is
+    held."""
+    if not job.hold:
+        return []
+    if options.image is None:
+        raise UsageError(
+            "the pool names no image of dsv, which fetches and holds the data in the cluster",
+            subject="image",
+            hint="dsv config pools.NAME.kubernetes.image REGISTRY/dsv:VERSION",
+        )
+    own = {"name": "own", "mountPath": OWN}
+    sources: list[Manifest] = [{"secretRef": {"name": options.secret}}] if options.secret is not None else []
+    sources += [{"secretRef": {"name": credentials_name(name)}}] if forwarded else []
+    if job.close and job.order and secret_names(job):  # masked in the log
+        sources.append({"prefix": PASSED, "secretRef": {"name": name, "optional": True}})
+    writable = [str(each.source) for each in job.mounts if each.writable]
+    hold = (*writable, "-", options.dsv, *job.hold[:-1], "--json-file", STAGED, "--")
+    shared = {"image": options.image, "securityContext": _security(options)}
+    return [
+        {
+            "name": HOLDING,
+            **shared,
+            "restartPolicy": "Always",
+            "command": ["/bin/sh", "-c", literal(script("hold")), "hold", *map(literal, hold)],
+            "env": _as_list(_hold_variables(job, name, options)),
+            "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+            "volumeMounts": [
+                *({"name": each, "mountPath": str(volume.prefix)} for volume, each in volumes.items()),
+                own,
+            ],
+            **_given(envFrom=sources),
         },
-        "initContainers": data_containers(job, name, options, forwarded),
-        "containers": [main_container(job, name, options, mounts)],
-        "volumes": [*volumes, *own_volumes(job)],
+        {
+            "name": STAGING,
+            **shared,
+            "command": ["/bin/sh", "-c", literal(script("stage"))],
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            # for the other container, while it fetches
+            "resources": {"requests": {"cpu": "450m", "memory": "384Mi"}},
+            "volumeMounts": [own],
+        },
+    ]
+
+
+def literal(text: str) -> str:
+    """Escape text in a command, where Kubernetes replaces `$(NAME)`."""
+    return text.replace("$", "$$")
+
+
+def known(job: Job) -> dict[str, str]:
+    """Return dsv's own variables, which may stand in the manifest. Parameters may hold a secret."""
+    return {
+        name: value
+        for name, value in job.env.items()
+        if name.startswith("DSV_") and name != "DSV_ATTEMPT" and (name != "DSV_PARAMS" or value == "{}")
+    }
+
+
+def secret_names(job: Job) -> list[str]:
+    """Return the names of the variables that are in the Secret."""
+    return sorted(job.env.keys() - known(job).keys() - {"DSV_ATTEMPT"})
+
+
+def is_gang(job: Job) -> bool:
+    """Return whether the nodes start and end together. Only the containers that hold the data see to that."""
+    return job.nodes > 1 and bool(job.hold)
+
+
+def _as_list(variables: Mapping[str, str | Manifest]) -> list[Manifest]:
+    """Return variables of a container. The value of each is its text, or where Kubernetes gets it from."""
+    return [
+        {"name": name, **({"value": literal(value)} if isinstance(value, str) else {"valueFrom": value})}
+        for name, value in variables.items()
+    ]
+
+
+def _field(path: str) -> Manifest:
+    return {"fieldRef": {"fieldPath": path}}
+
+
+def _annotation(key: str) -> Manifest:
+    return _field(f"metadata.annotations['{key}']")
+
+
+def _variables(job: Job, name: str) -> dict[str, str | Manifest]:
+    """Return the variables of the job's container."""
+    found: dict[str, str | Manifest] = dict(sorted(known(job).items()))
+    found |= {each: {"secretKeyRef": {"name": name, "key": each}} for each in secret_names(job)}
+    found |= {
+        "DSV_FAILED": _annotation(FAILED_KEY),
+        "DSV_IGNORED": _annotation(IGNORED_KEY),
+        "DSV_SECONDS": "" if job.time_seconds is None else str(job.time_seconds),
+        "DSV_COPIED": "yes" if job.close and job.order else "",
     }
     if job.nodes > 1:
-        spec["subdomain"] = name
-        spec["topologySpreadConstraints"] = [_spread(name)]
-    if job.time_seconds is not None:
-        spec["activeDeadlineSeconds"] = job.time_seconds + LATE_SECONDS
-    selectors = {**tpu_selectors(job), **options.node_selector}
-    affinity = merge(gpu_affinity(job, facts) or {}, near_the_data(job, options, facts))
-    optional = {
-        "nodeSelector": selectors,
-        "affinity": affinity,
-        "tolerations": [dict(each) for each in options.tolerations],
-        "priorityClassName": options.priority_class,
-        "serviceAccountName": options.service_account,
-        "imagePullSecrets": [{"name": each} for each in options.image_pull_secrets],
+        addresses = [f"{name}-{index}.{name}" for index in range(job.nodes)]
+        found["DSV_NODES"] = " ".join(addresses)
+        found |= node_environment(0, addresses, _port(job.run))
+        found |= dict.fromkeys(("NODE_RANK", "PET_NODE_RANK"), _annotation(INDEX_KEY))
+    if is_gang(job):
+        found[GANG_PORT] = str(_port(job.run) + 1)
+    return found
+
+
+def _hold_variables(job: Job, name: str, options: KubernetesOptions) -> dict[str, str | Manifest]:
+    of_job = _variables(job, name)
+    found: dict[str, str | Manifest] = {
+        "HOME": OWN,
+        **_given(DSV_SETTINGS=job.access.settings, DSV_CERTIFICATES=job.access.certificates),
     }
-    spec.update({key: value for key, value in optional.items() if value})
-    if options.service_account is not None:
-        del spec["automountServiceAccountToken"]
-    if not spec["initContainers"]:
-        del spec["initContainers"]
-    labels = {LABEL: name, MANAGED[0]: MANAGED[1]}
-    annotations = {RUN_KEY: job.run, COMMIT_KEY: job.env.get("DSV_COMMIT", "")}
-    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
+    folder = next((each.source for each in job.mounts if each.target == "/out"), None)
+    if folder is not None:
+        found |= {each: value for each, value in of_job.items() if each == "DSV_PARAMS"}
+        found["DSV_PARAMS_FILE"] = f"{folder}/params.json"
+        found["DSV_METRICS_FILE"] = f"{folder}/metrics.json"
+    if is_gang(job):
+        found |= {
+            each: of_job[each] for each in ("DSV_FAILED", "DSV_IGNORED", "DSV_NODES", "NODE_RANK", GANG_PORT)
+        }
+        found["DSV_GANG_TOKEN"] = _field(f"metadata.labels['{JOB_UID_LABEL}']")
+    if job.close and job.order:  # to complete the record of the run
+        found |= {
+            "DSV_CLOSE": shlex.join((options.dsv, *job.close)),
+            "DSV_ORDER": job.order,
+            "DSV_CLOSE_SECONDS": str(grace_seconds(job) - 5),
+            "DSV_INDEX": _annotation(INDEX_KEY),
+            "DSV_FAILED": of_job["DSV_FAILED"],
+            "DSV_IGNORED": of_job["DSV_IGNORED"],
+            "DSV_HOST": _field("spec.nodeName"),
+            **_given(DSV_QUEUED="yes" if options.queue is not None else ""),
+        }
+    return found
+
+
+def grace_seconds(job: Job) -> int:
+    """Return the grace period of the pods: long enough to send output to the store, if the job does."""
+    return OUTPUT_SECONDS if NodeOrder.sends_output(job.order, job.run) else GRACE_SECONDS
+
+
+def _port(run: str) -> int:
+    try:
+        return meeting_port(run)
+    except ValueError:  # not the id of a run
+        return meeting_port("-0")
+
+
+def _security(options: KubernetesOptions) -> Manifest:
+    return {
+        "allowPrivilegeEscalation": False,
+        **_given(capabilities=None if options.root else {"drop": ["ALL"]}),
+    }
+
+
+def _volumes_of(job: Job, options: KubernetesOptions) -> dict[Volume, str]:
+    """Return the volumes that this job needs, for its mounts, its cache and its store, with their names.
+
+    Two folders of one claim share a name: the kubelet never starts a pod that has one claim twice.
+    """
+    found = [_volume_of(each.source, options) for each in job.mounts]
+    has_mounts = "volumeMounts" in json.dumps(options.overlay)
+    for word in (*job.hold, *job.access.folders):
+        if not word.startswith("/"):
+            continue
+        is_store = word in job.access.folders or ("--store", word) in pairwise(job.hold)
+        if options.volume_of(PurePosixPath(word)) or (is_store and not has_mounts):
+            found.append(_volume_of(PurePosixPath(word), options))
+    sources = list(dict.fromkeys(json.dumps(volume.source) for volume in found))
+    return {volume: f"volume-{sources.index(json.dumps(volume.source))}" for volume in found}
+
+
+def _volume_of(path: PurePath, options: KubernetesOptions) -> Volume:
+    if str(path) == OUT:
+        return Volume(PurePosixPath(OUT), {"emptyDir": {}})
+    volume = options.volume_of(PurePosixPath(path))
+    if volume is None:
+        top = "/".join(str(path).split("/")[:2])
+        raise UsageError(
+            f"the pool has no volume in which {path} is",
+            subject=str(path),
+            hint=f'dsv config pools.NAME.kubernetes.volumes \'{{"{top}": {{"claim": "CLAIM"}}}}\'',
+        )
+    return volume
+
+
+def _volume_list(job: Job, volumes: Mapping[Volume, str]) -> list[Manifest]:
+    sources = {name: volume.source for volume, name in volumes.items()}
+    signals = {"path": "signal", **_annotation(SIGNAL_KEY)}
+    size = None if job.shm_bytes is None else str(math.ceil(job.shm_bytes))
+    return [
+        *({"name": name, **source} for name, source in sources.items()),
+        {"name": "own", "emptyDir": {}},
+        {"name": "told", "downwardAPI": {"items": [signals]}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", **_given(sizeLimit=size)}},
+    ]
 
 
 def near_the_data(job: Job, options: KubernetesOptions, facts: Facts) -> Manifest:
@@ -212,282 +436,8 @@ def near_the_data(job: Job, options: KubernetesOptions, facts: Facts) -> Manifes
     return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
-def _spread(name: str) -> Manifest:
-    """Spread the nodes of a run over the machines, if possible."""
-    return {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": {LABEL: name}},
-    }
-
-
-def known(job: Job) -> dict[str, str]:
-    """Return dsv's own variables, which may stand in the manifest. Parameters may hold a secret."""
-    return {
-        name: value
-        for name, value in job.env.items()
-        if name.startswith("DSV_") and name != "DSV_ATTEMPT" and (name != "DSV_PARAMS" or value == "{}")
-    }
-
-
-def secret_names(job: Job) -> list[str]:
-    """Return the names of the variables that are in the Secret."""
-    shown = known(job)
-    return sorted(each for each in job.env if each not in shown and each != "DSV_ATTEMPT")
-
-
-def main_container(job: Job, name: str, options: KubernetesOptions, mounts: list[Manifest]) -> Manifest:
-    requests, limits = resources_of(job, options)
-    resources = {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
-    container: Manifest = {
-        "name": MAIN,
-        "image": job.image,
-        "command": ["/bin/sh", "-c", literal(run_script()), "dsv", *(literal(each) for each in job.command)],
-        "env": _environment(job, name),
-        "securityContext": _security(options),
-        "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", script("stop")]}}},
-        "volumeMounts": [*mounts, *_own_mounts(job)],
-    }
-    if resources:
-        container["resources"] = resources
-    if job.workdir is not None:
-        container["workingDir"] = job.workdir
-    return container
-
-
-def _environment(job: Job, name: str) -> list[Manifest]:
-    shown = known(job)
-    found: list[Manifest] = [{"name": each, "value": literal(value)} for each, value in sorted(shown.items())]
-    found += [
-        {"name": each, "valueFrom": {"secretKeyRef": {"name": name, "key": each}}}
-        for each in secret_names(job)
-    ]
-    found += [
-        _from_pod("DSV_FAILED", f"metadata.annotations['{FAILED_KEY}']"),
-        _from_pod("DSV_IGNORED", f"metadata.annotations['{IGNORED_KEY}']"),
-        {"name": "DSV_SECONDS", "value": "" if job.time_seconds is None else str(job.time_seconds)},
-        {"name": "DSV_COPIED", "value": "yes" if job.close and job.order else ""},
-    ]
-    if job.nodes > 1:
-        addresses = [f"{name}-{index}.{name}" for index in range(job.nodes)]
-        found.append({"name": "DSV_NODES", "value": " ".join(addresses)})
-        meeting = node_environment(0, addresses, _port(job.run))
-        ranks = ("NODE_RANK", "PET_NODE_RANK")
-        found += [{"name": each, "value": value} for each, value in meeting.items() if each not in ranks]
-        found += [_from_pod(each, f"metadata.annotations['{INDEX_KEY}']") for each in ranks]
-    if is_gang(job):
-        found.append({"name": GANG_PORT, "value": str(_port(job.run) + 1)})
-    return found
-
-
-def is_gang(job: Job) -> bool:
-    """Return whether the nodes start and end together. Only the containers that hold the data see to that."""
-    return job.nodes > 1 and bool(job.hold)
-
-
-def _gang(job: Job, name: str) -> list[Manifest]:
-    """Return the variables of gang.py."""
-    if not is_gang(job):
-        return []
-    wanted = ("DSV_FAILED", "DSV_IGNORED", "DSV_NODES", "NODE_RANK", GANG_PORT)
-    token = _from_pod("DSV_GANG_TOKEN", f"metadata.labels['{JOB_UID_LABEL}']")
-    return [*(each for each in _environment(job, name) if each["name"] in wanted), token]
-
-
-def _from_pod(name: str, field: str) -> Manifest:
-    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
-
-
-def literal(text: str) -> str:
-    """Escape text in a command, where Kubernetes replaces `$(NAME)`."""
-    return text.replace("$", "$$")
-
-
-def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: bool) -> list[Manifest]:
-    """Return the container that fetches the data and holds it while the job runs, and the one that waits until it is
-    held."""
-    if not job.hold:
-        return []
-    if options.image is None:
-        raise UsageError(
-            "the pool names no image of dsv, which fetches and holds the data in the cluster",
-            subject="image",
-            hint="dsv config pools.NAME.kubernetes.image REGISTRY/dsv:VERSION",
-        )
-    writable = [str(each.source) for each in job.mounts if each.writable]
-    used = _volumes_of(job, options)
-    shared: Manifest = {
-        "image": options.image,
-        "securityContext": _security(options),
-        "volumeMounts": [
-            *({"name": name, "mountPath": str(volume.prefix)} for name, volume in used),
-            {"name": "own", "mountPath": OWN},
-        ],
-    }
-    sources: list[Manifest] = [{"secretRef": {"name": options.secret}}] if options.secret is not None else []
-    sources += [{"secretRef": {"name": credentials_name(name)}}] if forwarded else []
-    if job.close and job.order and secret_names(job):  # masked in the log
-        sources.append({"prefix": PASSED, "secretRef": {"name": name, "optional": True}})
-    if sources:
-        shared["envFrom"] = sources
-    env = [{"name": "HOME", "value": OWN}]
-    passed_on = {"DSV_SETTINGS": job.access.settings, "DSV_CERTIFICATES": job.access.certificates}
-    env += [{"name": each, "value": literal(value)} for each, value in passed_on.items() if value]
-    folder = next((each.source for each in job.mounts if each.target == "/out"), None)
-    left = (
-        [] if folder is None else [{"name": "DSV_METRICS_FILE", "value": literal(f"{folder}/metrics.json")}]
-    )
-    params = [] if folder is None else [
-        *(each for each in _environment(job, name) if each["name"] == "DSV_PARAMS"),
-        {"name": "DSV_PARAMS_FILE", "value": literal(f"{folder}/params.json")},
-    ]  # fmt: skip
-    hold = (*writable, "-", options.dsv, *job.hold[:-1], "--json-file", STAGED, "--")
-    return [
-        {
-            "name": HOLDING,
-            **shared,
-            "restartPolicy": "Always",
-            "command": ["/bin/sh", "-c", literal(script("hold")), "hold", *(literal(each) for each in hold)],
-            "env": _once(*env, *params, *left, *_gang(job, name), *_closing(job, options)),
-            "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
-        },
-        {
-            "name": STAGING,
-            "image": options.image,
-            "securityContext": shared["securityContext"],
-            "volumeMounts": [{"name": "own", "mountPath": OWN}],
-            "command": ["/bin/sh", "-c", literal(script("stage"))],
-            "terminationMessagePolicy": "FallbackToLogsOnError",
-            "resources": {
-                "requests": {"cpu": "450m", "memory": "384Mi"}
-            },  # for the other container, while it fetches
-        },
-    ]
-
-
-def _once(*variables: Manifest) -> list[Manifest]:
-    """Return each variable once."""
-    return list({each["name"]: each for each in variables}.values())
-
-
-def _closing(job: Job, options: KubernetesOptions) -> list[Manifest]:
-    """Return the variables with which the container `hold` completes the record of the run."""
-    if not job.close or not job.order:
-        return []
-    return [
-        {"name": "DSV_CLOSE", "value": literal(shlex.join((options.dsv, *job.close)))},
-        {"name": "DSV_ORDER", "value": literal(job.order)},
-        {"name": "DSV_CLOSE_SECONDS", "value": str(grace_seconds(job) - 5)},
-        _from_pod("DSV_INDEX", f"metadata.annotations['{INDEX_KEY}']"),
-        _from_pod("DSV_FAILED", f"metadata.annotations['{FAILED_KEY}']"),
-        _from_pod("DSV_IGNORED", f"metadata.annotations['{IGNORED_KEY}']"),
-        _from_pod("DSV_HOST", "spec.nodeName"),
-        *([{"name": "DSV_QUEUED", "value": "yes"}] if options.queue is not None else []),
-    ]
-
-
-def grace_seconds(job: Job) -> int:
-    """Return the grace period of the pods: long enough to send output to the store, if the job does."""
-    return OUTPUT_SECONDS if NodeOrder.sends_output(job.order, job.run) else GRACE_SECONDS
-
-
-def _security(options: KubernetesOptions) -> Manifest:
-    found: Manifest = {"allowPrivilegeEscalation": False}
-    return found if options.root else {**found, "capabilities": {"drop": ["ALL"]}}
-
-
-def mounts_of(job: Job, options: KubernetesOptions) -> tuple[list[Manifest], list[Manifest]]:
-    """Return the mounts of the job's container, only of the folders that the job may see, and the volumes."""
-    used = _volumes_of(job, options)
-    names = {volume.prefix: name for name, volume in used}
-    mounts = []
-    for each in job.mounts:
-        volume = _volume_of(each.source, options)
-        inside = PurePosixPath(each.source).relative_to(volume.prefix)
-        mount = {"name": names[volume.prefix], "mountPath": each.target, "readOnly": not each.writable}
-        mounts.append(mount if inside == PurePosixPath(".") else {**mount, "subPath": str(inside)})
-    sources = {name: volume.source for name, volume in used}
-    return mounts, [{"name": name, **source} for name, source in sources.items()]
-
-
-def _volumes_of(job: Job, options: KubernetesOptions) -> list[tuple[str, Volume]]:
-    """Return the volumes that this job needs, for its mounts, its cache and its store, with their names.
-
-    Two folders of one claim share a name: the kubelet never starts a pod that has one claim twice.
-    """
-    found: dict[PurePosixPath, Volume] = {}
-    for each in job.mounts:
-        volume = _volume_of(each.source, options)
-        found.setdefault(volume.prefix, volume)
-    for word in (*job.hold, *job.access.folders):
-        if not word.startswith("/"):
-            continue
-        there = options.volume_of(PurePosixPath(word))
-        if there is not None:
-            found.setdefault(there.prefix, there)
-        elif (word in job.access.folders or _is_store(word, job)) and "volumeMounts" not in json.dumps(
-            options.overlay
-        ):
-            raise _no_volume(word)
-    sources = list({json.dumps(volume.source): None for volume in found.values()})
-    return [(f"volume-{sources.index(json.dumps(each.source))}", each) for each in found.values()]
-
-
-def _volume_of(path: PurePath | str, options: KubernetesOptions) -> Volume:
-    if str(path) == OUT:
-        return Volume(PurePosixPath(OUT), {"emptyDir": {}})
-    volume = options.volume_of(PurePosixPath(path))
-    if volume is None:
-        raise _no_volume(str(path))
-    return volume
-
-
-def _is_store(word: str, job: Job) -> bool:
-    return ("--store", word) in pairwise(job.hold)
-
-
-def _no_volume(folder: str) -> UsageError:
-    top = "/".join(folder.split("/")[:2])
-    return UsageError(
-        f"the pool has no volume in which {folder} is",
-        subject=folder,
-        hint=f'dsv config pools.NAME.kubernetes.volumes \'{{"{top}": {{"claim": "CLAIM"}}}}\'',
-    )
-
-
-def own_volumes(job: Job) -> list[Manifest]:
-    told = {"path": "signal", "fieldRef": {"fieldPath": f"metadata.annotations['{SIGNAL_KEY}']"}}
-    shm: Manifest = {"medium": "Memory"}
-    if job.shm_bytes is not None:
-        shm["sizeLimit"] = str(math.ceil(job.shm_bytes))
-    return [
-        {"name": "own", "emptyDir": {}},
-        {"name": "told", "downwardAPI": {"items": [told]}},
-        {"name": "shm", "emptyDir": shm},
-    ]
-
-
-def _own_mounts(job: Job) -> list[Manifest]:
-    return [
-        {"name": "own", "mountPath": OWN},
-        {"name": "told", "mountPath": SIGNALS, "readOnly": True},
-        {"name": "shm", "mountPath": "/dev/shm"},
-    ]
-
-
-def _port(run: str) -> int:
-    try:
-        return meeting_port(run)
-    except ValueError:  # not the id of a run
-        return meeting_port("-0")
-
-
 GPU_LABELS: Final = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "amd.com/gpu.product-name")
 """Labels of nodes for the type of their GPUs."""
-TPU: Final = "google.com/tpu"
-TPU_LABEL: Final = "cloud.google.com/gke-tpu-accelerator"
-TPU_SHAPE: Final = "cloud.google.com/gke-tpu-topology"
 _SLICES: Final = {
     "v4": "tpu-v4-podslice",
     "v5e": "tpu-v5-lite-podslice",
@@ -498,8 +448,8 @@ _FLAT: Final = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 1
 """Topologies of slices whose chips lie in a plane (v5e, v6e)."""
 
 
-def resources_of(job: Job, options: KubernetesOptions) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the requests and limits of the job's container. Raises `UsageError`."""
+def resources_of(job: Job, options: KubernetesOptions) -> Manifest:
+    """Return the requests and limits of the job's container. Raise `UsageError`."""
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
     if job.cpus is not None:
@@ -511,12 +461,19 @@ def resources_of(job: Job, options: KubernetesOptions) -> tuple[dict[str, str], 
     if job.gpus is not None:
         limits[options.gpu] = str(job.gpus)
     if job.tpu is not None:
-        limits[TPU] = str(_chips_of_node(job, job.tpu))
-    return requests, limits
+        chips = tpu_chips(job.tpu)
+        if chips % job.nodes != 0:
+            raise UsageError(
+                f"{chips} chips of {job.tpu} can't be shared by {job.nodes} nodes",
+                subject=job.tpu,
+                hint="--nodes is the number of machines of the slice",
+            )
+        limits["google.com/tpu"] = str(chips // job.nodes)
+    return _given(requests=requests, limits=limits)
 
 
 def tpu_selectors(job: Job) -> dict[str, str]:
-    """Return the labels of GKE nodes with such a slice. Raises `UsageError`."""
+    """Return the labels of GKE nodes with such a slice. Raise `UsageError`."""
     if job.tpu is None:
         return {}
     version = job.tpu.partition("-")[0]
@@ -535,23 +492,23 @@ def tpu_selectors(job: Job) -> dict[str, str]:
             subject=job.tpu,
             hint="dsv config pools.NAME.tpu_topology 2x2x1",
         )
-    return {TPU_LABEL: _SLICES[version], TPU_SHAPE: shape}
+    label = "cloud.google.com/gke-tpu"
+    return {f"{label}-accelerator": _SLICES[version], f"{label}-topology": shape}
 
 
-def gpu_affinity(job: Job, facts: Facts) -> dict[str, Any] | None:
-    """Return the affinity for nodes with GPUs of the requested type. Raises `UsageError`."""
+def gpu_affinity(job: Job, facts: Facts) -> Manifest:
+    """Return the affinity for nodes with GPUs of the requested type. Raise `UsageError`."""
     if job.gpu_type is None:
-        return None
-    wanted = job.gpu_type
+        return {}
     fitting: dict[str, list[str]] = {}
     for label, value in facts.gpu_labels:
-        if is_type(value, wanted):
+        if is_type(value, job.gpu_type):
             fitting.setdefault(label, []).append(value)
     if not fitting:
         there = ", ".join(sorted({value for _, value in facts.gpu_labels})) or "none that dsv may see"
         raise UsageError(
-            f"no node is labelled with a GPU of the type {wanted}: there are {there}",
-            subject=wanted,
+            f"no node is labelled with a GPU of the type {job.gpu_type}: there are {there}",
+            subject=job.gpu_type,
             hint="leave out --gpu-type, and name the nodes by node_selector in the table of the pool",
         )
     terms = [
@@ -561,12 +518,76 @@ def gpu_affinity(job: Job, facts: Facts) -> dict[str, Any] | None:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
-def _chips_of_node(job: Job, tpu: str) -> int:
-    chips = tpu_chips(tpu)
-    if chips % job.nodes != 0:
-        raise UsageError(
-            f"{chips} chips of {tpu} can't be shared by {job.nodes} nodes",
-            subject=tpu,
-            hint="--nodes is the number of machines of the slice",
-        )
-    return chips // job.nodes
+_CREDENTIALS: Final = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_CLIENT_ID",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_TENANT_ID",
+)
+"""Variables that `forward_credentials` of a pool passes on, to the containers of dsv alone."""
+
+
+def credentials_in(environ: Mapping[str, str]) -> dict[str, str]:
+    return {each: environ[each] for each in _CREDENTIALS if each in environ}
+
+
+def check_credentials(job: Job, options: KubernetesOptions, forwarded: Mapping[str, str]) -> None:
+    """Raise `UsageError` if the store's credentials are those of a local profile, and the pool names none for the
+    cluster."""
+    setting = job.access.profile
+    if setting is None or options.secret is not None or options.service_account is not None or forwarded:
+        return
+    raise UsageError(
+        f"{setting} names a profile of this machine, and the cluster has no credentials in its place",
+        subject=setting,
+        hint="dsv config pools.NAME.kubernetes.secret SECRET, or service_account; or "
+        "aws configure export-credentials --format env, and forward_credentials of the pool",
+    )
+
+
+def secrets_of(plan: Plan, name: str) -> list[Manifest]:
+    wanted = {name: {key: value.encode("utf-8", "surrogateescape") for key, value in plan.env.items()}}
+    for file in plan.files:
+        wanted[credentials_name(name)] = {
+            key: value.encode("utf-8", "surrogateescape") for key, value in json.loads(file.content).items()
+        }
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {
+                "name": each,
+                "labels": {LABEL: name, MANAGED[0]: MANAGED[1]},
+                "annotations": {RUN_KEY: plan.run},
+            },
+            "data": {key: base64.b64encode(value).decode("ascii") for key, value in values.items()},
+        }
+        for each, values in wanted.items()
+        if values
+    ]
+
+
+def header_comments(
+    job: Job, secret: Mapping[str, str], credentials: Mapping[str, str], namespace: str | None
+) -> str:
+    """Return comments about the Secrets that the manifest needs and does not contain."""
+    name = object_name(job.run)
+    kubectl = "kubectl" if namespace is None else f"kubectl -n {namespace}"
+    lines = [f"# Run {job.run}. To submit it: kubectl create -f THIS-FILE"]
+    for each, keys in ((name, secret), (credentials_name(name), credentials)):
+        if keys:
+            given = " ".join(f"--from-literal={key}={_placeholder(key)}" for key in sorted(keys))
+            lines.append(f"# It needs a Secret: {kubectl} create secret generic {each} {given}")
+    return "\n".join(lines) + "\n"
+
+
+def _placeholder(key: str) -> str:
+    """Return a placeholder for the value of a variable. Parameters are one JSON object."""
+    return """'{"NAME": VALUE}'""" if key == "DSV_PARAMS" else "VALUE"

@@ -23,7 +23,7 @@ class Volume:
     """A volume of the cluster. Paths below prefix are in it; source is as in the manifest of a pod."""
 
     prefix: PurePosixPath
-    source: Mapping[str, Json]
+    source: Mapping[str, Json] = field(hash=False)
 
     def holds(self, path: PurePosixPath) -> bool:
         return path == self.prefix or self.prefix in path.parents

@@ -31,11 +31,11 @@ exec 3>&2 2>/dev/null
 over=
 trap 'over=yes; kill -TERM "$holder"' TERM
 if [ -n "${DSV_GANG_PORT:-}" ]; then
-  # gang.py says when the data is held on all nodes. The Python that dsv runs with is beside the program dsv.
+  # rendezvous.py says when the data is held on all nodes. The Python that dsv runs with is beside the program dsv.
   python=$(command -v "$1")
   python=${python%/*}/python3
   [ -x "$python" ] || python=python3
-  "$@" "$python" -m dsv.run.engines.kubernetes.gang 2>>$own/problem 3>&- &
+  "$@" "$python" -m dsv.run.engines.kubernetes.rendezvous 2>>$own/problem 3>&- &
 else
   "$@" sh -c ": >$own/held; while :; do sleep 3600 & wait \$!; done" 2>>$own/problem 3>&- &
 fi

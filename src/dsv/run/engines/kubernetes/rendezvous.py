@@ -1,9 +1,8 @@
-"""`python -m dsv.run.engines.kubernetes.gang`: starts and ends the command of a job on all its nodes together.
+"""`python -m dsv.run.engines.kubernetes.rendezvous`: start and end the command of a job on all its nodes together.
 
 It runs in the container `hold` of each node's pod. Kubernetes retries each pod of a Job for itself; it can neither keep
-a command waiting until all nodes are ready, nor end and retry all nodes because one has failed. So the nodes agree
-among themselves. Twice a second each node tells the first node, node 0, which attempt it is in and with which exit code
-its command has ended, and node 0 answers with one of these words:
+a command waiting until all nodes are ready, nor end and retry all nodes because one has failed. So twice a second each
+node tells node 0 which attempt it is in and with which exit code its command has ended, and node 0 answers:
 
     wait            not all nodes hold their data yet
     go              the command may run
@@ -101,17 +100,19 @@ class Attempt:
             if code != 0 and self.reason is None:
                 self.first = node
                 self._end(f"node {node} failed first, with exit code {code}")
-        answer = self._answer(node)
-        if answer[0] in _LAST_WORDS:
-            self.informed.add(node)
-        return answer
+        if self.reason is None and not self.is_done:
+            return (GO, self.pod) if self.began else (WAIT, "")
+        self.informed.add(node)
+        if self.reason is None:
+            return DONE, ""
+        return (FIRST if node == self.first else AGAIN), self.reason
 
     def check(self, now: float) -> None:
         """Begin once all nodes are ready. After that, end the attempt if a node is lost."""
         patience = LOST if self.began else _ABSENT
         silent = sorted(node for node, last in self.last_report.items() if now - last > patience)
         if self.began:
-            if silent and not self.is_done:
+            if silent:
                 self._end(f"nothing was heard of node {silent[0]} for {LOST:.0f} s")
             return
         for node in silent:
@@ -138,17 +139,10 @@ class Attempt:
         if self.reason is None and not self.is_done:
             self.reason = reason
 
-    def _answer(self, node: int) -> Answer:
-        if self.reason is not None:
-            return (FIRST if node == self.first else AGAIN), self.reason
-        if self.is_done:
-            return DONE, ""
-        return (GO, self.pod) if self.began else (WAIT, "")
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Member:
-    """The node that this process belongs to, and where node 0 is."""
+    """A node of the job, which reports to node 0."""
 
     node: int
     attempt: int
@@ -158,112 +152,98 @@ class Member:
     port: int
     token: str
     """Known only to those who may read the Job."""
-    pod: str = ""
+    pod: str = "-"
+    begun_with: str = "-"
+    """The id of node 0's pod when the command began."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str], pod: str) -> Self:
         addresses = environ["DSV_NODES"].split()
+        node = int(environ["NODE_RANK"])
         failed, ignored = (int(environ.get(each) or 0) for each in ("DSV_FAILED", "DSV_IGNORED"))
         return cls(
-            node=int(environ["NODE_RANK"]),
+            node=node,
             attempt=failed + ignored + 1,
             nodes=len(addresses),
-            first=addresses[0],
+            first=addresses[0] if node else "127.0.0.1",
             port=int(environ["DSV_GANG_PORT"]),
             token=environ["DSV_GANG_TOKEN"],
             pod=pod,
         )
 
-
-class FirstNode:
-    """Answers the reports of the other nodes in threads of its own, and those of this process directly."""
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-        self._attempt = Attempt(member.nodes, member.attempt, member.pod)
-        self._lock = Lock()
-        Thread(
-            target=_server(member.port, self._answer_line).serve_forever, name="dsv-gang", daemon=True
-        ).start()
-
-    def ask(self, code: int | None) -> Answer:
-        return self._report(self._member.node, self._member.attempt, code, self._member.pod)
-
-    def may_leave(self) -> bool:
-        with self._lock:
-            return self._attempt.may_leave(monotonic())
-
-    def _report(self, node: int, attempt: int, code: int | None, *pods: str) -> Answer:
-        with self._lock:
-            self._attempt.check(monotonic())
-            return self._attempt.report(node, attempt, code, monotonic(), *pods)
-
-    def _answer_line(self, line: str) -> str | None:
-        """Return None for a stranger. Raises `ValueError` for a line that is not a report."""
-        token, node, attempt, code, pod, begun_with = line.split()
-        if not hmac.compare_digest(token.encode(), self._member.token.encode()):
-            return None
-        exit_code = None if code == "-" else int(code)
-        return " ".join(
-            self._report(int(node), int(attempt), exit_code, pod.strip("-"), begun_with.strip("-"))
-        )
-
-
-class OtherNode:
-    """Reports to node 0."""
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-        self._begun_with = ""
-
     def ask(self, code: int | None) -> Answer | None:
-        """Return None if node 0 does not answer."""
-        member = self._member
-        report = (member.token, member.node, member.attempt, "-" if code is None else code,
-                  member.pod or "-", self._begun_with or "-")  # fmt: skip
+        """Report to node 0, and return its answer; None if it does not answer."""
+        state = "-" if code is None else code
+        report = f"{self.token} {self.node} {self.attempt} {state} {self.pod} {self.begun_with}\n"
         with suppress(OSError):
-            with socket.create_connection((member.first, member.port), _ANSWER_SECONDS) as connection:
-                connection.sendall(" ".join(map(str, report)).encode() + b"\n")
+            with socket.create_connection((self.first, self.port), _ANSWER_SECONDS) as connection:
+                connection.sendall(report.encode())
                 with connection.makefile("rb") as answer:
                     line = answer.readline(_LONGEST_LINE)
             word, _, reason = line.decode("utf-8", "replace").strip().partition(" ")
-            if word == GO and not self._begun_with:
-                self._begun_with = reason
+            if word == GO and self.begun_with == "-":
+                self.begun_with = reason or "-"
             if word in (WAIT, GO, *_LAST_WORDS):
                 return word, reason
         return None
 
+
+class FirstNode(ThreadingTCPServer):
+    """Answers the reports of all nodes, in threads. It runs on node 0."""
+
+    daemon_threads = True
+
+    def __init__(self, member: Member) -> None:
+        self.attempt = Attempt(member.nodes, member.attempt, member.pod.strip("-"))
+        self._token = member.token.encode()
+        self._lock = Lock()
+        address, both = ("", member.port), socket.has_dualstack_ipv6()
+        super().__init__(address, _Report, bind_and_activate=False)
+        self.socket.close()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self.socket = socket.create_server(address, family=family, dualstack_ipv6=both)
+        Thread(target=self.serve_forever, name="dsv-rendezvous", daemon=True).start()
+
     def may_leave(self) -> bool:
-        return True
+        with self._lock:
+            return self.attempt.may_leave(monotonic())
+
+    def answer(self, line: str) -> str | None:
+        """Return None for a stranger. Raises `ValueError` for a line that is not a report."""
+        token, node, attempt, code, pod, begun_with = line.split()
+        if not hmac.compare_digest(token.encode(), self._token):
+            return None
+        exit_code = None if code == "-" else int(code)
+        with self._lock:
+            now = monotonic()
+            self.attempt.check(now)
+            pods = pod.strip("-"), begun_with.strip("-")
+            return " ".join(self.attempt.report(int(node), int(attempt), exit_code, now, *pods))
 
 
-def _server(port: int, answer: Callable[[str], str | None]) -> ThreadingTCPServer:
-    class Handler(StreamRequestHandler):
-        timeout = _ANSWER_SECONDS
+class _Report(StreamRequestHandler):
+    server: FirstNode
+    timeout = _ANSWER_SECONDS
 
-        def handle(self) -> None:
-            with suppress(OSError, ValueError):
-                line = self.rfile.readline(_LONGEST_LINE).decode("utf-8", "replace")
-                if (text := answer(line.strip())) is not None:
-                    self.wfile.write(f"{text}\n".encode())
-
-    both = socket.has_dualstack_ipv6()
-    server = ThreadingTCPServer(("", port), Handler, bind_and_activate=False)
-    server.daemon_threads = True
-    server.socket.close()
-    server.socket = socket.create_server(
-        ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
-    )
-    return server
+    def handle(self) -> None:
+        with suppress(OSError, ValueError):
+            line = self.rfile.readline(_LONGEST_LINE).decode("utf-8", "replace")
+            if (text := self.server.answer(line.strip())) is not None:
+                self.wfile.write(f"{text}\n".encode())
 
 
 class Stop:
-    """Whether the pod is being ended. Plain, as the handler of a signal sets it."""
+    """Set by the handler of SIGTERM, which must not take a lock."""
 
     asked = False
 
 
-def keep_together(node: FirstNode | OtherNode, own: Path, stop: Stop) -> None:
+def keep_together(
+    ask: Callable[[int | None], Answer | None],
+    own: Path,
+    stop: Stop,
+    may_leave: Callable[[], bool] = lambda: True,
+) -> None:
     """Ask node 0 and pass its answers on to the scripts, until the pod is being ended and the others know of it."""
     began, verdict = False, None
     last_answer = monotonic()
@@ -273,7 +253,7 @@ def keep_together(node: FirstNode | OtherNode, own: Path, stop: Stop) -> None:
         if stop.asked:
             deadline = deadline or monotonic() + _GRACE
             code = KILLED if code is None else code
-        answer = verdict or node.ask(code)
+        answer = verdict or ask(code)
         if answer is not None:
             last_answer = monotonic()
         elif began and monotonic() - last_answer > LOST:
@@ -284,7 +264,7 @@ def keep_together(node: FirstNode | OtherNode, own: Path, stop: Stop) -> None:
         if answer is not None and answer[0] in _LAST_WORDS and verdict is None:
             verdict = answer
             _write(own / "end", "")
-        if verdict is not None and node.may_leave():
+        if verdict is not None and may_leave():
             _write(own / "verdict", " ".join(verdict).strip())
             break
         sleep(_PERIOD)
@@ -293,14 +273,17 @@ def keep_together(node: FirstNode | OtherNode, own: Path, stop: Stop) -> None:
 
 
 def main() -> int:
-    stop = Stop()
+    stop, own = Stop(), Path(OWN)
     signal.signal(signal.SIGTERM, lambda number, frame: setattr(stop, "asked", True))
-    member = Member.of(os.environ, _pod_id(Path(OWN)))
-    keep_together(FirstNode(member) if member.node == 0 else OtherNode(member), Path(OWN), stop)
+    member = Member.of(os.environ, pod_id(own))
+    if member.node == 0:
+        keep_together(member.ask, own, stop, FirstNode(member).may_leave)
+    else:
+        keep_together(member.ask, own, stop)
     return 0
 
 
-def _pod_id(own: Path) -> str:
+def pod_id(own: Path) -> str:
     """Return the id of this pod: the same one after its container was restarted."""
     path = own / "pod"
     if not path.exists():

@@ -13,8 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsv.run.engines.base import Ended
-from dsv.run.engines.kubernetes import gang
-from dsv.run.engines.kubernetes.gang import (
+from dsv.run.engines.kubernetes import rendezvous
+from dsv.run.engines.kubernetes.job_status import JobSnapshot, ended
+from dsv.run.engines.kubernetes.rendezvous import (
     AGAIN,
     DONE,
     FIRST,
@@ -24,11 +25,9 @@ from dsv.run.engines.kubernetes.gang import (
     Attempt,
     FirstNode,
     Member,
-    OtherNode,
     Stop,
     keep_together,
 )
-from dsv.run.engines.kubernetes.job_status import JobSnapshot, ended
 from tests.engines.test_kubernetes_end import GANG, a_job, a_pod
 from tests.waiting import until
 
@@ -145,8 +144,8 @@ class Node:
         self.own = folder / f"{member.node}-{member.attempt}"
         self.own.mkdir()
         self.stop = Stop()
-        node = FirstNode(member) if member.node == 0 else OtherNode(member)
-        self.thread = Thread(target=keep_together, args=(node, self.own, self.stop))
+        more = () if member.node else (FirstNode(member).may_leave,)
+        self.thread = Thread(target=keep_together, args=(member.ask, self.own, self.stop, *more))
         self.thread.start()
 
     def has(self, name: str) -> bool:
@@ -165,11 +164,11 @@ def member() -> Member:
 
 
 def test_two_nodes_over_the_network(member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gang, "_PERIOD", 0.02)
-    assert OtherNode(replace(member, node=1)).ask(None) is None
+    monkeypatch.setattr(rendezvous, "_PERIOD", 0.02)
+    assert replace(member, node=1).ask(None) is None
     first = Node(member, tmp_path)
-    stranger = OtherNode(replace(member, node=1, token="guessed"))
-    until(lambda: OtherNode(replace(member, node=1, attempt=0)).ask(None) is not None, "the first node")
+    stranger = replace(member, node=1, token="guessed")
+    until(lambda: replace(member, node=1, attempt=0).ask(None) is not None, "the first node")
     assert stranger.ask(None) is None and not first.has("held")
     other = Node(replace(member, node=1), tmp_path)
     until(lambda: first.has("held") and other.has("held"), "the beginning")
@@ -185,28 +184,28 @@ def test_a_node_that_began_with_a_pod_that_is_gone_begins_again(
     member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over the network: the first node has another pod by then, and its attempt the same number."""
-    monkeypatch.setattr(gang, "_PERIOD", 0.02)
-    first = FirstNode(replace(member, pod="a0"))
+    monkeypatch.setattr(rendezvous, "_PERIOD", 0.02)
+    member.pod = "a0"
+    first = FirstNode(member)
     other = Node(replace(member, node=1, pod="a1"), tmp_path)
-    until(lambda: first.ask(None)[0] == GO, "the beginning")
+    until(lambda: member.ask(None) == (GO, "a0"), "the beginning")
     until(lambda: other.has("held"), "the other's beginning")
-    first._member = replace(member, pod="b0")
-    first._attempt = Attempt(2, 1, "b0")
+    first.attempt = Attempt(2, 1, "b0")
     until(lambda: other.has("verdict"), "the end")
     assert (other.own / "verdict").read_text() == "again node 0 has begun again\n"
-    assert first.ask(None) == (WAIT, "")
+    assert replace(member, pod="b0", begun_with="-").ask(None) == (WAIT, "")
     other.leave()
 
 
 def test_a_container_that_is_started_again_in_its_pod_is_the_same_pod(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    assert gang._pod_id(tmp_path) == gang._pod_id(tmp_path) != gang._pod_id(tmp_path / "other")
+    assert rendezvous.pod_id(tmp_path) == rendezvous.pod_id(tmp_path) != rendezvous.pod_id(tmp_path / "other")
 
 
 def test_those_that_say_nothing_or_too_much_keep_no_node_waiting(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gang, "_ANSWER_SECONDS", 10_000.0)
+    monkeypatch.setattr(rendezvous, "_ANSWER_SECONDS", 10_000.0)
     FirstNode(member)
     with ExitStack() as strangers:
         silent = [
@@ -216,7 +215,7 @@ def test_those_that_say_nothing_or_too_much_keep_no_node_waiting(
         asked = Event()
 
         def ask() -> None:
-            if OtherNode(replace(member, node=1)).ask(None) is not None:
+            if replace(member, node=1).ask(None) is not None:
                 asked.set()
 
         Thread(target=ask, daemon=True).start()
@@ -230,8 +229,8 @@ def test_those_that_say_nothing_or_too_much_keep_no_node_waiting(
 def test_a_node_that_is_cut_off_ends_by_itself(
     member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gang, "_PERIOD", 0.02)
-    monkeypatch.setattr(gang, "LOST", 0.5)
+    monkeypatch.setattr(rendezvous, "_PERIOD", 0.02)
+    monkeypatch.setattr(rendezvous, "LOST", 0.5)
 
     class Cut:
         """The first node, until it is not reached any more."""
@@ -241,11 +240,8 @@ def test_a_node_that_is_cut_off_ends_by_itself(
         def ask(self, code: int | None) -> tuple[str, str] | None:
             return self.answers.pop() if self.answers else None
 
-        def may_leave(self) -> bool:
-            return True
-
     stop = Stop()
-    thread = Thread(target=keep_together, args=(Cut(), tmp_path, stop))
+    thread = Thread(target=keep_together, args=(Cut().ask, tmp_path, stop))
     thread.start()
     until((tmp_path / "verdict").exists, "the end")
     assert (tmp_path / "end").exists()
@@ -296,7 +292,7 @@ class Model:
     def kill(self, number: int) -> None:
         pod = self.last(number)
         if pod is not None and pod.end is None:
-            pod.end = gang.KILLED
+            pod.end = rendezvous.KILLED
 
     def turn(self, number: int) -> None:
         pod, first = self.last(number), self.last(0)

@@ -167,7 +167,6 @@ def raw(created: str, **more: Any) -> dict[str, Any]:
         **pod["metadata"],
         "uid": created,
         "creationTimestamp": created,
-        "ownerReferences": [{"uid": "u"}],
     }
     return pod
 

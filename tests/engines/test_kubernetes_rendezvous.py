@@ -90,7 +90,7 @@ def test_a_node_that_is_not_heard_of_ends_the_attempt_and_is_not_waited_for() ->
     for node in (0, 1):
         attempt.report(node, 2, None, LOST + 1)
     attempt.check(LOST + 1)
-    assert attempt.report(1, 2, None, LOST + 1) == (AGAIN, "nothing was heard of node 2 for 60 s")
+    assert attempt.report(1, 2, None, LOST + 1) == (AGAIN, "node 2 was silent for 60 s")
     assert attempt.first is None and attempt.may_leave(LOST + 1)
 
 
@@ -245,7 +245,7 @@ def test_a_node_that_is_cut_off_ends_by_itself(
     thread.start()
     until((tmp_path / "verdict").exists, "the end")
     assert (tmp_path / "end").exists()
-    assert (tmp_path / "verdict").read_text().startswith("again nothing was heard of node 0")
+    assert (tmp_path / "verdict").read_text().startswith("again node 0 was silent")
     stop.asked = True
     thread.join()
 

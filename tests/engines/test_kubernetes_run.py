@@ -40,7 +40,6 @@ class Cluster:
         if not path.endswith("/pods") or (self.suspended and not self.stays):
             return []
         pod = dict(a_pod(phase="Running" if self.begun else "Pending").raw)
-        pod["metadata"] = {**pod["metadata"], "ownerReferences": [{"uid": "u0"}]}
         return [pod]
 
     def get(self, path: str, **query: str) -> Any:
@@ -142,7 +141,6 @@ REF = JobRef("kubernetes", "r", "k0", "training/job/u0000000")
 def test_a_job_whose_record_is_whole_goes_unless_it_tells_where_its_data_is(
     monkeypatch: pytest.MonkeyPatch, volume: Any, forgotten: bool
 ) -> None:
-    monkeypatch.setattr(KubernetesJob, "_owns", lambda *_: True)
     site = Site(begun=True)
     _engine(site, monkeypatch, volume).forget(REF)
     assert site.deleted is forgotten

@@ -222,4 +222,4 @@ def test_nodes_that_are_cut_off_from_each_other_end_before_others_begin(site: Si
     assert alive(1) == before
     parts = site.last()["parts"]
     assert [(part["attempt"], part["end"]) for part in parts[:2]] == [(1, "cancelled"), (1, "cancelled")]
-    assert all("nothing was heard of node" in part["error"] for part in parts[:2])
+    assert all("was silent for 60 s" in part["error"] for part in parts[:2])

@@ -37,7 +37,7 @@ _TRANSIENT: Final = re.compile(
 )
 """Refusals that another attempt a moment later may not get, such as while a new quota is being counted."""
 _TRIES, _BETWEEN = 10, 1.0
-"""How often such a request is repeated, and the seconds between."""
+"""The number of attempts after such a refusal, and the seconds between them."""
 _OTHER_NAMESPACE: Final = "kubectl get namespaces; dsv config pools.NAME.kubernetes.namespace NAMESPACE"
 _EXEC_FORMATS: Final = "client.authentication.k8s.io/"
 

@@ -189,8 +189,7 @@ class Kubernetes(Engine):
                     each["metadata"]["ownerReferences"] = [owner]
                     make(self._api, each, plan.run)
             except DsvError:
-                with suppress(Refusal):
-                    made.delete()
+                made.delete()
                 raise
         return JobRef(self.name, plan.run, plan.where, made.id)
 
@@ -269,31 +268,29 @@ class Kubernetes(Engine):
             return None
         try:
             facts = job.look()
-            if facts is None:
-                return self.status(ref)
-            now = status(facts)
-            if not now.lives:
-                return now
-            job.record_stop("dsv stop")
         except Refusal as refusal:
-            never = refusal.is_denied and job.raw is None and job.delete_if_never_begun()
+            never = refusal.is_denied and job.delete_if_never_begun()
             return JobStatus(RunState.NOT_LAUNCHED) if never else None
         except DsvError:
+            return None
+        if facts is None:
+            return self.status(ref)
+        now = status(facts)
+        if not now.lives:
+            return now
+        if not job.record_stop("dsv stop"):
             return None
         if not facts.begun:
             if (left := job.wait(GRACE_SECONDS + grace, withdraw=True)) is not None:
                 return left
         elif grace > 0:
-            with suppress(Refusal):
-                job.signal("TERM")
+            job.signal("TERM")
             if (over := job.wait(grace)) is not None:
                 return over
-        with suppress(Refusal):
-            job.signal("KILL")
+        job.signal("KILL")
         over = job.wait(_DYING / 4)
         if over is None:
-            with suppress(Refusal):
-                job.delete(0)
+            job.delete(0)
             over = job.wait(_DYING)
         return over or self.status(ref)
 

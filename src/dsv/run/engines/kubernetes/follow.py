@@ -72,10 +72,10 @@ class KubernetesRun:
         name = signal.Signals(number).name
         with self._lock:
             if number in ENDING:
-                self._record_stop(name)
+                self._job.record_stop(name)
             facts = self._job.latest()
             begun = facts is not None and facts.begun
-            if (begun and not self._reaches(name)) or (not begun and number in ENDING):
+            if not self._send(name) if begun else number in ENDING:
                 self._pending_signals.append(name)
         self._wake.set()
 
@@ -83,23 +83,14 @@ class KubernetesRun:
         with self._lock:
             self._kills += 1
             self._pending_signals.clear()  # no signal may be sent after SIGKILL
-            self._record_stop("SIGKILL")
+            self._job.record_stop("SIGKILL")
             facts = self._job.latest()
-            if self._kills > 1 or facts is None or not facts.begun or not self._reaches("SIGKILL"):
-                with suppress(DsvError):
-                    self._job.delete(0)
+            if self._kills > 1 or facts is None or not facts.begun or not self._send("SIGKILL"):
+                self._job.delete(0)
         self._wake.set()
 
-    def _record_stop(self, how: str) -> None:
-        with suppress(DsvError):
-            self._job.record_stop(how)
-
-    def _reaches(self, name: str) -> bool:
-        """Send a signal, and return whether the cluster took it."""
-        with suppress(DsvError):
-            self._job.signal(name.removeprefix("SIG"))
-            return True
-        return False
+    def _send(self, name: str) -> bool:
+        return self._job.signal(name.removeprefix("SIG"))
 
     def _watch(self) -> None:
         done = self._until_end()
@@ -142,22 +133,16 @@ class KubernetesRun:
         self._logs.look(facts)
         done = ended(facts)
         if done is not None:
-            with suppress(Refusal):
-                if facts.evicted_by_queue or (facts.suspended and facts.stopped is not None):
-                    self._job.delete()  # the cluster would keep it for ever, or its queue would resume it
+            if facts.evicted_by_queue or (facts.suspended and facts.stopped is not None):
+                self._job.delete()  # the cluster would keep it for ever, or its queue would resume it
             self._job.end_waiting_pods(facts)
             return replace(done, metrics=read_metrics(self._job, facts)) if done.launched else done
-        try:
-            self._job.fail_lost_pods()
-        except Refusal as refusal:
-            self._print_once(
-                f"the cluster does not let a pod of a lost machine be given up: {refusal.message}"
-            )
+        if (problem := self._job.fail_lost_pods()) is not None:
+            self._print_once(f"the cluster does not let a pod of a lost machine be given up: {problem}")
         stuck = self._check_waiting(facts)
         if stuck is None:
             return None
-        with suppress(Refusal):
-            self._job.delete()
+        self._job.delete()
         return Ended(
             exit_code=CANNOT_LAUNCH, launched=False, reason=stuck.reason, hint=stuck.hint, cause=stuck.cause
         )
@@ -241,7 +226,7 @@ class KubernetesRun:
                 if self._job.withdraw_step(facts):
                     self._pending_signals.clear()
                 return True
-            while self._pending_signals and self._reaches(self._pending_signals[0]):
+            while self._pending_signals and self._send(self._pending_signals[0]):
                 del self._pending_signals[0]
             return bool(self._pending_signals)
 
@@ -261,7 +246,7 @@ def without_numbers(text: str) -> str:
 
 _PAUSE: Final = 0.5
 _TRIES: Final = 10
-"""How often the log of a pod that has ended is requested if the cluster does not return it."""
+"""The number of requests for the log of a pod that has ended, if the cluster does not return it."""
 _LOOK: Final = 1.0
 _TIME: Final = re.compile(rb"\d{4}-\d\d-\d\dT\S+ ")
 """The timestamp of each line of a log. A kubelet adds its own errors to the same response without a timestamp: that it

@@ -35,7 +35,7 @@ from dsv.run.engines.kubernetes.job_status import (
 )
 from dsv.run.engines.kubernetes.options import (
     GRACE_SECONDS,
-    LABEL,
+    JOB_UID_LABEL,
     RUN_KEY,
     SIGNAL_KEY,
     STOPPED_KEY,
@@ -64,7 +64,7 @@ class KubernetesJob:
     pods: dict[str, Pod] = field(default_factory=dict)
     _signals: list[str] = field(default_factory=list)
     _terminating: dict[str, float] = field(default_factory=dict)
-    """Since when pods are being deleted."""
+    """The times at which the deletion of pods was seen."""
     _lock: Lock = field(default_factory=Lock)
 
     @classmethod
@@ -92,11 +92,10 @@ class KubernetesJob:
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
     def look(self) -> JobSnapshot | None:
-        """Ask the cluster for the Job and its pods. Return None if there is no such Job; `known` has what was seen of
-        it."""
+        """Ask the cluster for the Job and its pods. Return None if there is no such Job."""
         pods: list[Any] | Refusal
         try:
-            pods = self.api.items(self.pods_path, labelSelector=f"{LABEL}={self.name}")
+            pods = self.api.items(self.pods_path, labelSelector=f"{JOB_UID_LABEL}={self.uid}")
         except Refusal as refusal:
             pods = refusal
         found = self._get()
@@ -104,7 +103,7 @@ class KubernetesJob:
             return None
         if isinstance(pods, Refusal):
             raise pods
-        own = {each["metadata"]["uid"]: Pod(each) for each in pods if self._owns(each)}
+        own = {each["metadata"]["uid"]: Pod(each) for each in pods}
         with self._lock:
             for uid, pod in self.pods.items():
                 if uid not in own:
@@ -162,8 +161,8 @@ class KubernetesJob:
         events.sort(key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""))
         return [str(each.get("message") or "") for each in events]
 
-    def signal(self, name: str) -> None:
-        """Send a signal to the command on every node where it has begun.
+    def signal(self, name: str) -> bool:
+        """Send a signal to the command on every node where it has begun. Return False if the cluster refuses it.
 
         The annotation keeps the last signals, as a pod does not see a value that was replaced before it looked.
         """
@@ -172,31 +171,37 @@ class KubernetesJob:
             self._signals.append(f"{number} {name}\n")
             text = "".join(self._signals[-_SIGNALS:])
             alive = [each for each in self.pods.values() if each.begun and not each.is_over]
-        problem = None
+        sent = True
         for pod in alive:
             try:
                 body = {"metadata": {"annotations": {SIGNAL_KEY: text}}}
                 self.api.patch(f"{self.pods_path}/{pod.name}", body)
             except Refusal as refusal:
-                problem = problem if refusal.status == 404 else refusal
-        if problem is not None:
-            raise problem
+                sent = sent and refusal.status == 404
+        return sent
 
-    def record_stop(self, how: str) -> None:
-        """Write into the Job who ended it, and let the cluster make no further attempt. The first one is recorded."""
+    def record_stop(self, how: str) -> bool:
+        """Write into the Job who ended it, and let the cluster make no further attempt. The first one is recorded.
+        Return False if the cluster refuses it."""
         by = None if self.raw is None else JobSnapshot(self.raw).stopped
         by = by or f"{user_name(os.geteuid())} on {host_name()} ({how})"
         body = {"metadata": {"annotations": {STOPPED_KEY: by}}, "spec": {"backoffLimit": 0}}
-        self.raw = self.api.patch(self.path, body)
+        with suppress(Refusal):
+            self.raw = self.api.patch(self.path, body)
+            return True
+        return False
 
-    def delete(self, grace: float | None = None) -> None:
-        """Delete the Job with its pods."""
+    def delete(self, grace: float | None = None) -> bool:
+        """Delete the Job with its pods. Return False if the cluster refuses it."""
         if grace is not None:
             for pod in self.pods.values():
                 if not pod.is_over:
                     with suppress(Refusal):
                         self.api.delete(f"{self.pods_path}/{pod.name}", grace)
-        self.api.delete(self.path)
+        with suppress(Refusal):
+            self.api.delete(self.path)
+            return True
+        return False
 
     def end_waiting_pods(self, facts: JobSnapshot) -> None:
         """End pods that wait for nodes that have ended, and keep the pods of those.
@@ -215,9 +220,7 @@ class KubernetesJob:
             if found is not None:
                 facts, state = JobSnapshot(found), found.get("status") or {}
                 began = state.get("startTime") or state.get("active")
-                if facts.suspended and facts.queue is None and not began:
-                    self.delete()
-                    return True
+                return facts.suspended and facts.queue is None and not began and self.delete()
         return False
 
     def withdraw_step(self, facts: JobSnapshot) -> bool:
@@ -229,10 +232,9 @@ class KubernetesJob:
         the last look.
         """
         quiet = facts.suspended and all(each.is_over for each in facts.pods)
+        if quiet or facts.queue is not None:
+            return self.delete()
         with suppress(Refusal):
-            if quiet or facts.queue is not None:
-                self.delete()
-                return True
             self.api.patch(self.path, {"spec": {"suspend": True}})
         return False
 
@@ -258,8 +260,8 @@ class KubernetesJob:
                 return None
             sleep(_PAUSE)
 
-    def fail_lost_pods(self) -> None:
-        """Mark terminating pods on unreachable machines as failed.
+    def fail_lost_pods(self) -> str | None:
+        """Mark terminating pods on unreachable machines as failed. Return the refusal of the cluster, if any.
 
         The cluster replaces a pod only after its end, which nobody reports if its machine is gone; it waits for ever.
         """
@@ -277,9 +279,8 @@ class KubernetesJob:
                 self.pods[uid] = Pod(self.api.patch(f"{path}/status", body), pod.evicted_by_queue)
                 self.api.delete(path, 0)
             except Refusal as refusal:
-                problem = problem if refusal.status == 404 else refusal
-        if problem is not None:
-            raise problem
+                problem = problem if refusal.status == 404 else refusal.message
+        return problem
 
     def _mark_evicted(self, facts: JobSnapshot, own: dict[str, Pod]) -> None:
         """Mark the pods that the queue has evicted. They end with exit codes of their own, or silently."""
@@ -325,9 +326,6 @@ class KubernetesJob:
             return False
         asked = requests_of(pod.raw)
         return bool(nodes) and not any(has_room(node, asked) for node in nodes)
-
-    def _owns(self, pod: Any) -> bool:
-        return any(each.get("uid") == self.uid for each in pod["metadata"].get("ownerReferences") or ())
 
 
 def make(api: KubernetesApi, thing: Manifest, run: str) -> Any:

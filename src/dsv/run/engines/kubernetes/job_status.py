@@ -110,7 +110,7 @@ def milliseconds(text: str | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a pod does not start."""
+    """A reason for which a pod does not start."""
 
     reason: str
     cause: EndCause = EndCause.UNSCHEDULABLE
@@ -129,11 +129,11 @@ class Pod:
 
     raw: Mapping[str, Any]
     evicted_by_queue: tuple[EndCause, str] | None = None
-    """Why its queue evicted it, if it did."""
+    """The reason for which its queue evicted it, if it did."""
     gone: bool = False
-    """Whether it was deleted, and this is how it was last seen."""
+    """It was deleted, and the rest is from the last look at it."""
     lost: tuple[EndCause, str] | None = None
-    """Why it is gone, if nobody saw its end."""
+    """The reason for which it is gone, if nobody saw its end."""
 
     @property
     def name(self) -> str:
@@ -163,7 +163,7 @@ class Pod:
 
     @property
     def is_over(self) -> bool:
-        """Whether the pod has ended, or its command has succeeded and all its other containers have ended: the cluster
+        """True if the pod has ended, or its command has succeeded and all its other containers have ended: the cluster
         says so of the pod a second later."""
         if self.is_terminated:
             return True
@@ -172,22 +172,22 @@ class Pod:
 
     @property
     def is_terminated(self) -> bool:
-        """Whether the cluster says that the pod has ended. Such a pod and its log stay when the Job is ended."""
+        """True if the cluster says that the pod has ended. Such a pod and its log stay when the Job is ended."""
         return self.gone or self._status.get("phase") in ("Succeeded", "Failed")
 
     @property
     def command_ended(self) -> bool:
-        """Whether the command has ended, though other containers of the pod may still run."""
+        """True if the command has ended, though other containers of the pod may still run."""
         return "terminated" in self._state(MAIN)
 
     @property
     def is_terminating(self) -> bool:
-        """Whether the pod is being deleted and has not ended yet."""
+        """True if the pod is being deleted and has not ended yet."""
         return not self.is_over and self._is_deleted
 
     @property
     def begun(self) -> bool:
-        """Whether the command has begun, as far as the cluster knows."""
+        """True if the command has begun, as far as the cluster knows."""
         if not self.command_ended:
             return "running" in self._state(MAIN)
         made = any(each.get("name") == MAIN and each.get("containerID") for each in self._containers)
@@ -195,7 +195,7 @@ class Pod:
 
     @property
     def has_no_container(self) -> bool:
-        """Whether no container of the pod was started yet, for instance because a volume is missing."""
+        """True if no container of the pod was started yet, for instance because a volume is missing."""
         return all("waiting" in each for each in self._states)
 
     @property
@@ -212,9 +212,9 @@ class Pod:
         """Return why the command ended, and a description, unless it ended by itself."""
         if self.evicted_by_queue is not None:
             return self.evicted_by_queue
-        ended, told = self._ended, self._facts.get("end")
-        if told in CAUSES:
-            return CAUSES[told]
+        ended, word = self._ended, self._facts.get("end")
+        if word in CAUSES:
+            return CAUSES[word]
         if ended.get("exitCode") == 0 and self._status.get("phase") != "Failed":
             return None, None  # a drained machine evicts pods that have succeeded, too
         if (disrupted := condition(self.raw, "DisruptionTarget")) is not None:
@@ -223,7 +223,7 @@ class Pod:
         reason = self._status.get("reason")
         if reason in _REASONS:
             return _REASONS[reason], self._status.get("message") or reason
-        if told == TOGETHER:
+        if word == TOGETHER:
             return EndCause.CANCELLED, ended_with_others(self._message.partition("\n")[2])
         if ended.get("reason") == "OOMKilled":
             return EndCause.OUT_OF_MEMORY, "it used more memory than it was given"
@@ -291,7 +291,7 @@ class Pod:
 
     @property
     def _never_started(self) -> bool:
-        """Whether the program of the container could not be started."""
+        """True if the program of the container could not be started."""
         return self._ended.get("reason") in ("StartError", "ContainerCannotRun")
 
     @property
@@ -361,7 +361,7 @@ class JobSnapshot:
 
     @property
     def evicted_by_queue(self) -> bool:
-        """Whether its queue has suspended the job, maybe after it had begun."""
+        """True if its queue has suspended the job, maybe after it had begun."""
         return self.queue is not None and self.suspended and self.stopped is None
 
     @property
@@ -370,7 +370,7 @@ class JobSnapshot:
 
     @property
     def stopped(self) -> str | None:
-        """Who asked dsv to end the job."""
+        """The user who asked dsv to end the job."""
         return self._annotations.get(STOPPED_KEY)
 
     @property
@@ -390,7 +390,7 @@ class JobSnapshot:
 
     @property
     def ended_ms(self) -> int | None:
-        """When the cluster saw the end of the job, in milliseconds."""
+        """The time of the end of the job by the clock of the cluster, in milliseconds."""
         return milliseconds((self.end or {}).get("lastTransitionTime"))
 
     @property
@@ -399,14 +399,14 @@ class JobSnapshot:
 
     @property
     def is_gang(self) -> bool:
-        """Whether the nodes end together, so that a node succeeds only if all nodes do."""
+        """True if the nodes end together, so that a node succeeds only if all nodes do."""
         pod = (self._spec.get("template") or {}).get("spec") or {}
         holding = [each for each in pod.get("initContainers") or () if each.get("name") == HOLDING]
         return any(each.get("name") == GANG_PORT for one in holding for each in one.get("env") or ())
 
     @property
     def waits_for_ended_nodes(self) -> bool:
-        """Whether the cluster retries a node although all nodes have succeeded, so that its new pod waits for ever."""
+        """True if the cluster retries a node although all nodes have succeeded, so that its new pod waits for ever."""
         return not self.end and _all_nodes_succeeded(self) and not all(_succeeded(each) for each in self.last)
 
     @property
@@ -530,7 +530,7 @@ def _failed(job: JobSnapshot, parts: tuple[RunPart, ...], failed: Mapping[str, A
 
 
 def _cancelled(parts: tuple[RunPart, ...], by: str | None) -> tuple[RunPart, ...]:
-    """Attribute what ended in the last attempt to whoever ended the job: it can't be told from a failure."""
+    """Attribute what ended in the last attempt to whoever ended the job: it looks like a failure."""
     last = max((each.attempt for each in parts), default=0)
     causes = (None, EndCause.EXITED, EndCause.LOST_SIGHT)
     return tuple(

@@ -65,47 +65,13 @@ def manifests(
         "annotations": {RUN_KEY: job.run},
         **_given(namespace=options.namespace),
     }
-    selectors = {**tpu_selectors(job), **options.node_selector}
-    affinity = merge(gpu_affinity(job, facts), near_the_data(job, options, facts))
-    volumes = _volumes_of(job, options)
-    pod = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": grace_seconds(job),
-        "enableServiceLinks": False,
-        "securityContext": {
-            **_given(runAsNonRoot=not options.root),
-            "supplementalGroups": [0],
-            "fsGroupChangePolicy": "OnRootMismatch",  # not of each file of a cache
-            "seccompProfile": {"type": "RuntimeDefault"},
+    template = {
+        "metadata": {
+            "labels": metadata["labels"],
+            "annotations": {RUN_KEY: job.run, COMMIT_KEY: job.env.get("DSV_COMMIT", "")},
         },
-        "containers": [_main_container(job, name, options, volumes)],
-        "volumes": _volume_list(job, volumes),
-        **_given(
-            initContainers=_data_containers(job, name, options, volumes, forwarded),
-            nodeSelector=selectors,
-            affinity=affinity,
-            tolerations=[dict(each) for each in options.tolerations],
-            priorityClassName=options.priority_class,
-            serviceAccountName=options.service_account,
-            imagePullSecrets=[{"name": each} for each in options.image_pull_secrets],
-        ),
+        "spec": _pod(job, name, options, facts, forwarded),
     }
-    if options.service_account is None:
-        pod["automountServiceAccountToken"] = False
-    if job.time_seconds is not None:
-        pod["activeDeadlineSeconds"] = job.time_seconds + LATE_SECONDS
-    if job.nodes > 1:
-        pod["subdomain"] = name
-        pod["topologySpreadConstraints"] = [
-            {
-                "maxSkew": 1,
-                "topologyKey": "kubernetes.io/hostname",
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": {LABEL: name}},
-            }
-        ]
-    annotations = {RUN_KEY: job.run, COMMIT_KEY: job.env.get("DSV_COMMIT", "")}
-    template = {"metadata": {"labels": metadata["labels"], "annotations": annotations}, "spec": pod}
     found = [merge(_job(job, metadata, template, options), options.overlay)]
     if job.nodes > 1:
         service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {LABEL: name}}
@@ -155,6 +121,45 @@ def _job(job: Job, metadata: Manifest, template: Manifest, options: KubernetesOp
 def _rule(action: str, container: str, operator: str, values: Sequence[int]) -> Manifest:
     codes = {"containerName": container, "operator": operator, "values": list(values)}
     return {"action": action, "onExitCodes": codes}
+
+
+def _pod(job: Job, name: str, options: KubernetesOptions, facts: Facts, forwarded: bool) -> Manifest:
+    volumes = _volumes_of(job, options)
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": grace_seconds(job),
+        "enableServiceLinks": False,
+        "securityContext": {
+            **_given(runAsNonRoot=not options.root),
+            "supplementalGroups": [0],
+            "fsGroupChangePolicy": "OnRootMismatch",  # not of each file of a cache
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_main_container(job, name, options, volumes)],
+        "volumes": _volume_list(job, volumes),
+        **_given(
+            initContainers=_data_containers(job, name, options, volumes, forwarded),
+            nodeSelector={**tpu_selectors(job), **options.node_selector},
+            affinity=merge(gpu_affinity(job, facts), near_the_data(job, options, facts)),
+            tolerations=[dict(each) for each in options.tolerations],
+            priorityClassName=options.priority_class,
+            serviceAccountName=options.service_account,
+            imagePullSecrets=[{"name": each} for each in options.image_pull_secrets],
+        ),
+    }
+    if options.service_account is None:
+        pod["automountServiceAccountToken"] = False
+    if job.time_seconds is not None:
+        pod["activeDeadlineSeconds"] = job.time_seconds + LATE_SECONDS
+    if job.nodes > 1:
+        spread = {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {LABEL: name}},
+        }
+        pod |= {"subdomain": name, "topologySpreadConstraints": [spread]}
+    return pod
 
 
 def as_yaml(found: Sequence[Manifest]) -> str:
@@ -207,7 +212,7 @@ def _main_container(
         "volumeMounts": [
             *(_mount(each.source, each.target, each.writable, options, volumes) for each in job.mounts),
             {"name": "own", "mountPath": OWN},
-            {"name": "told", "mountPath": SIGNALS, "readOnly": True},
+            {"name": "signals", "mountPath": SIGNALS, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},
         ],
         **_given(resources=resources_of(job, options), workingDir=job.workdir),
@@ -418,7 +423,7 @@ def _volume_list(job: Job, volumes: Mapping[Volume, str]) -> list[Manifest]:
     return [
         *({"name": name, **source} for name, source in sources.items()),
         {"name": "own", "emptyDir": {}},
-        {"name": "told", "downwardAPI": {"items": [signals]}},
+        {"name": "signals", "downwardAPI": {"items": [signals]}},
         {"name": "shm", "emptyDir": {"medium": "Memory", **_given(sizeLimit=size)}},
     ]
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, Final, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+
+import msgspec
 
 from dsv.errors import UsageError
 from dsv.values.json import Json
 
 NAME: Final = "kubernetes"
-_WORD: Final = re.compile(r"[^\s\0]+")
-_KINDS: Final = {"claim": {"claim"}, "nfs": {"nfs", "path"}, "host": {"host"}}
-"""The kinds of volumes, each with its keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +53,9 @@ class KubernetesOptions:
     image_pull_secrets: tuple[str, ...] = ()
     volumes: tuple[Volume, ...] = ()
     root: bool = False
-    """Whether images may run as root."""
+    """Let images run as root."""
     autoscaling: bool = False
-    """Whether nodes are created on demand."""
+    """Nodes are created on demand."""
     overlay: Mapping[str, Json] = field(default_factory=dict)
     """Merged into the Job."""
 
@@ -65,18 +64,23 @@ class KubernetesOptions:
         """Raise `UsageError` for an unknown key or a value of the wrong type."""
         found: dict[str, Any] = {}
         for key, value in options.items():
-            if key not in _READ:
+            if key not in _KINDS:
                 raise UsageError(
                     f"{where}.{key} means nothing to the kubernetes engine",
                     subject=key,
                     hint=f"dsv config --unset {where}.{key}",
                 )
-            kind, example, read = _READ[key]
+            kind, example, known = _KINDS[key]
             try:
-                found[key] = read(value)
+                found[key] = msgspec.convert(value, known)
+                if key == "volumes":
+                    found[key] = tuple(_volume(prefix, each) for prefix, each in found[key].items())
+                elif key in ("root", "autoscaling"):
+                    found[key] = found[key] in (True, "true")
             except ValueError as error:
+                wrong = "" if isinstance(error, msgspec.ValidationError) else f": {error}"
                 raise UsageError(
-                    f"{where}.{key} has to be {kind}" + (f": {error}" if str(error) else ""),
+                    f"{where}.{key} has to be {kind}{wrong}",
                     subject=key,
                     hint=f"dsv config {where}.{key} '{example}'",
                 ) from error
@@ -88,75 +92,41 @@ class KubernetesOptions:
         return max(fitting, key=lambda each: len(each.prefix.parts), default=None)
 
 
-def _word(value: Json) -> str:
-    if not isinstance(value, str) or _WORD.fullmatch(value) is None:
-        raise ValueError
-    return value
-
-
-def _truth(value: Json) -> bool:
-    if value not in (True, False, "true", "false"):
-        raise ValueError
-    return value in (True, "true")
-
-
-def _words(value: Json) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ValueError
-    return tuple(_word(each) for each in value)
-
-
-def _labels(value: Json) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
-        raise ValueError
-    return {_word(name): str(each) for name, each in value.items()}
-
-
-def _tables(value: Json) -> tuple[Mapping[str, Json], ...]:
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise ValueError
-    return tuple(each for each in value if isinstance(each, dict))
-
-
-def _table(value: Json) -> Mapping[str, Json]:
-    if not isinstance(value, dict):
-        raise ValueError
-    return value
-
-
-def _volumes(value: Json) -> tuple[Volume, ...]:
-    return tuple(_volume(prefix, _table(each)) for prefix, each in _table(value).items())
-
-
-def _volume(prefix: str, said: Mapping[str, Json]) -> Volume:
+def _volume(prefix: str, said: Mapping[str, Any]) -> Volume:
+    """Raise `ValueError`."""
     folder = PurePosixPath(prefix)
     if not folder.is_absolute() or ".." in folder.parts or folder == PurePosixPath("/"):
         raise ValueError(f"{prefix} is no folder below /")
-    kind = next((each for each in _KINDS if each in said), None)
-    if kind is None or set(said) != _KINDS[kind] or not all(isinstance(each, str) for each in said.values()):
-        raise ValueError(f"{prefix} is a claim, or an nfs server and a path, or a folder of the host")
-    if kind == "claim":
-        return Volume(folder, {"persistentVolumeClaim": {"claimName": said["claim"]}})
-    if kind == "nfs":
-        return Volume(folder, {"nfs": {"server": said["nfs"], "path": said["path"]}})
-    return Volume(folder, {"hostPath": {"path": said["host"], "type": "Directory"}})
+    match said:
+        case {"claim": str(claim), **rest} if not rest:
+            return Volume(folder, {"persistentVolumeClaim": {"claimName": claim}})
+        case {"nfs": str(server), "path": str(path), **rest} if not rest:
+            return Volume(folder, {"nfs": {"server": server, "path": path}})
+        case {"host": str(path), **rest} if not rest:
+            return Volume(folder, {"hostPath": {"path": path, "type": "Directory"}})
+    raise ValueError(f"{prefix} is a claim, or an nfs server and a path, or a folder of the host")
 
 
-_A_WORD: Final = ("a word", "NAME", _word)
-_READ: Final[dict[str, tuple[str, str, Callable[[Json], Any]]]] = {
+_Word: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[^\s\0]+\Z")]
+_Flag: TypeAlias = bool | Literal["true", "false"]
+_KINDS: Final[dict[str, tuple[str, str, Any]]] = {
+    **dict.fromkeys(("context", "kubeconfig", "namespace", "image", "dsv"), ("a word", "NAME", _Word)),
     **dict.fromkeys(
-        ("context", "kubeconfig", "namespace", "image", "dsv", "queue", "gpu", "priority_class"), _A_WORD
+        ("queue", "gpu", "priority_class", "service_account", "secret"), ("a word", "NAME", _Word)
     ),
-    **dict.fromkeys(("service_account", "secret"), _A_WORD),
-    "node_selector": ("a table of labels", '{"pool": "a100"}', _labels),
-    "tolerations": ("a list of tables", '[{"key": "nvidia.com/gpu", "operator": "Exists"}]', _tables),
-    "image_pull_secrets": ("a list of names", '["registry"]', _words),
-    "volumes": ("a table of folders", '{"/nfs": {"claim": "datasets"}}', _volumes),
-    "root": ("true or false", "true", _truth),
-    "autoscaling": ("true or false", "true", _truth),
-    "overlay": ("a table", '{"spec": {"ttlSecondsAfterFinished": 3600}}', _table),
+    "node_selector": ("a table of labels", '{"pool": "a100"}', dict[_Word, str]),
+    "tolerations": (
+        "a list of tables",
+        '[{"key": "nvidia.com/gpu", "operator": "Exists"}]',
+        tuple[dict[str, Any], ...],
+    ),
+    "image_pull_secrets": ("a list of names", '["registry"]', tuple[_Word, ...]),
+    "volumes": ("a table of folders", '{"/nfs": {"claim": "datasets"}}', dict[str, dict[str, Any]]),
+    "root": ("true or false", "true", _Flag),
+    "autoscaling": ("true or false", "true", _Flag),
+    "overlay": ("a table", '{"spec": {"ttlSecondsAfterFinished": 3600}}', dict[str, Any]),
 }
-"""For each key: a description of its value, an example, and the function that reads it."""
+"""For each key: a description of its value, an example, and its type."""
 
 
 Manifest: TypeAlias = dict[str, Any]
@@ -181,7 +151,7 @@ OWN: Final = "/dsv/own"
 """The empty folder that the containers of a pod share."""
 KEPT_SECONDS: Final = 7 * 86_400
 LATE_SECONDS: Final = 300
-"""How much longer than `--time` the cluster lets a pod live, as it also fetches the data."""
+"""Seconds that a pod may live longer than `--time`, as it also fetches the data."""
 _LONGEST_NAME: Final = 52  # the names of pods add the number of the node and five letters
 NOT_AGAIN: Final = [124, 125, 126, 127]
 

@@ -1,4 +1,4 @@
-"""The scripts of a pod, and the files that they leave in the folder that the containers of the pod share.
+"""The scripts of a pod, and the files that they write into the folder that the containers of the pod share.
 
 The scripts are the files of the folder `pod`. They are plain shell, as the image of a job need not have more.
 """
@@ -19,21 +19,33 @@ from dsv.run.engines.kubernetes.options import NOT_AGAIN, OWN
 from dsv.run.engines.log import LogKeeper
 from dsv.run.record import EndCause, RunPart, Usage, deciding_part, exit_signal, may_try_again
 
-SIGNALS: Final = "/dsv/told"
+SIGNALS: Final = "/dsv/signals"
 """The folder in which Kubernetes shows a pod its own annotation with the signals for the command."""
 STAGED: Final = f"{OWN}/staged.json"
-"""How the data was fetched, as `dsv with` writes it."""
-TIME_LIMIT: Final = "time-limit"
-LEASE_LOST: Final = "lease-lost"
+"""The result of `dsv with`, about the data that it has fetched."""
 TOGETHER: Final = "together"
-"""Reasons for which the script of the job's container ends the command."""
+"""The reason of a script that ended the command because the attempt was over on another node."""
+CAUSES: Final = {
+    "time-limit": (EndCause.TIME_LIMIT, "its time was over"),
+    "lease-lost": (EndCause.LEASE_LOST, "the data was not held any more"),
+}
+"""Its other reasons, with their descriptions."""
 AGAIN_CODE: Final = 190
 """The exit code of a container that ended because the attempt was over on another node."""
-NO_PROGRAM: Final = "the pool's image of dsv has no program"
-"""The beginning of the message of hold.sh, up to the name of the program."""
 METRICS: Final = "--- metrics.json"
-"""The line after which the container `hold` prints what the command left in metrics.json."""
+"""The line after which the container `hold` prints metrics.json."""
 _SCRIPTS: Final = Path(__file__).with_name("pod")
+_KILLED: Final = 137
+_MOST: Final = 64 << 20
+"""Bytes of a file that are read at most; the script keeps files much smaller."""
+_NO_PROGRAM: Final = "the pool's image of dsv has no program"
+"""In the message of hold.sh."""
+_NO_MODULE: Final = re.compile(r"No module named '?dsv")
+_TOO_OLD: Final = re.compile(r"No module named '?dsv|[Nn]o such (?:option|command)", re.ASCII)
+_OTHER_IMAGE: Final = (
+    "dsv config pools.NAME.kubernetes.image REGISTRY/dsv:VERSION names an image of this version of dsv, and "
+    "pools.NAME.kubernetes.dsv the program in it"
+)
 
 
 def script(*names: str) -> str:
@@ -45,45 +57,39 @@ def run_script() -> str:
     return script("watch", "wait_for_nodes", "copy_log", "run")
 
 
-_KILLED: Final = 137
-_MOST: Final = 64 << 20
-"""Bytes of a file that are read at most; the script keeps files much smaller."""
-CAUSES: Final = {
-    TIME_LIMIT: (EndCause.TIME_LIMIT, "its time was over"),
-    LEASE_LOST: (EndCause.LEASE_LOST, "the data was not held any more"),
-}
-"""Reasons for which the script ended the command, with their descriptions."""
-_NO_MODULE: Final = re.compile(r"No module named '?dsv")
-_TOO_OLD: Final = re.compile(r"No module named '?dsv|[Nn]o such (?:option|command)", re.ASCII)
-_OTHER_IMAGE: Final = (
-    "dsv config pools.NAME.kubernetes.image REGISTRY/dsv:VERSION names an image of this version of dsv, and "
-    "pools.NAME.kubernetes.dsv the program in it"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class LeftInPod:
-    """The end of one node in one attempt, as it is in the pod.
-
-    is_clear: whether the end can be told here; only the cluster knows why it stopped or killed a command. was_stopped:
-    whether the cluster ended the pod, rather than dsv.
-    """
+    """The end of one node in one attempt, from the files in its pod. A `NodeLeft`."""
 
     part: RunPart
     usage: Usage | None
     is_clear: bool
-    was_stopped: bool = False
-    folder: Path = Path(OWN)
+    was_stopped: bool
+    folder: Path
 
     def read_log(self) -> LogKeeper | None:
         return read_log(self.folder)
 
-    def is_over(self, parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
-        return is_over(parts, nodes, retries)
-
     def put_back(self) -> RunPart:
-        """Return the part of a job that its queue has evicted, and may start again."""
         return replace(self.part, end=EndCause.EVICTED, error="the cluster took its place away")
+
+    @staticmethod
+    def is_over(parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
+        """Return whether no attempt follows those of these parts, by the rules of the Job. None if only the cluster
+        knows: a node has not reported every attempt, or no node failed by itself."""
+        found = list(parts)
+        last = max((each.attempt for each in found), default=0)
+        decided = deciding_part(found)
+        if decided is None or len({(each.attempt, each.node) for each in found}) < nodes * last:
+            return None
+        if decided.succeeded:
+            return True
+        if decided.end is EndCause.CANCELLED or any(each.end is EndCause.EVICTED for each in found):
+            return None
+        failed = [each for each in found if not each.succeeded and each.end is not EndCause.CANCELLED]
+        if any(each.attempt == last and each.exit_code in NOT_AGAIN for each in failed):
+            return True
+        return len({each.attempt for each in failed}) > retries or not may_try_again(decided)
 
 
 def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> LeftInPod | None:
@@ -95,54 +101,27 @@ def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> Lef
     cause, error = CAUSES.get(why, (EndCause.EXITED, None))
     if why == TOGETHER:
         cause, error = EndCause.CANCELLED, ended_with_others(_text(folder / "verdict").partition(" ")[2])
+    begun, over = (int(said[each]) * 1000 if said.get(each) else None for each in ("begun", "over"))
     part = RunPart(
         node=node,
         attempt=attempt,
         host=host,
-        started_ms=_milliseconds(said.get("begun")),
-        ended_ms=_milliseconds(said.get("over")),
+        started_ms=begun,
+        ended_ms=over,
         end=cause,
         exit_code=code,
         exit_signal=exit_signal(code),
         error=error,
         **stage_facts(_text(folder / "staged.json")),
     )
-    is_clear = why in CAUSES or not _was_ended(folder, code, why)
-    was_stopped = not is_clear and (folder / "stopped").exists() and not (folder / "told").exists()
+    signalled, stopped = (_changed_at(folder / each) for each in ("signalled", "stopped"))
+    may_be_killed = stopped is not None or code == _KILLED
+    if why == TOGETHER:  # the cluster ends what is left of the Job after the end of the attempt
+        end = _changed_at(folder / "end")
+        may_be_killed = stopped is not None and (end is None or stopped < end)
+    is_clear = why in CAUSES or not (signalled is not None or may_be_killed)
+    was_stopped = not is_clear and stopped is not None and signalled is None
     return LeftInPod(part, usage_of(said), is_clear, was_stopped, folder)
-
-
-def _was_ended(folder: Path, code: int, why: str) -> bool:
-    """Return whether the cluster or a person may have ended the command.
-
-    A pod that ended after its attempt was over was ended together with the others: the cluster then ends what is left
-    of the Job.
-    """
-    if (folder / "told").exists():
-        return True
-    stopped = _changed_at(folder / "stopped")
-    if why != TOGETHER:
-        return stopped is not None or code == _KILLED
-    over = _changed_at(folder / "end")
-    return stopped is not None and (over is None or stopped < over)
-
-
-def is_over(parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
-    """Return whether no attempt follows those of these parts, by the rules of the Job. None if only the cluster knows:
-    a node has not reported every attempt, or no node failed by itself."""
-    found = list(parts)
-    last = max((each.attempt for each in found), default=0)
-    decided = deciding_part(found)
-    if decided is None or len({(each.attempt, each.node) for each in found}) < nodes * last:
-        return None
-    if decided.succeeded:
-        return True
-    if decided.end is EndCause.CANCELLED or any(each.end is EndCause.EVICTED for each in found):
-        return None
-    failed = [each for each in found if not each.succeeded and each.end is not EndCause.CANCELLED]
-    if any(each.attempt == last and each.exit_code in NOT_AGAIN for each in failed):
-        return True
-    return len({each.attempt for each in failed}) > retries or not may_try_again(decided)
 
 
 def read_log(folder: Path) -> LogKeeper | None:
@@ -182,10 +161,6 @@ def _changed_at(path: Path) -> int | None:
         return None
 
 
-def _milliseconds(seconds: str | None) -> int | None:
-    return int(seconds) * 1000 if seconds and seconds.isdecimal() else None
-
-
 def _begin(path: Path) -> bytes:
     """Return the file's first `_MOST` bytes, up to where it can be read."""
     pieces: list[bytes] = []
@@ -216,7 +191,7 @@ def error_message(log: str) -> str | None:
 
 def error_hint(log: str) -> str | None:
     """Return the hint beside the error of dsv, or name another image if this one has no dsv or an old one."""
-    if NO_PROGRAM in log or _TOO_OLD.search(log):
+    if _NO_PROGRAM in log or _TOO_OLD.search(log):
         return _OTHER_IMAGE
     with suppress(ValueError, KeyError, TypeError):
         return json.loads(log)["error"]["hint"] or None

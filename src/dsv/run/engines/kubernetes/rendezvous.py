@@ -75,7 +75,7 @@ class Attempt:
     first: int | None = None
     """The node that failed first."""
     reason: str | None = None
-    """Why the attempt is over, if it is."""
+    """The reason for which the attempt is over, if it is."""
 
     def report(
         self, node: int, attempt: int, code: int | None, now: float, pod: str = "", begun_with: str = ""
@@ -113,7 +113,7 @@ class Attempt:
         silent = sorted(node for node, last in self.last_report.items() if now - last > patience)
         if self.began:
             if silent:
-                self._end(f"nothing was heard of node {silent[0]} for {LOST:.0f} s")
+                self._end(f"node {silent[0]} was silent for {LOST:.0f} s")
             return
         for node in silent:
             del self.last_report[node]
@@ -257,7 +257,7 @@ def keep_together(
         if answer is not None:
             last_answer = monotonic()
         elif began and monotonic() - last_answer > LOST:
-            answer = (AGAIN, f"nothing was heard of node 0 for {LOST:.0f} s")
+            answer = (AGAIN, f"node 0 was silent for {LOST:.0f} s")
         if answer is not None and answer[0] == GO and not began:
             began = True
             _write(own / "held", "")

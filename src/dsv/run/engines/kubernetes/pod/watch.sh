@@ -19,9 +19,9 @@ watch() {
     while read -r number name; do
       case " $seen " in *" $number "*) continue ;; esac
       seen="$seen $number"
-      case $name in HUP | INT | QUIT | TERM | KILL) : >$own/told ;; esac
+      case $name in HUP | INT | QUIT | TERM | KILL) : >$own/signalled ;; esac
       kill -s "$name" "$pid"
-    done </dsv/told/signal
+    done </dsv/signals/signal
     [ ! -e $own/stopped ] || [ -n "$dying" ] || dying=$(($(date +%s) + 30))
     [ ! -e $own/not-held ] || end_command lease-lost
     [ ! -e $own/end ] || end_command together

@@ -88,7 +88,11 @@ def clone(
     dataset = target.dataset
     root = context.cwd / (folder or Path(dataset.rsplit("/", 1)[-1]))
     with context.repository(target) as repository, ExitStack() as stack:
-        branch, commit = _start(context, repository, target, dataset)
+        if target.rev is None:
+            branch, commit = MAIN, repository.refs.head(dataset, MAIN).commit
+        else:
+            resolved = context.resolve(repository, target)
+            branch, commit = resolved.branch or MAIN, resolved.commit
         copies = stack.enter_context(lending(context, repository, dataset))  # first: they have metadata too
         tree = None if commit is None else TreeReader(repository.objects, commit)
         chosen = chosen_by(tree, request.only)
@@ -162,15 +166,6 @@ def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, req
             subject=str(root),
             hint=f"{elsewhere}; --keep turns it into a workspace as it is",
         )
-
-
-def _start(
-    context: Context, repository: Repository, target: Target, dataset: DatasetName
-) -> tuple[BranchName, CommitId | None]:
-    if target.rev is None:
-        return MAIN, repository.refs.head(dataset, MAIN).commit
-    resolved = context.resolve(repository, target)
-    return resolved.branch or MAIN, resolved.commit
 
 
 def _bind(

@@ -162,14 +162,6 @@ def _maybe_renamed(changed: _Changed, old: dict[bytes, Entry]) -> Iterator[Pendi
             yield each
 
 
-def _no_objects() -> Objects:
-    raise AssertionError("a comparison that nobody opened")
-
-
-def _no_folder() -> Descent:
-    raise AssertionError("a comparison without a workspace")
-
-
 @dataclass(frozen=True, slots=True)
 class Side:
     """A commit, or a workspace if `workspace` is given. Neither: a dataset before its first commit."""
@@ -181,15 +173,15 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """problems: files of the workspace that can't be compared. note: what to know of the workspace besides."""
-
     before: Side
     after: Side
     found: Found
+    _objects: Callable[[], Objects] = field(repr=False)
     problems: tuple[Problem, ...] = ()
+    """Files of the workspace that can't be compared."""
     note: str | None = None
-    objects: Callable[[], Objects] = field(default=_no_objects, repr=False)
-    folder: Callable[[], Descent] = field(default=_no_folder, repr=False)
+    """A warning about the workspace."""
+    _folder: Descent | None = field(default=None, repr=False)
 
     def contents(
         self, chosen: Sequence[Difference]
@@ -208,14 +200,14 @@ class Comparison:
     def _stored(self, side: Side, files: Iterable[tuple[Entry | None, Location | None]]) -> Iterator[bytes]:
         wanted = [Wanted(entry, where) for entry, where in files if entry is not None and entry.is_file]
         if wanted:
-            for _, pieces in Fetcher(self.objects(), side.dataset).files(wanted):
+            for _, pieces in Fetcher(self._objects(), side.dataset).files(wanted):
                 yield b"".join(pieces)
 
     def _on_disk(self, root: Path, chosen: Sequence[Difference]) -> Iterator[bytes]:
         with about(root):
             for one in chosen:
-                if one.after is not None and one.after.is_file:
-                    found = read_stable(self.folder(), one.after.path, _read_whole)
+                if one.after is not None and one.after.is_file and self._folder is not None:
+                    found = read_stable(self._folder, one.after.path, _read_whole)
                     if isinstance(found, Problem):
                         raise refusal([found], str(root))
                     yield found.value
@@ -244,27 +236,19 @@ def diff(
     with ExitStack() as opened, context.repository(before) as repository:
         left = _side(context, repository, before)
         if after is not None:
-            yield _commits(repository, left, _side(context, repository, after), scope)
+            right = _side(context, repository, after)
+            trees = Trees(lambda: repository.objects)
+            old, new = trees.of(left.commit), trees.of(right.commit)
+            changes = diff_trees(old, new, scope)
+            found = find_renames(
+                differences(changes), lambda entries: read_chunks(repository.objects, entries)
+            )
+            _check_paths(scope, found, [old, new])
+            yield Comparison(left, right, found, lambda: repository.objects)
             return
         assert workspace is not None
         check_binding(workspace, repository)
         yield _with_workspace(context, opened, workspace, left, lambda: repository.objects, scope)
-
-
-def compare_commits(
-    repository: Repository, before: Side, after: Side, scope: PathSet, trees: Trees | None = None
-) -> Found:
-    """Return the differences of two commits, with renames."""
-    trees = trees or Trees(lambda: repository.objects)
-    changes = diff_trees(trees.of(before.commit), trees.of(after.commit), scope)
-    return find_renames(differences(changes), lambda entries: read_chunks(repository.objects, entries))
-
-
-def _commits(repository: Repository, before: Side, after: Side, scope: PathSet) -> Comparison:
-    trees = Trees(lambda: repository.objects)
-    found = compare_commits(repository, before, after, scope, trees)
-    _check_paths(scope, found, [trees.of(before.commit), trees.of(after.commit)])
-    return Comparison(before, after, found, objects=lambda: repository.objects)
 
 
 def _side(context: Context, repository: Repository, target: Target) -> Side:
@@ -291,8 +275,8 @@ def _with_workspace(
     made, problems, note = _workspace_changes(context, workspace, Trees(objects), before.commit, scope)
     after = Side(workspace.dataset, None, workspace.root)
     found = find_renames(made, lambda entries: read_chunks(objects(), entries))
-    folder = cache(lambda: opened.enter_context(Descent(workspace.root)))
-    return Comparison(before, after, found, problems, note, objects, folder)
+    folder = opened.enter_context(Descent(workspace.root))
+    return Comparison(before, after, found, objects, problems, note, folder)
 
 
 def _check_paths(scope: PathSet, found: Found, trees: Sequence[TreeReader | None]) -> None:

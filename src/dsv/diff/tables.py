@@ -362,7 +362,8 @@ def _numbers(kind: Any) -> Any:
         return pyarrow.int32()
     if types.is_temporal(kind) and not types.is_interval(kind):
         return pyarrow.int64()
-    if not any(_numbers(one) != one for one in _parts(kind)):
+    parts = [kind.field(at).type for at in range(kind.num_fields)]
+    if all(_numbers(one) == one for one in parts):
         return kind
     if types.is_map(kind):
         return pyarrow.map_(_numbers(kind.key_type), _numbers(kind.item_type))
@@ -375,10 +376,6 @@ def _numbers(kind: Any) -> Any:
     if types.is_struct(kind):
         return pyarrow.struct([(field.name, _numbers(field.type)) for field in kind])
     return kind
-
-
-def _parts(kind: Any) -> list[Any]:
-    return [kind.field(at).type for at in range(kind.num_fields)]
 
 
 class TooLarge(Exception):

@@ -280,9 +280,12 @@ class UrlExport:
                 folders.add(name)
             elif part is None or self._is_store:
                 files[name] = info
-            elif part[1] == self._mark or _age(info) > _LEFT:
-                with suppress(OSError):
-                    self._fs.rm_file(key)
+            else:
+                written = etag_and_time(info)[1]  # by the server's clock
+                is_old = isinstance(written, int | float) and time.time() - written > _LEFT
+                if part[1] == self._mark or is_old:
+                    with suppress(OSError):
+                        self._fs.rm_file(key)
         return files, folders
 
     def _holds(self, key: str, entry: Entry) -> bool:
@@ -309,12 +312,6 @@ def _version(info: Info) -> str | None:
     """Return the entity tag if there is one: times differ in precision between a listing and a file."""
     etag, _ = etag_and_time(info)
     return version_of(info) if etag is None else str(etag).strip('"')
-
-
-def _age(info: Info) -> float:
-    """Seconds since the file was written, by the server's time; 0 if it is unknown."""
-    written = etag_and_time(info)[1]
-    return time.time() - written if isinstance(written, int | float) else 0.0
 
 
 def _clashes(names: set[bytes], there: Iterable[bytes], folders: set[bytes]) -> set[bytes]:

@@ -192,7 +192,10 @@ class FolderSource:
         return what_it_is(int(info.get("mode", 0)))
 
     def _open(self, file: RemoteFile) -> ReadInto:
-        self._begin()
+        while self._upcoming and len(self._begun) < 4 * self._jobs and self._bytes < AHEAD_BYTES:
+            upcoming = self._upcoming.popleft()
+            self._begun.append((upcoming, self._pool.submit(self.read, upcoming)))
+            self._bytes += upcoming.size or 0
         while self._begun:
             begun, future = self._begun.popleft()
             self._bytes -= begun.size or 0
@@ -203,12 +206,6 @@ class FolderSource:
                 self._bytes += begun.size or 0
                 break
         return self.open(file)
-
-    def _begin(self) -> None:
-        while self._upcoming and len(self._begun) < 4 * self._jobs and self._bytes < AHEAD_BYTES:
-            file = self._upcoming.popleft()
-            self._begun.append((file, self._pool.submit(self.read, file)))
-            self._bytes += file.size or 0
 
 
 def reading(data: bytes) -> ReadInto:

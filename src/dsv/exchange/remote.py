@@ -264,7 +264,8 @@ def as_error(error: Exception, shown: str, done: str) -> DsvError:
     if any(_is_expired(each) for each in _chain(error)):
         return changed(shown)
     if status is not None:
-        answer = f"the server answered {status} {_phrase(status)}".rstrip()
+        phrase = next((each.phrase for each in HTTPStatus if each == status), "")
+        answer = f"the server answered {status} {phrase}".rstrip()
         if status in (401, 403):
             return Denied(f"access to {shown} was denied: {answer}", subject=shown, hint=login)
         return Unreachable(
@@ -351,13 +352,6 @@ def _is_expired(error: BaseException) -> bool:
     response = getattr(error, "response", None)
     answer = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
     return type(error).__name__ == "FileExpired" or answer.get("HTTPStatusCode") == 412
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""
 
 
 def _line(error: Exception) -> str:

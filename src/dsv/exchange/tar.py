@@ -69,7 +69,11 @@ class TarSource:
             self._unpacked = _Unpacking(self._raw, self._raw if packed is None else packed(self._raw))
             self._tar = tarfile.TarFile(fileobj=self._unpacked)  # type: ignore[arg-type]
             self._members = {_clean(one.name): one for one in self._tar.getmembers() if one.type != b"V"}
-            self._check_end(compressed=packed is not None)
+            # Python takes a damaged header, and a missing end, for the end of the tar.
+            if self._unpacked.last != tarfile.NUL * tarfile.BLOCKSIZE:
+                raise tarfile.ReadError(f"no valid header at byte {self._tar.offset:,}")
+            while packed is not None and self._unpacked.read(_PIECE):
+                pass  # to the checksum, which is at the end
         files, skipped = self._sorted_out()
         if not files and not skipped:
             raise absent(self.place.shown, "no file")
@@ -108,13 +112,6 @@ class TarSource:
             raise tarfile.ReadError("unexpected end of data")
         self._last = member.name, data
         return reading(data)
-
-    def _check_end(self, *, compressed: bool) -> None:
-        """Python takes a damaged header, and a missing end, for the end of the tar."""
-        if self._unpacked.last != tarfile.NUL * tarfile.BLOCKSIZE:
-            raise tarfile.ReadError(f"no valid header at byte {self._tar.offset:,}")
-        while compressed and self._unpacked.read(_PIECE):
-            pass  # to the checksum, which stands at the end
 
     def _sorted_out(self) -> tuple[list[RemoteFile], list[Skipped]]:
         files: list[RemoteFile] = []

@@ -80,6 +80,12 @@ def replace_link(path: Path, target: str) -> None:
     sync_folder(path.parent)
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
 def read_file(path: Path) -> bytes:
     """Return the file's content. An NFS client that still knew the one which was replaced just now asks again.
 

@@ -155,7 +155,8 @@ class MergedTree:
     def _keep_beside(self, decision: Decision) -> None:
         assert decision.beside is not None
         entry, location = decision.beside
-        if any(tree is not None and _has(tree, entry.path) for tree in (self.ours, self.theirs)):
+        trees = [tree for tree in (self.ours, self.theirs) if tree is not None]
+        if any(next(iter(tree.below(entry.path)), None) is not None for tree in trees):
             reason = f"there is {show(entry.path)} already"
             self.conflicts.append(
                 PathConflict(decision.path, ConflictKind.IN_THE_WAY, decision.ours, entry, reason)
@@ -200,10 +201,6 @@ _WHAT = {
     ConflictKind.FILE_AND_FOLDER: "a file on one side, a folder on the other",
     ConflictKind.IN_THE_WAY: "theirs can't be kept beside ours",
 }
-
-
-def _has(tree: TreeReader, path: bytes) -> bool:
-    return next(iter(tree.below(path)), None) is not None
 
 
 _REMEMBERED = 64 << 20  # bytes

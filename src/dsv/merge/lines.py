@@ -154,20 +154,15 @@ def _joined(regions: Sequence[_Region], ours: Lines) -> list[_Region]:
     found: list[_Region] = []
     for one in regions:
         last = found[-1] if found else None
-        if (
-            last is None
-            or last.taken is not None
-            or one.taken is not None
-            or _apart(ours[last.end : one.start])
-        ):
+        if last is None or last.taken is not None or one.taken is not None:
+            found.append(one)
+            continue
+        between = ours[last.end : one.start]
+        if len(between) > _NEAR and any(byte in _WORDS for line in between for byte in line):
             found.append(one)
         else:
             last.end, last.there_end = one.end, one.there_end
     return found
-
-
-def _apart(between: Lines) -> bool:
-    return len(between) > _NEAR and any(byte in _WORDS for line in between for byte in line)
 
 
 _WORDS = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")

@@ -124,7 +124,9 @@ class Baseline(msgspec.Struct, frozen=True):
             return entries
         inside = PathSet.of([path])
         wanted = sorted((each for each in self.written if each in inside), key=sort_key)
-        return _laid_over(entries, {each: self.written[each] for each in wanted})
+        new = (entry for each in wanted if (entry := self.written[each]) is not None)
+        kept = (entry for entry in entries if entry.path not in self.written)
+        return heapq.merge(kept, new, key=lambda entry: sort_key(entry.path))
 
     def changes_to(self, after: TreeReader) -> Iterator[Change]:
         """Return the paths at which something else counts as unchanged than `after` has."""
@@ -276,13 +278,6 @@ def in_one_place(collisions: Sequence[Collision], root: Path) -> Conflict:
         subject=show(collisions[0].path),
         hint="rename yours, or move it away and fetch the dataset's: dsv sparse add PATH",
     )
-
-
-def _laid_over(entries: Iterator[Entry], written: Mapping[bytes, Entry | None]) -> Iterator[Entry]:
-    """Return the entries, with the written ones in place of those at the same paths. Both are in tree order."""
-    kept = (entry for entry in entries if entry.path not in written)
-    new = (entry for entry in written.values() if entry is not None)
-    return heapq.merge(kept, new, key=lambda entry: sort_key(entry.path))
 
 
 def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, Entry | None]:

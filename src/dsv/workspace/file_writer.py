@@ -131,7 +131,7 @@ class Writer:
         with about(path):
             try:
                 if expected is not None and not self._expected(path, expected):
-                    return not self._exists(path)
+                    return not _is_there(self._descent.at(above), name)
                 os.unlink(name, dir_fd=self._descent.at(above))
             except (FileNotFoundError, NotADirectoryError):
                 return True
@@ -161,10 +161,13 @@ class Writer:
         with about(path):
             try:
                 folder = self._descent.at(above)
-                if everything:
-                    _remove_any(folder, name)
-                else:
+                if not everything:
                     os.rmdir(name, dir_fd=folder)
+                    return True
+                try:
+                    os.unlink(name, dir_fd=folder)
+                except (IsADirectoryError, PermissionError):  # macOS says the latter of a folder
+                    shutil.rmtree(name, dir_fd=folder)
             except FileNotFoundError:
                 return True
             except OSError:
@@ -181,13 +184,6 @@ class Writer:
         except (FileNotFoundError, NotADirectoryError):
             return False
         return expected is None or row_of(now) == expected
-
-    def _exists(self, path: bytes) -> bool:
-        above, name = split(path)
-        try:
-            return _is_there(self._descent.at(above), name)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
 
 
 def _put(folder: int, temporary: bytes, name: bytes) -> bool:
@@ -211,10 +207,3 @@ def _is_there(folder: int, name: bytes) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _remove_any(folder: int, name: bytes) -> None:
-    try:
-        os.unlink(name, dir_fd=folder)
-    except (IsADirectoryError, PermissionError):  # macOS says the latter of a folder
-        shutil.rmtree(name, dir_fd=folder)

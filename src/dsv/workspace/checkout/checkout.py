@@ -29,7 +29,6 @@ from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.scan.result import WorkspaceScan
 from dsv.workspace.sync.journal import Journal
 from dsv.workspace.unfinished import Begun, restored, write_begun
-from dsv.workspace.workspace import Workspace
 
 
 def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
@@ -86,7 +85,12 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
     if goal.follow is not None:
         workspace.set_base(goal.follow)
         write_begun(workspace.begun_path, ())
-        _forget_intent(workspace)
+        if (
+            workspace.journal_path.exists()
+        ):  # of a killed sync, whose commit is the base or an ancestor of it by now
+            with Journal.open(workspace.journal_path, workspace.store_id) as journal:
+                if journal.left.publishing is not None:
+                    journal.clear()
     else:
         write_begun(workspace.begun_path, restored(baseline.begun, goal.paths))
     return made
@@ -111,14 +115,6 @@ def _write(
             hint="run the command again",
         )
     return made
-
-
-def _forget_intent(workspace: Workspace) -> None:
-    """A killed sync may have published just before. By now the base is that commit, or a later one."""
-    if workspace.journal_path.exists():
-        with Journal.open(workspace.journal_path, workspace.store_id) as journal:
-            if journal.left.publishing is not None:
-                journal.clear()
 
 
 def check_copies(

@@ -6,7 +6,6 @@ to be, and the next run leaves the latter alone. A path that changed since the p
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
@@ -19,6 +18,7 @@ from dsv.format.locator import Location
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent, split
+from dsv.fs.files import write_all
 from dsv.merge.paths import Settled
 from dsv.repo.tree.diff import Change
 from dsv.transfer.download import Fetcher, Wanted
@@ -97,9 +97,7 @@ def fill_from(pieces: Iterable[bytes]) -> Fill:
 
     def fill(descriptor: int) -> None:
         for piece in pieces:
-            view = memoryview(piece)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            write_all(descriptor, piece)
 
     return fill
 

@@ -80,7 +80,11 @@ def list_folder(descriptor: int) -> Listing:
     leftovers: list[str] = []
     if b".dsv" in folded or b".git" in folded or _LONG_S in folded:
         leftovers = [name for name in names if _is_leftover(name)]
-        names = [name for name in names if not _is_reserved(name) and not _is_leftover(name)]
+        names = [
+            name
+            for name in names
+            if os.fsencode(name).lower().replace(_LONG_S, b"s") not in _RESERVED and not _is_leftover(name)
+        ]
         blob = os.fsencode("\0".join(names))
     try:
         rows = bytearray().join(
@@ -122,10 +126,6 @@ def _kinds(rows: bytearray) -> bytearray:
     types = int.from_bytes(rows[_MODE + 1 :: ROW.size].translate(_TYPES), "little")
     executable = int.from_bytes(rows[_MODE :: ROW.size].translate(_EXECUTABLE), "little")
     return bytearray((types | executable).to_bytes(count, "little").translate(_KINDS))
-
-
-def _is_reserved(name: str) -> bool:
-    return os.fsencode(name).lower().replace(_LONG_S, b"s") in _RESERVED
 
 
 def _is_leftover(name: str) -> bool:

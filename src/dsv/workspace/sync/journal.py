@@ -21,6 +21,7 @@ import xxhash
 from dsv.format.codec import Codec
 from dsv.format.locator import Location, ObjectKind
 from dsv.fs.errors import about
+from dsv.fs.files import write_all
 from dsv.values.ids import CommitId, Id, PackId, RecipeId, StoreId
 
 _MAGIC = b"dsv journal 1\n"
@@ -71,7 +72,7 @@ class Journal:
         """
         with about(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            data = _read_all(descriptor)
+            data = path.read_bytes()
             left, end = Left(), 0
             if data[:_START] == _MAGIC + store_id:
                 left, end = _replay(data)
@@ -79,7 +80,7 @@ class Journal:
             os.ftruncate(descriptor, end)
             os.lseek(descriptor, end, os.SEEK_SET)
             if not end:
-                _write(descriptor, _MAGIC + store_id)
+                write_all(descriptor, _MAGIC + store_id)
             journal._end = end or _START
             return journal
 
@@ -125,7 +126,7 @@ class Journal:
         record = _HEAD.pack(kind, len(payload), xxhash.xxh3_64_intdigest(payload, seed=kind)) + payload
         with self._lock, about(self._path):
             try:
-                _write(self._descriptor, record)
+                write_all(self._descriptor, record)
             except OSError:  # no later record may follow half a record
                 os.ftruncate(self._descriptor, self._end)
                 os.lseek(self._descriptor, self._end, os.SEEK_SET)
@@ -133,19 +134,6 @@ class Journal:
             self._end += len(record)
             if durable:
                 os.fdatasync(self._descriptor)
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _read_all(descriptor: int) -> bytes:
-    pieces: list[bytes] = []
-    while piece := os.read(descriptor, 1 << 24):
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 def _replay(data: bytes) -> tuple[Left, int]:

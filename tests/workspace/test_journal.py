@@ -105,13 +105,13 @@ def test_half_a_record_of_a_full_disk_is_taken_back(tmp_path: Path, monkeypatch:
     path = tmp_path / "journal"
     with Journal.open(path, STORE) as journal:
         journal.recipe(RecipeId.hash(b"1"), b"one")
-        real = module._write
+        real = module.write_all
 
         def full(descriptor: int, data: bytes) -> None:
             real(descriptor, data[:10])
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(module, "_write", full)
+        monkeypatch.setattr(module, "write_all", full)
         with pytest.raises(NoRoom):
             journal.recipe(RecipeId.hash(b"2"), b"two")
         monkeypatch.undo()

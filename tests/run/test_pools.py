@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.errors import LaunchError, Unreachable
+from dsv.errors import DsvError, LaunchError, Unreachable
 from dsv.run.engines.base import JobStatus
 from dsv.run.pools import (
     Choice,
@@ -109,6 +109,10 @@ def test_a_job_begins_if_any_pool_can_begin_it(order: list[PoolFacts], prefer: P
     assert all(each.reason for each in choice.passed_over)
 
 
+def unreachable(pool: str, error: DsvError) -> PoolFacts:
+    return PoolFacts(pool=pool, unreachable=error.message)
+
+
 def test_pools_are_asked_at_once_and_one_that_hangs_is_left_behind() -> None:
     """Each waits for the others, so that asking them one after the other would never end."""
     together, never = threading.Barrier(3), threading.Event()
@@ -124,7 +128,7 @@ def test_pools_are_asked_at_once_and_one_that_hangs_is_left_behind() -> None:
     answers = {}
     try:
         for seconds in (1, 10, 100):  # until the machine is fast enough for those that answer
-            asked = ask_all(["a", "hangs", "fails", "b"], ask, seconds=float(seconds))
+            asked = ask_all(["a", "hangs", "fails", "b"], ask, unreachable, float(seconds))
             answers = {each.pool: each for each in asked}
             if sum(each.unreachable == f"no answer in {seconds} s" for each in asked) == 1:
                 break
@@ -142,7 +146,7 @@ def test_what_goes_wrong_with_one_pool_is_its_own_matter() -> None:
             raise ZeroDivisionError
         return facts(pool)
 
-    odd, fine = ask_all(["odd", "fine"], ask)
+    odd, fine = ask_all(["odd", "fine"], ask, unreachable)
     assert (odd.unreachable, fine) == ("ZeroDivisionError", facts("fine"))
 
 

@@ -178,23 +178,14 @@ def report_pools(
     wanted: Wanted,
     seconds: float = ANSWERS_WITHIN,
 ) -> list[PoolReport]:
-    """All pools, asked at the same time."""
+    """Ask all pools at the same time."""
     by_name = {pool.name: pool for pool in pools}
-    found: dict[str, PoolReport] = {}
-
-    def ask(name: str) -> PoolFacts:
-        try:
-            found[name] = _report(context, environ, by_name[name], wanted)
-        except DsvError as error:
-            found[name] = unknown(by_name[name], error)
-        return found[name].facts
-
-    facts = ask_all(list(by_name), ask, seconds)
-    return [
-        found[each.pool] if each.pool in found and found[each.pool].facts is each
-        else unknown(by_name[each.pool], _unreachable(each.pool, each.unreachable or ""))
-        for each in facts
-    ]  # fmt: skip
+    return ask_all(
+        list(by_name),
+        lambda name: _report(context, environ, by_name[name], wanted),
+        lambda name, error: unknown(by_name[name], error),
+        seconds,
+    )
 
 
 def locate(context: Context, cache: Path, targets: Sequence[Target], *, offline: bool = False) -> Wanted:
@@ -213,7 +204,7 @@ def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: Wa
     engine = _engine(environ, pool, wanted)
     answer = engine.capacity(asked)
     if isinstance(answer, NoEngine):
-        return unknown(pool, answer.error or _unreachable(pool.name, answer.reason))
+        return unknown(pool, answer.error or Unreachable(answer.reason))
     folder = cache_folder(context.settings, pool)
     there, room, no_room = None, None, None
     if folder is not None and folder.is_dir():
@@ -233,13 +224,11 @@ def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: Wa
 
 
 def unknown(pool: Pool, problem: DsvError) -> PoolReport:
-    """A pool that can't tell what it has."""
+    """Return the report of a pool that can't tell what it has."""
+    if isinstance(problem, Unreachable) and problem.hint is None:
+        problem = Unreachable(problem.message, hint=f"dsv config shows the settings of pools.{pool.name}")
     facts = PoolFacts(pool=pool.name, unreachable=problem.message)
     return PoolReport(pool, pool.engine, facts, problem=problem)
-
-
-def _unreachable(pool: str, reason: str) -> Unreachable:
-    return Unreachable(reason, hint=f"dsv config shows the settings of pools.{pool}")
 
 
 def _refusal(pool: Pool, asked: Resources, image: str | bool | None) -> str | None:

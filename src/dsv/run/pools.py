@@ -9,7 +9,7 @@ from threading import Event, Thread
 from time import monotonic
 from typing import Final, TypeAlias, TypeVar
 
-from dsv.errors import DsvError, LaunchError
+from dsv.errors import DsvError, LaunchError, Unreachable
 from dsv.run.engines.base import Ended, Engine, JobStatus
 from dsv.run.record import EndCause, JobRef, RunState
 from dsv.run.resources import Capacity, PassedOver, Resources, fit
@@ -106,24 +106,31 @@ def _before(facts: Sequence[PoolFacts], chosen: str, why: dict[str, str]) -> tup
     return tuple(PassedOver(name, why[name]) for name in names[: names.index(chosen)])
 
 
+_T = TypeVar("_T")
 ANSWERS_WITHIN: Final = 10.0
 """Seconds for all pools together. One that needs longer is shown as unreachable, and the others as they are."""
 
 
 def ask_all(
-    pools: Sequence[str], ask: Callable[[str], PoolFacts], seconds: float = ANSWERS_WITHIN
-) -> tuple[PoolFacts, ...]:
-    """The facts of each pool, in order. ask: called for each, in a thread of its own; an error that it raises is the
-    reason why the pool is unreachable. One that hangs (in a file server that is away) is left behind."""
-    answers: dict[str, PoolFacts] = {}
+    pools: Sequence[str],
+    ask: Callable[[str], _T],
+    failed: Callable[[str, DsvError], _T],
+    seconds: float = ANSWERS_WITHIN,
+) -> list[_T]:
+    """Ask all pools at the same time, and return the answers in order.
+
+    ask: called for each pool, in a thread of its own. One that hangs (in a file server that is away) is left behind
+    failed: makes the answer of a pool that raised an error, or gave no answer in time
+    """
+    answers: dict[str, _T] = {}
 
     def note(pool: str) -> None:
         try:
             answers[pool] = ask(pool)
         except DsvError as error:
-            answers[pool] = PoolFacts(pool=pool, unreachable=error.message)
+            answers[pool] = failed(pool, error)
         except Exception as error:  # noqa: BLE001 (of one pool: the others are asked nevertheless)
-            answers[pool] = PoolFacts(pool=pool, unreachable=str(error) or type(error).__name__)
+            answers[pool] = failed(pool, Unreachable(str(error) or type(error).__name__))
 
     threads = [Thread(target=note, args=(pool,), name="dsv-pool", daemon=True) for pool in pools]
     for thread in threads:
@@ -131,11 +138,10 @@ def ask_all(
     deadline = monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, deadline - monotonic()))
-    late = f"no answer in {seconds:.0f} s"
-    return tuple(answers.get(pool) or PoolFacts(pool=pool, unreachable=late) for pool in pools)
+    in_time = dict(answers)
+    late = Unreachable(f"no answer in {seconds:.0f} s")
+    return [in_time[pool] if pool in in_time else failed(pool, late) for pool in pools]
 
-
-_T = TypeVar("_T")
 
 _SHORTEST_PAUSE: Final = 2.0
 _LONGEST_PAUSE: Final = 15.0

@@ -77,13 +77,7 @@ def load(name: str) -> Command:
 def root() -> Root:
     """Return the whole program as typer sees it."""
     app = typer.Typer(
-        name="dsv",
-        cls=Root,
-        invoke_without_command=True,
-        add_completion=False,
-        add_help_option=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
+        name="dsv", cls=Root, invoke_without_command=True, add_completion=False, add_help_option=False
     )
     app.callback()(_before_the_command)
     made = get_command(app)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from dsv.cli.catalogue import MODES
 from dsv.cli.output import document, printable, to_item, to_json, write_items
 from dsv.cli.style import Style, wrapped
 from dsv.cli.table import write_table
@@ -105,8 +106,10 @@ class Call(typer.Context):
         for option, value in (("--store", self.flags.store), ("--cache", self.flags.cache)):
             if value is not None and not value.strip():
                 raise UsageError(f"{option} is empty", subject=option, hint="is a variable unset?")
-        if self.flags.progress is not None:
-            _check_progress(self.flags.progress)
+        mode = self.flags.progress
+        if mode is not None and mode not in MODES:
+            hint = f"--progress {'|'.join(MODES)}"
+            raise UsageError(f"there is no progress {mode!r}", subject=mode, hint=hint)
         directory = self.flags.directory
         if directory is None:
             return
@@ -274,11 +277,3 @@ class Call(typer.Context):
             self.around.stderr.flush()
         except BrokenPipeError:
             pass
-
-
-def _check_progress(mode: str) -> None:
-    from dsv.cli import progress
-
-    if mode not in progress.MODES:
-        modes = "|".join(progress.MODES)
-        raise UsageError(f"there is no progress {mode!r}", subject=mode, hint=f"--progress {modes}")

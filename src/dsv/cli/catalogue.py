@@ -64,6 +64,8 @@ HIDDEN = ("node",)
 
 COMMANDS: dict[str, str] = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
+MODES = ("auto", "bar", "lines", "json", "none")
+"""Of --progress."""
 GLOBAL_OPTIONS: tuple[tuple[str, str], ...] = (
     ("--store URL|NAME", "Store: s3://bucket/prefix, a folder, or a configured name"),
     ("--cache DIR|NAME", "Cache: a folder, or a configured name"),

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from dsv.api.pull import Pulled
+    from dsv.api.restore import Restored
+    from dsv.api.rollback import RolledBack
+    from dsv.api.switch import Switched
     from dsv.values.ids import CommitId
     from dsv.values.names import DatasetName
 
@@ -188,11 +192,6 @@ def local_time(time_ms: float | None) -> str:
     return f"{units.utc(time_ms).astimezone():%Y-%m-%d %H:%M}"
 
 
-def path_counts(created: int, replaced: int, removed: int) -> str:
-    """Return the changes to a workspace's files for people."""
-    return f"{units.format_count(created, 'file')} added, {replaced:,} replaced, {removed:,} removed"
-
-
 def cached_name(dataset: DatasetName, commit: CommitId, folder: Path) -> str:
     """Return the name of a cached commit for people: `pets@f54d8ee9f991`, with a + for a part of it."""
     return f"{dataset}@{str(commit)[:12]}{'+' if '+' in folder.name else ''}"
@@ -209,6 +208,19 @@ CACHED_KEYS = {
     "cached_files": "how many files came from caches on this machine",
     "cached_bytes": "their size",
 }
+WRITTEN_KEYS = {
+    "created": "how many paths are new here",
+    "replaced": "how many have other content now",
+    "removed": "how many were removed",
+    **CACHED_KEYS,
+}
+
+
+def written(done: Pulled | Restored | RolledBack | Switched) -> str:
+    """Return the changes to a workspace's files for people."""
+    counts = f"{done.replaced:,} replaced, {done.removed:,} removed"
+    came = from_caches(done.cached_files, done.cached_bytes)
+    return f"{units.format_count(done.created, 'file')} added, {counts}{came}"
 
 
 def from_caches(files: int, size: int) -> str:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 
-MODES = ("auto", "bar", "lines", "json", "none")
 LINE_SECONDS = 10.0
 JSON_SECONDS = 1.0
 BAR_SECONDS = 0.2

@@ -20,7 +20,7 @@ from typer.core import TyperArgument, TyperOption
 
 from dsv.cli.app import load, root
 from dsv.cli.call import Call, Session
-from dsv.cli.catalogue import COMMANDS, HIDDEN
+from dsv.cli.catalogue import COMMANDS, HIDDEN, MODES
 from dsv.cli.declare import command as declare_command
 from dsv.cli.output import Output
 from dsv.cli.process_env import Surroundings
@@ -174,7 +174,7 @@ _FINDERS: dict[str, Callable[[Names, str], list[Row]]] = {
     "PATTERN": lambda names, word: names.paths("", "", word),
     "URL|NAME": lambda names, _: names.stores(),
     "DIR|NAME": lambda names, _: names.caches(),
-    "MODE": lambda *_: [(mode, "") for mode in ("auto", "bar", "lines", "json", "none")],
+    "MODE": lambda *_: [(mode, "") for mode in MODES],
 }
 """The values by the metavar of their option or argument, without brackets and dots."""
 _BY_SHELL = {"PATH": FILES, "FILE": FILES, "DIR": FOLDERS, "URL|NAME": FOLDERS, "DIR|NAME": FOLDERS}

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from textwrap import wrap
 from typing import Annotated, Literal
 
@@ -69,17 +70,7 @@ ASK_SECONDS = 15.0
 SIDE = 16
 """Pixels of a picture's side."""
 PER_CLASS = 40
-KNOWN_IMAGES = [
-    "python",
-    "debian",
-    "ubuntu",
-    "alpine",
-    "busybox",
-    "fedora",
-    "rockylinux",
-    "almalinux",
-    "opensuse",
-]
+KNOWN_IMAGES = "python debian ubuntu alpine busybox fedora rockylinux almalinux opensuse"
 """Images that have a shell: another one that happens to lie here might not."""
 
 JOB = """\
@@ -239,7 +230,7 @@ def local_image(program: str, environ: Mapping[str, str]) -> str | None:
     """Return the name of an image on this machine, the best known first."""
     listed, refused = _ask([program, "images", "--format", "{{.Repository}}:{{.Tag}}"], environ)
     names = [] if refused else listed.split()
-    for known in KNOWN_IMAGES:
+    for known in KNOWN_IMAGES.split():
         for name in names:
             repository, _, tag = name.rpartition(":")
             if repository.rpartition("/")[2] == known and tag != "<none>":
@@ -270,13 +261,11 @@ def make_pictures(folder: Path) -> None:
 
 def draw(path: Path, shape: Shape, seed: int) -> None:
     """Draw a shape a little off the middle, over noise, as plain PGM."""
-    state = seed * 7919 + len(path.parent.name)
+    noise = Random(f"{path.parent.name} {seed}")
     centre = SIDE // 2 + seed % 3 - 1
-    rows = []
-    for y in range(SIDE):
-        row = []
-        for x in range(SIDE):
-            state = (state * 1103515245 + 12345) % (1 << 31)
-            row.append(15 if shape(x - centre, y - centre) else (state >> 16) % 5)
-        rows.append(" ".join(map(str, row)))
+
+    def pixel(x: int, y: int) -> str:
+        return "15" if shape(x - centre, y - centre) else str(noise.randrange(5))
+
+    rows = [" ".join(pixel(x, y) for x in range(SIDE)) for y in range(SIDE)]
     path.write_text(f"P2\n{SIDE} {SIDE}\n15\n" + "\n".join(rows) + "\n")

@@ -28,7 +28,7 @@ from dsv.cli.options.merging import (
     tell_settled,
     warn_without_effect,
 )
-from dsv.cli.output import from_caches, path_counts, to_item
+from dsv.cli.output import to_item, written
 from dsv.errors import DsvError, UsageError
 from dsv.merge.apply import MergeCounts
 from dsv.merge.paths import Choices, MergeConflict
@@ -313,5 +313,4 @@ def _tell_workspace(call: Call, here: Pulled | DsvError | None) -> None:
         call.warn("the commit is published, but this workspace was not updated; dsv pull updates it")
         call.complain(of_error(here))
     elif here is not None:
-        counts = path_counts(here.created, here.replaced, here.removed)
-        call.say(f"updated this workspace: {counts}{from_caches(here.cached_files, here.cached_bytes)}")
+        call.say(f"updated this workspace: {written(here)}")

@@ -20,7 +20,7 @@ from dsv.cli.options.merging import (
     tell_settled,
     warn_without_effect,
 )
-from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
+from dsv.cli.output import WRITTEN_KEYS, written
 from dsv.merge.paths import MergeConflict
 
 
@@ -37,10 +37,7 @@ from dsv.merge.paths import MergeConflict
         "branch": "the branch that the workspace follows",
         "before": "the base before",
         "commit": "the base now",
-        "created": "how many paths are new here",
-        "replaced": "how many have other content now",
-        "removed": "how many were removed",
-        **CACHED_KEYS,
+        **WRITTEN_KEYS,
         "any_change": "false if the workspace was up to date",
         "merged.path": "a file that was put together from what is here and what the branch has",
         **{f"merged.{key}": meaning for key, meaning in SETTLED_KEYS.items()},
@@ -92,7 +89,5 @@ def _tell(call: Call, done: Pulled) -> None:
     elif not done.any_change:
         call.line(f"{where} is already at {str(done.commit)[:12]}")
     else:
-        counts = path_counts(done.created, done.replaced, done.removed)
-        counts += from_caches(done.cached_files, done.cached_bytes)
-        call.line(f"pulled {where} ({str(done.commit)[:12]}): {counts}")
+        call.line(f"pulled {where} ({str(done.commit)[:12]}): {written(done)}")
         tell_settled(call, done.merged)

@@ -8,7 +8,7 @@ from dsv.api.restore import restore as put_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Offline, Paths, workspace_paths
-from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
+from dsv.cli.output import WRITTEN_KEYS, written
 from dsv.values.names import Target
 
 
@@ -26,10 +26,7 @@ from dsv.values.names import Target
     ],
     result={
         "commit": "the commit that the files come from",
-        "created": "how many paths were missing",
-        "replaced": "how many had other content",
-        "removed": "how many were removed, as the commit does not have them",
-        **CACHED_KEYS,
+        **WRITTEN_KEYS,
     },
 )
 def restore(
@@ -52,13 +49,8 @@ def restore(
     if call.json:
         call.result(done)
         return
-    counts = path_counts(done.created, done.replaced, done.removed)
-    counts += from_caches(done.cached_files, done.cached_bytes)
     commit = str(done.commit)[:12]
-    rev = (
-        ""
-        if target is None or target.rev is None or str(done.commit).startswith(target.rev.text)
-        else target.rev
-    )
-    what = f"{done.dataset}@{rev} ({commit})" if rev else f"{done.dataset}@{commit}"
-    call.line(f"restored {what}: {counts}")
+    rev = None if target is None else target.rev
+    is_named = rev is not None and not str(done.commit).startswith(rev.text)
+    what = f"{done.dataset}@{rev} ({commit})" if is_named else f"{done.dataset}@{commit}"
+    call.line(f"restored {what}: {written(done)}")

@@ -10,7 +10,7 @@ from dsv.api.rollback import rollback as take_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.options.arguments import Author, DryRun, Force, Message, override
-from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
+from dsv.cli.output import WRITTEN_KEYS, written
 from dsv.values.names import Target
 
 
@@ -27,10 +27,7 @@ from dsv.values.names import Target
         "commit": "the branch's head now, and the workspace's base; null with --dry-run",
         "before": "the branch's head before",
         "source": "the commit whose files the branch has now",
-        "created": "how many paths are new here",
-        "replaced": "how many have other content now",
-        "removed": "how many were removed",
-        **CACHED_KEYS,
+        **WRITTEN_KEYS,
         "any_change": "false if the branch had these files already",
     },
 )
@@ -60,5 +57,4 @@ def rollback(
         call.say(f"{where} already has the files of {source}")
         return
     verb = "would roll back" if done.commit is None else "rolled back"
-    counts = path_counts(done.created, done.replaced, done.removed)
-    call.say(f"{verb} {where} to {source}: {counts}{from_caches(done.cached_files, done.cached_bytes)}")
+    call.say(f"{verb} {where} to {source}: {written(done)}")

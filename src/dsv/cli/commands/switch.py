@@ -12,7 +12,7 @@ from dsv.api.switch import switch as follow
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Author
-from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
+from dsv.cli.output import WRITTEN_KEYS, written
 from dsv.errors import UsageError
 from dsv.values.names import BranchName
 
@@ -31,10 +31,7 @@ from dsv.values.names import BranchName
         "before_branch": "the branch that it followed before",
         "before": "the base before",
         "made": "whether this has made the branch",
-        "created": "how many paths are new here",
-        "replaced": "how many have other content now",
-        "removed": "how many were removed",
-        **CACHED_KEYS,
+        **WRITTEN_KEYS,
         "any_change": "false if the workspace was there already",
     },
 )
@@ -64,8 +61,7 @@ def switch(
     else:
         call.line(f"switched to {where}")
         if not done.made:
-            came = from_caches(done.cached_files, done.cached_bytes)
-            call.say(path_counts(done.created, done.replaced, done.removed) + came)
+            call.say(written(done))
 
 
 def _branch(context: Context, name: str) -> BranchName:

@@ -34,7 +34,6 @@ def test_the_last_line_that_matches_decides(lines: list[str], paths: list[str]) 
             assert (path in patterns) == plainly(lines, path)
         if plainly(lines, path):
             assert path in patterns
-            assert all(patterns.leads_to(folder) for folder in (b"", *folders_above(path)))
 
 
 @given(LINES, st.lists(PATHS, min_size=1, max_size=12, unique=True), st.integers(0, 11), st.integers(0, 11))

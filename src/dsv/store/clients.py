@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -18,7 +19,6 @@ from dsv.store.options import read_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeAlias
 
     from obstore.store import ClientConfig
     from obstore.store import ObjectStore as Client
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from dsv.store.credentials import ChainProvider
     from dsv.store.options import StoreOptions
 
-    _Factory: TypeAlias = Callable[[ClientConfig], Client]
 
 _NO_RETRIES: Final[Any] = {"max_retries": 0}
 
@@ -58,15 +57,7 @@ def open_s3(url: str, options: StoreOptions) -> ObjectStore:
             config["session_token"] = options.session_token
     provider = access.provider
 
-    def client(client_options: ClientConfig) -> S3Store:
-        return S3Store(
-            bucket,
-            config=config,  # type: ignore[arg-type]
-            client_options=client_options,
-            retry_config=_NO_RETRIES,
-            credential_provider=provider,
-        )
-
+    client = partial(S3Store, bucket, config=config, credential_provider=provider)  # type: ignore[arg-type]
     return _store(url, endpoint, prefix, client, options, provider)
 
 
@@ -80,14 +71,7 @@ def open_gcs(url: str, options: StoreOptions) -> ObjectStore:
     if options.google_token:
         config["bearer_token"] = options.google_token
 
-    def client(client_options: ClientConfig) -> GCSStore:
-        return GCSStore(
-            bucket,
-            config=config,  # type: ignore[arg-type]
-            client_options=client_options,
-            retry_config=_NO_RETRIES,
-        )
-
+    client = partial(GCSStore, bucket, config=config)  # type: ignore[arg-type]
     return _store(url, endpoint, prefix, client, options)
 
 
@@ -107,31 +91,24 @@ def open_azure(url: str, options: StoreOptions) -> ObjectStore:
     if endpoint:
         config["endpoint"] = endpoint.rstrip("/")
 
-    def client(client_options: ClientConfig) -> AzureStore:
-        return AzureStore(
-            container,
-            config=config,  # type: ignore[arg-type]
-            client_options=client_options,
-            retry_config=_NO_RETRIES,
-        )
-
-    return _store(
-        url, endpoint or f"https://{options.account}.blob.core.windows.net", prefix, client, options
-    )
+    client = partial(AzureStore, container, config=config)  # type: ignore[arg-type]
+    endpoint = endpoint or f"https://{options.account}.blob.core.windows.net"
+    return _store(url, endpoint, prefix, client, options)
 
 
 def _store(
     url: str,
     endpoint: str,
     prefix: str,
-    client: _Factory,
+    client: Callable[..., Client],
     options: StoreOptions,
     provider: ChainProvider | None = None,
 ) -> ObjectStore:
     common = _client_options(url, endpoint, options)
     try:
-        quick = client({**common, "read_timeout": f"{options.read_timeout * 1000:.0f}ms"})
-        patient = client(common)
+        brief: ClientConfig = {**common, "read_timeout": f"{options.read_timeout * 1000:.0f}ms"}
+        quick = client(client_options=brief, retry_config=_NO_RETRIES)
+        patient = client(client_options=common, retry_config=_NO_RETRIES)
     except (BaseError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise Denied(f"{url} cannot be opened: {reason}", subject=url, hint=login_hint(url)) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -48,20 +47,31 @@ def open_names(names: str, options: StoreOptions, *, create: bool = False) -> St
         return Unavailable(names, Unreachable(error.message, subject=names, hint=hint))
 
 
+SCHEMES: Final = ("file", "memory", "s3", "gs", "az")
+
+
 def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:
     """Return the store itself, without retries: for tests, and for wrappers that belong below them."""
     scheme = "file" if url.startswith("/") else url.partition("://")[0]
-    factory = SCHEMES.get(scheme) if scheme != url else None
-    if factory is None:
+    if scheme == url or scheme not in SCHEMES:
         raise UsageError(
             f"{url} is no store",
             subject=url,
             hint="name an absolute folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
         )
-    return factory(url, options, create)
+    if scheme == "file":
+        return _open_directory(url, create)
+    if scheme == "memory":
+        from dsv.store.memory import MemoryStore
+
+        return MemoryStore.named(url.removeprefix("memory://"))
+    from dsv.store import clients  # the library is imported when the first object store is opened
+
+    open_one = {"s3": clients.open_s3, "gs": clients.open_gcs, "az": clients.open_azure}[scheme]
+    return open_one(url, options)
 
 
-def _open_directory(url: str, options: StoreOptions, create: bool) -> Store:
+def _open_directory(url: str, create: bool) -> Store:
     if url.startswith("/"):
         return DirectoryStore(Path(url), create=create)
     from urllib.parse import unquote, urlsplit
@@ -70,37 +80,3 @@ def _open_directory(url: str, options: StoreOptions, create: bool) -> Store:
     if split.netloc not in ("", "localhost") or not split.path.startswith("/"):
         raise UsageError(f"{url} is no folder of this machine", subject=url, hint="file:///absolute/path")
     return DirectoryStore(Path(unquote(split.path)), create=create)
-
-
-def _open_memory(url: str, options: StoreOptions, create: bool) -> Store:
-    from dsv.store.memory import MemoryStore
-
-    return MemoryStore.named(url.removeprefix("memory://"))
-
-
-# The client library is imported when the first object store is opened.
-def _open_s3(url: str, options: StoreOptions, create: bool) -> Store:
-    from dsv.store.clients import open_s3
-
-    return open_s3(url, options)
-
-
-def _open_gcs(url: str, options: StoreOptions, create: bool) -> Store:
-    from dsv.store.clients import open_gcs
-
-    return open_gcs(url, options)
-
-
-def _open_azure(url: str, options: StoreOptions, create: bool) -> Store:
-    from dsv.store.clients import open_azure
-
-    return open_azure(url, options)
-
-
-SCHEMES: Final[Mapping[str, Callable[[str, StoreOptions, bool], Store]]] = {
-    "file": _open_directory,
-    "memory": _open_memory,
-    "s3": _open_s3,
-    "gs": _open_gcs,
-    "az": _open_azure,
-}

@@ -63,7 +63,7 @@ class Sender:
     A failure is raised by the next call of `send` or `wait`, and by every one after that: nothing more is sent.
     """
 
-    def __init__(self, session: Session, on_stored: OnStored, memory: Memory) -> None:
+    def __init__(self, session: Session, on_stored: OnStored | None, memory: Memory) -> None:
         self._session = session
         self._on_stored = on_stored
         self._memory = memory
@@ -107,7 +107,8 @@ class Sender:
         size = len(pack.data)
         try:
             self._session.put_pack(pack.id, pack.data)
-            self._on_stored(pack.id, size, pack.rows)
+            if self._on_stored is not None:
+                self._on_stored(pack.id, size, pack.rows)
             self._memory.give(pack.data)
         finally:
             with self._room:

@@ -38,19 +38,6 @@ class Journal(Protocol):
         ...
 
 
-class NoJournal:
-    """For uploads that cannot be resumed."""
-
-    def pack_uploaded(self, pack_id: PackId, size: int, rows: list[Row]) -> None:
-        pass
-
-    def recipe(self, recipe_id: RecipeId, encoded: bytes) -> None:
-        pass
-
-    def clear(self) -> None:
-        pass
-
-
 class Stored(NamedTuple):
     """A file's content, as the store holds it. `location` is that of its chunk, or of its recipe; None if empty."""
 
@@ -101,12 +88,12 @@ class Uploader:
 
     def __init__(self, session: Session, journal: Journal | None = None) -> None:
         self._session = session
-        self._journal = journal or NoJournal()
+        self._journal = journal
         self._catalog = Catalog(session)
         self._compressor = Compressor()
         self._cutter = FileCutter()
         memory = Memory()
-        self._sender = Sender(session, self._journal.pack_uploaded, memory)
+        self._sender = Sender(session, None if journal is None else journal.pack_uploaded, memory)
         self._data = PackStream(self._send_data, memory)
         self._metadata = PackStream(self._send_metadata)
         self._recipes: dict[RecipeId, bytes] = {}
@@ -284,7 +271,8 @@ class Uploader:
         self._metadata.flush()
         self._sender.wait()
         self._index_bytes += self._catalog.write_index()
-        self._journal.clear()
+        if self._journal is not None:
+            self._journal.clear()
 
     def _chunk(self, chunk_id: ChunkId, data: Bytes) -> Location:
         found = self._catalog.find(ObjectKind.CHUNK, chunk_id)
@@ -309,7 +297,8 @@ class Uploader:
         top: tuple[RecipeId, Location] | None = None
         for recipe_id, recipe in build_recipe(ids, lengths):
             encoded = recipe.encode()
-            self._journal.recipe(recipe_id, encoded)
+            if self._journal is not None:
+                self._journal.recipe(recipe_id, encoded)
             if recipe.level == 0:
                 rows = [next(below) for _ in range(len(recipe))]
             else:

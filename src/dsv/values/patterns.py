@@ -454,10 +454,6 @@ class SparsePatterns:
         not."""
         return True if self.lines is None else self._folder(folder)[1]
 
-    def leads_to(self, folder: bytes) -> bool:
-        """Return whether something below the folder may belong to it."""
-        return self.lines is None or self._folder(folder)[1] is not False
-
     def _folder(self, folder: bytes) -> tuple[int, bool | None]:
         """Return the last rule that matches the folder or one above (-1: none), and the verdict on all below if it is
         one."""

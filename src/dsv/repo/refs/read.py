@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from heapq import nlargest
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dsv.errors import Conflict, Denied, IntegrityError, NotFound, OutcomeUnknown, Unreachable
 from dsv.format import keys
-from dsv.format.records import DatasetErased, erased_id
+from dsv.format.records import BranchRule, DatasetErased, FormatEntry, RefEntry, TagValue, erased_id
 from dsv.repo.errors import ONE_WINS_AGAIN, read_record
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
     from dsv.store.base import Store
-    from dsv.values.ids import Nonce, StoreId
+    from dsv.values.ids import StoreId
     from dsv.values.names import DatasetName
 
 
@@ -133,13 +133,8 @@ def _part(prefix: str, key: str) -> str:
     return key[len(prefix) :].split("/", 1)[0]
 
 
-class Signed(Protocol):
-    """A record that tells its writer from every other."""
-
-    @property
-    def nonce(self) -> Nonce: ...
-    @property
-    def author(self) -> str: ...
+Signed = BranchRule | FormatEntry | RefEntry | TagValue
+"""A record whose nonce tells its writer from every other."""
 
 
 def check_kept(read: Callable[[], Signed | None], url: str, key: str, what: str, entry: Signed) -> None:

@@ -114,30 +114,22 @@ _VERSION = 1
 
 
 class Filled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """One incarnation of a cached commit. A newer version adds fields, and means the same by these.
-
-    fill: random hex, new for each fill; the same for all that share the fill.
-    store, commit: hex. selection: the selected paths; empty for a whole commit.
-    files, bytes, entries: of the commit or selection.
-    own_files, own_bytes: inodes and disk blocks (in bytes) that this fill added, so without what it linked.
-    linked: places (`<dataset component>/<name>`) that files were taken from.
-    host, user: who made it visible. time: seconds since 1970, the file server's clock.
-    """
+    """One incarnation of a cached commit. A newer version adds fields, and means the same by these."""
 
     version: int = _VERSION
-    fill: str
-    store: str
+    fill: str  # random hex, new for each fill; the same for all that share the fill
+    store: str  # hex, as `commit`
     commit: str
-    files: int
+    files: int  # of the commit or selection, as the next two
     bytes: int
     entries: int
-    own_files: int = 0
-    own_bytes: int = 0
-    selection: tuple[str, ...] = ()
-    linked: tuple[str, ...] = ()
-    host: str = ""
+    own_files: int = 0  # inodes that this fill added, so without what it linked
+    own_bytes: int = 0  # disk blocks that it added, in bytes
+    selection: tuple[str, ...] = ()  # the selected paths; empty for a whole commit
+    linked: tuple[str, ...] = ()  # places (`<dataset component>/<name>`) that files were taken from
+    host: str = ""  # of who made it visible, as `user`
     user: str = ""
-    time: float = 0.0
+    time: float = 0.0  # seconds since 1970, the file server's clock
 
 
 _FILLED = msgspec.json.Decoder(Filled)

@@ -32,19 +32,19 @@ _SHOWN = 5  # names of foreign files that are kept for the report
 
 
 class Removed(msgspec.Struct):
-    """What went. room: blocks and inodes that are free now. foreign: files that no fill put there."""
+    """What went."""
 
     files: int = 0
-    room: Extent = msgspec.field(default_factory=Extent)
-    foreign: int = 0
-    foreign_paths: list[str] = msgspec.field(default_factory=list)
+    room: Extent = msgspec.field(default_factory=Extent)  # that is free now
+    foreign: int = 0  # files that no fill put there
+    foreign_paths: list[str] = msgspec.field(default_factory=list)  # some of these
 
 
 class _Where(msgspec.Struct, frozen=True):
-    """A folder below the one to remove: the descriptor of that one's parent, its path to show, its depth."""
+    """A folder below the one to remove."""
 
-    top: int
-    shown: str = ""
+    top: int  # descriptor of the parent of the one to remove
+    shown: str = ""  # its path to show
     depth: int = 0
 
     def below(self, last: str) -> _Where:

@@ -32,16 +32,12 @@ from dsv.fs.process import Fate, Process, host_name, user_name
 
 
 class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """One holder of claims. Two are the same only if their `id` is.
-
-    kernel, pid, start: see `fs.process.Process`.
-    host, user: for people to read, never compared.
-    """
+    """One holder of claims. Two are the same only if their `id` is."""
 
     id: str
-    host: str = ""
+    host: str = ""  # for people to read, never compared, as `user`
     user: str = ""
-    kernel: str = ""
+    kernel: str = ""  # see `fs.process.Process`, as the next two
     pid: int = 0
     start: int = 0
 

@@ -47,18 +47,18 @@ _T = TypeVar("_T")
 
 
 class Stuck(msgspec.Struct, frozen=True):
-    """What is in the trash and could not be deleted. place: what it was a part of; None if that isn't known."""
+    """What is in the trash and could not be deleted."""
 
     path: Path
-    place: Place | None
+    place: Place | None  # that it was a part of, if that is known
     room: Extent
     error: OSError
 
 
 class Swept(msgspec.Struct):
-    """freed: room that is free now. stuck: what could not be deleted from the trash."""
+    """The result of clearing up."""
 
-    freed: Extent = msgspec.field(default_factory=Extent)
+    freed: Extent = msgspec.field(default_factory=Extent)  # room that is free now
     stuck: list[Stuck] = msgspec.field(default_factory=list)
 
 

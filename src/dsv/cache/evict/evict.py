@@ -32,38 +32,35 @@ from dsv.values.units import format_bytes
 
 
 class Evicted(msgspec.Struct, frozen=True):
-    """One commit that was evicted, or would be. freed: room that is free now. foreign: files in it that no fill put
-    there."""
+    """One commit that was evicted, or would be."""
 
     candidate: Candidate
     reason: str
-    freed: Extent
-    foreign: int = 0
-    foreign_paths: tuple[str, ...] = ()
+    freed: Extent  # room that is free now
+    foreign: int = 0  # files in it that no fill put there
+    foreign_paths: tuple[str, ...] = ()  # some of these
 
 
 class HalfRemoved(msgspec.Struct, frozen=True):
-    """A commit that is out of sight, but was only deleted in part. freed: what was deleted."""
+    """A commit that is out of sight, but was only deleted in part."""
 
-    freed: Extent
+    freed: Extent  # what was deleted
     error: DsvError
 
 
 class EvictionResult(msgspec.Struct):
-    """evicted, in order; kept, with reasons; exceeded: limits that still do not hold; failures, by place: of those
-    in `half_removed` the rest is in the trash, the others stay.
+    """What an eviction did."""
 
-    stuck: what lies in the trash since an earlier eviction, and still can't be deleted.
-    leftovers: room freed besides: of killed evictors, of fills that nobody continues, and of `half_removed`.
-    """
-
-    evicted: list[Evicted] = msgspec.field(default_factory=list)
-    kept: list[Due] = msgspec.field(default_factory=list)
-    exceeded: list[str] = msgspec.field(default_factory=list)
+    evicted: list[Evicted] = msgspec.field(default_factory=list)  # in order
+    kept: list[Due] = msgspec.field(default_factory=list)  # with reasons
+    exceeded: list[str] = msgspec.field(default_factory=list)  # limits that still do not hold
     failures: dict[Place, DsvError] = msgspec.field(default_factory=dict)
     half_removed: set[Place] = msgspec.field(default_factory=set)
+    """Those of the failures of which the rest is in the trash; the others stay."""
     leftovers: Extent = msgspec.field(default_factory=Extent)
+    """Room freed besides: of killed evictors, of fills that nobody continues, and of `half_removed`."""
     stuck: list[Stuck] = msgspec.field(default_factory=list)
+    """What lies in the trash since an earlier eviction, and still can't be deleted."""
 
     @property
     def freed(self) -> Extent:
@@ -355,10 +352,10 @@ _REST = 100  # all commits are looked at again once this takes at most so small 
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """What was cached when there was room for the fill. until: when it is too old, by the clock."""
+    """What was cached when there was room for the fill."""
 
     stock: Stock
-    until: float
+    until: float  # when it is too old, by the clock
 
 
 class RoomMaker:

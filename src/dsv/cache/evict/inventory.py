@@ -35,16 +35,13 @@ _LONGEST = 256 << 20  # bytes
 
 
 class PlaceFacts(msgspec.Struct, frozen=True, array_like=True):
-    """All that one place's claims folder says. changed: its mtime before it was read, in ns; 0 if it was missing.
+    """All that one place's claims folder says."""
 
-    used: the last recorded use, 0 for none. room: what the commit stands for on disk.
-    """
-
-    changed: int
+    changed: int  # its mtime before it was read, in ns; 0 if it was missing
     claims: Claims
     record: Filled | None
-    used: float
-    room: Extent
+    used: float  # the last recorded use, 0 for none
+    room: Extent  # what the commit stands for on disk
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -138,20 +135,15 @@ THREADS = 16  # reads in flight: over NFS each is a round trip
 
 
 class Item(msgspec.Struct, frozen=True):
-    """What is known of one place. Times by the file server's clock.
-
-    visible: it can be seen; if not, only claims or a fill under way are there. record: None if none was
-    written (its filler died right then) or none can be read. room: what it stands for on disk. closed: it lies in
-    a folder that this user may not read, so it is known by its record alone, and stays.
-    """
+    """What is known of one place. Times by the file server's clock."""
 
     place: Place
-    visible: bool
-    record: Filled | None
+    visible: bool  # if not, only claims or a fill under way are there
+    record: Filled | None  # None if its filler died before it wrote one, or it can't be read
     claims: Claims
     last_use: float
-    room: Extent
-    closed: bool = False
+    room: Extent  # what it stands for on disk
+    closed: bool = False  # in a folder that this user may not read: known by its record alone
 
     @property
     def dataset(self) -> DatasetName:
@@ -164,11 +156,11 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """now: when it was begun. foreign: names at the top and among the commits that are not dsv's."""
+    """What is cached."""
 
-    now: float
+    now: float  # when it was begun
     items: tuple[Item, ...]
-    foreign: tuple[str, ...]
+    foreign: tuple[str, ...]  # names at the top and among the commits that are not dsv's
 
     @property
     def visible(self) -> list[Item]:
@@ -228,15 +220,12 @@ def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
 
 
 class Visible(msgspec.Struct, frozen=True):
-    """What can be seen. closed: datasets whose folders this user may not read. foreign: as of `Inventory`.
-
-    links: the datasets' folders and the names in them that are links of tags.
-    """
+    """What can be seen."""
 
     places: set[Place]
-    closed: set[str]
-    foreign: list[str]
-    links: list[tuple[str, str]]
+    closed: set[str]  # datasets whose folders this user may not read
+    foreign: list[str]  # as of `Inventory`
+    links: list[tuple[str, str]]  # the datasets' folders and the names in them that are links of tags
 
 
 def find_visible(root: CacheRoot) -> Visible:

@@ -21,32 +21,25 @@ _OWN_FILES = 64  # inodes that a fill needs beside its commit's files and folder
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """One cached commit (or selection) as the policy sees it.
-
-    dataset: its name. bytes, files: of its content. room: what it stands for on disk, without what it shares with
-    older ones. last_use: seconds since 1970, by the file server's clock. claim: what keeps it, or None.
-    """
+    """One cached commit (or selection) as the policy sees it."""
 
     place: Place
-    dataset: str
-    bytes: int
+    dataset: str  # its name
+    bytes: int  # of its content, as `files`
     files: int
-    room: Extent
-    last_use: float
-    claim: str | None = None
+    room: Extent  # on disk, without what it shares with older ones
+    last_use: float  # seconds since 1970, by the file server's clock
+    claim: str | None = None  # what keeps it
 
 
 class Disk(msgspec.Struct, frozen=True):
-    """The file system: free and total bytes, what fills under way have written, and what is reserved for the rest.
+    """The file system."""
 
-    free_files: how many files can be made before inodes run out; None if there is no limit, or none is known.
-    """
-
-    free: int
-    total: int
-    filling: Extent = _NOTHING
-    reserved: Extent = _NOTHING
-    free_files: int | None = None
+    free: int  # bytes
+    total: int  # bytes
+    filling: Extent = _NOTHING  # what fills under way have written
+    reserved: Extent = _NOTHING  # what is reserved for the rest of them
+    free_files: int | None = None  # inodes; None if there is no limit, or none is known
 
     def freed(self, room: Extent) -> Disk:
         files = None if self.free_files is None else self.free_files + room.files
@@ -56,18 +49,16 @@ class Disk(msgspec.Struct, frozen=True):
 class EvictionRequest(msgspec.Struct, frozen=True):
     """What an eviction is for.
 
-    only: these and nothing else, by name. everything: all that may go. need: room that must be left afterwards, for
-    `place`, a commit of `dataset`; then neither age nor another dataset's own max_size is a reason to evict. folders:
-    inodes that it needs beside those of its files, which no limit of the owner's counts. keep: what must stay for it.
+    If room is needed, neither age nor another dataset's own max_size is a reason to evict.
     """
 
-    only: frozenset[Place] | None = None
-    everything: bool = False
-    need: Extent | None = None
-    dataset: str | None = None
+    only: frozenset[Place] | None = None  # these and nothing else
+    everything: bool = False  # all that may go
+    need: Extent | None = None  # room that must be left afterwards, for `place`
+    dataset: str | None = None  # of `place`
     place: Place | None = None
-    keep: frozenset[Place] = frozenset()
-    folders: int = 0
+    keep: frozenset[Place] = frozenset()  # what must stay for it
+    folders: int = 0  # further inodes that it needs, which no limit of the owner's counts
 
 
 _ORDINARY = EvictionRequest()

@@ -30,13 +30,13 @@ _NOT_A_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class Wrong(msgspec.Struct, frozen=True):
-    """A path that is not what was committed. links: names of that file elsewhere, which are wrong just as well."""
+    """A path that is not what was committed."""
 
     entry: Entry
     where: Location | None
     problem: str
     identity: tuple[int, int] | None = None
-    links: int = 0
+    links: int = 0  # names of that file elsewhere, which are wrong just as well
 
     @property
     def path(self) -> str:
@@ -44,14 +44,10 @@ class Wrong(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct):
-    """The result of checking one place.
+    """The result of checking one place."""
 
-    foreign: paths that were never committed.
-    left: those of them that a repair has left there.
-    """
-
-    foreign: list[bytes] = msgspec.field(default_factory=list)
-    left: list[bytes] = msgspec.field(default_factory=list)
+    foreign: list[bytes] = msgspec.field(default_factory=list)  # paths that were never committed
+    left: list[bytes] = msgspec.field(default_factory=list)  # those that a repair has left there
     expected: set[bytes] = msgspec.field(default_factory=set)
     wrong: list[Wrong] = msgspec.field(default_factory=list)
     repaired: int = 0

@@ -50,19 +50,14 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Rights(msgspec.Struct, frozen=True):
-    """What this process's files and folders get, so that they end up with the rights of the cache's root.
+    """What this process's files and folders get, so that they end up with the rights of the cache's root."""
 
-    file, executable, folder: modes. mend: a umask is in the way, so modes are set by fchmod after the creation.
-    group: to give files and folders to; None if they get the right one anyway, or if it does not matter.
-    sync: each file is synced before it is closed.
-    """
-
-    file: int
-    executable: int
-    folder: int
-    mend: bool
-    group: int | None
-    sync: bool = False
+    file: int  # mode
+    executable: int  # mode
+    folder: int  # mode
+    mend: bool  # a umask is in the way, so modes are set by fchmod after the creation
+    group: int | None  # None if they are born with the right one, or if it does not matter
+    sync: bool = False  # each file is synced before it is closed
 
     @classmethod
     def of(cls, root: CacheRoot, *, sync: bool = False) -> Rights:
@@ -199,7 +194,7 @@ def new_file(folder: int, name: bytes | str, rights: Rights, *, executable: bool
 
 
 def fill_file(descriptor: int, pieces: Iterable[Buffer]) -> int:
-    """Write the pieces to a new file; return its descriptor, or closes it if that fails. Raises `OSError`."""
+    """Write the pieces to a new file; return its descriptor, or close it if that fails. Raises `OSError`."""
     at = 0
     try:
         for piece in pieces:
@@ -469,7 +464,7 @@ class Lost(Unreachable):
 
 
 def lost(directory: FillDirectory, error: OSError) -> DsvError:
-    """Give up the fill whose data could not be synced to disk; returns the error to raise."""
+    """Give up the fill whose data could not be synced to disk; return the error to raise."""
     with contextlib.suppress(OSError):  # the caller, which gets the error, gives it up too
         end_unpublished(directory)
     told: DsvError

@@ -59,61 +59,53 @@ VERSION = 1  # of the plan, and of how those who share it work together
 
 
 class Load(msgspec.Struct, frozen=True):
-    """One segment, less what is not selected.
+    """One segment, less what is not selected."""
 
-    number: of the segment in the tree.
-    entries, bytes: wanted of it. heavy: bytes to fetch or copy; the rest is linked.
-    """
-
-    number: int
-    entries: int
-    bytes: int
-    heavy: int
+    number: int  # of the segment in the tree
+    entries: int  # wanted of it
+    bytes: int  # of these
+    heavy: int  # bytes to fetch or copy; the rest is linked
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """Whole files, in path order: slice `slice` of `slices` of each segment from `first` to `last`, inclusive.
 
-    There is more than one slice only if first == last. entries, bytes: for progress; a slice's are estimates.
+    There is more than one slice only if first == last.
     """
 
     first: int
     last: int
     slice: int
     slices: int
-    entries: int
+    entries: int  # for progress, as `bytes`; a slice's are estimates
     bytes: int
 
 
 class DonorPlan(msgspec.Struct, frozen=True, array_like=True):
-    """A cached commit that files are taken from. way: `link`, `reflink` or `copy`, as tried when planning."""
+    """A cached commit that files are taken from."""
 
     dataset: str
     name: str
-    way: str
+    way: str  # `link`, `reflink` or `copy`, as tried when planning
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What all who share a fill agree on.
-
-    files, bytes, entries: of the whole commit or selection.
-    need_bytes, need_files: room that it needs on disk, in blocks and inodes.
-    has_source_map: whether files are taken from `donors`.
-    """
+    """What all who share a fill agree on."""
 
     version: int
     fill: str
     store: str
     commit: str
     selection: list[str]
-    files: int
+    files: int  # of the whole commit or selection, as the next two
     bytes: int
     entries: int
-    need_bytes: int
-    need_files: int
+    need_bytes: int  # room on disk, in blocks
+    need_files: int  # in inodes
     parts: list[Part]
     donors: list[DonorPlan]
     has_source_map: bool = msgspec.field(name="sheet")
+    """Files are taken from `donors`."""
 
 
 PLAN = msgspec.json.Decoder(Plan)
@@ -209,15 +201,11 @@ def estimated_room(files: int, size: int) -> int:
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A part that this process may work on.
-
-    generation: 1 for the first claimer; higher ones find others' traces. done: one of these had finished it; what is
-    left to do is to make sure that none of the others can still change it.
-    """
+    """A part that this process may work on."""
 
     part: int
-    generation: int
-    done: bool = False
+    generation: int  # 1 for the first claimer; higher ones find others' traces
+    done: bool = False  # an earlier one had finished it; it is left to keep all of them from changing it
 
 
 class ClaimTable:

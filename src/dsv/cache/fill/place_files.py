@@ -135,25 +135,25 @@ class Pool:
 
 
 class Job(msgspec.Struct):
-    """A claimed part on its way.
-
-    check: look at what is there first. open: files asked for and not yet written. passed: all were asked for.
-    again: look it through once more. unplaced: small files whose folder was replaced, with their content.
-    replace: paths of broken files. unlinked: what could not be linked with its run; failed: nor by itself; copied:
-    what took room instead. symlinks: paths and targets, in turn.
-    """
+    """A claimed part on its way."""
 
     claim: Claim
-    check: bool
-    open: int = 0
-    passed: bool = False
-    again: bool = False
+    check: bool  # look at what is there first
+    open: int = 0  # files asked for and not yet written
+    passed: bool = False  # all were asked for
+    again: bool = False  # look it through once more
     unplaced: list[tuple[Entry, bytes]] = msgspec.field(default_factory=list)
+    """Small files whose folder was replaced, with their content."""
     replace: set[bytes] = msgspec.field(default_factory=set)
+    """Paths of broken files."""
     unlinked: list[Item] = msgspec.field(default_factory=list)
+    """What could not be linked with its run."""
     failed: list[Item] = msgspec.field(default_factory=list)
+    """What could not be linked by itself either."""
     copied: list[Item] = msgspec.field(default_factory=list)
+    """What took room instead."""
     symlinks: list[bytes] = msgspec.field(default_factory=list)
+    """Paths and targets, in turn."""
     drafts: int = -1
 
 
@@ -212,7 +212,7 @@ class Placer:
             self._run(job, lambda: create_file(*target, (), self._rights, executable=executable))
 
     def take(self, job: Job, item: Item) -> None:
-        """Link the donor's file, or else adds the item to the job's `copied` or `failed`."""
+        """Link the donor's file, or else add the item to the job's `copied` or `failed`."""
         assert item.donor is not None
         source = self._links.folder_of(item.donor, item.donor_path)
         if source is None:
@@ -257,7 +257,7 @@ class Placer:
         job.unlinked.clear()
 
     def write(self, job: Job, entry: Entry, pieces: Iterable[bytes]) -> None:
-        """Create the file, or replaces the broken one, from verified pieces."""
+        """Create the file, or replace the broken one, from verified pieces."""
         executable = entry.kind is Kind.EXECUTABLE
         broken = entry.path in job.replace
         if self.pool.threads and entry.size <= SINGLE_CHUNK_MAX and not broken:

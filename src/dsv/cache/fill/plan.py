@@ -37,12 +37,9 @@ from dsv.values.paths import PathSet, fold_clashes, show
 
 
 class FillRequest(msgspec.Struct, frozen=True):
-    """One commit, or a selection of it, to be visible in a cache.
+    """One commit, or a selection of it, to be visible in a cache."""
 
-    dataset: the path component (`/` written `%2F`).
-    """
-
-    dataset: str
+    dataset: str  # the path component (`/` written `%2F`)
     commit: CommitId
     store: StoreId
     selection: PathSet = msgspec.field(default_factory=PathSet)
@@ -53,15 +50,12 @@ class FillRequest(msgspec.Struct, frozen=True):
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """A plan with its larger pieces. source_map: a byte per entry; moves: see `Matching.encoded_moves`.
-
-    folders: how many the fill makes, as each needs an inode; 0 if the disk has so many inodes that nobody counted.
-    """
+    """A plan with its larger pieces."""
 
     plan: Plan
-    source_map: bytes
-    moves: Mapping[int, bytes]
-    folders: int = 0
+    source_map: bytes  # a byte per entry
+    moves: Mapping[int, bytes]  # see `Matching.encoded_moves`
+    folders: int = 0  # that the fill makes; 0 if there are so many inodes that nobody counted
 
 
 _NO_ROOM = 254
@@ -224,7 +218,7 @@ def _overlapping(
 
 
 def _count(code: int, size: int, donors: Sequence[DonorPlan], sums: _Sums) -> int:
-    """Add the room of one entry; returns the bytes that have to be written for it."""
+    """Add the room of one entry; return the bytes that have to be written for it."""
     if code == NOTHING:
         sums.need_files += 1
     elif code in OPEN or _copied(code, donors):

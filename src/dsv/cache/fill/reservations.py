@@ -29,18 +29,14 @@ _BEGINS_WITHIN = 900.0
 
 
 class Need(msgspec.Struct, frozen=True):
-    """Room that a fill needs, beyond what it has written.
-
-    bytes: of disk, files counted as whole blocks.
-    files: inodes; folders: further ones, which no limit of the owner's counts.
-    keep: cached commits that must not be evicted for it: itself, and those it takes files from.
-    """
+    """Room that a fill needs, beyond what it has written."""
 
     place: Place
-    bytes: int
-    files: int
+    bytes: int  # of disk, files counted as whole blocks
+    files: int  # inodes
     keep: frozenset[Place] = frozenset()
-    folders: int = 0
+    """Cached commits that must stay: itself, and those it takes files from."""
+    folders: int = 0  # further inodes, which no limit of the owner's counts
 
 
 class NoRoomBeside(NoRoom):

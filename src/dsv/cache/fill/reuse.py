@@ -79,18 +79,16 @@ def newest(found: Iterable[Candidate]) -> list[Candidate]:
 
 
 class Matching(msgspec.Struct):
-    """What each entry of the wanted tree can be taken from.
+    """What each entry of the wanted tree can be taken from."""
 
-    codes: the source map, one byte per entry. starts: the first entry of each segment, and the number of all.
-    sizes: the sizes of the entries of each segment that had to be read; the other segments are linked whole.
-    moves: for each entry with a MOVED code, its path in the donor. samples: some linked paths of each donor.
-    """
-
-    codes: bytearray
-    starts: list[int]
+    codes: bytearray  # the source map, one byte per entry
+    starts: list[int]  # the first entry of each segment, and the number of all
     sizes: dict[int, array[int]] = msgspec.field(default_factory=dict)
+    """Sizes of the entries of each segment that had to be read; the other segments are linked whole."""
     moves: dict[int, bytes] = msgspec.field(default_factory=dict)
+    """For each entry with a MOVED code, its path in the donor."""
     samples: dict[int, list[bytes]] = msgspec.field(default_factory=dict)
+    """Some linked paths of each donor."""
 
     @property
     def complete(self) -> bool:
@@ -117,7 +115,7 @@ class Matching(msgspec.Struct):
     def _same_paths(
         self, donor: int, tree: TreeReader, theirs: TreeReader, selection: PathSet
     ) -> dict[Content, list[int]]:
-        """Link the files that have the same path; returns the entries that are left, by content."""
+        """Link the files that have the same path; return the entries that are left, by content."""
         shared: set[SegmentId] = set()
         if selection.whole:
             shared = {leaf.id for leaf in theirs.leaves()} & {leaf.id for leaf in tree.leaves()}

@@ -97,31 +97,24 @@ class SegmentWindow:
 
 
 class Item(msgspec.Struct):
-    """An entry and its way into the tree.
-
-    where: a hint where its content lies in the store. donor, donor_path: a cached commit that has this very file.
-    older: a donor that has an older version at the same path.
-    """
+    """An entry and its way into the tree."""
 
     entry: Entry
-    where: Location | None
-    donor: int | None = None
-    donor_path: bytes = b""
-    older: int | None = None
+    where: Location | None  # a hint where its content lies in the store
+    donor: int | None = None  # a cached commit that has this very file
+    donor_path: bytes = b""  # where it has it
+    older: int | None = None  # a donor that has an older version at the same path
 
 
 class LinkRun(msgspec.Struct):
-    """Neighbours in one folder that one donor has at the same paths: names, sizes and kinds side by side.
-
-    item: gives the n-th of them as an `Item`, for those that could not be linked after all.
-    """
+    """Neighbours in one folder that one donor has at the same paths: names, sizes and kinds side by side."""
 
     donor: int
     folder: bytes
     names: list[bytes]
     sizes: Sequence[int]
     kinds: bytes
-    item: Callable[[int], Item]
+    item: Callable[[int], Item]  # gives the n-th of them, for those that could not be linked after all
 
 
 class Contents:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from keyword import iskeyword
@@ -150,24 +150,16 @@ def _fail(error: BaseException, arguments: Sequence[str], session: Session) -> i
     failure = _of_typer(error, session) if isinstance(error, typer.TyperException) else of_error(error)
     if failure.exit_code in INTERRUPTED and failure.hint is None and session.command in RESUMED:
         failure = replace(failure, hint="the same command goes on from here")
-    try:
-        if not ((session.flags.json or "--json" in _options(arguments)) and _publish(failure, session.out)):
-            text = failure.text(around.stderr_ink)
-            around.stderr.write(wrapped(text, around.columns()) if around.stderr_is_terminal else text)
-            around.stderr.flush()
-    except (BrokenPipeError, ReaderGone):
-        pass
+    with suppress(BrokenPipeError, ReaderGone):
+        if session.flags.json or "--json" in _options(arguments):
+            with suppress(OSError):  # stdout can't take it, which may be the failure
+                session.out.write(failure.json().encode())
+                session.out.publish()
+                return failure.exit_code
+        text = failure.text(around.stderr_ink)
+        around.stderr.write(wrapped(text, around.columns()) if around.stderr_is_terminal else text)
+        around.stderr.flush()
     return failure.exit_code
-
-
-def _publish(failure: Failure, out: Output) -> bool:
-    """Print the failure as a document. Return False if stdout can't take it, which may be the failure."""
-    try:
-        out.write(failure.json().encode())
-        out.publish()
-    except OSError:
-        return False
-    return True
 
 
 def _options(arguments: Sequence[str]) -> Sequence[str]:

@@ -13,7 +13,7 @@ from dsv.api.cache import cache as materialize
 from dsv.api.cache import check_link, make_link
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, whole
-from dsv.cli.options.arguments import Offline
+from dsv.cli.options.arguments import Offline, one_of
 from dsv.cli.output import local_time, to_item
 from dsv.errors import UsageError
 from dsv.run.staged import Staged
@@ -78,8 +78,7 @@ def cache(
     commit from eviction: --hold or --while does.
     """
     wanted = [Target.parse(text) for text in targets or ()]
-    if hold is not None and while_pid is not None:
-        raise UsageError("--hold and --while exclude each other", hint="dsv cache --help")
+    one_of(hold=hold, **{"while": while_pid})
     if link is not None and len(wanted) != 1:
         raise UsageError("--link takes one target", subject=link, hint="dsv cache TARGET --link LINK")
     if link is not None:

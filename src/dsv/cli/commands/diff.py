@@ -28,10 +28,6 @@ from dsv.values.names import Target
 
 ON_SCREEN = 50
 """Paths listed on a terminal: more are told by the folder, as they would scroll everything else away."""
-FOLDERS = 20
-"""Folders that are told one by one without --dirs; the others share a row."""
-
-
 LARGEST_TEXT = 1 << 20
 """Bytes of a file that is compared line by line."""
 ROWS = 20
@@ -97,9 +93,8 @@ def diff(
     shares at least half of its chunks with one that is gone. Paths are those of the dataset; in a workspace they are
     relative to the working directory.
     """
-    forms = {"name-only": name_only, "name-status": name_status}
-    one_of(stat=stat, text=text, table=table, **forms)
-    one_of(json=call.json, jsonl=jsonl, **forms)
+    one_of(stat=stat, text=text, table=table, name_only=name_only, name_status=name_status)
+    one_of(json=call.json, jsonl=jsonl, name_only=name_only, name_status=name_status)
     shown = _Shown(text=text, table=table, key=tuple(key or ()))
     shown.check()
     targets = [_target(each) for each in (a, b)]
@@ -117,7 +112,11 @@ def diff(
             else:
                 whole_list = everything or not call.around.stdout_is_terminal
                 many = len(found.found.differences) > ON_SCREEN and not whole_list
-                _write(call, found, summed=summed or many, dirs=dirs)
+                if summed or many:
+                    told.write_folders(call, Summary(found.found.differences), dirs)
+                else:
+                    for one in found.found.differences:
+                        call.out.line(told.line(one, call.around.stdout_ink))
                 if many and not summed:
                     call.say("dsv diff --all lists every path")
             _say(call, found)
@@ -158,16 +157,6 @@ def _target(text: str | None) -> Target | None:
         if os.path.lexists(text):
             error.hint = f"paths come behind --: dsv diff -- {shlex.quote(text)}"
         raise
-
-
-def _write(call: Call, found: Comparison, *, summed: bool, dirs: int | None) -> None:
-    ink = call.around.stdout_ink
-    if not summed:
-        for one in found.found.differences:
-            call.out.line(told.line(one, ink))
-        return
-    summary = Summary(found.found.differences)
-    told.write_folders(call, summary.by_folder(dirs, FOLDERS if dirs is None else None), summary.total)
 
 
 def _say(call: Call, found: Comparison) -> None:

@@ -20,9 +20,9 @@ from dsv.cli.options.arguments import (
     Force,
     Message,
     SkipUnsupported,
+    one_of,
     override,
 )
-from dsv.errors import UsageError
 from dsv.values.names import Target
 from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_bytes, format_count
@@ -77,8 +77,7 @@ def import_(
         skip_unsupported=skip_unsupported,
         dry_run=dry_run,
     )
-    if profile is not None and anonymous:
-        raise UsageError("--source-profile and --anonymous exclude each other", hint="give one of them")
+    one_of(source_profile=profile, anonymous=anonymous)
     with call.context(writes=True, author=author, override=override(force, message)) as context:
         options = None
         if profile is not None or endpoint is not None or anonymous:

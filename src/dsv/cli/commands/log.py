@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsv.api.branches import BranchPath
 from dsv.api.context import Context
-from dsv.api.log import LogItem, Query
+from dsv.api.log import LogItem, MoveItem, Query
 from dsv.api.log import log as read_log
+from dsv.api.log import reflog as read_moves
 from dsv.cli.call import Call
 from dsv.cli.declare import PATHS, command, option, text, whole
 from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, commit_target, dataset_paths, one_of
-from dsv.cli.output import printable, to_item
-from dsv.cli.views.history import COMMIT_KEYS, MOVE_KEYS, Graph, commit_line, commit_lines, show_moves
+from dsv.cli.output import local_time, printable, to_item
+from dsv.cli.views.history import COMMIT_KEYS, Graph, commit_line, commit_lines
 from dsv.errors import UsageError
+from dsv.values.ids import CommitId
 from dsv.values.names import Target
 from dsv.values.units import parse_moment
 
@@ -39,8 +42,6 @@ def _filter(fits: Callable[[Commit, Any], bool]) -> Callable[..., Any]:
     return remember
 
 
-FOLDERS = 20
-"""Folders that --stat tells one by one for each commit; the others share a row."""
 Limit = Annotated[int | None, option("-n --limit N", "Show at most N commits.", parser=whole(1))]
 Since = Annotated[
     str | None, option("--since TIME", "Commits from then on: 2026-11-20, or 2w for two weeks ago.")
@@ -71,6 +72,19 @@ Reflog = Annotated[
 Follow = Annotated[str | None, option("--follow PATH", "Where a file's content comes from, through renames.")]
 
 
+_MOVE_KEYS = {
+    "number": "with --reflog: which move of the branch it is, from 0; then there are moves, and no items",
+    "commit": "where the branch went; null if it was deleted, or made without a commit",
+    "before": "where it was; null if nowhere",
+    "deleted": "whether this move deleted it",
+    "author": "who moved it",
+    "time": "when, in UTC",
+    "action": "sync, merge, create, reset, delete, restore, rename, protect, …",
+    "forced": "whether the rule of the protected branch was overridden",
+    "message": "why: of the move, or of the commit that it brought",
+}
+
+
 @command(
     "log",
     words=PATHS,
@@ -97,7 +111,7 @@ Follow = Annotated[str | None, option("--follow PATH", "Where a file's content c
         "items.old_path": "with --follow: the path in the commit before; else null",
         "items.similarity": "with --follow: percent of the content that a renamed file kept; else null",
         "items.present": "with --follow: whether the file has its content since this commit; else null",
-        **{f"moves.{key}": meaning for key, meaning in MOVE_KEYS.items()},
+        **{f"moves.{key}": meaning for key, meaning in _MOVE_KEYS.items()},
     },
 )
 def log(
@@ -124,7 +138,7 @@ def log(
     """
     one_of(json=call.json, jsonl=jsonl, oneline=oneline)
     if reflog is not None:
-        show_moves(call, reflog, limit, jsonl=jsonl)
+        _show_moves(call, reflog, limit, jsonl=jsonl)
         return
     one_of(json=call.json, jsonl=jsonl, graph=graph)
     one_of(follow=follow, graph=graph)
@@ -221,6 +235,41 @@ def _lines(call: Call, item: LogItem, *, oneline: bool) -> list[str]:
         indent = "  " if oneline else "    "
         if not oneline:
             lines.append("")
-        lines += [f"{indent}{line}" for line in told.folder_lines(summary.by_folder(None, FOLDERS))]
+        lines += [f"{indent}{line}" for line in told.folder_lines(summary)]
         lines.append(f"{indent}{told.counts(summary.total)}")
     return lines
+
+
+def _show_moves(call: Call, branch: str, limit: int | None, *, jsonl: bool) -> None:
+    """Show the moves of a branch. Raises `UsageError` for arguments that select or show commits."""
+    if call.words or not call.typed() <= {"reflog", "limit", "jsonl"}:
+        raise UsageError(
+            "--reflog shows the moves of a branch, and takes nothing but -n, --json and --jsonl",
+            subject="--reflog",
+            hint=f"dsv log --reflog {branch}",
+        )
+    path = BranchPath.parse(branch)
+    columns = ["move>", "when~", "from", "to", "action~", "by~", "message~"]
+    with call.context() as context, read_moves(context, path, limit) as moves:
+        if jsonl:
+            call.items((to_item(move, _MOVE_KEYS) for move in moves), lines=True)
+        elif call.json:
+            call.document({"moves": [to_item(move, _MOVE_KEYS) for move in moves]})
+        else:
+            call.table(columns, list(map(_move_row, moves)))
+
+
+def _move_row(move: MoveItem) -> list[str]:
+    return [
+        f"{move.number}",
+        local_time(move.time_ms),
+        _short(move.before),
+        "deleted" if move.deleted else _short(move.commit),
+        f"{move.action} (forced)" if move.forced else move.action,
+        move.author,
+        move.message.partition("\n")[0],
+    ]
+
+
+def _short(commit: CommitId | None) -> str:
+    return "-" if commit is None else str(commit)[:12]

@@ -13,9 +13,6 @@ from dsv.cli.views.history import COMMIT_KEYS, commit_lines, write_lines
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count
 
-FOLDERS = 20
-"""Folders that are told one by one without --dirs; the others share a row."""
-
 
 @command(
     "show",
@@ -58,9 +55,7 @@ def show(
     The change is that against the first parent, summed by folder. TARGET is [DATASET][@REV][:PATH]; without it, the
     base commit of this workspace.
     """
-    one_of(
-        **{"json": call.json, "name-only": name_only, "name-status": name_status, "dirs": dirs is not None}
-    )
+    one_of(json=call.json, name_only=name_only, name_status=name_status, dirs=dirs is not None)
     with call.context(offline=offline) as context, read(context, Target.parse(target)) as shown:
         if name_only or name_status:
             for one in shown.differences:
@@ -89,7 +84,7 @@ def _write_change(call: Call, shown: ShownCommit, dirs: int | None) -> None:
     call.out.line("")
     since = "The first commit" if shown.parent is None else f"Since {shown.dataset}@{str(shown.parent)[:12]}"
     call.out.line(f"{since}: {told.counts(summary.total)}")
-    told.write_folders(call, summary.by_folder(dirs, FOLDERS if dirs is None else None), summary.total)
+    told.write_folders(call, summary, dirs)
     if shown.unsearched:
         call.say(told.unsearched(shown.unsearched))
 

@@ -8,8 +8,17 @@ from dsv.api.sync import Synced, SyncRequest
 from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, text, whole
-from dsv.cli.options.arguments import Author, Force, Paths, Rehash, SkipUnsupported, override, workspace_paths
-from dsv.errors import IntegrityError, UsageError
+from dsv.cli.options.arguments import (
+    Author,
+    Force,
+    Paths,
+    Rehash,
+    SkipUnsupported,
+    one_of,
+    override,
+    workspace_paths,
+)
+from dsv.errors import IntegrityError
 from dsv.values.names import BranchName
 from dsv.values.units import format_bytes, format_count
 
@@ -92,7 +101,8 @@ def sync(
     and the exit code is 4, even if nothing changed here: pull first, or publish with 'dsv sync --new-branch NAME'. If
     interrupted, the next sync resumes.
     """
-    name = _one_of(branch, new_branch)
+    one_of(branch=branch, new_branch=new_branch)
+    name = branch or new_branch
     with call.context(writes=True, author=author, override=override(force, message)) as context:
         chosen = workspace_paths(context.workspace(), paths or ())
         request = SyncRequest(
@@ -130,12 +140,6 @@ def _warn(call: Call, done: Synced) -> None:
         )
     if len(done.lost) > SHOWN:
         call.warn(f"and of {format_count(len(done.lost) - SHOWN, 'other path')}")
-
-
-def _one_of(branch: str | None, new_branch: str | None) -> str | None:
-    if branch is not None and new_branch is not None:
-        raise UsageError("--branch and --new-branch exclude each other", hint="dsv sync --help")
-    return branch if new_branch is None else new_branch
 
 
 def _summary(done: Synced) -> str:

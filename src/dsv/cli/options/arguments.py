@@ -78,7 +78,7 @@ def commit_target(command: str, text: str) -> Target:
 
 def one_of(**given: object) -> None:
     """Raise `UsageError` if more than one of these options was given; the keywords are their names."""
-    named = [f"--{name}" for name, value in given.items() if value]
+    named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     if len(named) > 1:
         raise UsageError(
             f"{' and '.join(named)} exclude each other", subject=named[-1], hint="give one of them"

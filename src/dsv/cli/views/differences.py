@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dsv.cli.call import Call
     from dsv.cli.style import Ink
     from dsv.diff.renames import Difference
-    from dsv.diff.summary import FolderSums, Sums
+    from dsv.diff.summary import FolderSums, Summary, Sums
     from dsv.format.tree import Entry
 
 KIND_WORDS = {
@@ -134,8 +134,13 @@ def sums_item(total: Sums) -> dict[str, object]:
     return {name: values[name] for name in SUM_KEYS}
 
 
-def write_folders(call: Call, rows: Sequence[FolderSums], total: Sums) -> None:
+FOLDERS = 20
+"""Folders with a row of their own, if no depth is named."""
+
+
+def write_folders(call: Call, summary: Summary, depth: int | None) -> None:
     """Print a table with a row for each folder, and one for all of them if there are several."""
+    rows, total = summary.by_folder(depth, FOLDERS if depth is None else None), summary.total
     counted = [name for name in _COUNTED if getattr(total, name)]
     cells = [_row(_folder(row), row.sums, counted) for row in rows]
     if len(rows) > 1:
@@ -143,8 +148,9 @@ def write_folders(call: Call, rows: Sequence[FolderSums], total: Sums) -> None:
     call.table(["folder", *(f"{name}>" for name in counted), "net>"], cells)
 
 
-def folder_lines(rows: Sequence[FolderSums]) -> list[str]:
+def folder_lines(summary: Summary) -> list[str]:
     """Return a line for each folder, for places where no table fits."""
+    rows = summary.by_folder(None, FOLDERS)
     widest = max((width(_folder(row)) for row in rows), default=0)
     return [f"{_folder(row)}{' ' * (widest - width(_folder(row)))}  {counts(row.sums)}" for row in rows]
 

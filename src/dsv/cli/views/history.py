@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dsv.api.branches import BranchPath
-from dsv.api.log import reflog
-from dsv.cli.output import local_time, printable, to_item
+from dsv.cli.output import local_time, printable
 from dsv.cli.style import Style
-from dsv.errors import UsageError
 from dsv.values.units import format_bytes
 
 if TYPE_CHECKING:
-    from dsv.api.log import MoveItem
     from dsv.cli.call import Call
     from dsv.cli.style import Ink
     from dsv.format.commit import Commit
@@ -121,53 +117,3 @@ def _graph_row(left: int, mark: str, right: int, moved: str) -> str:
     """Return a row with lines that continue, a mark between two columns, and lines that move aside."""
     head = " ".join("|" * left)
     return f"{head}{mark}{' '.join(moved * right)}".rstrip() if right else f"{head}{mark}".rstrip()
-
-
-MOVE_KEYS = {
-    "number": "with --reflog: which move of the branch it is, from 0; then there are moves, and no items",
-    "commit": "where the branch went; null if it was deleted, or made without a commit",
-    "before": "where it was; null if nowhere",
-    "deleted": "whether this move deleted it",
-    "author": "who moved it",
-    "time": "when, in UTC",
-    "action": "sync, merge, create, reset, delete, restore, rename, protect, …",
-    "forced": "whether the rule of the protected branch was overridden",
-    "message": "why: of the move, or of the commit that it brought",
-}
-
-
-def show_moves(call: Call, branch: str, limit: int | None, *, jsonl: bool) -> None:
-    """Show the moves of a branch. Raises `UsageError` for arguments that select or show commits."""
-    if call.words or not call.typed() <= {"reflog", "limit", "jsonl"}:
-        raise UsageError(
-            "--reflog shows the moves of a branch, and takes nothing but -n, --json and --jsonl",
-            subject="--reflog",
-            hint=f"dsv log --reflog {branch}",
-        )
-    path = BranchPath.parse(branch)
-    with call.context() as context, reflog(context, path, limit) as moves:
-        if jsonl:
-            call.items((to_item(move, MOVE_KEYS) for move in moves), lines=True)
-        elif call.json:
-            call.document({"moves": [to_item(move, MOVE_KEYS) for move in moves]})
-        else:
-            call.table(_COLUMNS, list(map(_move_row, moves)))
-
-
-_COLUMNS = ["move>", "when~", "from", "to", "action~", "by~", "message~"]
-
-
-def _move_row(move: MoveItem) -> list[str]:
-    return [
-        f"{move.number}",
-        local_time(move.time_ms),
-        _short(move.before),
-        "deleted" if move.deleted else _short(move.commit),
-        f"{move.action} (forced)" if move.forced else move.action,
-        move.author,
-        move.message.partition("\n")[0],
-    ]
-
-
-def _short(commit: CommitId | None) -> str:
-    return "-" if commit is None else str(commit)[:12]

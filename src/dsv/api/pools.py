@@ -48,7 +48,7 @@ def engines_of(environ: Mapping[str, str], settings: Settings) -> Engines:
 
 
 def pools_to_try(settings: Settings, on: str | None) -> tuple[Pool, ...]:
-    """The pools that a run may go to, in order: those that were typed, else those of the setting `pool`.
+    """Return the pools that a run may go to, in order: those that were typed, else those of the setting `pool`.
 
     None means this machine. Raises `UsageError`, `NotFound`.
     """
@@ -67,7 +67,7 @@ def pools_to_try(settings: Settings, on: str | None) -> tuple[Pool, ...]:
 
 
 def load_pool(settings: Settings, name: str, origin: str) -> Pool:
-    """One pool, checked. origin: who asked for it. Raises `UsageError`, `NotFound`."""
+    """Return one pool, checked. origin: who asked for it. Raise `UsageError`, `NotFound`."""
     if name == HERE:
         return Pool(name=HERE, engine=None)
     if name not in settings.names("pools"):
@@ -124,7 +124,7 @@ def _run_settings(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def cache_folder(settings: Settings, pool: Pool) -> Path | None:
-    """The folder of its cache, as far as this machine may see it; None for what only its engine understands.
+    """Return the folder of its cache, as far as this machine may see it; None for what only its engine understands.
 
     Raises `UsageError`, `NotFound` for a name that is not configured.
     """
@@ -189,7 +189,7 @@ def report_pools(
 
 
 def locate(context: Context, cache: Path, targets: Sequence[Target], *, offline: bool = False) -> Wanted:
-    """The data of a job: which commits, and how large. Raises what `Stager.locate` raises."""
+    """Find the data of a job: which commits, and how large. Raise as `Stager.locate`."""
     with Stager(context, CacheRoot(cache), offline=offline) as stager:
         found = []
         for target in targets:
@@ -254,7 +254,7 @@ def _engine(environ: Mapping[str, str], pool: Pool, wanted: Wanted) -> Engine:
 
 
 def _room(folder: Path, wanted: Wanted) -> tuple[RoomItem | None, str | None]:
-    """The room of a cache, and why what is missing of the data has none. A cache that can't be read tells nothing."""
+    """Return the room of a cache, and why the missing data has none. Nothing is known of a cache that can't be read."""
     try:
         report = cached(folder)
     except (DsvError, OSError):
@@ -298,7 +298,7 @@ class Placing:
     offline: bool = False
 
     def choose(self, spec: JobSpec, note: Callable[[str], None]) -> Placed:
-        """Asks all pools, and tells which ones were passed over. Raises `LaunchError` if none can ever run it."""
+        """Ask all pools, and note which ones were passed over. Raise `LaunchError` if none can ever run it."""
         wanted = self._wanted(spec)
         facts = [each.facts for each in report_pools(self.context, self.environ, self.pools, wanted)]
         choice = choose_pool(facts, self.prefer)
@@ -320,7 +320,7 @@ class Placing:
         passed: tuple[PassedOver, ...],
         note: Callable[[str], None],
     ) -> Placed | GaveUp:
-        """Waits until the job may be given to this pool: at once if its engine holds jobs back, else once there is
+        """Wait until the job may be given to this pool: at once if its engine holds jobs back, else once there is
         room. Gives up after so many seconds, or if the pool can never run it."""
         pool = next(each for each in self.pools if each.name == name)
         queues = pool.engine is not None and engine_of(pool).queues
@@ -343,7 +343,7 @@ class Placing:
     def _wait_for(
         self, spec: JobSpec, pool: Pool, seconds: float | None, note: Callable[[str], None], *, queues: bool
     ) -> str | GaveUp | None:
-        """Returns once the job may be given to the pool: with the reason why it can't begin at once, if its engine
+        """Return once the job may be given to the pool: with the reason why it can't begin at once, if its engine
         holds it back itself."""
         wanted = self._wanted(spec)
         told: list[str] = []
@@ -396,7 +396,7 @@ class Placing:
 
 
 def _why_not(facts: PoolFacts) -> str | None:
-    """Why it can't begin there now. One that doesn't answer for a moment is waited for as well."""
+    """Return why it can't begin there now. One that doesn't answer for a moment is waited for as well."""
     if facts.unreachable is not None:
         return f"unreachable: {facts.unreachable}"
     return why_not_now(facts)

@@ -61,7 +61,7 @@ class Engines:
 
 
 def engine_of(pool: Pool) -> type[Engine]:
-    """The engine of a pool that has one, its options found to be right. Raises `UsageError`."""
+    """Return the engine of a pool that has one, and check its options. Raise `UsageError`."""
     assert pool.engine is not None  # of this machine none is named
     kind = ENGINES.get(pool.engine)
     if kind is None:
@@ -95,11 +95,10 @@ def choose(
     image: str | None,
     options: Mapping[str, Json] = NO_OPTIONS,
 ) -> Chosen:
-    """The engine of this name, with the options of its pool. Without a name it is the first that answers, or `process`
-    if there is no image.
+    """Choose the engine of this name, with the options of its pool.
 
-    Raises `UsageError` for an unknown name, or an image that the engine can't run; `LaunchError` if the named engine,
-    or every engine, doesn't answer.
+    Without a name it is the first that answers, or `process` if there is no image. Raise `UsageError` for an unknown
+    name, or an image that the engine can't run; `LaunchError` if the named engine, or every engine, doesn't answer.
     """
     if name is not None:
         return _named(environ, name, image, options)
@@ -123,7 +122,7 @@ def choose(
 
 
 def check_image_for(engine: type[Engine] | Engine, image: str | None) -> None:
-    """Raises `UsageError` if the engine can't run this image, or can't do without one."""
+    """Raise `UsageError` if the engine can't run this image, or can't do without one."""
     name = engine.name
     if engine.takes_image and image is None:
         raise UsageError(
@@ -162,7 +161,7 @@ class FoundJob:
     status: JobStatus
 
     def cancel(self, grace: float) -> JobStatus:
-        """Ends it, if it lives, and removes what the engine keeps of it; how it ended."""
+        """End it, if it lives, remove what the engine keeps of it, and return how it ended."""
         return self.engine.cancel(self.ref, grace) or self.status
 
     def logs(self, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
@@ -170,7 +169,7 @@ class FoundJob:
 
 
 def find_job(record: RunRecord, engines: Engines) -> FoundJob | None:
-    """None if the engine has no such job, or none any more. Raises `Unreachable` if it doesn't answer.
+    """Return the job; None if the engine has none of that run any more. Raise `Unreachable` if it doesn't answer.
 
     A run that was killed before its reference was written down is looked for by its id.
     """

@@ -59,7 +59,7 @@ _NOT_CACHED: Final = "it can begin as well, and doesn't have the data cached"
 
 
 def choose_pool(facts: Sequence[PoolFacts], prefer: Prefer = Prefer.CACHED) -> Choice:
-    """The first pool that can begin the job now, of those one that has the data; else the first that can ever run it.
+    """Choose the first pool that can begin the job now, of those one that has the data; else the first that ever can.
 
     facts: in the order in which the pools were named. Raise `LaunchError` if none can ever run it.
     """
@@ -79,7 +79,7 @@ def choose_pool(facts: Sequence[PoolFacts], prefer: Prefer = Prefer.CACHED) -> C
 
 
 def why_never(facts: PoolFacts) -> str | None:
-    """Why a pool can't run the job, however long it waits there. None if it can."""
+    """Return why a pool can't run the job, however long it waits there. None if it can."""
     if facts.unreachable is not None:
         return f"unreachable: {facts.unreachable}"
     if facts.refused is not None:
@@ -91,7 +91,7 @@ def why_never(facts: PoolFacts) -> str | None:
 
 
 def why_not_now(facts: PoolFacts) -> str | None:
-    """Why a pool that can run the job can't begin now. None if it can."""
+    """Return why a pool that can run the job can't begin now. None if it can."""
     assert facts.capacity is not None  # it was reached
     return fit(facts.wanted, facts.capacity).not_now
 
@@ -101,7 +101,7 @@ def _others(able: Sequence[PoolFacts], chosen: str) -> tuple[str, ...]:
 
 
 def _before(facts: Sequence[PoolFacts], chosen: str, why: dict[str, str]) -> tuple[PassedOver, ...]:
-    """The pools that were named before the chosen one."""
+    """Return the pools that were named before the chosen one."""
     names = [each.pool for each in facts]
     return tuple(PassedOver(name, why[name]) for name in names[: names.index(chosen)])
 
@@ -187,7 +187,7 @@ def poll(
     pause: Callable[[float], None],
     clock: Callable[[], float] = monotonic,
 ) -> str | None:
-    """Asks at growing intervals until there is no reason left why the job can't begin: None then, else the last reason
+    """Ask at growing intervals until there is no reason left why the job can't begin: None then, else the last reason
     once the time is over. pause: sleeps."""
     deadline = None if seconds is None else clock() + seconds
     interval = _SHORTEST_PAUSE
@@ -201,7 +201,7 @@ def poll(
 
 
 def waited(reason: str, seconds: float | None) -> GaveUp:
-    """A pool that was left after its time was over."""
+    """Return the reason for leaving a pool after its time was over."""
     return GaveUp(reason if not seconds else f"{reason}, for {format_duration(seconds)}")
 
 
@@ -233,7 +233,7 @@ class Patience:
     _since: float | None = None
 
     def refused(self, reason: str) -> bool:
-        """The engine has no place for the job, for this reason. Whether it may be asked again."""
+        """Check that an engine that has no place for the job, for this reason, may be asked again."""
         if self._since is None:
             self._since = monotonic()
         if self.seconds is None or monotonic() - self._since < self.seconds:
@@ -242,13 +242,13 @@ class Patience:
         return False
 
     def begin(self, engine: Engine, ref: JobRef) -> None:
-        """The engine has the job, and the time runs."""
+        """Begin to count the time: the engine has the job."""
         if self.seconds is not None and engine.queues:
             self._thread = Thread(target=self._watch, args=(engine, ref), name="dsv-patience", daemon=True)
             self._thread.start()
 
     def left(self, ended: Ended) -> GaveUp | None:
-        """Why the job is to go on to another pool, now that it is over here. None if this was its end."""
+        """Return why the job is to move to another pool, now that it is over here. None if this was its end."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()

@@ -42,7 +42,7 @@ class Resources:
 
 
 def parse_gpus(text: str) -> int:
-    """A number from 1, or `all`. Raises `UsageError`."""
+    """Read a number from 1, or `all`. Raise `UsageError`."""
     if text == "all":
         return ALL_GPUS
     if not re.fullmatch(r"[1-9][0-9]{0,3}", text, re.ASCII):
@@ -65,7 +65,7 @@ parse_topology = _matching(_TOPOLOGY, "a topology of a TPU slice, such as 2x4")
 
 
 def parse_cpus(text: str) -> float:
-    """Raises `UsageError`."""
+    """Raise `UsageError`."""
     value = float(text) if _CPUS.fullmatch(text) else 0.0
     if value <= 0:
         raise UsageError(f"{text!r} is not a number of CPUs", subject=text, hint="--cpus 4, or --cpus 1.5")
@@ -73,12 +73,12 @@ def parse_cpus(text: str) -> float:
 
 
 def parse_nodes(text: str | int) -> int:
-    """Raises `UsageError`."""
+    """Raise `UsageError`."""
     return _whole(str(text), "number of nodes", 1, MAX_NODES, "--nodes 2")
 
 
 def parse_retries(text: str | int) -> int:
-    """Raises `UsageError`."""
+    """Raise `UsageError`."""
     return _whole(str(text), "number of retries", 0, MAX_RETRIES, "--retries 2")
 
 
@@ -179,7 +179,7 @@ class Capacity:
     unseen: tuple[str, ...] = ()
 
     def gpus(self) -> tuple[GpuCount, ...]:
-        """Of all nodes, by kind."""
+        """Add up the GPUs of all nodes, by kind."""
         return counted(each for node in self.nodes for each in node.gpus)
 
 
@@ -233,7 +233,7 @@ def _has(wanted: Resources, node: NodeRoom, *, free: bool) -> bool:
 
 
 def _lack(wanted: Resources, nodes: Sequence[NodeRoom], able: int) -> str:
-    """Why there are too few machines for this, however long it waits."""
+    """Say why there are too few machines for this, however long it waits."""
     if not nodes:
         return "it has no machine for such a job"
     if wanted.gpus is not None and able == 0:

@@ -114,7 +114,7 @@ def parse_params(texts: Iterable[str]) -> dict[str, Json]:
 
 
 def seated(spec: JobSpec, seat: SweepSeat) -> JobSpec:
-    """The spec of one run of a sweep: with its parameters, a name and an output folder of its own."""
+    """Return the spec of one run of a sweep: with its parameters, a name and an output folder of its own."""
     name = None if seat.name is None else f"{seat.name}-{seat.number}"
     out = None if spec.out is None else spec.out / str(seat.number)
     return replace(spec, sweep=seat, params=seat.params, name=name, out=out)
@@ -259,17 +259,17 @@ def on_pool(wanted: _Asked, pool: Pool) -> _Asked:
 
 
 def parse_options(typed: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `JobSpec` from what was typed for each. Raises `UsageError`."""
+    """Return the fields of a `JobSpec` from what was typed for each. Raise `UsageError`."""
     return {each.field: each.parse(typed[each.field]) for each in OPTIONS if each.field in typed}
 
 
 def recorded(spec: JobSpec) -> dict[str, Any]:
-    """The fields of a `RunRecord` that hold options as they are."""
+    """Return the fields of a `RunRecord` that hold options as they are."""
     return {each.record: each.write(getattr(spec, each.field)) for each in _ALL if each.record is not None}
 
 
 def asked(spec: JobSpec) -> dict[str, Any]:
-    """The resources that a run asks for, as its record will have them."""
+    """Return the resources that a run asks for, as its record will have them."""
     names = {each.name for each in fields(Resources)}
     nothing = Resources()
     return {
@@ -280,7 +280,7 @@ def asked(spec: JobSpec) -> dict[str, Any]:
 
 
 def restored(record: RunRecord) -> dict[str, Any]:
-    """The fields of a `JobSpec` that a record holds as they are."""
+    """Return the fields of a `JobSpec` that a record holds as they are."""
     return {each.field: each.read(getattr(record, each.record)) for each in _ALL if each.record is not None}
 
 
@@ -383,7 +383,7 @@ def _env(record: RunRecord, place: RunPlace, given: dict[str, str], cannot: list
 
 
 def _image(record: RunRecord, place: RunPlace, cannot: list[str]) -> str | None:
-    """The name, if it still means the same image; else the image itself, by id or by digest."""
+    """Return the name, if it still means the same image; else the image itself, by id or by digest."""
     if record.image is None:
         return None
     make = ENGINES.get(record.engine)

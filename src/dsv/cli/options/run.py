@@ -43,7 +43,7 @@ class Typed:
 
     @classmethod
     def of(cls, typed: Mapping[str, Any]) -> Typed:
-        """From the parameters of the command by their names: for the options of a run the fields of `JobSpec`."""
+        """Read the parameters of the command by their names: for the options of a run the fields of `JobSpec`."""
         own = {each.name for each in fields(cls)} - {"options", "env"}
         options = {name: value for name, value in typed.items() if value and name not in own}
         env = tuple(options.pop("env", None) or ())
@@ -62,7 +62,7 @@ def spec_of(call: Call, typed: Typed, context: Context, place: RunPlace) -> JobS
 
 
 def member_spec(call: Call, typed: Typed, context: Context, place: RunPlace) -> JobSpec:
-    """The spec of this process's run, of a sweep if it was started for one."""
+    """Return the spec of this process's run, of a sweep if it was started for one."""
     member = call.session.member
     if member is None:
         return spec_of(call, typed, context, place)
@@ -89,7 +89,7 @@ def _again(call: Call, typed: Typed, context: Context, place: RunPlace, env: Map
 
 
 def placing_of(call: Call, typed: Typed, context: Context, cache: Path) -> Placing | None:
-    """None for this machine. A repeated run has the engine that it had, unless a pool is named."""
+    """Return where the run goes; None for this machine. A repeated run keeps its engine, unless a pool is named."""
     default = typed.again is None and "engine" not in typed.options
     pools = pools_to_try(call.settings, typed.on) if typed.on or default else ()
     if not pools:

@@ -39,7 +39,7 @@ class Signals:
         self._queue.put(None)
 
     def next(self, seconds: float) -> int | None:
-        """The next signal; None after so many seconds, or after `wake`."""
+        """Return the next signal; None after so many seconds, or after `wake`."""
         try:
             return self._queue.get(timeout=seconds)
         except Empty:
@@ -47,7 +47,7 @@ class Signals:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Meanwhile the process's signals come here. Outside the main thread it changes nothing.
+        """Receive the process's signals meanwhile. Outside the main thread it changes nothing.
 
         Signals that the caller ignores (under nohup, in the background of a script) stay ignored.
         """
@@ -56,7 +56,7 @@ class Signals:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Within `caught`: meanwhile those that ask for an end raise `Interrupted`, as there is no job to get them."""
+        """Raise `Interrupted` for signals that ask for an end, within `caught`, while there is no job to get them."""
         self._raises = True
         try:
             yield
@@ -134,7 +134,7 @@ class Foreground:
         return self._ended if self._attached is None else self._attached.ended
 
     def check(self) -> None:
-        """Raises what kept the reference from being written down."""
+        """Raise the error that kept the reference from being written down."""
         if self._problem is not None:
             raise self._problem
 
@@ -192,7 +192,7 @@ class Foreground:
             pause = min(pause * 1.5, longest)
 
     def _is_gone(self, ref: JobRef) -> bool:
-        """Ends the job. Only one that its engine holds by itself may live on without an answer."""
+        """End the job. Only one that its engine holds by itself may live on without an answer."""
         left = self._engine.cancel(ref, 0)
         return not self._engine.queues or (left is not None and not left.lives)
 
@@ -214,7 +214,7 @@ def supervise(
     expired: Callable[[], bool] = lambda: False,
     hung_up: Callable[[], None] | None = None,
 ) -> Ended:
-    """Returns when the job is over and its output delivered.
+    """Return when the job is over and its output delivered.
 
     lost: called once a second; an answer is the reason to end the job. expired: called as often; whether the job's
     time is over, and it is to be ended. grace: the seconds that the job gets to end, called when it is told to.
@@ -297,7 +297,7 @@ def _left_alive(exit_code: int) -> Ended:
 
 
 def _judged(ended: Ended, first: int | None, lost: str | None, timed_out: bool) -> Ended:
-    """The end with its cause. What dsv did itself comes before what the engine saw of it."""
+    """Return the end with its cause. The acts of dsv itself come before the word of the engine."""
     ended = replace(ended, signal=first)
     if lost is not None:
         return replace(ended, cause=EndCause.LEASE_LOST, exit_code=CANNOT_LAUNCH, reason=lost)
@@ -315,7 +315,7 @@ def _by_itself(ended: Ended) -> bool:
 
 
 def _deliver(output: Output, signals: Signals, *, patient: bool) -> None:
-    """A slow reader gets all that the job wrote, however long that takes; a signal ends the wait."""
+    """Wait until a slow reader has all that the job wrote; a signal ends the wait."""
     if not patient and not output.settled(_LAST_OUTPUT):
         output.let_go()
     while not output.settled(0.2):

@@ -91,7 +91,7 @@ class Job(Task):
 
     @classmethod
     def of(cls, task: Task, **more: Any) -> Job:
-        """The job of a task. more: the fields that a task has not."""
+        """Make the job of a task. more: the fields that a task has not."""
         return cls(**{each.name: getattr(task, each.name) for each in fields(Task)}, **more)
 
 
@@ -166,7 +166,7 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """The script, else the command line, quoted for a shell."""
+        """Return the script, else the command line, quoted for a shell."""
         return shlex.join(self.argv) if self.script is None else self.script.rstrip("\n")
 
 
@@ -276,11 +276,11 @@ class Handle(Protocol):
         ...
 
     def signal(self, number: int) -> None:
-        """Passes a signal on, to a job that is just starting as soon as it can take one."""
+        """Pass a signal on, to a job that is just starting as soon as it can take one."""
         ...
 
     def kill(self) -> None:
-        """Ends the job without asking it. A further call tries harder."""
+        """End the job without asking it. A further call tries harder."""
         ...
 
 
@@ -428,7 +428,7 @@ class Engine(ABC):
 
 
 def stage_facts(text: str) -> dict[str, Any]:
-    """Fields of a `RunPart`, from the result that `dsv cache` and `dsv with` write as JSON.
+    """Return fields of a `RunPart`, from the result that `dsv cache` and `dsv with` write as JSON.
 
     None of them if it is no such result: it may be half written.
     """

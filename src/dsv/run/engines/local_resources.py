@@ -66,7 +66,7 @@ def _available() -> int | None:
 
 
 def check_machine(wanted: Resources, machine: Machine) -> None:
-    """Raises `LaunchError` if the machine doesn't have so much."""
+    """Raise `LaunchError` if the machine doesn't have so much."""
     if wanted.memory_bytes is not None and wanted.memory_bytes > machine.memory_bytes:
         raise LaunchError(
             f"{format_bytes(wanted.memory_bytes)} of memory were asked for, and this machine has "

@@ -62,7 +62,7 @@ class LogKeeper:
             self._append(data)
 
     def leave_out(self, count: int) -> None:
-        """So many bytes came here that nobody has any more."""
+        """Count bytes that came here and that nobody has any more."""
         with self._lock:
             for begun in self._begun.values():
                 self._append(begun)
@@ -84,7 +84,7 @@ class LogKeeper:
             self._tail_size -= len(self._tail.popleft())
 
     def kept(self, masker: Masker) -> KeptLog:
-        """The log without secrets. Where the middle is left out, a line says how much it was."""
+        """Return the log without secrets. Where the middle is left out, a line says how much it was."""
         with self._lock:
             for begun in self._begun.values():
                 self._append(begun)
@@ -104,7 +104,7 @@ class LogKeeper:
 
 
 def _without_last_word(data: bytes) -> bytes:
-    """Without the last word, which may be cut, unless it is very long."""
+    """Remove the last word, which may be cut, unless it is very long."""
     end = data[-_AT_THE_CUT:]
     return data if end.split() == [end] else data[: len(data) - len(end)] + _LAST_WORD.sub(b"", end)
 
@@ -115,7 +115,7 @@ def _without_first_word(data: bytes) -> bytes:
 
 
 def _without_end_of_key(data: bytes) -> bytes:
-    """Without the rest of a private key whose beginning is cut off."""
+    """Remove the rest of a private key whose beginning is cut off."""
     end = _END_OF_KEY.search(data)
     return data if end is None or 0 <= data.find(b"-----BEGIN ") < end.start() else data[end.end() :]
 
@@ -125,7 +125,7 @@ _PIECE: Final = 1 << 16
 
 @contextmanager
 def through_a_pipe(collect: Callable[[int, Event], None]) -> Iterator[Iterator[bytes]]:
-    """What `collect` writes to the descriptor that it is given, which it closes at its end.
+    """Yield the bytes that `collect` writes to the descriptor that it is given, which it closes at its end.
 
     It runs in a thread of its own. The event is set when nobody reads any more.
     """
@@ -205,7 +205,7 @@ class LiveLog:
     """Writes it. Without room for it the job goes on, and its record has the log."""
 
     def __init__(self, path: Path, masker: Masker, part_size: int = PART_SIZE) -> None:
-        """Raises `OSError`."""
+        """Raise `OSError`."""
         self._path = path
         self._masker = masker
         self._part_size = part_size
@@ -247,7 +247,7 @@ class LiveLog:
             view = view[written:]
 
     def _next_part(self) -> None:
-        """There is a file of the log's name all the time."""
+        """Begin a new part. There is a file of the log's name all the time."""
         self._full += 1
         self._path.with_name(f"{self._path.name}.{self._full - 1}").unlink(missing_ok=True)
         self._path.with_name(f"{self._path.name}.{self._full}").hardlink_to(self._path)
@@ -305,7 +305,7 @@ class _LiveParts:
 
 
 def _successor(path: Path, file: BinaryIO) -> BinaryIO | None:
-    """The part after this one, if this one is full."""
+    """Open the part after this one, if this one is full."""
     try:
         other = path.open("rb", buffering=0)
     except FileNotFoundError:
@@ -317,7 +317,7 @@ def _successor(path: Path, file: BinaryIO) -> BinaryIO | None:
 
 
 def _older(path: Path) -> dict[int, Path]:
-    """The full parts by their numbers, in order."""
+    """Return the full parts by their numbers, in order."""
     found = {each.suffix[1:]: each for each in path.parent.glob(f"{path.name}.*")}
     return dict(sorted((int(number), each) for number, each in found.items() if number.isdecimal()))
 

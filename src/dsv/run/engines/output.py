@@ -102,7 +102,7 @@ class _Stream:
             self._change.notify_all()
 
     def _take(self, source: IO[bytes]) -> bytes:
-        """The next bytes, counted in the moment in which they leave the pipe: `job_ended` counts what is in it."""
+        """Read the next bytes, counted in the moment in which they leave the pipe: `job_ended` counts what is in it."""
         with self._change:
             data = b"" if self._given_up else os.read(source.fileno(), READ_SIZE)
             self._taken += len(data)
@@ -158,11 +158,11 @@ class Output:
         self._stderr = _Stream("stderr", stderr, log)
 
     def tell(self, stderr: IO[bytes]) -> None:
-        """Shows what an engine says before the job begins. To be called again only when that was read."""
+        """Show the messages of an engine before the job begins. Call it again only when they were read."""
         self._stderr.start(stderr, again=False)
 
     def attach(self, stdout: IO[bytes], stderr: IO[bytes], *, again: bool = False) -> None:
-        """Begins reading these two, which are closed when they end. Those before them must have been read.
+        """Begin to read these two, which are closed when they end. Those before them must have been read.
 
         again: both begin anew with the job's first byte, and what was read of it is passed over; see `fits`.
         """
@@ -171,29 +171,29 @@ class Output:
 
     @property
     def fits(self) -> bool:
-        """Whether what was attached again went on where the reading had ended; if not, nothing of it was taken."""
+        """True if what was attached again continued where the reading had ended; if not, nothing of it was taken."""
         return self._stdout.rejoin.fits and self._stderr.rejoin.fits
 
     def let_go(self) -> None:
-        """Waits for the terminal no more. The log still gets everything."""
+        """Stop waiting for the terminal. The log still gets everything."""
         self._stdout.let_go()
         self._stderr.let_go()
 
     def job_ended(self) -> None:
-        """From now on a stream that nothing comes from for a while counts as ended."""
+        """Count a stream that nothing comes from for a while as ended from now on."""
         self._stdout.job_ended()
         self._stderr.job_ended()
 
     def settled(self, seconds: float) -> bool:
-        """Waits for at most so long; whether all was read, and has reached the terminal or never will."""
+        """Wait for at most so long until all was read, and has reached the terminal or never will."""
         return _wait(lambda: self._stdout.settled() and self._stderr.settled(), seconds)
 
     def was_read(self, seconds: float) -> bool:
-        """Waits for at most so long; whether both streams have come to their end."""
+        """Wait for at most so long until both streams have ended."""
         return _wait(lambda: self._stdout.was_read() and self._stderr.was_read(), seconds)
 
     def last_line(self) -> str:
-        """The last line on stderr that says something: the reason, if a launch has failed."""
+        """Return the last line on stderr that says something: the reason, if a launch has failed."""
         lines = [line.strip() for line in self._stderr.tail.decode("utf-8", "replace").splitlines()]
         said = [line for line in lines if line and not line.startswith(("See '", "Run '"))]
         return said[-1] if said else ""

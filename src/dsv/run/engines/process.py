@@ -78,7 +78,7 @@ class SessionMemory:
         self._sampling.start()
 
     def stop(self) -> int | None:
-        """The peak in bytes: the private memory of all processes and the largest shared memory of one."""
+        """Return the peak in bytes: the private memory of all processes and the largest shared memory of one."""
         self._sampling.stop()
         return self._peak
 
@@ -117,7 +117,7 @@ class SessionMemory:
 
 
 def _status(folder: Path) -> dict[str, int]:
-    """The lines of a process's status that are given in kB, in bytes."""
+    """Return the figures of a process's status that are given in kB, in bytes."""
     try:
         lines = (folder / "status").read_text(errors="replace").splitlines()
     except OSError:
@@ -250,7 +250,7 @@ class Process(LocalEngine):
         return self.status(ref)
 
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
-        """Of each session that a job leads; what it started in its own session belongs to it."""
+        """Return each session that a job leads; what it started in its own session belongs to it."""
         found = []
         for pid, other in marked():
             with suppress(OSError):
@@ -262,7 +262,7 @@ class Process(LocalEngine):
         return tuple(found)
 
     def _visible(self, wanted: int, gpu_type: str | None, machine: Machine) -> str:
-        """GPUs for the job: of those that the caller was given, or of all. Raises `LaunchError`."""
+        """Choose GPUs for the job: of those that the caller was given, or of all. Raise `LaunchError`."""
         names = pick(wanted, machine, gpu_type)
         if names is None:
             here = machine.gpus or 0
@@ -346,7 +346,7 @@ class _ProcessRun:
 
 
 def _give(held: _Held, environ: Mapping[str, str]) -> Ended | None:
-    """Has the launcher become the command; how that ended if it could not."""
+    """Have the launcher become the command. Return the end of the job if it could not."""
     argv = [os.fsencode(word) for word in held.plan.argv]
     variables = [os.fsencode(f"{name}={value}") for name, value in environ.items()]
     data = b"\0".join([b"%d" % len(argv), *argv, *variables])
@@ -368,7 +368,7 @@ def _not_started(number: int, plan: Plan, environ: Mapping[str, str]) -> Ended:
 
 
 def _known(ref: JobRef) -> Known:
-    """The process; one that nobody knows if the reference is none of a process."""
+    """Return the process; one that nobody knows if the reference is none of a process."""
     pid, _, start = ref.id.partition(":")
     numbers = pid.isdecimal() and start.isdecimal()
     return Known(ref.where, int(pid), int(start)) if numbers else Known("", 0, 0)

@@ -292,7 +292,7 @@ class CgroupSampler:
         self._sampling.start()
 
     def stop(self) -> None:
-        """The figures stay readable."""
+        """Stop sampling. The figures stay readable."""
         self._sampling.stop()
 
     def _run(self) -> float:
@@ -306,7 +306,7 @@ class CgroupSampler:
         return INTERVAL
 
     def _find_folders(self, pid: int) -> tuple[list[Path], list[Path]]:
-        """The folders that may hold the memory and the processor figures, the best first."""
+        """Return the folders that may hold the memory and the processor figures, the best first."""
         memory: list[Path] = []
         cpu: list[Path] = []
         own = self._lines("self")

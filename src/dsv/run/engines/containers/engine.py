@@ -75,15 +75,15 @@ class ContainerEngine(ContainerProgram):
 
     @abstractmethod
     def read_facts(self, info: dict[str, Any]) -> Facts | NoEngine:
-        """From what `info` answers."""
+        """Read the answer of `info`."""
 
     @abstractmethod
     def user_options(self, job: Job, facts: Facts) -> list[str]:
-        """Options after which what the job writes belongs to the caller."""
+        """Return options after which the files of the job belong to the caller."""
 
     @abstractmethod
     def gpu_options(self, wanted: int, gpu_type: str | None, facts: Facts) -> list[str]:
-        """Options that give the job its GPUs."""
+        """Return options that give the job its GPUs."""
 
     def probe(self) -> Facts | NoEngine:
         if which(self.name, path=self.environ.get("PATH")) is None:
@@ -204,7 +204,7 @@ class ContainerEngine(ContainerProgram):
         )
 
     def _identity(self) -> str | None:
-        """Which engine it is that answers; None if it doesn't."""
+        """Return the identity of the engine that answers; None if it doesn't."""
         if self._where is None:
             facts = self.probe()
             self._where = None if isinstance(facts, NoEngine) else facts.where
@@ -236,7 +236,7 @@ class ContainerEngine(ContainerProgram):
 
 
 def mount_option(mount: Mount) -> str:
-    """The value of `--mount`: one line of CSV, so a path may hold commas, colons and quotes."""
+    """Return the value of `--mount`: one line of CSV, so a path may hold commas, colons and quotes."""
     fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
     if not mount.writable:
         fields.append("readonly")

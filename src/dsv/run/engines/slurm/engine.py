@@ -62,7 +62,7 @@ _GPU: Final = re.compile(r"gpu(?::([^:(),]+))?:([0-9]+)")
 
 
 def read_capacity(nodes: str, pending: str, options: SlurmOptions) -> Capacity:
-    """From `scontrol --oneliner --details show node` and from one line for each job that waits."""
+    """Read `scontrol --oneliner --details show node`, and one line for each job that waits."""
     found = []
     partitions: set[str] = set()
     for line in nodes.splitlines():
@@ -105,7 +105,7 @@ def _room(fields: dict[str, str]) -> NodeRoom:
 
 
 def _gpus(text: str) -> dict[str, int]:
-    """By kind, of `gpu:a100:8(S:0-1),gpu:t4:2` or `gpu:a100:3(IDX:0-2)`."""
+    """Count GPUs by kind, of `gpu:a100:8(S:0-1),gpu:t4:2` or `gpu:a100:3(IDX:0-2)`."""
     counts: dict[str, int] = {}
     for kind, count in _GPU.findall(text):
         name = kind if kind and kind != "(null)" else "GPU"
@@ -235,8 +235,8 @@ class Slurm(Engine):
         return now if now.lives else replace(now, quiet_for=quiet_for(ref))
 
     def withdraw(self, ref: JobRef) -> JobStatus | None:
-        """Holds it first, as Slurm begins none that is held. Of one that has begun meanwhile the hold would keep back
-        its next attempt."""
+        """Hold the job first, as Slurm begins none that is held. If it has begun meanwhile, release it, or the hold
+        would keep back its next attempt."""
         number, folder = job_id(ref), job_folder(ref)
         if self._program.call("scontrol", "hold", number).problem is None:
             job, answer = self._program.find(number, fresh=0)
@@ -281,7 +281,7 @@ class Slurm(Engine):
         return left_here(read_exit_files(folder))
 
     def _mine(self, run: str | None) -> tuple[Queued, ...]:
-        """Jobs of dsv that live, of one run or of all. Raises `Unreachable`."""
+        """Return the jobs of dsv that live, of one run or of all. Raise `Unreachable`."""
         jobs, answer = self._program.queue(fresh=0)
         if answer.problem is not None:
             raise _unreachable(answer)
@@ -313,7 +313,7 @@ class Slurm(Engine):
         return None
 
     def _over(self, ref: JobRef) -> JobStatus | None:
-        """The end of a job whose commands are over, as it left it: its last step may still send the record of the run,
+        """Return the end of a job whose commands are over, as it left it: its last step may still send the record,
         and then removes what it left. None if nothing says so."""
         number = job_id(ref)
         if ref.engine != NAME or not number:
@@ -322,7 +322,7 @@ class Slurm(Engine):
         return None if done is None else replace(status_of(done), quiet_for=quiet_for(ref))
 
     def _of_this_start(self, number: str, left: Left) -> Left:
-        """Without the end of an attempt after which Slurm has queued the job again, as an administrator may have it do:
+        """Leave out the end of an attempt after which Slurm has queued the job again, as an administrator may order:
         the job takes that away only once it begins."""
         if left.end is None or (self._program.restarts(number) or 0) < left.attempt:
             return left

@@ -64,7 +64,7 @@ class Left:
 
     @property
     def attempt(self) -> int:
-        """The last that began, as far as is seen."""
+        """The number of the last attempt that began, as far as is seen."""
         logged = [int(each) for each in _ATTEMPT.findall(self.log)]
         return max([*logged, *(part.attempt for part in self.parts)], default=1)
 
@@ -74,7 +74,7 @@ class Left:
 
     @property
     def succeeded(self) -> bool:
-        """The script says so, and every node."""
+        """True if the script says so, and every node."""
         return (
             self.end == 0
             and len(self.parts) == self.nodes
@@ -247,8 +247,11 @@ def is_late(job: Queued | None, left: Left) -> bool:
 
 
 def ended(job: Queued | None, left: Left, *, settled: bool = False) -> Ended | None:
-    """None while the job lives, and while its end can't be told yet. job: None if Slurm doesn't know it any more.
-    settled: the folder was looked at for so long that nothing more will be seen in it."""
+    """Return the end of a job; None while it lives, and while its end can't be told yet.
+
+    job: None if Slurm doesn't know it any more.
+    settled: the folder was looked at for so long that nothing more will be seen in it.
+    """
     done = None if is_late(job, left) and not settled else _ended(job, left)
     if done is None:
         return None
@@ -262,7 +265,7 @@ def ended(job: Queued | None, left: Left, *, settled: bool = False) -> Ended | N
 
 
 def _with_end(part: RunPart, cause: EndCause, written_ms: int | None) -> RunPart:
-    """A part whose node did not say how its command ended. written_ms: when the job last wrote anything."""
+    """Complete a part whose node did not say how its command ended. written_ms: when the job last wrote anything."""
     if part.end is not None:
         return part
     return replace(

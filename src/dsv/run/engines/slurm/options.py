@@ -33,7 +33,7 @@ class SlurmOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, Json], where: str = "slurm") -> Self:
-        """Raises `UsageError` for what means nothing."""
+        """Raise `UsageError` for what means nothing."""
         for key, value in options.items():
             if key == "sbatch":
                 if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -61,12 +61,12 @@ class SlurmOptions:
 
 
 def contained(container: str, job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
-    """The command that runs the job's own in its image on a node. passed: names of variables for the job."""
+    """Return the command that runs the job's own in its image on a node. passed: names of variables for the job."""
     return CONTAINERS[container](job, passed)
 
 
 def _podman(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
-    """In the job's own control group, so that Slurm limits it, counts what it takes, and ends it."""
+    """Run it in the job's own control group, so that Slurm limits it, counts what it takes, and ends it."""
     words = [
         "podman",
         "run",
@@ -119,7 +119,7 @@ CONTAINERS: Final[dict[str, Callable[[Job, tuple[str, ...]], tuple[str, ...]]]] 
 
 
 def _plain(mount: Mount) -> str:
-    """Raises `UsageError` for a folder that can't be written in an option of a mount."""
+    """Raise `UsageError` for a folder that can't be written in an option of a mount."""
     source = str(mount.source)
     if any(each in source for each in ",:\n"):
         raise UsageError(f"{source} can't be mounted: its name has a comma or a colon", subject=source)
@@ -137,7 +137,7 @@ def _stage_seconds(options: Mapping[str, Json], where: str) -> int:
 
 
 def _dsv_here() -> str:
-    """The program beside the Python that runs this, as nodes share the folders of users in most places."""
+    """Return the program beside the Python that runs this, as nodes share the folders of users in most places."""
     beside = Path(sys.executable).with_name("dsv")
     return str(beside) if beside.exists() else "dsv"
 

@@ -42,7 +42,7 @@ class Answer:
 
 
 def queue_file(environ: Mapping[str, str]) -> Path | None:
-    """Where the answer for the cluster of this environment is kept; None if this user has no folder for that.
+    """Return the file with the answer for the cluster of this environment; None if this user has no folder for it.
 
     Other programs of Slurm, by another PATH, may mean another cluster.
     """
@@ -215,7 +215,7 @@ def read_queue(text: str) -> dict[str, Queued]:
 
 
 def job_id(ref: JobRef) -> str:
-    """The number in a reference; empty if it is none of a batch job."""
+    """Return the number in a reference; empty if it is none of a batch job."""
     number, _, folder = ref.id.partition(":")
     return number if _ID.fullmatch(number) and folder.startswith("/") else ""
 
@@ -242,7 +242,7 @@ class SlurmProgram:
         self._since = -inf  # an older answer about the queue is of no use
 
     def call(self, *argv: str, env: Mapping[str, str] | None = None, seconds: float = CALL_SECONDS) -> Answer:
-        """Runs the program, away from the terminal's signals."""
+        """Run the program, away from the terminal's signals."""
         try:
             done = subprocess.run(
                 argv,
@@ -265,7 +265,7 @@ class SlurmProgram:
         )
 
     def cluster(self) -> Answer:
-        """The cluster's name and its controller: the same on every machine that reaches it."""
+        """Return the cluster's name and its controller: the same on every machine that reaches it."""
         if self._cluster is None:
             answer = self.call("scontrol", "show", "config", seconds=10)
             if answer.problem is not None:
@@ -277,7 +277,7 @@ class SlurmProgram:
         return Answer(self._cluster)
 
     def queue(self, *, fresh: float = FRESH) -> tuple[dict[str, Queued], Answer]:
-        """All jobs of this user, those that ended a short while ago among them. fresh: how many seconds old it may be.
+        """Return all jobs of this user, also those that ended lately. fresh: how many seconds old the answer may be.
 
         One call answers for all runs that this user asks for on this machine.
         """
@@ -287,7 +287,7 @@ class SlurmProgram:
         return {} if answer.problem is not None else read_queue(answer.text), answer
 
     def find(self, number: str, *, fresh: float = FRESH) -> tuple[Queued | None, Answer]:
-        """One job, whoever's it is."""
+        """Return one job of any user."""
         jobs, answer = self.queue(fresh=fresh)
         if answer.problem is not None or number in jobs:
             return jobs.get(number), answer

@@ -107,7 +107,7 @@ class SlurmRun:
         self._on_end()
 
     def _await_end(self) -> None:
-        """Sees the end of the job in time, also while Slurm takes long to answer."""
+        """Notice the end of the job in time, also while Slurm takes long to answer."""
         while not self._over.wait(_PAUSE[1]):
             if (self._folder / "end").exists():
                 _attend(self._folder)
@@ -210,13 +210,13 @@ class Follower:
 
 
 def _attend(folder: Path) -> None:
-    """The node of the job need not complete the record."""
+    """Tell the node of the job that it need not complete the record."""
     with suppress(OSError):
         (folder / ATTENDED).touch()
 
 
 def _look_afresh(folder: Path) -> None:
-    """A change makes a file server's client drop what it remembers of the folder."""
+    """Change the folder, so that a file server's client forgets what it remembers of it."""
     with suppress(OSError), NamedTemporaryFile(dir=folder):
         pass
 
@@ -242,13 +242,13 @@ def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> AbstractConte
 
 
 def tell_stopped(folder: Path, how: str) -> None:
-    """Leaves word of who ended the job, so that no further attempt of it is made. The first one counts."""
+    """Write down who ended the job, so that no further attempt of it is made. The first one counts."""
     with suppress(OSError), (folder / STOPPED).open("x") as file:
         file.write(f"{user_name(os.geteuid())} on {host_name()} ({how})\n")
 
 
 def send(program: SlurmProgram, number: str, folder: Path, which: int) -> bool:
-    """Sends a signal to the commands of a job; one that waits is cancelled by any that ends a job.
+    """Send a signal to the commands of a job; one that waits is cancelled by any that ends a job.
 
     False if it has to be sent again once the commands have begun.
     """

@@ -283,12 +283,12 @@ class Batch:
 
 
 def comment(run: str, folder: Path) -> str:
-    """By what a job is found again, and its folder with it."""
+    """Return the comment by which a job is found again, and its folder with it."""
     return f"{COMMENT}{run}:{folder}"
 
 
 def passing(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment that sbatch gets for these variables of the job. Raises `UsageError` for an odd name, and for a
+    """Return the environment that sbatch gets for these variables of the job. Raise `UsageError` for an odd name, and a
     value that is too long."""
     for name, value in variables.items():
         if _NAME.fullmatch(name) is None:
@@ -441,9 +441,11 @@ def _complete(batch: Batch, seconds: int) -> str:
 
 
 def warning_of(options: Sequence[str]) -> tuple[str, int] | None:
-    """The signal that a command gets so many seconds before its time is over, as `--signal` of sbatch says it: what
-    Slurm does itself is of use for its own limit alone, which comes later. None if there is none, or if it is for the
-    batch script (`B:`)."""
+    """Return the signal that `--signal` of sbatch asks for, and how many seconds before the end of the command's time.
+
+    Slurm sends it before its own limit alone, which comes later. None if there is none, or if it is for the batch
+    script (`B:`).
+    """
     found = [each for each in options if each.startswith("--signal")]
     told = None if not found else _SIGNAL.fullmatch(found[-1])
     return None if told is None else (told[1], _WARNED if told[2] is None else int(told[2]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,12 +11,13 @@ from typing import Any, cast
 import pytest
 
 from dsv.repo.repository import now_ms
-from dsv.run.completing import Settler, completed
+from dsv.run.active_runs import Marks
+from dsv.run.completing import Completer, completed
 from dsv.run.engine_list import Engines
 from dsv.run.engines.base import Ended, JobStatus, NoEngine
 from dsv.run.record import RECORD, EndCause, JobRef, LogInfo, RunId, RunPart, RunRecord, RunState
 from dsv.values.ids import CommitId
-from tests.run.shop import SCANS, Shop
+from tests.run.shop import SCANS, STORE, Shop
 
 RUN = RunId.parse("20261120-132145-1f2e3d4c")
 OVER = Ended(
@@ -72,8 +73,24 @@ def over(ended: Ended = OVER, quiet_for: float | None = 60.0) -> JobStatus:
     return JobStatus(RunState.ENDED, ended.exit_code, ended, quiet_for)
 
 
-def settler(shop: Shop, says: JobStatus | None, *supervised: RunId, **environ: str) -> Settler:
-    return Settler(cast("Engines", Cluster(says, environ)), shop.runs, frozenset(supervised))
+class Supervised(Marks):
+    """The marks of these runs, whose supervisors live."""
+
+    def __init__(self, shop: Shop, runs: Iterable[RunId]) -> None:
+        super().__init__(shop.place.state, STORE)
+        self._runs = frozenset(runs)
+
+    def supervised(self) -> frozenset[RunId]:
+        return self._runs
+
+
+def completer(shop: Shop, cluster: Cluster, supervised: Iterable[RunId] = ()) -> Completer:
+    engines = cast("Engines", cluster)
+    return Completer(engines, shop.runs, shop.spool, Supervised(shop, supervised), shop.home / "answers")
+
+
+def settler(shop: Shop, says: JobStatus | None, *supervised: RunId, **environ: str) -> Completer:
+    return completer(shop, Cluster(says, environ), supervised)
 
 
 @pytest.fixture
@@ -140,7 +157,7 @@ def test_a_run_that_goes_on_is_shown_as_its_cluster_has_it(shop: Shop) -> None:
 
 def test_a_cluster_forgets_a_job_once_its_record_is_whole(shop: Shop) -> None:
     cluster = Cluster(over())
-    Settler(cast("Engines", cluster), shop.runs).settle(started())
+    completer(shop, cluster).settle(started())
     assert cluster.forgotten == [started().job]
     assert RECORD in shop.runs.listing(SCANS, RUN)[0].parts
 
@@ -157,7 +174,7 @@ def test_a_job_that_completed_its_own_record_is_removed_by_whoever_looks_next(
     assert record.job is not None
     cluster = Cluster(None, kept=(record.job,) if kept else ())
     by = frozenset([RUN] if supervised else ())
-    Settler(cast("Engines", cluster), shop.runs, by).remove_job(record)
+    completer(shop, cluster, by).remove_job(record)
     assert cluster.forgotten == ([record.job] if removed else [])
 
 
@@ -171,7 +188,7 @@ def test_what_is_known_of_a_run_whose_cluster_is_away_is_said_to_be_old(shop: Sh
     cluster = Cluster(None, silent=away)
 
     def seen() -> RunRecord:
-        return Settler(cast("Engines", cluster), shop.runs, answers=tmp_path / "a").settle(started())[0]
+        return completer(shop, cluster).settle(started())[0]
 
     assert seen().state is RunState.QUEUED
     since = "not reachable since 1970-01-01T00:00:01"

@@ -12,7 +12,7 @@ import pytest
 from dsv.errors import LaunchError
 from dsv.fs.process import Process as Known
 from dsv.run.active_runs import Mark, Marks, RunRecords
-from dsv.run.completing import record_cut_off
+from dsv.run.completing import Completer
 from dsv.run.dirs import run_folder
 from dsv.run.engine_list import Engines, find_job
 from dsv.run.engines.attach import Foreground
@@ -34,6 +34,11 @@ def shop(tmp_path: Path) -> Shop:
 def start(shop: Shop, *command: str, **more: Any) -> RunResult:
     records = RunRecords(shop.spool, shop.runs, Marks(shop.place.state, STORE))
     return run(shop.request(*command, **more), place=shop.place, staging=shop.data, records=records)
+
+
+def complete_cut_off(shop: Shop, marks: Marks) -> list[RunRecord]:
+    completer = Completer(Engines(shop.environ), shop.runs, shop.spool, marks, shop.home / "answers")
+    return completer.complete_cut_off(lambda _: None)
 
 
 def test_the_start_names_the_job_before_it_begins(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +109,7 @@ def test_a_run_whose_job_may_begin_yet_stays_under_way(shop: Shop, monkeypatch: 
     scratch = run_folder(shop.place.state, SCANS, known.run) / "scratch"
     assert scratch.is_dir()
     monkeypatch.setattr(Mark, "is_dead", lambda self: True)
-    (cut,) = record_cut_off(marks, shop.spool, shop.runs, Engines(shop.environ), lambda _: None)
+    (cut,) = complete_cut_off(shop, marks)
     assert (cut.run, cut.state.is_terminal) == (known.run, True)
     assert marks.known() == [] and not scratch.exists()
 
@@ -128,7 +133,7 @@ def test_a_reference_from_the_store_ends_nothing(shop: Shop, monkeypatch: pytest
         marks = Marks(shop.place.state, STORE)
         marks.set(begun)
         shop.runs.write(SCANS, begun.run, START, replace(begun, job=ref).encode())
-        (cut,) = record_cut_off(marks, shop.spool, shop.runs, Engines(shop.environ), lambda _: None)
+        (cut,) = complete_cut_off(shop, marks)
         assert (cut.run, cut.state) == (begun.run, RunState.CUT_OFF)
         assert bystander.status(ref) == JobStatus(RunState.SUBMITTED)
     finally:
@@ -147,7 +152,7 @@ def test_a_supervisor_that_is_killed_while_it_sends_the_output_has_told_how_the_
         start(shop, "sh", "-c", "echo said; exit 6", keep_output=True)
     marks = Marks(shop.place.state, STORE)
     monkeypatch.setattr(Mark, "is_dead", lambda self: True)
-    (cut,) = record_cut_off(marks, shop.spool, shop.runs, Engines(shop.environ), lambda _: None)
+    (cut,) = complete_cut_off(shop, marks)
     assert (cut.state, cut.exit_code) == (RunState.ENDED, 6)
     assert cut.output is not None and cut.output.error == "dsv was killed while it sent it"
     (stored,) = shop.runs.listing(SCANS)

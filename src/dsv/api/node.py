@@ -177,7 +177,7 @@ def _complete_node(
     with output_kept(context, order, out) as keep:
 
         def whole(record: RunRecord) -> RunRecord:
-            record = with_metrics(record, lambda: read_metrics(out, None), secrets)
+            record = with_metrics(record, lambda: read_metrics(out, None), secrets.masker)
             if record.log is not None:
                 record = replace(record, log=replace(record.log, bytes=record.log.bytes + lost))
             usage = joint_usage(took for _, took in of_last if took is not None)

@@ -9,10 +9,11 @@ from itertools import islice
 from pathlib import Path
 
 from dsv.api.context import Context
+from dsv.api.pools import engines_of
 from dsv.errors import NotFound, UsageError
 from dsv.repo.repository import Repository
 from dsv.run.active_runs import Marks
-from dsv.run.completing import Settler, record_cut_off
+from dsv.run.completing import Completer
 from dsv.run.dirs import ANSWERS, LIVE_LOG, SPOOLS, run_folder
 from dsv.run.engine_list import Engines
 from dsv.run.engines.log import PART_SIZE, READ_SIZE, read_live
@@ -26,14 +27,17 @@ from dsv.values.names import DatasetName
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """state: the user's folder for dsv's state. bound: the dataset of the workspace, if there is one."""
+    """The runs of one store."""
 
     repository: Repository
     runs: RunStore
     spool: Spool
     marks: Marks
+    engines: Engines
     state: Path
+    """The user's folder for dsv's state."""
     bound: DatasetName | None
+    """The dataset of the workspace, if there is one."""
 
     def show(self, text: str, dataset: DatasetName | None = None) -> RunView:
         """One run, by an id, part of one, or a name. Raises `NotFound` and `UsageError`."""
@@ -98,33 +102,32 @@ class Runs:
         except OSError:
             return None
 
-    def settle(self, views: Iterable[RunView], engines: Engines) -> list[RunView]:
+    def settle(self, views: Iterable[RunView]) -> list[RunView]:
         """Return the same runs as the clusters that have their jobs know them now.
 
         Records whose jobs are over, and that nobody else completes, are completed.
         """
-        settler = Settler(engines, self.runs, self.marks.supervised(), self.state / ANSWERS)
+        completer = self._completer()
         settled = []
         for view in views:
             if view.sent and view.record.state.is_terminal:
-                settler.remove_job(view.record)
-            record, sent = settler.settle(view.record)
+                completer.remove_job(view.record)
+            record, sent = completer.settle(view.record)
             settled.append(view if record is view.record else RunView(record, sent and view.sent))
         return settled
 
-    def end_those_cut_off(
-        self,
-        engines: Engines,
-        warn: Callable[[str], None],
-        stop: Mapping[RunId, float] | None = None,
+    def complete_cut_off(
+        self, warn: Callable[[str], None], stop: Mapping[RunId, float] | None = None
     ) -> list[RunRecord]:
-        """Gives runs of this machine that nobody supervises any more the end of their record. stop: of those runs
-        the jobs are ended, each with so many seconds of grace."""
-        return record_cut_off(self.marks, self.spool, self.runs, engines, warn, stop)
+        """Do as `Completer.complete_cut_off`."""
+        return self._completer().complete_cut_off(warn, stop)
+
+    def _completer(self) -> Completer:
+        return Completer(self.engines, self.runs, self.spool, self.marks, self.state / ANSWERS)
 
 
 @contextmanager
-def open_runs(context: Context) -> Iterator[Runs]:
+def open_runs(context: Context, environ: Mapping[str, str]) -> Iterator[Runs]:
     """The runs of the store in effect."""
     state = context.settings.state
     with context.repository() as repository:
@@ -134,6 +137,7 @@ def open_runs(context: Context) -> Iterator[Runs]:
             RunStore(repository.store),
             Spool(state / SPOOLS, repository.id),
             Marks(state, repository.id),
+            engines_of(environ, context.settings),
             state,
             None if workspace is None else workspace.dataset,
         )

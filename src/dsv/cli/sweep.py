@@ -42,7 +42,7 @@ def sweep(call: Call, typed: Typed) -> int:
     with ExitStack() as held:
         with launching():
             context = held.enter_context(call.context(writes=True))
-            found = held.enter_context(open_runs(context))
+            found = held.enter_context(open_runs(context, call.around.environ))
             place = RunPlace.here(
                 call.around.environ, call.settings.state, call.settings.cwd, workspace_above
             )

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from signal import Signals as SignalName
 from time import monotonic
-from typing import cast
 
 from dsv.periodic import now_ms
 from dsv.run.active_runs import RunRecords
-from dsv.run.completing import completed, no_log, salvaged
+from dsv.run.completing import completed, no_log, salvaged, with_metrics
 from dsv.run.dirs import (
     Metrics,
     make_folder,
@@ -41,7 +40,6 @@ from dsv.run.record import (
     may_try_again,
 )
 from dsv.run.staged import Lease
-from dsv.values.json import Json
 
 
 @dataclass(slots=True)
@@ -106,14 +104,10 @@ class Attempts:
             parts=tuple(replace(each, error=_hidden(launch, each.error)) for each in ended.parts or parts),
             usage=self._usage(ended),
         )
-        metrics = salvaged(lambda: _metrics(launch, before, ended), lambda problem: Metrics(problem=problem))
         kept = None if log is None else salvaged(lambda: log.kept(launch.masker), no_log)
-        record = replace(
-            completed(self.record, ended, self._ended_ms),
-            metrics=metrics.values,
-            metrics_error=metrics.problem,
-            log=None if kept is None else LogInfo(kept.total, len(kept.data)),
-        )
+        info = None if kept is None else LogInfo(kept.total, len(kept.data))
+        record = replace(completed(self.record, ended, self._ended_ms), log=info)
+        record = with_metrics(record, lambda: _metrics(launch, before, ended), launch.masker)
         return record, ended, kept
 
     def _attempt(self, output: Output) -> Ended:
@@ -219,11 +213,8 @@ def _hidden(launch: Launch, text: str | None) -> str | None:
 
 def _metrics(launch: Launch, before: tuple[int, int, int] | None, ended: Ended) -> Metrics:
     if launch.chosen.engine.shares_folders:
-        found = read_metrics(launch.out, before)
-    else:
-        found = Metrics() if ended.metrics is None else parse_metrics(ended.metrics)
-    values = None if found.values is None else launch.masker.value(found.values)
-    return Metrics(cast("dict[str, Json] | None", values), launch.masked(found.problem))
+        return read_metrics(launch.out, before)
+    return Metrics() if ended.metrics is None else parse_metrics(ended.metrics)
 
 
 def _make_output(launch: Launch) -> tuple[int, int, int] | None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from signal import Signals as SignalName
 from typing import Final, Self, TypeVar, cast
@@ -23,7 +24,6 @@ from dsv.run.record import (
     LOG,
     RECORD,
     EndCause,
-    JobRef,
     LogInfo,
     RunId,
     RunOutput,
@@ -206,28 +206,45 @@ def join_logs(logs: Iterable[tuple[int, int, bytes]], nodes: int) -> bytes:
 def with_what_it_left(
     record: RunRecord, job: FoundJob, secrets: KnownSecrets, *, logged: bool
 ) -> tuple[RunRecord, bytes | None]:
-    """The log and the metrics of a job that is over, if they can be seen from here. logged: whether it keeps a log."""
-    record = with_metrics(record, lambda: _metrics(record, job), secrets)
+    """Return the record with the log and the metrics of a job that is over, if they can be seen from here, and the log.
+
+    logged: the run keeps a log
+    """
+    record = with_metrics(record, lambda: _metrics(record, job), secrets.masker)
     log = kept_log(record, lambda: _gathered(job.logs(follow=False)), secrets) if logged else None
     if log is None:
         return record, None
     return replace(record, log=LogInfo(log.total, len(log.data))), log.data
 
 
-def with_metrics(record: RunRecord, read: Callable[[], Metrics], secrets: KnownSecrets) -> RunRecord:
-    """With what it left in `metrics.json`, and without its secrets."""
-    masker = secrets.masker
-    found = salvaged(read, lambda problem: Metrics(problem=problem))
-    values = None if found.values is None else cast("dict[str, Json]", masker.value(found.values))
-    error = None if record.error is None else masker.text(record.error)
-    return replace(record, metrics=values, metrics_error=found.problem, error=error)
+def with_metrics(record: RunRecord, read: Callable[[], Metrics], masker: Masker) -> RunRecord:
+    """Return the record with the metrics that these are, and without secrets in them or in its error."""
+
+    def masked() -> Metrics:
+        found = read()
+        values = None if found.values is None else cast("dict[str, Json]", masker.value(found.values))
+        return Metrics(values, None if found.problem is None else masker.text(found.problem))
+
+    metrics = salvaged(masked, lambda problem: Metrics(problem=problem))
+    error = record.error
+    if error is not None:
+        error = salvaged(lambda: masker.text(record.error or ""), lambda problem: problem)
+    return replace(record, metrics=metrics.values, metrics_error=metrics.problem, error=error)
 
 
 def kept_log(
     record: RunRecord, read: Callable[[], LogKeeper | None], secrets: KnownSecrets
 ) -> KeptLog | None:
-    """Return its log, as far as it is kept; why it is not, if it may show a secret that is not known here."""
-    return salvaged(lambda: _log(record, read, secrets), no_log)
+    """Return its log, as far as it is kept; or the reason, if it may show a secret that is not known here."""
+    if secrets.unknown:
+        names = ", ".join(secrets.unknown)
+        return no_log(f"it may show values of {names}, which only {record.host} knows")
+
+    def masked() -> KeptLog | None:
+        keeper = read()
+        return None if keeper is None else keeper.kept(secrets.masker)
+
+    return salvaged(masked, no_log)
 
 
 def _metrics(record: RunRecord, job: FoundJob) -> Metrics:
@@ -237,20 +254,11 @@ def _metrics(record: RunRecord, job: FoundJob) -> Metrics:
         return Metrics() if left is None else parse_metrics(left)
     out = Path(record.out)
     if out.name != record.run:
-        try:
-            if (out / "metrics.json").lstat().st_mtime * 1000 < record.started_ms:
-                return Metrics()
-        except OSError:
-            return Metrics()
+        with suppress(OSError):
+            if (out / "metrics.json").lstat().st_mtime * 1000 >= record.started_ms:
+                return read_metrics(out, None)
+        return Metrics()
     return read_metrics(out, None)
-
-
-def _log(record: RunRecord, read: Callable[[], LogKeeper | None], secrets: KnownSecrets) -> KeptLog | None:
-    if secrets.unknown:
-        names = ", ".join(secrets.unknown)
-        return no_log(f"it may show values of {names}, which only {record.host} knows")
-    keeper = read()
-    return None if keeper is None else keeper.kept(secrets.masker)
 
 
 def _gathered(log: AbstractContextManager[Iterator[bytes]] | None) -> LogKeeper | None:
@@ -286,29 +294,31 @@ def finish(runs: RunStore, record: RunRecord, log: bytes | None) -> RunRecord:
     return RunRecord.decode(bytes(data), record.run)
 
 
-@dataclass(slots=True)
-class Settler:
-    """Asks the clusters what has become of runs that have no end in the store, and completes their records.
+class Completer:
+    """Completes the records of runs that nobody supervises any more, as their engines know the jobs now.
 
-    supervised: the runs that a dsv of this machine waits for. answers: the folder for the last answer about each run.
     An engine that gave no answer is not asked again.
     """
 
-    engines: Engines
-    runs: RunStore
-    supervised: frozenset[RunId] = frozenset()
-    answers: Path | None = None
-    _silent: dict[tuple[str, str | None], str] = field(default_factory=dict)
-    _made: dict[tuple[str, str | None], Engine | None] = field(default_factory=dict)
-    _kept: dict[tuple[str, str | None], tuple[JobRef, ...]] = field(default_factory=dict)
+    def __init__(self, engines: Engines, runs: RunStore, spool: Spool, marks: Marks, answers: Path) -> None:
+        """answers: the folder for the last answer about each run"""
+        self._engines = engines
+        self._runs = runs
+        self._spool = spool
+        self._marks = marks
+        self._answers = answers
+        self._supervised = marks.supervised()
+        self._engine_of = cache(engines.make)
+        self._ended_jobs = cache(lambda name, pool: _ended_jobs(self._engine_of(name, pool)))
+        self._silent: dict[tuple[str, str | None], str] = {}
 
     def settle(self, record: RunRecord) -> tuple[RunRecord, bool]:
-        """The record as it is now; False if its end could not be written to the store."""
-        engine = self._engine(record)
+        """Return the record as it is now; False if its end could not be written to the store."""
+        engine = self._engine_of(record.engine, record.pool)
         if record.state.is_terminal or record.job is None or engine is None or not engine.queues:
             return record, True
-        key = record.engine, record.pool
-        status = None if key in self._silent else engine.status(record.job)
+        silent = (record.engine, record.pool) in self._silent
+        status = None if silent else engine.status(record.job)
         if status is None:
             return self._as_last_known(record, engine), True
         if status.lives:
@@ -318,83 +328,155 @@ class Settler:
             return self._without_job(record, status), True
         if not self._is_left_to_us(record, status):
             return record, True
-        whole, log = with_what_it_left(
-            completed(record, status.ended, now_ms()),
-            FoundJob(engine, record.job, status),
-            KnownSecrets.elsewhere(record, self.engines.environ),
-            logged=record.log is not None,
-        )
+        whole, log = self._whole(record, status.ended, FoundJob(engine, record.job, status))
         try:
-            whole = finish(self.runs, whole, log)
+            whole = finish(self._runs, whole, log)
         except DsvError:  # the next dsv that may write to the store
             return whole, False
-        forget_job(whole, self.engines)
-        if self.answers is not None:
-            with suppress(OSError):
-                (self.answers / record.run).unlink()
+        forget_job(whole, self._engines)
+        with suppress(OSError):
+            (self._answers / record.run).unlink()
         return whole, True
 
     def remove_job(self, record: RunRecord) -> None:
         """Remove the job of a run whose whole record is in the store, if its cluster still keeps it: a record that was
         completed where the job ran leaves that to whoever looks next."""
-        engine = self._engine(record)
-        if record.job is None or engine is None or record.run in self.supervised:
+        engine = self._engine_of(record.engine, record.pool)
+        if record.job is None or engine is None or record.run in self._supervised:
             return
         if record.ended_ms is None or now_ms() - record.ended_ms > _KEPT_MS:
             return
-        key = record.engine, record.pool
-        if key not in self._kept:
-            self._kept[key] = engine.ended_jobs()
-        if any(each.id == record.job.id for each in self._kept[key]):
-            forget_job(record, self.engines)
+        if record.job.id in self._ended_jobs(record.engine, record.pool):
+            forget_job(record, self._engines)
+
+    def complete_cut_off(
+        self, warn: Callable[[str], None], stop: Mapping[RunId, float] | None = None
+    ) -> list[RunRecord]:
+        """Complete and return the records of runs of this store whose supervisor on this machine is gone.
+
+        A run whose job lives on, because what should have ended it was killed too, stays as it is, and so does one
+        whose engine doesn't answer; `warn` says so for both.
+
+        stop: runs whose jobs are ended first, each with its seconds of grace
+        """
+        done = []
+        for dataset, run in self._marks.of_the_dead():
+            early = self._marks.early(run)
+            begun = self._begun(dataset, run)
+            if early is not None and (begun is None or not begun.state.is_terminal):
+                begun = early  # it names the last pool, and others may write to the store
+            if begun is not None and begun is early and begun.state.is_terminal:
+                whole = replace(begun, output=RunOutput(error="dsv was killed while it sent it"))
+                done.append(self._keep_end(whole, None))
+            elif begun is not None and not begun.state.is_terminal:
+                own = begun if early is not None else replace(begun, job=None)
+                found = self._end_of_job(own, warn, (stop or {}).get(run))
+                if found is None:
+                    continue
+                whole, log = self._whole(begun, *found)
+                done.append(self._keep_end(whole, log))
+                forget_job(whole, self._engines)
+            self._marks.clear(dataset, run)
+        return done
+
+    def _whole(self, record: RunRecord, ended: Ended, job: FoundJob | None) -> tuple[RunRecord, bytes | None]:
+        """Return the whole record and the log. job: if a cluster keeps what it has left."""
+        if job is None:
+            return completed(record, ended), None
+        secrets = KnownSecrets.elsewhere(record, self._engines.environ)
+        whole = completed(record, ended, now_ms())
+        return with_what_it_left(whole, job, secrets, logged=record.log is not None)
 
     def _without_job(self, record: RunRecord, status: JobStatus) -> RunRecord:
         """A run whose job the cluster does not have any more. Whoever removed that has completed the record before."""
-        if status.reason is None or record.run in self.supervised:
+        if status.reason is None or record.run in self._supervised:
             return record
         with suppress(DsvError):
-            for stored in self.runs.listing(record.dataset, record.run):
+            for stored in self._runs.listing(record.dataset, record.run):
                 if RECORD in stored.parts:
-                    return self.runs.read(stored)
+                    return self._runs.read(stored)
         return completed(record, lost(status.reason))
 
     def _as_last_known(self, record: RunRecord, engine: Engine) -> RunRecord:
         key = record.engine, record.pool
         if key not in self._silent:
             answer = engine.probe()
-            said = (
-                answer.reason
-                if isinstance(answer, NoEngine)
-                else f"{engine.name} answers, but not about this job"
-            )
-            self._silent[key] = said
-        reason = self._silent[key]
+            but = f"{engine.name} answers, but not about this job"
+            self._silent[key] = answer.reason if isinstance(answer, NoEngine) else but
         state, since = record.state, record.started_ms
-        if self.answers is not None:
-            with suppress(OSError, ValueError):
-                path = self.answers / record.run
-                state, since = RunState(path.read_text()), int(path.stat().st_mtime * 1000)
-        said = f"{state} is the last known state; not reachable since {rfc3339(since)}: {reason}"
+        with suppress(OSError, ValueError):
+            path = self._answers / record.run
+            state, since = RunState(path.read_text()), int(path.stat().st_mtime * 1000)
+        said = f"{state} is the last known state; not reachable since {rfc3339(since)}: {self._silent[key]}"
         return replace(record, state=state, error=said)
 
     def _remember(self, record: RunRecord, status: JobStatus) -> None:
-        if self.answers is not None:
-            with suppress(OSError):
-                self.answers.mkdir(mode=0o700, parents=True, exist_ok=True)
-                replace_file(self.answers / record.run, status.state.encode(), mode=0o600)
+        with suppress(OSError):
+            self._answers.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(self._answers / record.run, status.state.encode(), mode=0o600)
 
     def _is_left_to_us(self, record: RunRecord, status: JobStatus) -> bool:
         """A job that never began may go on to another pool, which only the dsv that submitted it knows."""
         assert status.ended is not None  # it was looked at before
         moves = bool(record.then) and not status.ended.launched
         quiet = status.quiet_for is not None and status.quiet_for >= _SUPERVISOR_HAS
-        return status.ended.seen and quiet and not moves and record.run not in self.supervised
+        return status.ended.seen and quiet and not moves and record.run not in self._supervised
 
-    def _engine(self, record: RunRecord) -> Engine | None:
-        key = record.engine, record.pool
-        if key not in self._made:
-            self._made[key] = self.engines.make(*key)
-        return self._made[key]
+    def _begun(self, dataset: DatasetName, run: RunId) -> RunRecord | None:
+        """Read what is known of a run: what waits here is never older than what the store has."""
+        for record in self._spool.records(
+            lambda part: (part.dataset, part.run) == (dataset, run), lambda _: None
+        ):
+            return record
+        for stored in self._runs.listing(dataset, run):
+            return self._runs.read(stored)
+        return None
+
+    def _keep_end(self, record: RunRecord, log: bytes | None) -> RunRecord:
+        try:
+            if log is not None:
+                self._spool.keep(record.dataset, record.run, LOG, log)
+            self._spool.keep(record.dataset, record.run, RECORD, encode_within_bounds(record))
+        except OSError as problem:
+            raise NoRoom(
+                f"the record of run {record.run} can't be kept: {problem}", subject=record.run
+            ) from problem
+        with suppress(DsvError, OSError):  # it waits here, and is shown so
+            self._spool.send(self._runs, only=record.run)
+        return record
+
+    def _end_of_job(
+        self, record: RunRecord, warn: Callable[[str], None], grace: float | None
+    ) -> tuple[Ended, FoundJob | None] | None:
+        """Return how the job of a run whose supervisor is gone ended, and the job, if a cluster keeps what it has left.
+
+        None if the job lives, or may live. grace: the seconds that it gets if it is to be ended
+        """
+        try:
+            job = find_job(record, self._engines)
+        except Unreachable as error:
+            warn(
+                f"lost track of run {record.run}: its supervisor died, and the engine does not answer: {error.message}"
+            )
+            return None
+        if job is None:
+            return lost(GONE), None
+        if job.status.state in (RunState.QUEUED, RunState.RUNNING) and grace is None:
+            warn(
+                f"the supervisor of run {record.run} died, but its job still runs; to end it: dsv stop {record.run}"
+            )
+            return None
+        status = job.cancel(grace or 0.0)
+        if status.lives:
+            return None
+        if status.ended is not None:
+            return status.ended, job if job.engine.queues else None
+        code = "" if status.exit_code is None else f"; the job's exit code was {status.exit_code}"
+        return lost(GONE + code), None
+
+
+def _ended_jobs(engine: Engine | None) -> frozenset[str]:
+    return frozenset() if engine is None else frozenset(each.id for each in engine.ended_jobs())
 
 
 def forget_job(record: RunRecord, engines: Engines) -> None:
@@ -405,103 +487,6 @@ def forget_job(record: RunRecord, engines: Engines) -> None:
     pool = None if record.pool is None else engines.pools.get(record.pool)
     if pool is not None and pool.out is not None:
         remove_scratch(job_folder(pool.out, record.dataset, record.run))
-
-
-def record_cut_off(
-    marks: Marks,
-    spool: Spool,
-    runs: RunStore,
-    engines: Engines,
-    warn: Callable[[str], None],
-    stop: Mapping[RunId, float] | None = None,
-) -> list[RunRecord]:
-    """Runs of this store that nobody supervises any more get the end of their record, and are returned.
-
-    A run whose job lives on, because what should have ended it was killed too, stays as it is, and so does one whose
-    engine doesn't answer; both are told. stop: runs whose jobs are ended first, each with its seconds of grace.
-    """
-    done = []
-    for dataset, run in marks.of_the_dead():
-        early = marks.early(run)
-        begun = _begun(dataset, run, spool, runs)
-        if early is not None and (begun is None or not begun.state.is_terminal):
-            begun = early  # it names the last pool, and others may write to the store
-        if begun is not None and begun is early and begun.state.is_terminal:
-            whole = replace(begun, output=RunOutput(error="dsv was killed while it sent it"))
-            done.append(_keep_end(whole, None, spool, runs))
-        elif begun is not None and not begun.state.is_terminal:
-            own = begun if early is not None else replace(begun, job=None)
-            found = _what_became_of(own, engines, warn, (stop or {}).get(run))
-            if found is None:
-                continue
-            ended, job = found
-            whole, log = completed(begun, ended, now_ms() if job is not None else None), None
-            if job is not None:
-                whole, log = with_what_it_left(
-                    whole,
-                    job,
-                    KnownSecrets.elsewhere(begun, engines.environ),
-                    logged=begun.log is not None,
-                )
-            done.append(_keep_end(whole, log, spool, runs))
-            forget_job(whole, engines)
-        marks.clear(dataset, run)
-    return done
-
-
-def _keep_end(record: RunRecord, log: bytes | None, spool: Spool, runs: RunStore) -> RunRecord:
-    try:
-        if log is not None:
-            spool.keep(record.dataset, record.run, LOG, log)
-        spool.keep(record.dataset, record.run, RECORD, encode_within_bounds(record))
-    except OSError as problem:
-        raise NoRoom(
-            f"the record of run {record.run} can't be kept: {problem}", subject=record.run
-        ) from problem
-    with suppress(DsvError, OSError):  # it waits here, and is shown so
-        spool.send(runs, only=record.run)
-    return record
-
-
-def _what_became_of(
-    record: RunRecord, engines: Engines, warn: Callable[[str], None], grace: float | None
-) -> tuple[Ended, FoundJob | None] | None:
-    """Return what to record of a run whose supervisor is gone: how its job ended if the engine can tell, else what is
-    not known; and the job, if a cluster keeps what it has left.
-
-    None if the job lives, or may live.
-    """
-    try:
-        job = find_job(record, engines)
-    except Unreachable as error:
-        warn(
-            f"lost track of run {record.run}: its supervisor died, and the engine does not answer: {error.message}"
-        )
-        return None
-    if job is None:
-        return lost(GONE), None
-    if job.status.state in (RunState.QUEUED, RunState.RUNNING) and grace is None:
-        warn(
-            f"the supervisor of run {record.run} died, but its job still runs; to end it: dsv stop {record.run}"
-        )
-        return None
-    ended = job.cancel(grace or 0.0)
-    if ended.lives:
-        return None
-    if ended.ended is not None:
-        return ended.ended, job if job.engine.queues else None
-    return lost(
-        GONE if ended.exit_code is None else f"{GONE}; the job's exit code was {ended.exit_code}"
-    ), None
-
-
-def _begun(dataset: DatasetName, run: RunId, spool: Spool, runs: RunStore) -> RunRecord | None:
-    """Read what is known of a run: what waits here is never older than what the store has."""
-    for record in spool.records(lambda part: (part.dataset, part.run) == (dataset, run), lambda _: None):
-        return record
-    for stored in runs.listing(dataset, run):
-        return runs.read(stored)
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from dsv.api.pools import engines_of
-from dsv.api.runs import Runs, open_runs
+from dsv.api.runs import Runs
 from dsv.cli.call import Call
-from dsv.cli.commands.runs import warn_of_cut_off
+from dsv.cli.commands.runs import opened_runs, warn_of_cut_off
 from dsv.cli.commands.stop import is_in_cluster
 from dsv.cli.declare import command
 from dsv.errors import NotFound, UsageError
@@ -67,7 +67,7 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
     if kept is not None and kept[1] is not None:
         call.out.write(kept[1])
         return
-    with call.context() as context, open_runs(context) as found:
+    with opened_runs(call) as found:
         warn_of_cut_off(call, found)
         _write_kept(call, found, run, follow)
 
@@ -113,7 +113,7 @@ def _one(found: Runs, run: str) -> RunView:
 
 
 def _write_kept(call: Call, found: Runs, run: str, follow: bool) -> None:
-    (view,) = found.settle([_one(found, run)], engines_of(call.around.environ, call.settings))
+    (view,) = found.settle([_one(found, run)])
     record = view.record
     if not record.state.is_terminal and is_in_cluster(call, record) and _write_engines(call, record, follow):
         return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,6 @@ from typing import Annotated
 import typer
 
 from dsv.api.context import Context
-from dsv.api.pools import engines_of
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
@@ -239,7 +239,7 @@ def _show_known_here(call: Call, asked: _Asked, away: Unreachable) -> None:
 
 def _show(call: Call, asked: _Asked) -> None:
     ids = asked.ids
-    with call.context() as context, open_runs(context) as found:
+    with call.context() as context, open_runs(context, call.around.environ) as found:
         warn_of_cut_off(call, found)
         one = found.show_or_sweep(ids[0], asked.dataset) if len(ids) == 1 else None
         sweep = one if isinstance(one, SweepView) else None
@@ -256,7 +256,7 @@ def _show(call: Call, asked: _Asked) -> None:
             views = [one] if isinstance(one, RunView) else [found.show(text, asked.dataset) for text in ids]
         else:
             views = _listed(call, found, asked)
-        views = found.settle(views, engines_of(call.around.environ, call.settings))
+        views = found.settle(views)
         if asked.out is not None:
             _copy_output(call, context, found, views[0], asked.out)
         elif asked.log:
@@ -323,9 +323,19 @@ def _listed(call: Call, found: Runs, asked: _Asked) -> list[RunView]:
     return asked.choose(views) if asked.orders else views
 
 
+@contextmanager
+def opened_runs(call: Call) -> Iterator[Runs]:
+    """Yield the runs of the store in effect."""
+    with call.context() as context, open_runs(context, call.around.environ) as found:
+        yield found
+
+
 def warn_of_cut_off(call: Call, found: Runs, stop: Mapping[RunId, float] | None = None) -> None:
-    """First, so that what is shown of them is true. stop: runs to be ended, with their seconds of grace."""
-    for record in found.end_those_cut_off(engines_of(call.around.environ, call.settings), call.warn, stop):
+    """Complete the records of runs that were cut off, before any of them is shown.
+
+    stop: runs to be ended, with their seconds of grace
+    """
+    for record in found.complete_cut_off(call.warn, stop):
         if record.state is RunState.CUT_OFF:
             call.warn(f"run {record.run} was cut off: {record.error}")
 

@@ -13,9 +13,8 @@ from typing import Annotated
 import typer
 
 from dsv.api.pools import engines_of
-from dsv.api.runs import open_runs
 from dsv.cli.call import Call
-from dsv.cli.commands.runs import warn_of_cut_off
+from dsv.cli.commands.runs import opened_runs, warn_of_cut_off
 from dsv.cli.declare import command
 from dsv.cli.failure import of_error
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported
@@ -71,7 +70,7 @@ def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: 
     except NotFound as error:
         if one is not None:
             raise
-        with call.context() as context, open_runs(context) as found:
+        with opened_runs(call) as found:
             view = found.sweep_instead(run, error)
         _stop_sweep(call, view, seconds)
         return
@@ -95,7 +94,7 @@ def _end(
         kept = ended_here(call.settings.state / SPOOLS, one.run, one.mark.dataset)
         if kept is not None:
             return kept[0], asked
-    with call.context() as context, open_runs(context) as found:
+    with opened_runs(call) as found:
         record = found.show(run if one is None else one.run).record
         warn_of_cut_off(call, found, stop={record.run: seconds})
         record = found.show(record.run).record
@@ -118,7 +117,7 @@ def _end(
 
 def _stop_named_sweep(call: Call, text: str, seconds: float) -> None:
     begins = being_started(call.settings.state, text)
-    with call.context() as context, open_runs(context) as found:
+    with opened_runs(call) as found:
         try:
             view = found.sweep(text)
         except NotFound:
@@ -151,7 +150,7 @@ def _tell_unbegun(call: Call, sweep: SweepId) -> None:
 def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
     """First nothing more is begun, here and on other machines. Then all that goes on is told to end, and waited for."""
     state = call.settings.state
-    with call.context() as context, open_runs(context) as found:
+    with opened_runs(call) as found:
         if view.not_begun:
             try:
                 found.notes(view.dataset, view.id).stop()
@@ -183,7 +182,7 @@ def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
 
 
 def _tell_sweep(call: Call, before: SweepView) -> None:
-    with call.context() as context, open_runs(context) as found:
+    with opened_runs(call) as found:
         view = found.sweep(before.id)
     stopped = format_count(len(before.under_way), "run")
     if call.json:

@@ -10,10 +10,9 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.pools import engines_of
-from dsv.api.runs import Runs, open_runs
+from dsv.api.runs import Runs
 from dsv.cli.call import Call
-from dsv.cli.commands.runs import warn_of_cut_off
+from dsv.cli.commands.runs import opened_runs, warn_of_cut_off
 from dsv.cli.declare import command
 from dsv.errors import NotFound, Unreachable
 from dsv.run.dirs import SPOOLS
@@ -63,10 +62,10 @@ def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]
     records = [each[0] for each in there if each is not None]
     if len(records) < len(ids):  # the others are in the store, or will be
         try:
-            with call.context() as context, open_runs(context) as found:
+            with opened_runs(call) as found:
                 warn_of_cut_off(call, found)
                 try:
-                    records = [_ended(call, found, text) for text in ids]
+                    records = [_ended(found, text) for text in ids]
                 except NotFound as error:
                     if len(run) > 1:
                         raise
@@ -101,7 +100,7 @@ def _write(call: Call, records: Iterable[RunRecord]) -> None:
 
 
 def _wait_for_sweep(call: Call, text: str) -> int:
-    with call.context() as context, open_runs(context) as found:
+    with opened_runs(call) as found:
         warn_of_cut_off(call, found)
         while being_started(call.settings.state, text) is not None:
             with suppress(NotFound):  # no run of it has begun yet
@@ -112,14 +111,14 @@ def _wait_for_sweep(call: Call, text: str) -> int:
 
 def _wait(call: Call, found: Runs, view: SweepView) -> int:
     """Its runs are waited for, and those that a dsv is still to begin."""
-    pause, engines = _PAUSE, engines_of(call.around.environ, call.settings)
-    view = replace(view, members=tuple(found.settle(view.members, engines)))
+    pause = _PAUSE
+    view = replace(view, members=tuple(found.settle(view.members)))
     while _goes_on(call, found, view):
         sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-        found.end_those_cut_off(engines, lambda _: None)
+        found.complete_cut_off(lambda _: None)
         view = found.sweep(view.id)
-        view = replace(view, members=tuple(found.settle(view.members, engines)))
+        view = replace(view, members=tuple(found.settle(view.members)))
     _write(call, (each.record for each in view.latest.values()))
     if view.not_begun:
         left = format_count(len(view.not_begun), "run")
@@ -137,18 +136,16 @@ def _goes_on(call: Call, found: Runs, view: SweepView) -> bool:
     return found_driver is not None and not found_driver.is_here
 
 
-def _ended(call: Call, found: Runs, text: str) -> RunRecord:
-    record, pause = _now(call, found, text), _PAUSE
+def _ended(found: Runs, text: str) -> RunRecord:
+    record, pause = _now(found, text), _PAUSE
     while not record.state.is_terminal:
         sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-        found.end_those_cut_off(
-            engines_of(call.around.environ, call.settings), lambda _: None
-        )  # one whose job has lived on for a while
-        record = _now(call, found, record.run)
+        found.complete_cut_off(lambda _: None)  # one whose job has lived on for a while
+        record = _now(found, record.run)
     return record
 
 
-def _now(call: Call, found: Runs, text: str) -> RunRecord:
-    (view,) = found.settle([found.show(text)], engines_of(call.around.environ, call.settings))
+def _now(found: Runs, text: str) -> RunRecord:
+    (view,) = found.settle([found.show(text)])
     return view.record

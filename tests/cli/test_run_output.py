@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dsv.api import run_output
-from dsv.api.run_output import Copied, FolderSource, copy_output
+from dsv.api.run_output import Copied, Source, copy_output
 from dsv.errors import NoRoom, NotFound
 from dsv.run.record import RunRecord
 from dsv.values.progress import NoProgress
@@ -250,10 +250,10 @@ def test_two_machines_that_copy_to_one_place_have_a_draft_each(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one begins and ends while the first is at work."""
-    to, write = tmp_path / "copy", FolderSource.write
+    to, write = tmp_path / "copy", Source.write
     copies: list[str] = []
 
-    def at_work(self: FolderSource, tree: Path, *rest: Any) -> None:
+    def at_work(self: Source, tree: Path, *rest: Any) -> None:
         write(self, tree, *rest)
         if not copies:
             copies.append(str(tree))
@@ -261,7 +261,7 @@ def test_two_machines_that_copy_to_one_place_have_a_draft_each(
             made.at(tmp_path).ok("runs", made.folder["run"], "--out", "copy")
             assert to.is_dir() and tree.is_dir()
 
-    monkeypatch.setattr(FolderSource, "write", at_work)
+    monkeypatch.setattr(Source, "write", at_work)
     first = made.at(tmp_path).ok("runs", made.folder["run"], "--out", "copy")
     assert "there already" in first.err and copies
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]

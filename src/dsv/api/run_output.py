@@ -6,12 +6,11 @@ import fcntl
 import os
 import shutil
 import stat
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from blake3 import blake3
 
@@ -36,105 +35,116 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """source: the folder it came from, or the target in the store. left_out: what could not be copied, with why.
-    known: whether all of it was in the folder already."""
+    """An output that was copied."""
 
     source: str
+    """The folder that it came from, or the target in the store."""
     files: int
     bytes: int
     left_out: tuple[str, ...] = ()
+    """Paths that could not be copied, with the reasons."""
     known: bool = False
+    """All of it was in the folder already."""
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """target: of a symlink. mode, mtime_ns: of a file that is copied. wanted: of one that is in the store."""
+class _Item:
+    """One path of an output."""
 
     path: bytes
     kind: Kind
     size: int = 0
     target: bytes | None = None
+    """Of a symlink."""
     mode: int = 0o644
     mtime_ns: int | None = None
+    """Of a file in a folder; a copy gets the same."""
     wanted: Wanted | None = None
+    """Of a file in the store."""
+
+    @property
+    def is_file(self) -> bool:
+        return self.kind in (Kind.FILE, Kind.EXECUTABLE)
+
+    @property
+    def shape(self) -> tuple[bytes, bool, int, bytes | None]:
+        return self.path, self.kind is Kind.EMPTY_DIRECTORY, self.size, self.target
+
+    def at(self, folder: Path) -> Path:
+        return folder / os.fsdecode(self.path)
 
 
-class Source(ABC):
-    """An output: what there is of it, by the paths."""
+_Contents: TypeAlias = Iterator[tuple[_Item, Iterator[bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An output, in a folder that can be seen from here or in the store."""
 
     name: str
-    items: Sequence[Item]
-    left_out: tuple[str, ...] = ()
+    items: Sequence[_Item]
+    left_out: tuple[str, ...]
+    folder: Path | None
+    """None for the store."""
+    contents: Callable[[Sequence[_Item], ExitStack], _Contents]
+    """Yields the files with their contents, one after the other; the caller closes the stack after each of them."""
 
     def copied(self, *, known: bool = False) -> Copied:
-        files = [item for item in self.items if item.kind in (Kind.FILE, Kind.EXECUTABLE)]
+        files = [item for item in self.items if item.is_file]
         return Copied(self.name, len(files), sum(item.size for item in files), self.left_out, known)
 
     def is_same(self, folder: Path) -> bool:
         """Check that this folder has this output and nothing else."""
-        items, left_out = _list(folder)
-        if left_out or [_shape(item) for item in items] != [_shape(item) for item in self.items]:
+        if folder.is_symlink() or not folder.is_dir():
             return False
-        return all(self.has(folder, item) for item in self.items if _is_file(item))
+        items, left_out = _list(folder)
+        if left_out or [item.shape for item in items] != [item.shape for item in self.items]:
+            return False
+        return all(self._has(folder, item) for item in self.items if item.is_file)
 
-    @abstractmethod
-    def has(self, folder: Path, item: Item) -> bool:
-        """Check that a file with this content is there."""
-
-    @abstractmethod
-    def contents(self, items: Sequence[Item], opened: ExitStack) -> Iterator[tuple[Item, Iterator[bytes]]]:
-        """The files with what is in them, one after the other. opened: what the caller closes after each of them."""
+    def _has(self, folder: Path, item: _Item) -> bool:
+        """Check that the file is there with this content, and with its time if it comes from a folder."""
+        try:
+            info = item.at(folder).lstat()
+        except OSError:
+            return False
+        if not stat.S_ISREG(info.st_mode) or info.st_size != item.size:
+            return False
+        if item.wanted is not None:
+            return _hash(item.at(folder)) == item.wanted.entry.file_id
+        assert self.folder is not None  # else all files are wanted from the store
+        return info.st_mtime_ns == item.mtime_ns and _hash(item.at(folder)) == _hash(item.at(self.folder))
 
     def write(self, folder: Path, draft: Path, progress: Progress) -> None:
-        """Makes in the folder what is not there yet; symlinks last, so that nothing is written through one.
+        """Make in the folder what is not there yet; symlinks last, so that nothing is written through one.
 
-        draft: where a file lies until it is whole, on the same file system.
+        draft: where a file lies until it is whole, on the same file system
         """
         missing = []
         for item in self.items:
-            path = _at(folder, item)
+            path = item.at(folder)
             path.parent.mkdir(parents=True, exist_ok=True)
             if item.kind is Kind.EMPTY_DIRECTORY:
                 path.mkdir(exist_ok=True)
-            elif _is_file(item) and not self.has(folder, item):
+            elif item.is_file and not self._has(folder, item):
                 missing.append(item)
                 continue
             progress.advance(files=1, bytes=item.size)
         with ExitStack() as opened:
             for item, pieces in self.contents(missing, opened):
-                _write(_at(folder, item), draft, item, pieces)
+                _write(item.at(folder), draft, item, pieces)
                 opened.close()
                 progress.advance(files=1, bytes=item.size, transferred=item.size)
         for item in self.items:
             if item.target is not None:
-                path = _at(folder, item)
+                path = item.at(folder)
                 path.unlink(missing_ok=True)
                 path.symlink_to(os.fsdecode(item.target))
 
 
-class FolderSource(Source):
-    """A folder that can be seen from here. A copy has the times of its files, and gets its name when it is whole."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.name = str(folder)
-        with about(folder):
-            self.items, self.left_out = _list(folder)
-
-    def has(self, folder: Path, item: Item) -> bool:
-        try:
-            info = _at(folder, item).lstat()
-        except OSError:
-            return False
-        same = stat.S_ISREG(info.st_mode) and (info.st_size, info.st_mtime_ns) == (item.size, item.mtime_ns)
-        return same and _hash(_at(folder, item)) == _hash(_at(self._folder, item))
-
-    def contents(self, items: Sequence[Item], opened: ExitStack) -> Iterator[tuple[Item, Iterator[bytes]]]:
-        for item in items:
-            yield item, self._pieces(item, opened)
-
-    def _pieces(self, item: Item, opened: ExitStack) -> Iterator[bytes]:
-        path = _at(self._folder, item)
+def _folder_source(folder: Path) -> Source:
+    def pieces(item: _Item, opened: ExitStack) -> Iterator[bytes]:
+        path = item.at(folder)
         with about(path):
             file = opened.enter_context(_open(path))
             while piece := file.read(_PIECE):
@@ -142,51 +152,49 @@ class FolderSource(Source):
             info = os.fstat(file.fileno())
         if (info.st_size, info.st_mtime_ns) != (item.size, item.mtime_ns):
             raise Conflict(
-                f"{show(item.path)} in {self._folder} changed while it was copied",
+                f"{show(item.path)} in {folder} changed while it was copied",
                 subject=str(path),
                 hint="run the same command again",
             )
 
+    def contents(items: Sequence[_Item], opened: ExitStack) -> _Contents:
+        for item in items:
+            yield item, pieces(item, opened)
 
-class TreeSource(Source):
-    """A commit of the store."""
+    with about(folder):
+        return Source(str(folder), *_list(folder), folder, contents)
 
-    def __init__(self, repository: Repository, record: RunRecord, commit: CommitId) -> None:
-        self._repository = repository
-        self.name = str(Target(record.dataset, Rev(commit.hex())))
-        tree = TreeReader(repository.objects, commit)
-        found = list(tree.below(b""))
-        if any(entry.kind is Kind.SYMLINK for entry, _ in found):
-            tree.check_links(tree.links())
-        self.items = [
-            Item(
-                entry.path,
-                entry.kind,
-                entry.size,
-                entry.target,
-                0o755 if entry.kind is Kind.EXECUTABLE else 0o644,
-                wanted=Wanted(entry, where) if entry.is_file else None,
-            )
-            for entry, where in sorted(found, key=lambda each: each[0].path)
-        ]
-        kept = record.output
-        self.left_out = () if kept is None else kept.left_out
 
-    def has(self, folder: Path, item: Item) -> bool:
-        assert item.wanted is not None  # it is a file
-        path = _at(folder, item)
-        return _is_plain(path, item.size) and _hash(path) == item.wanted.entry.file_id
+def _tree_source(repository: Repository, record: RunRecord, commit: CommitId) -> Source:
+    tree = TreeReader(repository.objects, commit)
+    found = list(tree.below(b""))
+    if any(entry.kind is Kind.SYMLINK for entry, _ in found):
+        tree.check_links(tree.links())
+    items = [
+        _Item(
+            entry.path,
+            entry.kind,
+            entry.size,
+            entry.target,
+            0o755 if entry.kind is Kind.EXECUTABLE else 0o644,
+            wanted=Wanted(entry, where) if entry.is_file else None,
+        )
+        for entry, where in sorted(found, key=lambda each: each[0].path)
+    ]
 
-    def contents(self, items: Sequence[Item], opened: ExitStack) -> Iterator[tuple[Item, Iterator[bytes]]]:
+    def contents(items: Sequence[_Item], opened: ExitStack) -> _Contents:
         by_path = {item.path: item for item in items}
         wanted = [item.wanted for item in items if item.wanted is not None]
-        for one, pieces in Fetcher(self._repository.objects).files(wanted):
+        for one, pieces in Fetcher(repository.objects).files(wanted):
             yield by_path[one.entry.path], iter(map(bytes, pieces))
 
+    left_out = () if record.output is None else record.output.left_out
+    return Source(str(Target(record.dataset, Rev(commit.hex()))), items, left_out, None, contents)
 
-def _list(folder: Path) -> tuple[list[Item], tuple[str, ...]]:
+
+def _list(folder: Path) -> tuple[list[_Item], tuple[str, ...]]:
     """List a folder by its paths; and what can't be copied."""
-    items: list[Item] = []
+    items: list[_Item] = []
     left_out: list[str] = []
 
     def fail(error: OSError) -> None:
@@ -195,22 +203,22 @@ def _list(folder: Path) -> tuple[list[Item], tuple[str, ...]]:
     top = os.fsencode(folder)
     for place, folders, files in os.walk(top, onerror=fail):
         if not folders and not files and place != top:
-            items.append(Item(os.path.relpath(place, top), Kind.EMPTY_DIRECTORY))
+            items.append(_Item(os.path.relpath(place, top), Kind.EMPTY_DIRECTORY))
         for name in (*folders, *files):
             path = os.path.join(place, name)  # noqa: PTH118 (bytes: a name need not be text)
             info, relative = os.lstat(path), os.path.relpath(path, top)
             if stat.S_ISLNK(info.st_mode):
-                items.append(Item(relative, Kind.SYMLINK, target=os.readlink(path)))  # noqa: PTH115
+                items.append(_Item(relative, Kind.SYMLINK, target=os.readlink(path)))  # noqa: PTH115
             elif stat.S_ISREG(info.st_mode):
                 mode = stat.S_IMODE(info.st_mode) & 0o777
                 kind = Kind.EXECUTABLE if mode & stat.S_IXUSR else Kind.FILE
-                items.append(Item(relative, kind, info.st_size, None, mode | 0o600, info.st_mtime_ns))
+                items.append(_Item(relative, kind, info.st_size, None, mode | 0o600, info.st_mtime_ns))
             elif not stat.S_ISDIR(info.st_mode):
                 left_out.append(f"{show(relative)}: it is no file, folder or symlink")
     return sorted(items, key=lambda item: item.path), tuple(left_out)
 
 
-def _write(path: Path, draft: Path, item: Item, pieces: Iterable[bytes]) -> None:
+def _write(path: Path, draft: Path, item: _Item, pieces: Iterable[bytes]) -> None:
     """The file has its name once it is whole, on the disk, and was read again."""
     hasher, size = blake3(), 0
     with draft.open("wb") as file:
@@ -228,22 +236,6 @@ def _write(path: Path, draft: Path, item: Item, pieces: Iterable[bytes]) -> None
     draft.replace(path)
 
 
-def _shape(item: Item) -> tuple[bytes, bool, int, bytes | None]:
-    return item.path, item.kind is Kind.EMPTY_DIRECTORY, item.size, item.target
-
-
-def _is_file(item: Item) -> bool:
-    return item.kind in (Kind.FILE, Kind.EXECUTABLE)
-
-
-def _is_plain(path: Path, size: int) -> bool:
-    try:
-        info = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISREG(info.st_mode) and info.st_size == size
-
-
 def _hash(path: Path) -> bytes:
     hasher = blake3()
     with _open(path) as file:
@@ -254,10 +246,6 @@ def _hash(path: Path) -> bytes:
 
 def _open(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0)
-
-
-def _at(folder: Path, item: Item) -> Path:
-    return folder / os.fsdecode(item.path)
 
 
 def copy_output(repository: Repository, record: RunRecord, to: Path, progress: Progress) -> Copied:
@@ -277,7 +265,7 @@ def copy_output(repository: Repository, record: RunRecord, to: Path, progress: P
         whole = Path(os.path.abspath(to))  # noqa: PTH100 (a symlink is the caller's to resolve)
         partial = whole.parent / f".{whole.name}.{record.run}.{_machine()}.part"
         if _has_anything(whole):
-            if whole.parent == whole or not _is_copy(source, whole):
+            if whole.parent == whole or not source.is_same(whole):
                 raise _in_the_way(to)
             shutil.rmtree(partial, ignore_errors=True)  # of one that was killed right at its end
             return source.copied(known=True)
@@ -310,15 +298,11 @@ def _put_in_place(tree: Path, whole: Path, source: Source, to: Path) -> bool:
         tree.rename(whole)
         return False
     except OSError as error:
-        if _is_copy(source, whole):
+        if source.is_same(whole):
             return True
         if isinstance(error, FileExistsError | NotADirectoryError) or _has_anything(whole):
             raise _in_the_way(to) from error
         raise
-
-
-def _is_copy(source: Source, folder: Path) -> bool:
-    return not folder.is_symlink() and folder.is_dir() and source.is_same(folder)
 
 
 def _check_not_here(whole: Path, record: RunRecord) -> None:
@@ -334,11 +318,11 @@ def _check_not_here(whole: Path, record: RunRecord) -> None:
 def _source(repository: Repository, record: RunRecord) -> Source:
     kept = record.output
     if kept is not None and kept.tree is not None:
-        return TreeSource(repository, record, CommitId.parse(kept.tree))
+        return _tree_source(repository, record, CommitId.parse(kept.tree))
     folder = Path(record.out)
     # A folder of the run's own has its id in its path; any other may be another one on another machine.
     if (record.host == host_name() or record.run in folder.parts) and folder.is_dir():
-        return FolderSource(folder)
+        return _folder_source(folder)
     why = f", and is not in the store: {kept.error}" if kept is not None and kept.error else ""
     raise NotFound(
         f"the output of run {record.run} is in {record.out} on {record.host}, which can't be seen from here{why}",
@@ -369,7 +353,7 @@ def _above(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-def _check_room(items: Iterable[Item], partial: Path) -> None:
+def _check_room(items: Iterable[_Item], partial: Path) -> None:
     there = sum(
         info.st_size for path in partial.rglob("*") if not stat.S_ISDIR((info := path.lstat()).st_mode)
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from select import select
 from time import monotonic, sleep
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from dsv.errors import DsvError, NotFound, Unsupported, UsageError
 from dsv.fs.files import replace_file, write_once
@@ -18,11 +18,13 @@ from dsv.fs.process import Process, Watched
 from dsv.run.active_runs import UnderWay, stop_request, under_way
 from dsv.run.dirs import SPOOLS
 from dsv.run.record import RunId, RunPart, RunRecord
-from dsv.run.record_store import RunStore, Spool, StoredRun
+from dsv.run.record_store import RunStore, Spool, SpooledPart, StoredRun
 from dsv.values.ids import StoreId
 from dsv.values.json import Json
 from dsv.values.names import DatasetName
 from dsv.values.units import rfc3339
+
+_T = TypeVar("_T")
 
 _DAY = re.compile(r"[0-9]{8}-", re.ASCII)
 _SHORTEST: Final = 4
@@ -44,10 +46,11 @@ class RunKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run as it is shown. sent: whether all that is known of it is in the store."""
+    """A run as it is shown."""
 
     record: RunRecord
     sent: bool
+    """All that is known of it is in the store."""
 
     @property
     def took_seconds(self) -> float | None:
@@ -91,11 +94,13 @@ def list_runs(
     since: str = "",
     skipped: Callable[[DsvError], None] = lambda _: None,
 ) -> list[RunView]:
-    """The newest `limit` runs of a dataset (None: of all), newest first.
+    """Return the newest `limit` runs of a dataset (None: of all), newest first.
 
-    since: only those whose ids are not below this. runs: None shows only what waits here to be sent; spool: None shows
-    only what the store has. early: runs that may have no record yet. skipped: told of each record that can't be read,
-    is damaged or is of a newer dsv; it hides no other.
+    runs: None for only those that wait here to be sent
+    spool: None for only those in the store
+    early: runs that may have no record yet
+    since: only those whose ids are not below this
+    skipped: called with the error of each record that can't be read, is damaged or is of a newer dsv
     """
     kept = () if spool is None else spool.records(lambda part: dataset in (None, part.dataset), skipped)
     waiting = {RunKey.of(each): each for each in early if dataset in (None, each.dataset)}
@@ -120,23 +125,21 @@ def show_run(
     *,
     only: DatasetName | None = None,
 ) -> RunView:
-    """One run: by its id, by four characters or more that only its id begins or ends with, or by its name.
+    """Return one run: by its id, by four characters or more that only its id begins or ends with, or by its name.
 
-    An id goes before a name. datasets: those of which the store is asked. early: runs that may have no record yet.
-    only: the dataset of the run, if it is known. Raises `NotFound`, and `UsageError` for what means several runs or is
-    too short.
+    An id goes before a name. Raises `NotFound`, and `UsageError` for what means several runs or is too short.
+
+    datasets: those of which the store is asked
+    early: runs that may have no record yet
+    only: the dataset of the run, if it is known
     """
     places = tuple(datasets)
-    spools = [] if spool is None else [spool]
-    early = [each for each in early if only in (None, each.dataset)]
-    waiting, problems = _waiting(spools, text, only)
-    waiting = {RunKey.of(each): each for each in early if matches(each.run, text)} | waiting
-    stored = {} if runs is None else _matching(runs, text, places)
-    if text and not (waiting or stored):
-        if problems:
-            raise problems[0]
-        waiting, stored = _waiting_by_name(spools, text, only), _stored_by_name(runs, text, places)
-        waiting = {RunKey.of(each): each for each in early if each.name == text} | waiting
+
+    def find_stored(named: bool) -> dict[RunKey, StoredRun]:
+        return {} if runs is None else _stored(runs, text, places, named=named)
+
+    spools = () if spool is None else (spool,)
+    waiting, stored = _find(text, spools, tuple(early), only, find_stored)
     key = only_one(text, waiting.keys() | stored.keys())
     if runs is not None and key in stored:
         return _view(runs.read(stored[key]), waiting)
@@ -144,13 +147,8 @@ def show_run(
 
 
 def waiting_run(folder: Path, text: str) -> RunRecord:
-    """As `show_run`, of the runs that wait in this folder of spools, for whichever store: none is asked."""
-    spools = list(_spools(folder))
-    waiting, problems = _waiting(spools, text)
-    if text and not waiting:
-        if problems:
-            raise problems[0]
-        waiting = _waiting_by_name(spools, text)
+    """Do as `show_run`, with the runs that wait in this folder of spools, for whichever store: none is asked."""
+    waiting, _ = _find(text, tuple(_spools(folder)), (), None, lambda named: {})
     if text and not waiting:
         raise NotFound(
             f"no run {text} waits here to be sent, and with --offline the store is not asked",
@@ -160,9 +158,58 @@ def waiting_run(folder: Path, text: str) -> RunRecord:
     return waiting[only_one(text, waiting.keys())]
 
 
+def _find(
+    text: str,
+    spools: Sequence[Spool],
+    early: Sequence[RunRecord],
+    only: DatasetName | None,
+    find_stored: Callable[[bool], dict[RunKey, StoredRun]],
+) -> tuple[dict[RunKey, RunRecord], dict[RunKey, StoredRun]]:
+    """Return the runs that wait or are early, and those in the store, that a text means by their ids, else by name.
+
+    Raises why a run that waits can't be read, if its id is meant and there is no other of such an id.
+    """
+    problems: list[DsvError] = []
+    waiting: dict[RunKey, RunRecord] = {}
+    stored: dict[RunKey, StoredRun] = {}
+    for named in (False, True):
+
+        def is_part_meant(part: SpooledPart, named: bool = named) -> bool:
+            return only in (None, part.dataset) and (named or matches(part.run, text))
+
+        kept = [record for spool in spools for record in spool.records(is_part_meant, problems.append)]
+        for record in (*early, *kept):
+            meant = record.name == text if named else matches(record.run, text)
+            if meant and only in (None, record.dataset):
+                waiting[RunKey.of(record)] = record
+        stored = find_stored(named)
+        if waiting or stored or not text:
+            break
+        if problems and not named:
+            raise problems[0]
+    return waiting, stored
+
+
+def _stored(
+    runs: RunStore, text: str, datasets: Iterable[DatasetName], *, named: bool
+) -> dict[RunKey, StoredRun]:
+    """Return the runs in the store that a text may mean by their ids, or by their names, which only records tell.
+
+    A whole id, or the beginning of one, is found without listing all.
+    """
+    if not named and _PART.fullmatch(text) is None:
+        return {}
+    prefix = text if _DAY.match(text) and not named else ""
+    found = {RunKey.of(each): each for dataset in datasets for each in runs.listing(dataset, prefix)}
+    if not named:
+        return {key: each for key, each in found.items() if matches(key.run, text)}
+    records = runs.read_all(list(found.values()), lambda _: None)
+    return {key: found[key] for record in records if record.name == text and (key := RunKey.of(record))}
+
+
 def runs_known_here(state: Path) -> list[RunView]:
-    """The runs that this machine knows without asking a store, newest first: those that are under way on it, and those
-    whose records wait to be sent. state: the user's folder for dsv's state."""
+    """Return the runs that this machine knows without asking a store, newest first: those that are under way on it,
+    and those whose records wait to be sent."""
     found = {
         RunKey.of(record): record for each in under_way(state) if (record := each.mark.known()) is not None
     }
@@ -174,18 +221,24 @@ def runs_known_here(state: Path) -> list[RunView]:
 
 
 def run_known_here(state: Path, text: str) -> RunView | None:
-    """The run among these that a text means by its id or its name. Raises `UsageError` if it means several."""
+    """Return the one of these runs that a text means by its id or its name. Raises `UsageError` if it means several."""
     views = {RunKey.of(view.record): view for view in runs_known_here(state)}
-    meant = [key for key in views if matches(key.run, text)]
-    meant = meant or [key for key, view in views.items() if view.record.name == text]
-    return views[only_one(text, meant)] if meant else None
+    return _meant(text, views, lambda view: view.record.name)
+
+
+def _meant(text: str, found: Mapping[RunKey, _T], name: Callable[[_T], str | None]) -> _T | None:
+    keys = [key for key in found if matches(key.run, text)]
+    keys = keys or [key for key, each in found.items() if text and name(each) == text]
+    return found[only_one(text, keys)] if keys else None
 
 
 def ended_here(folder: Path, text: str, dataset: str | None = None) -> tuple[RunRecord, bytes | None] | None:
-    """The record and the log of a run that has ended, if they wait in this folder of spools. No store is asked.
+    """Return the record and the log of a run that has ended, if they wait in this folder of spools. No store is asked.
 
-    text: a whole id; any other might mean runs that only a store knows. dataset: that of the run, if it is known.
     Raises `UsageError` if several runs that wait have this id.
+
+    text: a whole id; any other might mean runs that only a store knows
+    dataset: that of the run, if it is known
     """
     found = {
         RunKey.of(record): (record, spool)
@@ -219,52 +272,6 @@ def _view(record: RunRecord, waiting: Mapping[RunKey, RunRecord]) -> RunView:
     return RunView(record, sent=True)
 
 
-def _waiting(
-    spools: Iterable[Spool], text: str, only: DatasetName | None = None
-) -> tuple[dict[RunKey, RunRecord], list[DsvError]]:
-    """The runs that wait and that a text may mean by their ids, and why others of them can't be read."""
-    problems: list[DsvError] = []
-    found = {
-        RunKey.of(record): record
-        for spool in spools
-        for record in spool.records(
-            lambda part: matches(part.run, text) and only in (None, part.dataset), problems.append
-        )
-    }
-    return found, problems
-
-
-def _waiting_by_name(
-    spools: Iterable[Spool], name: str, only: DatasetName | None = None
-) -> dict[RunKey, RunRecord]:
-    records = (
-        record
-        for spool in spools
-        for record in spool.records(lambda part: only in (None, part.dataset), lambda _: None)
-    )
-    return {RunKey.of(record): record for record in records if record.name == name}
-
-
-def _matching(runs: RunStore, text: str, datasets: tuple[DatasetName, ...]) -> dict[RunKey, StoredRun]:
-    """The runs that a text may mean by their ids. A whole id, or the beginning of one, is found without listing all."""
-    if _PART.fullmatch(text) is None:
-        return {}
-    prefix = text if _DAY.match(text) else ""
-    found = [each for dataset in datasets for each in runs.listing(dataset, prefix)]
-    return {RunKey.of(each): each for each in found if matches(each.run, text)}
-
-
-def _stored_by_name(
-    runs: RunStore | None, name: str, datasets: tuple[DatasetName, ...]
-) -> dict[RunKey, StoredRun]:
-    """The runs of these datasets that have this name, which only their records tell."""
-    if runs is None:
-        return {}
-    stored = {RunKey.of(each): each for dataset in datasets for each in runs.listing(dataset)}
-    records = runs.read_all(list(stored.values()), lambda _: None)
-    return {key: stored[key] for record in records if record.name == name and (key := RunKey.of(record))}
-
-
 def _spools(folder: Path) -> Iterator[Spool]:
     for each in folder.iterdir() if folder.is_dir() else ():
         try:
@@ -280,7 +287,7 @@ def matches(run: RunId, text: str) -> bool:
 
 
 def only_one(text: str, found: Collection[RunKey]) -> RunKey:
-    """The one run that a text means. Raises `NotFound` and `UsageError`."""
+    """Return the one run that a text means. Raises `NotFound` and `UsageError`."""
     if not text:
         raise UsageError("no run was named", hint="dsv runs lists them")
     if not found and len(text) < _SHORTEST:
@@ -316,20 +323,12 @@ _LONG: Final = 5.0
 
 
 def find_under_way(state: Path, text: str) -> UnderWay | None:
-    """The run under way that `text` means: by its id or part of it, else by its name. None if there is none.
+    """Return the run under way that a text means by its id or its name, or None.
 
-    Raises `UsageError` for a text that means several.
+    Raises `UsageError` if it means several.
     """
-    there = under_way(state)
-    found = {_key(each): each for each in there if matches(each.run, text)}
-    if text and not found:
-        named = ((each, each.mark.known()) for each in there)
-        found = {_key(each): each for each, record in named if record is not None and record.name == text}
-    return found[only_one(text, found.keys())] if found else None
-
-
-def _key(one: UnderWay) -> RunKey:
-    return RunKey(one.run, one.mark.dataset)
+    found = {RunKey(each.run, each.mark.dataset): each for each in under_way(state)}
+    return _meant(text, found, lambda one: None if (record := one.mark.known()) is None else record.name)
 
 
 def is_here(one: UnderWay) -> bool:
@@ -338,10 +337,10 @@ def is_here(one: UnderWay) -> bool:
 
 
 def ask_to_stop(one: UnderWay, grace: float) -> bool:
-    """Asks the run's supervisor to end the job, which gets so many seconds to end by itself.
+    """Ask the run's supervisor to end the job, which gets so many seconds to end by itself.
 
-    False if somebody else has asked before; then nothing is sent, except that a grace of 0 ends the job at once all
-    the same. Raises `Unsupported` for a run of another machine, and `NotFound` if its supervisor is gone.
+    Return False if somebody else has asked before; then nothing is sent, except that a grace of 0 ends the job at once
+    all the same. Raises `Unsupported` for a run of another machine, and `NotFound` if its supervisor is gone.
     """
     if not is_here(one):
         raise Unsupported(
@@ -366,9 +365,9 @@ def ask_to_stop(one: UnderWay, grace: float) -> bool:
 
 
 def wait_for_end(one: UnderWay, long: Callable[[], None] | None = None) -> None:
-    """Returns when the record of the run is kept, or its supervisor is gone. The run is one of this machine.
+    """Wait until the record of a run of this machine is kept, or its supervisor is gone.
 
-    long: called each time that a while has gone by.
+    long: called every few seconds meanwhile
     """
     _, pid, start = one.mark.process
     watched = Watched(pid, start)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dsv.api.workspaces import workspace_above
 from dsv.errors import NotFound
-from dsv.run.active_runs import RunRecords
+from dsv.run.active_runs import Marks, RunRecords
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import Plan
@@ -162,7 +162,7 @@ class Shop:
         signals: Signals | None = None,
         grace: float = 20.0,
     ) -> RunResult:
-        records = RunRecords(self.spool, None if offline else self.runs)
+        records = RunRecords(self.spool, None if offline else self.runs, Marks(self.place.state, STORE))
         with self.output() as (stdout, stderr):
             return run(
                 spec, place=self.place, staging=self.data, records=records, stdout=stdout, stderr=stderr,

@@ -27,19 +27,21 @@ _MAX_NUMBER: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """process: kernel, number and start of the process that supervises the run. store: where its record goes.
-    record: the record so far, encoded. live: the file with its output so far, if it is detached. Marks of earlier
-    versions have neither of the last two."""
+    """What a mark says of its run. Marks of earlier versions have neither `record` nor `live`."""
 
     store: str
+    """The id of the store where the record goes."""
     dataset: str
     process: tuple[str, int, int]
+    """Kernel, number and start of the process that supervises the run."""
     host: str
     record: str | None = None
+    """The record so far, encoded."""
     live: str | None = None
+    """The file with the output so far, if the run is detached."""
 
     def known(self) -> RunRecord | None:
-        """None if it can't be read."""
+        """Return the record so far; None if it can't be read."""
         try:
             return None if self.record is None else RunRecord.decode(self.record.encode(), "a run's mark")
         except DsvError:
@@ -47,7 +49,7 @@ class Mark:
 
     @property
     def host_name(self) -> str:
-        """For people."""
+        """The name of the host, for people."""
         return self.host.partition("/")[0]
 
     def is_dead(self) -> bool:
@@ -60,7 +62,7 @@ _MARK = msgspec.json.Decoder(Mark)
 class Marks:
     """The marks of a user's runs on datasets of one store.
 
-    Setting and removing one never fails: a run without one is merely not found out when it is cut off.
+    Setting and removing one never fails: without one, nobody notices that a run was cut off.
     """
 
     def __init__(self, state: Path, store: StoreId) -> None:
@@ -90,7 +92,7 @@ class Marks:
             stop_request(self._folder, run).unlink()
 
     def grace(self, run: RunId) -> float | None:
-        """The seconds that whoever asked for its end gives the job; None if nobody did."""
+        """Return the seconds that whoever asked for its end gives the job; None if nobody did."""
         try:
             with stop_request(self._folder, run).open("rb") as file:
                 return float(file.read(_MAX_NUMBER))
@@ -98,7 +100,7 @@ class Marks:
             return None
 
     def stopped_by(self, run: RunId) -> str | None:
-        """Who asked for its end: the owner of the request. None if nobody did."""
+        """Return who asked for its end: the owner of the request. None if nobody did."""
         try:
             owner = stop_request(self._folder, run).stat().st_uid
         except OSError:
@@ -106,41 +108,38 @@ class Marks:
         return f"{user_name(owner)}@{host_name()}"
 
     def early(self, run: RunId) -> RunRecord | None:
-        """The record of a run as its mark has it."""
-        for record in self.known():
-            if record.run == run:
-                return record
-        return None
+        """Return the record of a run as its mark has it."""
+        return next((record for record in self.known() if record.run == run), None)
 
     def known(self) -> list[RunRecord]:
-        """The records of the runs that are under way."""
-        return [
-            record
-            for each in under_way(self._state)
-            if each.mark.store == self._store and (record := each.mark.known()) is not None
-        ]
+        """Return the records of the runs that are under way."""
+        return [record for each in self._marked() if (record := each.mark.known()) is not None]
 
     def supervised(self) -> frozenset[RunId]:
-        """The runs that a process of this machine waits for."""
-        marked = [each for each in under_way(self._state) if each.mark.store == self._store]
-        return frozenset(each.run for each in marked if Process(*each.mark.process).fate() is Fate.ALIVE)
+        """Return the runs that a process of this machine waits for."""
+        return frozenset(
+            each.run for each in self._marked() if Process(*each.mark.process).fate() is Fate.ALIVE
+        )
 
     def clear(self, dataset: DatasetName, run: RunId) -> None:
-        """Removes the mark of a run that was cut off, and what the run left among the user's state but its output."""
+        """Remove the mark of a run that was cut off, and what the run left among the user's state but its output."""
         remove_scratch(run_folder(self._state, dataset, run) / "scratch")
         self.remove(run)
 
     def of_the_dead(self) -> Iterator[tuple[DatasetName, RunId]]:
-        """The runs whose supervisor is known to be gone."""
-        for each in under_way(self._state):
-            if each.mark.store == self._store and each.mark.is_dead():
+        """Yield the runs whose supervisor is known to be gone."""
+        for each in self._marked():
+            if each.mark.is_dead():
                 with suppress(UsageError):
                     yield DatasetName.parse(each.mark.dataset), each.run
+
+    def _marked(self) -> list[UnderWay]:
+        return [each for each in under_way(self._state) if each.mark.store == self._store]
 
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """A run that has a mark. folder: where that lies."""
+    """A run that has a mark, and the folder of that."""
 
     folder: Path
     run: RunId
@@ -148,7 +147,8 @@ class UnderWay:
 
 
 def under_way(state: Path) -> list[UnderWay]:
-    """The runs of this user, of any store, that have a mark; oldest first. Marks that can't be read are passed over."""
+    """Return the runs of this user, of any store, that have a mark, oldest first. Marks that can't be read are left
+    out."""
     folder = state / "running"
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -173,7 +173,7 @@ def stop_request(folder: Path, run: RunId) -> Path:
 
 
 def this_machine() -> str:
-    """This machine: its name, and its id if it has one."""
+    """Return the name of this machine, and its id if it has one."""
     number = ""
     with suppress(OSError):
         number = Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
@@ -185,10 +185,10 @@ _START_SECONDS: Final = 35.0
 
 
 class RunRecords:
-    """Where the record of one run goes. runs: None if the store must not be asked (`--offline`); marks: make the
-    run known to other commands while it is under way."""
+    """Keeps the record of one run: in its mark while it is under way, in the spool, and in the store."""
 
-    def __init__(self, spool: Spool, runs: RunStore | None, marks: Marks | None = None) -> None:
+    def __init__(self, spool: Spool, runs: RunStore | None, marks: Marks) -> None:
+        """runs: None if the store must not be asked (`--offline`)"""
         self._marks = marks
         self._spool = spool
         self._runs = runs
@@ -202,27 +202,24 @@ class RunRecords:
         self._start: Thread | None = None
         self._start_problem: DsvError | None = None
 
-    def announce(self, record: RunRecord, live: Path | None) -> None:
-        """Makes the run known to other commands of this machine before its job starts. live: its output so far."""
-        self._live = live
-        self._mark(record)
-
-    def submit(self, record: RunRecord) -> None:
-        """The engine is about to be given the job."""
-        self._mark(record)
+    def announce(self, record: RunRecord, live: Path | None = None) -> None:
+        """Make the run, as it is now, known to other commands of this machine. live: its output so far."""
+        self._live = live or self._live
+        self._marks.set(record, self._live)
+        self.under_way = True
 
     def asked_to_stop(self, run: RunId, otherwise: float) -> float:
-        """The seconds that whoever stops the run gives it; the other ones if nobody said."""
-        asked = None if self._marks is None else self._marks.grace(run)
+        """Return the seconds that whoever stops the run gives it; the other ones if nobody said."""
+        asked = self._marks.grace(run)
         return otherwise if asked is None else asked
 
     def stopped_by(self, run: RunId) -> str | None:
-        """Who asked for its end by `dsv stop`; None if nobody did."""
-        return None if self._marks is None else self._marks.stopped_by(run)
+        """Return who asked for its end by `dsv stop`; None if nobody did."""
+        return self._marks.stopped_by(run)
 
     def begin(self, record: RunRecord) -> None:
-        """Keeps the start, before the job begins, and sends it while that does. Raises `NoRoom`."""
-        self._mark(record)
+        """Keep the start, before the job begins, and send it while that does. Raises `NoRoom`."""
+        self.announce(record)
         self.starts += 1
         self._keep(record, start_name(self.starts), record.encode())
         self.begun = True
@@ -231,29 +228,30 @@ class RunRecords:
             self._start.start()
 
     def ended(self, record: RunRecord, log: bytes | None) -> None:
-        """The job has ended, and its output is yet to be sent: if this process is killed meanwhile, the record is made
-        of this one. That it can't be kept is told by `finish`."""
+        """Note that the job has ended, and its output is yet to be sent.
+
+        If this process is killed meanwhile, the record is made of this one. `finish` raises what is suppressed here.
+        """
         if log is not None:
             with suppress(NoRoom):
                 self._keep(record, LOG, log)
-        self._mark(record)
+        self.announce(record)
 
     def moves_on(self) -> None:
-        """The job was taken back before it began; another pool gets it."""
+        """Note that the job was taken back before it began, and another pool gets it."""
         self.begun = False
 
     def finish(self, record: RunRecord, log: bytes | None) -> None:
-        """Keeps the end, for `send` or for a later run. Raises `NoRoom`."""
+        """Keep the end, for `send` or for a later run. Raises `NoRoom`."""
         if log is not None:
             self._keep(record, LOG, log)
         self._keep(record, RECORD, encode_within_bounds(record))
-        if self._marks is not None:
-            self._marks.remove(record.run)
+        self._marks.remove(record.run)
         self.under_way = False
 
     def send(self) -> DsvError | None:
-        """Sends what waits, of earlier runs too. Returns why something is not in the store yet: it is then kept here
-        and sent by the next run. An interrupt is such a reason as well."""
+        """Send what waits, of earlier runs too. Return why something is not in the store yet: it is then kept here and
+        sent by the next run. An interrupt is such a reason as well."""
         if self._runs is None:
             return None
         try:
@@ -272,7 +270,7 @@ class RunRecords:
         return self._runs is not None and problem is None and not self.under_way
 
     def told_by_others(self, record: RunRecord) -> RunRecord | None:
-        """The record that another dsv has completed in the store and that tells how the job ended.
+        """Return the record that another dsv has completed in the store and that tells how the job ended.
 
         None if there is none, or if the store doesn't answer.
         """
@@ -284,11 +282,6 @@ class RunRecords:
                 if found.state in (RunState.ENDED, RunState.NOT_LAUNCHED) and found.exit_code is not None:
                     return found
         return None
-
-    def _mark(self, record: RunRecord) -> None:
-        if self._marks is not None:
-            self._marks.set(record, self._live)
-        self.under_way = True
 
     def _send_start(self, record: RunRecord) -> None:
         assert self._runs is not None  # begin looked

@@ -113,7 +113,7 @@ class Attempts:
     def _attempt(self, output: Output) -> Ended:
         plan, engine, spec = self.launch.plan(), self.launch.chosen.engine, self.launch.spec
         self._began = None
-        self.records.submit(self.record)
+        self.records.announce(self.record)
         if spec.gpus is not None and not engine.queues:
             self._gpu_watch = GpuWatch(names_of(spec.gpus, self.launch.chosen.facts.machine, spec.gpu_type))
             self._gpu_watch.start()
@@ -124,7 +124,7 @@ class Attempts:
             if not said:
                 self.note(f"the job waits: {reason}")
             said = True
-            self.records.submit(replace(self.record, state=RunState.QUEUED, error=reason))
+            self.records.announce(replace(self.record, state=RunState.QUEUED, error=reason))
             return self.patience.refused(reason)
 
         def expired() -> bool:
@@ -152,7 +152,7 @@ class Attempts:
         engine = self.launch.chosen.engine
         if self.records.begun:
             self.record = replace(self.record, job=ref)
-            self.records.submit(self.record)
+            self.records.announce(self.record)
         else:
             state = RunState.QUEUED if engine.queues else RunState.RUNNING
             self.record = replace(self.record, state=state, started_ms=self._began_ms, job=ref)

@@ -197,7 +197,7 @@ class _Supervisor:
             if passed:
                 note(f"not on {passed[-1].pool}: {passed[-1].reason}")
             if records.under_way:
-                records.submit(replace(now.record(now.plan(), now_ms()), state=RunState.QUEUED))
+                records.announce(replace(now.record(now.plan(), now_ms()), state=RunState.QUEUED))
             entered = turns.enter(pool, seconds, passed)
             if isinstance(entered, GaveUp):
                 return entered

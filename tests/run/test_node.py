@@ -13,7 +13,7 @@ import pytest
 from dsv.errors import IntegrityError, NoRoom, Unsupported, UsageError
 from dsv.run.completing import assemble, is_over, join_logs
 from dsv.run.engines.attach import Signals
-from dsv.run.node import NodeResult, NodeSeat, run_node
+from dsv.run.node import NodeSeat, run_node
 from dsv.run.node_order import NodeOrder, OrderedData
 from dsv.run.record import (
     EndCause,
@@ -42,7 +42,9 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
-def on_node(shop: Shop, script: str, order: NodeOrder = ORDER, **seat: object) -> NodeResult:
+def on_node(
+    shop: Shop, script: str, order: NodeOrder = ORDER, **seat: object
+) -> tuple[RunPart, bytes | None]:
     with shop.output() as (stdout, stderr):
         return run_node(
             order, NodeSeat(**seat), ("sh", "-c", script), place=shop.place, stage=shop.data.stage,
@@ -85,9 +87,8 @@ def test_code_is_where_the_command_works(shop: Shop) -> None:
 
 
 def test_the_part_says_how_it_ended_and_what_staging_took(shop: Shop) -> None:
-    done = on_node(shop, "echo hello; exit 7", rank=0, attempt=3)
-    part = done.part
-    assert (done.exit_code, done.log) == (7, b"hello\n")
+    part, log = on_node(shop, "echo hello; exit 7", rank=0, attempt=3)
+    assert log == b"hello\n"
     assert (part.node, part.attempt, part.host, part.end, part.exit_code) == (
         0,
         3,
@@ -115,18 +116,18 @@ def test_a_lost_lease_ends_the_command(shop: Shop) -> None:
         shop.data.leases[0].lost.set()
 
     threading.Thread(target=lose).start()
-    done = on_node(shop, "while :; do sleep 0.1; done")
-    assert (done.part.end, done.exit_code, done.part.error) == (EndCause.LEASE_LOST, 125, "it was evicted")
+    part, _ = on_node(shop, "while :; do sleep 0.1; done")
+    assert (part.end, part.exit_code, part.error) == (EndCause.LEASE_LOST, 125, "it was evicted")
 
 
 def test_a_node_that_is_told_to_end_says_so(shop: Shop) -> None:
     signals, ready = Signals(), shop.home / "ready"
     threading.Thread(target=lambda: (until(ready.exists, "the start"), signals.send(SIGTERM))).start()
-    done = run_node(
+    part, _ = run_node(
         ORDER, NodeSeat(), ("sh", "-c", f"touch {ready}; while :; do sleep 0.1; done"), place=shop.place,
         stage=shop.data.stage, stdout=None, stderr=None, signals=signals,
     )  # fmt: skip
-    assert (done.part.end, done.part.cancelled_by, done.exit_code) == (EndCause.CANCELLED, "SIGTERM", 143)
+    assert (part.end, part.cancelled_by, part.exit_code) == (EndCause.CANCELLED, "SIGTERM", 143)
 
 
 @pytest.mark.parametrize(
@@ -238,11 +239,11 @@ class _Full(Folders):
 def test_data_that_has_no_room_is_the_end_of_the_part(shop: Shop) -> None:
     """The other nodes, and whoever completes the record, are told why."""
     shop.data = _Full(shop.data.folder)
-    done = on_node(shop, "true", attempt=2)
-    assert (done.exit_code, done.log, done.part.attempt, done.part.end) == (
+    part, log = on_node(shop, "true", attempt=2)
+    assert (part.exit_code, log, part.attempt, part.end) == (
         125,
         None,
         2,
         EndCause.NOT_STARTED,
     )
-    assert done.part.error == "1 TB is needed, and 1 GB can be made free"
+    assert part.error == "1 TB is needed, and 1 GB can be made free"

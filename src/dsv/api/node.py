@@ -36,7 +36,7 @@ from dsv.run.engine_list import Engines, FoundJob
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import Ended, JobStatus, NodeLeft
 from dsv.run.engines.reaper import GRACE
-from dsv.run.node import NodeResult, NodeSeat, run_node
+from dsv.run.node import NodeSeat, run_node
 from dsv.run.node_order import NodeOrder
 from dsv.run.record import (
     RECORD,
@@ -54,7 +54,6 @@ from dsv.run.record import (
     start_number,
 )
 from dsv.run.record_store import RunStore, Spool, StoredRun
-from dsv.values.ids import StoreId
 
 ARGV: Final = "argv"
 """The file with the command as it was typed, each word ended by a NUL byte."""
@@ -234,15 +233,15 @@ def node(
     signals: Signals | None = None,
     jobs: int | None = None,
     grace: float = GRACE,
-) -> NodeResult:
-    """Makes sure of the data in this cache, runs the command with leases on it, and sends the node's part of the
-    record.
+) -> tuple[RunPart, DsvError | None]:
+    """Stage the data in this cache, run the command with leases on it, and send the node's part of the record.
 
-    Several nodes that share a cache fill it together. Raises what `runs.node.run_node` raises.
+    Return that part, and why it is not in the store; it then waits on this machine. Several nodes that share a cache
+    fill it together. Raises what `run_node` raises.
     """
     with as_launch_error(), Stager(context, CacheRoot(cache), jobs=jobs) as stager:
         store = stager.targets.find(order.data[0].target()).store
-        result = run_node(
+        part, log = run_node(
             order,
             seat,
             command,
@@ -252,32 +251,21 @@ def node(
             progress=context.progress,
             grace=grace,
         )
-    return _send(context, store, order, seat, result, place)
-
-
-def _send(
-    context: Context, store: StoreId, order: NodeOrder, seat: NodeSeat, result: NodeResult, place: RunPlace
-) -> NodeResult:
     spool, run = Spool(place.spool, store), RunId.parse(order.run)
     try:
-        if result.log is not None:
-            spool.keep(order.dataset, run, node_log_name(seat.rank, seat.attempt), result.log)
-        spool.keep(order.dataset, run, part_name(seat.rank, seat.attempt), encode_part(result.part))
+        if log is not None:
+            spool.keep(order.dataset, run, node_log_name(seat.rank, seat.attempt), log)
+        spool.keep(order.dataset, run, part_name(seat.rank, seat.attempt), encode_part(part))
     except OSError as error:
-        problem = NoRoom(f"what node {seat.rank} of run {run} left can't be kept: {error}", subject=run)
-        return replace(result, problem=problem)
+        return part, NoRoom(f"what node {seat.rank} of run {run} left can't be kept: {error}", subject=run)
     try:
         with ExitStack() as opened:
             spool.send(LateRunStore(context, store, opened), only=run)
-        with context.repository() as repository:
-            return replace(result, finished=_finish(context, repository, order, run, place))
+        folder = place.folder(order.dataset, run) / "out" if order.out is None else Path(order.out)
+        with context.repository() as repository, output_kept(context, order, folder) as keep:
+            complete_from_parts(
+                RunStore(repository.store), order, run, lambda whole: replace(whole, output=keep(repository))
+            )
     except DsvError as error:
-        return replace(result, problem=error)
-
-
-def _finish(context: Context, repository: Repository, order: NodeOrder, run: RunId, place: RunPlace) -> bool:
-    folder = place.folder(order.dataset, run) / "out" if order.out is None else Path(order.out)
-    with output_kept(context, order, folder) as keep:
-        return complete_from_parts(
-            RunStore(repository.store), order, run, lambda whole: replace(whole, output=keep(repository))
-        )
+        return part, error
+    return part, None

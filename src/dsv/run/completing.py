@@ -147,24 +147,21 @@ def complete_from_parts(
     order: NodeOrder,
     run: RunId,
     whole: Callable[[RunRecord], RunRecord],
-) -> bool:
-    """Completes the record if all nodes have left their parts. Several may do so at once: one of them wins.
+) -> None:
+    """Complete the record if all nodes have left their parts. Several may do so at once: one of them wins.
 
-    whole: adds what the parts don't tell.
+    whole: adds what the parts don't tell
     """
     found = runs.listing(order.dataset, run)
     if not found or RECORD in found[0].parts:
-        return False
-    stored = found[0]
+        return
     try:
-        start = runs.read(stored)
+        start = runs.read(found[0])
     except DsvError:
-        return False  # whoever submitted it has not written its start yet, and completes it
-    parts = runs.node_parts(stored)
-    if not is_over(start, parts):
-        return False
-    put_together(runs, stored, start, parts, whole)
-    return True
+        return  # whoever submitted it has not written its start yet, and completes it
+    parts = runs.node_parts(found[0])
+    if is_over(start, parts):
+        put_together(runs, found[0], start, parts, whole)
 
 
 def put_together(

@@ -1,6 +1,4 @@
-"""One node's part of a run: its data made sure of and leased, the command run, its end told. Engines of clusters have
-the job call this, on each node and in each attempt.
-"""
+"""Run one node's part of a run, in one attempt: its data is staged and leased, and the command is run."""
 
 from __future__ import annotations
 
@@ -31,32 +29,12 @@ from dsv.values.secrets import Masker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeat:
-    """Which node this is, and which attempt. addresses: of all nodes by their ranks, as the others reach them; empty if
-    there is one node alone."""
+    """One node of a run in one attempt."""
 
     rank: int = 0
     attempt: int = 1
     addresses: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeResult:
-    """The work of one node for a run.
-
-    part: for the record; log: what is kept of the output, None if none is. problem: why this is not in the store;
-    it then waits on this machine. finished: this node was the last one, and has completed the record of the run.
-    """
-
-    part: RunPart
-    log: bytes | None
-    problem: DsvError | None = None
-    finished: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """Of the node's process."""
-        assert self.part.exit_code is not None  # it has ended
-        return self.part.exit_code
+    """Of all nodes by their ranks, as the others reach them; empty if there is one node alone."""
 
 
 def node_variables(order: NodeOrder, seat: NodeSeat, staged: Sequence[Staged], out: Path) -> dict[str, str]:
@@ -93,12 +71,12 @@ def run_node(
     signals: Signals | None = None,
     progress: Progress | None = None,
     grace: float = GRACE,
-) -> NodeResult:
-    """Runs the command here, as a plain process, with its data leased for as long as it lives.
+) -> tuple[RunPart, bytes | None]:
+    """Run the command here, as a plain process, with its data leased for as long as it lives.
 
-    What the command writes goes to these descriptors, and into the log of this node. Data that can't be had is an end
-    like any other. Raises `LaunchError` for what else keeps the command from being started; `UsageError` if the seat is
-    none of this order.
+    Return the node's part of the record and what is kept of its output, None if none is. Data that can't be staged is
+    an end like any other. Raises `LaunchError` for what else keeps the command from being started; `UsageError` if the
+    order has no such seat.
     """
     _check(order, seat)
     watcher = progress if progress is not None else NoProgress()
@@ -118,7 +96,17 @@ def run_node(
         except DsvError as error:
             if isinstance(error, Interrupted | Terminated):
                 raise
-            return _never_began(seat, place, began, error)
+            never_began = RunPart(
+                node=seat.rank,
+                attempt=seat.attempt,
+                host=place.host,
+                started_ms=began,
+                ended_ms=now_ms(),
+                end=EndCause.NOT_STARTED,
+                exit_code=CANNOT_LAUNCH,
+                error=Masker.of({}, place.environ).text(error.message),
+            )
+            return never_began, None
         watcher.finish()
         env = node_variables(order, seat, staged, out)
         log = LogKeeper() if order.log else None
@@ -136,9 +124,15 @@ def run_node(
             result = _supervised(job, seat, place, output, signals or Signals(), watcher, held, grace)
         finally:
             remove_scratch(own)
-    part = _described(result, staged, masker)
-    kept = None if log is None else log.kept(masker).data
-    return NodeResult(part, kept)
+    text = result.error
+    part = replace(
+        result,
+        error=None if text is None else salvaged(lambda: masker.text(text), lambda problem: problem),
+        cache_hit=all(each.hit for each in staged),
+        stage_seconds=round(sum(each.seconds for each in staged), 3),
+        stage_bytes=sum(each.fetched_bytes for each in staged),
+    )
+    return part, None if log is None else log.kept(masker).data
 
 
 def _supervised(
@@ -164,26 +158,6 @@ def _supervised(
         handle.check()
     part = part_of(ended, attempt=seat.attempt, host=place.host, started_ms=started, ended_ms=now_ms())
     return replace(part, node=seat.rank)
-
-
-def _never_began(seat: NodeSeat, place: RunPlace, began: int, error: DsvError) -> NodeResult:
-    told = Masker.of({}, place.environ).text(error.message)
-    part = RunPart(
-        node=seat.rank, attempt=seat.attempt, host=place.host, started_ms=began, ended_ms=now_ms(),
-        end=EndCause.NOT_STARTED, exit_code=CANNOT_LAUNCH, error=told,
-    )  # fmt: skip
-    return NodeResult(part, None)
-
-
-def _described(part: RunPart, staged: Sequence[Staged], masker: Masker) -> RunPart:
-    error = part.error
-    return replace(
-        part,
-        error=None if error is None else salvaged(lambda: masker.text(error), lambda problem: problem),
-        cache_hit=all(each.hit for each in staged),
-        stage_seconds=round(sum(each.seconds for each in staged), 3),
-        stage_bytes=sum(each.fetched_bytes for each in staged),
-    )
 
 
 def _workdir(order: NodeOrder, staged: Sequence[Staged], place: RunPlace) -> str:

@@ -87,7 +87,7 @@ def _run(call: Call, order: str, seat: NodeSeat, jobs: int | None) -> int:
     with launching(), call.context() as context:
         told = _read(order)
         place = RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd, workspace_above)
-        done = run_here(
+        part, problem = run_here(
             context,
             call.settings.cache().path,
             told,
@@ -97,15 +97,15 @@ def _run(call: Call, order: str, seat: NodeSeat, jobs: int | None) -> int:
             signals=Signals(),
             jobs=jobs,
         )
-    part = done.part
     call.say(
         f"node {part.node} of run {told.run}, attempt {part.attempt}: exit code {part.exit_code} ({part.end})"
     )
-    if done.part.error is not None:
-        call.warn(done.part.error)
-    if done.problem is not None:
-        call.warn(f"what this node left is kept here, and sent by the next run: {done.problem.message}")
-    return done.exit_code
+    if part.error is not None:
+        call.warn(part.error)
+    if problem is not None:
+        call.warn(f"what this node left is kept here, and sent by the next run: {problem.message}")
+    assert part.exit_code is not None  # it has ended
+    return part.exit_code
 
 
 def _complete(call: Call, order: NodeOrder, left: Path, seat: NodeSeat) -> int:

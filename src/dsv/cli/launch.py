@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import FileIO
 
 from dsv.api.run import dry_run, run
@@ -18,13 +17,14 @@ from dsv.cli.views.runs import cause_text
 from dsv.errors import DsvError, LaunchError, UsageError, as_launch_error
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import Signals, spared
+from dsv.run.listing import RunView
 from dsv.run.supervisor import RunResult
 from dsv.values.units import format_duration
 
 
 @contextmanager
 def launching() -> Iterator[None]:
-    """As `as_launch_error`, for errors of the system too."""
+    """Raise errors as `LaunchError`, as `as_launch_error` does, those of the system too."""
     with as_launch_error():
         try:
             yield
@@ -35,13 +35,13 @@ def launching() -> Iterator[None]:
 
 @spared()
 def launch(call: Call, typed: Typed) -> int:
-    """Runs it, and returns the exit code. What keeps it from being launched is a `LaunchError`."""
+    """Run it and return the exit code. Raises `LaunchError` for what keeps it from being launched."""
     _check(call, typed)
     if typed.detach and call.session.announce is None:
         with launching():
             return detach(call)
-    # Opened before anything else happens, so that a result can't be lost for a name that can't be written.
-    file = None if typed.json_file is None or typed.dry_run else _JsonFile.open(typed.json_file)
+    # Opened first, so that no result is lost for a name that can't be written.
+    file = None if typed.json_file is None or typed.dry_run else _open(typed.json_file)
     try:
         with launching():
             result = _launch(call, typed)
@@ -53,7 +53,7 @@ def launch(call: Call, typed: Typed) -> int:
 
 
 def _launch(call: Call, typed: Typed) -> RunResult | None:
-    """None if it was only shown."""
+    """Return None if it was only shown."""
     with call.context(writes=True) as context:
         place = RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd, workspace_above)
         spec = member_spec(call, typed, context, place)
@@ -99,15 +99,12 @@ def _check(call: Call, typed: Typed) -> None:
         raise UsageError("a repeated run has its target already", hint=f"dsv run --again {typed.again}")
 
 
-def _tell(call: Call, result: RunResult, file: _JsonFile | None) -> int:
+def _tell(call: Call, result: RunResult, file: FileIO | None) -> int:
     record = result.record
     if result.error is not None:
         call.complain(of_error(result.error))
-    took = (
-        ""
-        if record.ended_ms is None
-        else f" after {format_duration((record.ended_ms - record.started_ms) / 1000)}"
-    )
+    seconds = RunView(record, sent=True).took_seconds
+    took = "" if seconds is None else f" after {format_duration(seconds)}"
     reason = None if result.error is not None else record.error or cause_text(record)
     why = "" if reason is None else f": {reason}"
     call.say(f"run {record.run} ended with exit code {result.exit_code}{took}{why}; output in {result.out}")
@@ -123,43 +120,26 @@ def _tell(call: Call, result: RunResult, file: _JsonFile | None) -> int:
 
 
 def _document(result: RunResult) -> dict[str, object]:
-    record = result.record
-    return {
-        "run": record.run,
-        "dataset": str(record.dataset),
-        "commit": str(record.commit),
-        "engine": record.engine,
-        "exit_code": result.exit_code,
-        "cache_hit": record.cache_hit,
-        "stage_seconds": record.stage_seconds,
-        "params": record.params,
-        "metrics": record.metrics,
-        "out": str(result.out),
-    }
+    names = (
+        "run", "dataset", "commit", "engine", "exit_code", "cache_hit", "stage_seconds", "params", "metrics"
+    )  # fmt: skip
+    shown = {name: getattr(result.record, name) for name in names}
+    return {**shown, "commit": str(result.record.commit), "out": str(result.out)}
 
 
-@dataclass(frozen=True, slots=True)
-class _JsonFile:
-    """Where a result for programs goes, once."""
-
-    name: str
-    file: FileIO
-
-    @classmethod
-    def open(cls, name: str) -> _JsonFile:
-        """Raises `LaunchError`."""
-        try:
-            return cls(name, FileIO(name, "w"))
-        except OSError as error:
-            raise LaunchError(f"{name} can't be written: {error.strerror}", subject=name) from error
-
-
-def _write(call: Call, to: _JsonFile, text: str) -> None:
-    """That it can't be written changes nothing about the job, nor about dsv's exit code."""
+def _open(name: str) -> FileIO:
     try:
-        with to.file as file:
+        return FileIO(name, "w")
+    except OSError as error:
+        raise LaunchError(f"{name} can't be written: {error.strerror}", subject=name) from error
+
+
+def _write(call: Call, file: FileIO, text: str) -> None:
+    """Write the result, or warn: an error changes nothing about the job, nor about dsv's exit code."""
+    try:
+        with file:
             left = memoryview(text.encode())
             while left:
                 left = left[file.write(left) or 0 :]
     except OSError as error:
-        call.warn(f"{to.name} can't be written: {error.strerror}")
+        call.warn(f"{file.name} can't be written: {error.strerror}")

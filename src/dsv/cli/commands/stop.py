@@ -21,7 +21,7 @@ from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported
 from dsv.run.active_runs import UnderWay
 from dsv.run.dirs import SPOOLS
 from dsv.run.engine_list import find_job
-from dsv.run.engines.base import CANNOT_LAUNCH, NoEngine
+from dsv.run.engines.base import CANNOT_LAUNCH, Engine, NoEngine
 from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import ask_to_stop, ended_here, find_under_way, is_here, wait_for_end
 from dsv.run.parameters import SweepId, names_sweep
@@ -74,14 +74,18 @@ def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: 
             view = found.sweep_instead(run, error)
         _stop_sweep(call, view, seconds)
         return
-    _tell(call, record, asked=asked)
+    how = "was stopped, and ended" if asked else "had ended already,"
+    text = f"run {record.run} {how} with exit code {record.exit_code}"
+    _tell(call, record.run, asked, record.state, record.exit_code, text)
 
 
 def _end(
     call: Call, run: str, one: UnderWay | None, seconds: float, *, again: bool = False
 ) -> tuple[RunRecord, bool]:
-    """Ends one run: its record, and whether it was this call that asked for that. again: this command has asked for
-    it before."""
+    """End one run. Return its record, and True if it was this call that asked for that.
+
+    again: this command has asked for it before
+    """
     asked = False
     if one is not None and (is_here(one) or not is_in_cluster(call, one.mark.known())):
         try:
@@ -116,39 +120,37 @@ def _end(
 
 
 def _stop_named_sweep(call: Call, text: str, seconds: float) -> None:
-    begins = being_started(call.settings.state, text)
+    starting = being_started(call.settings.state, text)
     with opened_runs(call) as found:
         try:
             view = found.sweep(text)
         except NotFound:
-            if begins is None:
+            if starting is None:
                 raise
-            _end_driver(call, *begins)  # no run of it has a record yet
+            sweep, process = starting  # no run of it has a record yet
+            _end_driver(process)
+            _wait_for_driver(call, sweep, process)
             try:
                 view = found.sweep(text)
             except NotFound:
-                _tell_unbegun(call, begins[0])
+                said = f"{sweep} was stopped before a run of it had begun"
+                _tell(call, sweep, True, RunState.NOT_LAUNCHED, CANNOT_LAUNCH, said)
                 return
     _stop_sweep(call, view, seconds)
 
 
-def _end_driver(call: Call, sweep: SweepId, begins: Driver) -> None:
+def _end_driver(process: Driver) -> None:
     with suppress(ProcessLookupError):
-        os.kill(begins.process.pid, signal.SIGTERM)
-    while driver(call.settings.state, sweep) == begins:
+        os.kill(process.process.pid, signal.SIGTERM)
+
+
+def _wait_for_driver(call: Call, sweep: SweepId, process: Driver) -> None:
+    while driver(call.settings.state, sweep) == process:
         sleep(_TICK)
 
 
-def _tell_unbegun(call: Call, sweep: SweepId) -> None:
-    if call.json:
-        state = RunState.NOT_LAUNCHED
-        call.document({"run": sweep, "stopped": True, "state": state, "exit_code": CANNOT_LAUNCH})
-    else:
-        call.say(f"{sweep} was stopped before a run of it had begun")
-
-
 def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
-    """First nothing more is begun, here and on other machines. Then all that goes on is told to end, and waited for."""
+    """Have no more runs started, here and on other machines; then stop all that go on, and wait for them."""
     state = call.settings.state
     with opened_runs(call) as found:
         if view.not_begun:
@@ -156,10 +158,9 @@ def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
                 found.notes(view.dataset, view.id).stop()
             except (Denied, Unreachable) as error:
                 call.warn(f"another machine may still start runs: {error.message}")
-        begins = driver(state, view.id)
-        if begins is not None and begins.is_here:
-            with suppress(ProcessLookupError):
-                os.kill(begins.process.pid, signal.SIGTERM)
+        process = driver(state, view.id)
+        if process is not None and process.is_here:
+            _end_driver(process)
         view = found.sweep(view.id)
     for record in view.under_way:
         one = find_under_way(state, record.run)
@@ -172,8 +173,8 @@ def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
             _end(call, record.run, find_under_way(state, record.run), seconds, again=True)
         except DsvError as error:
             problems.append(error)
-    while begins is not None and begins.is_here and driver(state, view.id) == begins:
-        sleep(_TICK)
+    if process is not None and process.is_here:
+        _wait_for_driver(call, view.id, process)
     for problem in problems[1:]:
         call.complain(of_error(problem))
     if problems:
@@ -184,36 +185,40 @@ def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
 def _tell_sweep(call: Call, before: SweepView) -> None:
     with opened_runs(call) as found:
         view = found.sweep(before.id)
-    stopped = format_count(len(before.under_way), "run")
+    asked = bool(before.under_way or before.not_begun)
+    text = f"{view.id} had ended already, with exit code {view.exit_code}"
+    if asked:
+        stopped = format_count(len(before.under_way), "run")
+        text = f"{view.id}: {stopped} stopped, {len(view.not_begun)} not begun"
+    _tell(call, view.id, asked, RunState.ENDED, view.exit_code, text)
+
+
+def _tell(call: Call, run: str, asked: bool, state: RunState, exit_code: int | None, text: str) -> None:
     if call.json:
-        asked = bool(before.under_way or before.not_begun)
-        state, code = RunState.ENDED, view.exit_code
-        call.document({"run": view.id, "stopped": asked, "state": state, "exit_code": code})
-    elif before.under_way or before.not_begun:
-        call.say(f"{view.id}: {stopped} stopped, {len(view.not_begun)} not begun")
+        call.document({"run": run, "stopped": asked, "state": state, "exit_code": exit_code})
     else:
-        call.say(f"{view.id} had ended already, with exit code {view.exit_code}")
+        call.say(text)
+
+
+def _engine_of(call: Call, record: RunRecord) -> Engine | None:
+    return engines_of(call.around.environ, call.settings).make(record.engine, record.pool)
 
 
 def is_in_cluster(call: Call, record: RunRecord | None) -> bool:
     """Check that a cluster holds the job, so that it can be ended from any machine."""
-    engine = (
-        None
-        if record is None
-        else engines_of(call.around.environ, call.settings).make(record.engine, record.pool)
-    )
+    engine = None if record is None else _engine_of(call, record)
     return engine is not None and engine.queues
 
 
 def _told_of_silence(call: Call, record: RunRecord | None) -> Callable[[], None] | None:
-    """Says once that a cluster doesn't answer: the dsv of a run can't end its job before it does."""
+    """Return a function that says once that a cluster doesn't answer: a run's dsv can't end its job before it does."""
     if record is None or not is_in_cluster(call, record):
         return None
     said = False
 
     def look() -> None:
         nonlocal said
-        engine = engines_of(call.around.environ, call.settings).make(record.engine, record.pool)
+        engine = _engine_of(call, record)
         if said or engine is None or not isinstance(found := engine.probe(), NoEngine):
             return
         said = True
@@ -240,14 +245,3 @@ def _stop_in_cluster(call: Call, record: RunRecord, seconds: float) -> tuple[Run
             hint=f"dsv stop {record.run}",
         )
     return replace(record, state=status.state, exit_code=status.exit_code), asked
-
-
-def _tell(call: Call, record: RunRecord, *, asked: bool) -> None:
-    if call.json:
-        call.document(
-            {"run": record.run, "stopped": asked, "state": record.state, "exit_code": record.exit_code}
-        )
-    elif asked:
-        call.say(f"run {record.run} was stopped, and ended with exit code {record.exit_code}")
-    else:
-        call.say(f"run {record.run} had ended already, with exit code {record.exit_code}")

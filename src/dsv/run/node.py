@@ -96,17 +96,7 @@ def run_node(
         except DsvError as error:
             if isinstance(error, Interrupted | Terminated):
                 raise
-            never_began = RunPart(
-                node=seat.rank,
-                attempt=seat.attempt,
-                host=place.host,
-                started_ms=began,
-                ended_ms=now_ms(),
-                end=EndCause.NOT_STARTED,
-                exit_code=CANNOT_LAUNCH,
-                error=Masker.of({}, place.environ).text(error.message),
-            )
-            return never_began, None
+            return _never_began(seat, place, began, error), None
         watcher.finish()
         env = node_variables(order, seat, staged, out)
         log = LogKeeper() if order.log else None
@@ -124,14 +114,7 @@ def run_node(
             result = _supervised(job, seat, place, output, signals or Signals(), watcher, held, grace)
         finally:
             remove_scratch(own)
-    text = result.error
-    part = replace(
-        result,
-        error=None if text is None else salvaged(lambda: masker.text(text), lambda problem: problem),
-        cache_hit=all(each.hit for each in staged),
-        stage_seconds=round(sum(each.seconds for each in staged), 3),
-        stage_bytes=sum(each.fetched_bytes for each in staged),
-    )
+    part = _described(result, staged, masker)
     return part, None if log is None else log.kept(masker).data
 
 
@@ -158,6 +141,30 @@ def _supervised(
         handle.check()
     part = part_of(ended, attempt=seat.attempt, host=place.host, started_ms=started, ended_ms=now_ms())
     return replace(part, node=seat.rank)
+
+
+def _never_began(seat: NodeSeat, place: RunPlace, began: int, error: DsvError) -> RunPart:
+    return RunPart(
+        node=seat.rank,
+        attempt=seat.attempt,
+        host=place.host,
+        started_ms=began,
+        ended_ms=now_ms(),
+        end=EndCause.NOT_STARTED,
+        exit_code=CANNOT_LAUNCH,
+        error=Masker.of({}, place.environ).text(error.message),
+    )
+
+
+def _described(part: RunPart, staged: Sequence[Staged], masker: Masker) -> RunPart:
+    text = part.error
+    return replace(
+        part,
+        error=None if text is None else salvaged(lambda: masker.text(text), lambda problem: problem),
+        cache_hit=all(each.hit for each in staged),
+        stage_seconds=round(sum(each.seconds for each in staged), 3),
+        stage_bytes=sum(each.fetched_bytes for each in staged),
+    )
 
 
 def _workdir(order: NodeOrder, staged: Sequence[Staged], place: RunPlace) -> str:

@@ -37,11 +37,6 @@ def has_data(store: Store) -> bool:
     return any(together([partial(_any_of, store, prefix, parse) for prefix, parse in _DATA]))
 
 
-def has_names(store: Store) -> bool:
-    """Return whether there is a branch."""
-    return _any_of(store, keys.REFS_PREFIX, keys.parse_branch_key)
-
-
 def _any_of(store: Store, prefix: str, parse: Callable[[str], object | None]) -> bool:
     return any(parse(item.key) is not None for item in islice(store.list(prefix), _LOOKED_AT))
 
@@ -471,7 +466,8 @@ def _check_unused(split: OpenStore) -> None:
     Anyone who makes the same store at this moment writes the entry of the data before the first name, so the names are
     looked for first.
     """
-    if has_names(split.names) and read_entry(split.data, 0) is None:
+    has_branch = _any_of(split.names, keys.REFS_PREFIX, keys.parse_branch_key)
+    if has_branch and read_entry(split.data, 0) is None:
         raise _of_another(split)
 
 

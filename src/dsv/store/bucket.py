@@ -54,7 +54,9 @@ def warnings_for(bucket: str, prefix: str, settings: BucketSettings) -> tuple[st
         found.append(
             f"bucket {bucket} keeps each object for a fixed time, so removed data goes on taking room"
         )
-    elif settings.versioning == "Enabled" and not any(_removes_old_versions(rule) for rule in rules):
+    elif settings.versioning == "Enabled" and not any(
+        rule.get("NoncurrentVersionExpiration") for rule in rules
+    ):
         found.append(
             f"bucket {bucket} keeps old versions of objects for ever, so removed data goes on taking room"
         )
@@ -171,7 +173,3 @@ def _applies(rule: Mapping[str, Any], prefix: str) -> bool:
     theirs = str(chosen.get("Prefix") or rule.get("Prefix") or "")
     ours = f"{prefix}/" if prefix else ""
     return theirs.startswith(ours) or ours.startswith(theirs)
-
-
-def _removes_old_versions(rule: Mapping[str, Any]) -> bool:
-    return bool(rule.get("NoncurrentVersionExpiration"))

@@ -131,7 +131,7 @@ class ObjectStore:
 
     def _list(self, prefix: str, start_after: str | None) -> Iterator[Item]:
         folder = (self._prefix + prefix).rpartition("/")[0]
-        after = _latest(start_after, _just_before(prefix)) if self.ordered_listing else None
+        after = max(start_after or "", _just_before(prefix) or "") if self.ordered_listing else None
         try:
             stream: Iterator[Any] = obstore.list(
                 self._quick,
@@ -233,7 +233,3 @@ def _just_before(prefix: str) -> str | None:
     smaller = [character for character in KEY_CHARACTERS if name and character < name[-1]]
     # One step back in the last character, then as far on as keys go.
     return f"{folder}{slash}{name[:-1]}{smaller[-1]}~" if smaller else None
-
-
-def _latest(one: str | None, other: str | None) -> str | None:
-    return max(filter(None, (one, other)), default=None)

@@ -145,16 +145,14 @@ class Retrying:
         unsure = looking = False
         while True:
             try:
-                if (
-                    looking
-                ):  # the last answer was lost: what came of it is read, and nothing is sent twice for it
+                if looking:  # the last answer was lost: its effect is read, and nothing is sent twice
                     looking = False
                     there = self._there(key, data)
                     if there is not None:
                         return there
                 if self._put(key, data) is Put.WON:
                     return Put.WON
-                there = self._read_back(key, data)
+                there = self._repeated(lambda: self._there(key, data))
             except (NoAnswer, OutcomeUnknown, CutShortError) as error:
                 lost = not isinstance(error, NoAnswer) or error.maybe_done
                 unsure = unsure or lost
@@ -204,10 +202,6 @@ class Retrying:
                 trial.failed(error)
             else:
                 return
-
-    def _read_back(self, key: str, data: Bytes) -> Put | None:
-        """Return who won a key that is taken: None where nothing is there after all."""
-        return self._repeated(lambda: self._there(key, data))
 
     def _there(self, key: str, data: Bytes) -> Put | None:
         """Whose bytes the key has; None if it has none."""

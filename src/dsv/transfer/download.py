@@ -124,7 +124,9 @@ class Fetcher:
             try:
                 for piece, where in self._expand(file):
                     plan.append(piece)
-                    if piece.chunk is not None and not _has_donor(piece):
+                    if piece.chunk is not None and (
+                        file.donor is None or piece.chunk not in file.donor.chunks
+                    ):
                         yield where or self._objects.find(ObjectKind.CHUNK, piece.chunk), piece
             except IntegrityError as error:
                 raise self._of_file(file.entry, error) from error
@@ -229,11 +231,6 @@ class _LargeFile:
         """Skip what the caller did not consume."""
         while self._next is not None:
             self._next = None if self._next[0].last else next(self._source)
-
-
-def _has_donor(piece: _Piece) -> bool:
-    donor = piece.wanted.donor
-    return donor is not None and piece.chunk in donor.chunks
 
 
 def _read_donor(piece: _Piece) -> bytes | None:

@@ -312,7 +312,7 @@ class Run(msgspec.Struct, Generic[T]):
 
     def add(self, item: T) -> bool:
         """False if it is full."""
-        if not _is_small(item):
+        if not (item.is_file and item.known is None and 0 < item.size <= LARGEST):
             if len(self.items) - len(self.paths) == FILES:
                 return False
             self.items.append(item)
@@ -385,10 +385,6 @@ class _Reader:
         self._pipe.close()
         self._process.kill()
         self._process.wait()
-
-
-def _is_small(item: Item) -> bool:
-    return item.is_file and item.known is None and 0 < item.size <= LARGEST
 
 
 def _cut(work: Iterator[T]) -> Iterator[Run[T]]:

@@ -107,8 +107,10 @@ class FileSaver(Generic[T]):
         if not item.is_file:
             return None
         known = item.known
-        if known is not None and (stored := find_content(self._uploader, known)) is not None:
-            return Saved(stored)
+        if known is not None and known.file_id is not None:
+            stored = self._uploader.find(known.size, known.file_id, known.recipe_id)
+            if stored is not None:
+                return Saved(stored)
         return save_file(self._uploader, self._descent, item.path)
 
 
@@ -131,12 +133,6 @@ def save_file(uploader: Uploader, descent: Descent, path: bytes) -> Saved | Prob
     if isinstance(found, Problem):
         return found
     return Saved(found.value, row_of(found.stat), found.stat.st_dev, found.quiet)
-
-
-def find_content(uploader: Uploader, entry: Entry) -> Stored | None:
-    """Return where the content of a file lies, if the store has all of it."""
-    assert entry.file_id is not None
-    return uploader.find(entry.size, entry.file_id, entry.recipe_id)
 
 
 @dataclass(slots=True, eq=False)

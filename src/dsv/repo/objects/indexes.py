@@ -37,10 +37,6 @@ class ListedIndexes(msgspec.Struct, frozen=True):
     records: dict[int, tuple[str, ...]]
     standing: Standing
 
-    @classmethod
-    def of_none(cls) -> ListedIndexes:
-        return cls({}, frozenset(), {}, Standing((), (), frozenset()))
-
 
 def list_indexes(
     store: Store, read: Callable[[str], IndexMerge | None], without: Container[IndexId] = ()
@@ -202,7 +198,7 @@ class Indexes:
         self._search: list[AnyIndex] | None = None
         self._erased = set[tuple[ObjectKind, Id]]()
         self._gone = set[IndexId]()  # files of which parts were read, and that nobody can read any more
-        self.listed = ListedIndexes.of_none()
+        self.listed = ListedIndexes({}, frozenset(), {}, Standing((), (), frozenset()))
         """The index files of the store when it was last asked."""
         self.damaged = set[IndexId]()
         """Merged files that were met damaged, and whose originals are read instead. They count as not listed."""

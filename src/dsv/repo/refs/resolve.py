@@ -13,7 +13,6 @@ from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 
 if TYPE_CHECKING:
-    from dsv.format.commit import Commit
     from dsv.repo.objects.objects import Objects
     from dsv.repo.refs.branches import Refs
     from dsv.values.names import Rev
@@ -53,7 +52,8 @@ def resolve(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev | None)
 def _named(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev) -> Resolved:
     text = rev.text
     if rev.commit_prefix is not None:
-        if _is_whole(text) and _says(objects.commit_or_none(CommitId.parse(text)), dataset):
+        commit = objects.commit_or_none(CommitId.parse(text)) if _is_whole(text) else None
+        if commit is not None and commit.dataset == dataset:
             return Resolved(dataset, CommitId.parse(text))  # without asking for any name
         refs.require(dataset)
         return Resolved(dataset, _by_prefix(objects, dataset, text))
@@ -87,11 +87,6 @@ def _branch_head(head: Head) -> Resolved:
 
 def _is_whole(digits: str) -> bool:
     return len(digits) == CommitId.size * 2
-
-
-def _says(commit: Commit | None, dataset: DatasetName) -> bool:
-    """Return whether the commit itself says that it was made for the dataset."""
-    return commit is not None and commit.dataset == dataset
 
 
 def _by_prefix(objects: Objects, dataset: DatasetName, text: str) -> CommitId:

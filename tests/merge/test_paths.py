@@ -17,7 +17,6 @@ from dsv.merge.paths import (
     Places,
     beside,
     merge_changes,
-    refuse_contents,
     since_another,
 )
 from dsv.repo.tree.diff import Change, diff_entries
@@ -59,7 +58,7 @@ def merge(
     ours: Tree,
     theirs: Tree,
     choices: Choices = NOTHING_CHOSEN,
-    contents: MergeContent = refuse_contents,
+    contents: MergeContent = lambda *_: "",
 ) -> list[Decision]:
     return list(merge_changes(changes(base, ours), changes(base, theirs), contents, choices))
 

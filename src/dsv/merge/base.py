@@ -14,7 +14,7 @@ from itertools import groupby
 import msgspec
 
 from dsv.format.tree import Entry
-from dsv.merge.paths import UNDECIDED, merge_changes, refuse_contents, since_another
+from dsv.merge.paths import UNDECIDED, merge_changes, since_another
 from dsv.repo.history import merge_bases
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.diff import Change, diff_trees
@@ -58,7 +58,7 @@ def find_merge_base(objects: Objects, left: CommitId, right: CommitId, depth: in
 def _merged(objects: Objects, first: CommitId, second: CommitId, depth: int) -> Iterator[Change]:
     below = find_merge_base(objects, first, second, depth + 1)
     ours, theirs = below.changes(objects, first), below.changes(objects, second)
-    for decision in merge_changes(ours, theirs, refuse_contents):
+    for decision in merge_changes(ours, theirs, lambda *_: ""):
         result: Entry | None = UNDECIDED if decision.undecided else decision.result
         if result != decision.ours:
             yield Change(decision.path, decision.ours, result)

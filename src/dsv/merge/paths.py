@@ -199,11 +199,6 @@ MergeContent = Callable[[Change, Change, Choice | None], MergedContent | str]
 or lines that both changed; or why it can't be merged."""
 
 
-def refuse_contents(ours: Change, theirs: Change, choice: Choice | None) -> str:
-    """For a merge that has no contents at hand: `MergeContent`."""
-    return ""
-
-
 def merge_changes(
     ours: Iterable[Change],
     theirs: Iterable[Change],

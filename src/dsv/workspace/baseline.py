@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,9 +50,8 @@ class Trees:
     """
 
     def __init__(self, objects: Callable[[], Objects], *, proven: bool = False) -> None:
-        self._open = objects
+        self._objects = cache(objects)
         self._proven = proven
-        self._opened: Objects | None = None
         self._trees: dict[CommitId, TreeReader] = {}
 
     def of(self, commit: CommitId | None) -> TreeReader | None:
@@ -61,19 +61,14 @@ class Trees:
         if commit not in self._trees:
             from dsv.repo.tree.read import TreeReader  # which a clean folder does not need
 
-            self._trees[commit] = TreeReader(self._objects, commit)
+            self._trees[commit] = TreeReader(self._objects(), commit)
         return self._trees[commit]
 
     def have(self, begun: Begun) -> bool:
         """Return whether both of its commits exist. If not, what the command wrote counts as the user's own change."""
-        find = self._objects.stored_commit if self._proven else self._objects.commit_or_none
+        objects = self._objects()
+        find = objects.stored_commit if self._proven else objects.commit_or_none
         return find(begun.commit) is not None and (begun.base is None or find(begun.base) is not None)
-
-    @property
-    def _objects(self) -> Objects:
-        if self._opened is None:
-            self._opened = self._open()
-        return self._opened
 
 
 class Baseline(msgspec.Struct, frozen=True):

@@ -160,6 +160,12 @@ class Folder(msgspec.Struct):
         if there in other.targets:
             self.targets[at] = other.targets[there]
 
+    def unmark_others(self) -> None:
+        """Remove the marks of names that are neither files nor symlinks."""
+        for kind in (DIRECTORY, IGNORED, UNSUPPORTED):
+            for at in self.positions(kind):
+                self.marks[at] = 0
+
     def relation(self, at: int) -> Relation:
         return RELATIONS[self.marks[at]]
 

@@ -119,9 +119,7 @@ def _rebuild(path: bytes, old: Folder | None, listing: Listing, rules: Rules) ->
     positions = {} if old is None else {name: at for at, name in enumerate(old.name_list())}
     if rules.digest:
         _ignore(folder, names, old, positions, listing, rules)
-    for kind in (DIRECTORY, IGNORED, UNSUPPORTED):
-        for at in folder.positions(kind):
-            folder.marks[at] = 0
+    folder.unmark_others()
     if old is None:
         return Compared(folder, [], range(len(names)))
     folder.own = old.own

@@ -22,14 +22,11 @@ from dsv.transfer.file_reader import ROW
 from dsv.values.paths import sort_key
 from dsv.values.patterns import EVERYTHING
 from dsv.workspace.scan.folder import (
-    DIRECTORY,
-    IGNORED,
     KEPT,
     NO_ID,
     OWN_SAME,
     READ,
     TRUSTED,
-    UNSUPPORTED,
     Folder,
     Relation,
     decode_folder,
@@ -311,7 +308,10 @@ def sync_with_tree(state: State, entries: Iterable[Entry]) -> set[bytes]:
     A file whose content is not known is taken to be the base's until it is read: SAME, and not trusted.
     """
     for path in state.paths():
-        _forget(state.edit(path))
+        known = state.edit(path)
+        known.marks = bytearray(known.marks.translate(_TO_ABSENT))
+        known.unmark_others()
+        known.own = 0
     names = NameIndex(state)
     gone: set[bytes] = set()
     for entry in entries:
@@ -348,14 +348,6 @@ def relate(folder: Folder, at: int, entry: Entry) -> None:
         folder.set_id(at, entry.file_id, entry.recipe_id)
         folder.sizes[at] = entry.size
     folder.marks[at] = with_relation(known, relation, entry.kind)
-
-
-def _forget(folder: Folder) -> None:
-    folder.marks = bytearray(folder.marks.translate(_TO_ABSENT))
-    for kind in (DIRECTORY, IGNORED, UNSUPPORTED):
-        for at in folder.positions(kind):
-            folder.marks[at] = 0
-    folder.own = 0
 
 
 class NameIndex:

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
-from dsv.cache.fill import directory, place_files
-from dsv.cache.fill import files as create_files
-from dsv.cache.fill import files as write_back
+from dsv.cache.fill import directory, files, place_files
 from dsv.cache.fill.directory import finalize
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest, make_plan
@@ -101,7 +99,7 @@ def test_a_file_that_the_server_has_forgotten_is_written_anew(
     """Linux says EBADF of a write, and EIO of a sync, to what was open when the server dropped this host's state."""
     failures = [number]
 
-    fill_file = create_files.fill_file
+    fill_file = files.fill_file
 
     def fill(descriptor: int, pieces: Any) -> int:
         fill_file(descriptor, pieces)
@@ -113,7 +111,7 @@ def test_a_file_that_the_server_has_forgotten_is_written_anew(
         raise OSError(failed, os.strerror(failed))
 
     monkeypatch.setattr(place_files, "fill_file", fill)
-    monkeypatch.setattr(create_files, "fill_file", fill)
+    monkeypatch.setattr(files, "fill_file", fill)
     kind = FileSystem(remote=remote, sync_each=remote)
     monkeypatch.setattr(system, "kind_of", lambda path: kind)
     commit = world.commit(ALL_KINDS)
@@ -136,11 +134,11 @@ def test_on_other_file_servers_a_part_that_was_lost_ends_the_fill(
     monkeypatch.setattr(system, "kind_of", lambda path: kind)
     commit = world.commit(ALL_KINDS)
 
-    def fail(self: write_back.Syncer) -> None:
+    def fail(self: files.Syncer) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as failing:
-        failing.setattr(write_back.Syncer, "sync", fail)
+        failing.setattr(files.Syncer, "sync", fail)
         with pytest.raises(Unreachable, match="lost what was written"):
             cache_it(root, world, commit)
     assert not any((root.dot / "fill").rglob("*"))

@@ -13,9 +13,7 @@ import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
 from dsv.cache import record
-from dsv.cache.fill import files as create_files
-from dsv.cache.fill import files as links
-from dsv.cache.fill import parts, place_files
+from dsv.cache.fill import files, parts, place_files
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
@@ -62,14 +60,14 @@ def test_files_of_many_folders_with_one_name_keep_apart(
     """More folders than are kept open; a link that is slow must not find another folder under its descriptor."""
     scans = [f"p{number:03d}/study/series/scan" for number in range(400)]
     cache(root, world, world.commit(File(path, 100, path) for path in scans))
-    take, turns = links.Links.take, iter(range(10**6))
+    take, turns = files.Links.take, iter(range(10**6))
 
-    def slow(self: links.Links, *arguments: object, **options: object) -> object:
+    def slow(self: files.Links, *arguments: object, **options: object) -> object:
         if next(turns) % 50 == 0:
             time.sleep(0.05)
         return take(self, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(links.Links, "take", slow)
+    monkeypatch.setattr(files.Links, "take", slow)
     commit = world.commit(File(f"flat/{path[:4]}", 100, path) for path in scans)
     result = cache(root, world, commit)
     assert result.linked_files == 400
@@ -131,7 +129,7 @@ def test_a_disk_that_is_full_again_and_again_loses_no_part(
     monkeypatch.setattr(parts, "PART_BYTES", 80_000)  # 40 files: more than are in flight at a time
     monkeypatch.setattr(parts, "LEAST_BYTES", 80_000)
     disk = Disk(full_from, times)
-    monkeypatch.setattr(create_files, "os", Os(disk))
+    monkeypatch.setattr(files, "os", Os(disk))
     commit = world.commit(File(f"{number:03d}", 2000, str(number)) for number in range(400))
     world.check(commit, cache(root, world, commit, disk.make_room).path)
     assert disk.asked == times
@@ -186,9 +184,8 @@ def test_what_was_fetched_for_a_folder_that_another_replaced_is_not_fetched_agai
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch, number: int, size: int
 ) -> None:
     """Two hosts that make one folder by renaming replace each other's while it is empty."""
-    files = [File(f"d/{name}", size, name) for name in "abc"]
-    commit = world.commit(files)
-    new_file, failures = create_files.new_file, ["a", "b"]
+    commit = world.commit(File(f"d/{name}", size, name) for name in "abc")
+    new_file, failures = files.new_file, ["a", "b"]
 
     def replaced(folder: int, name: bytes, *rest: Any, **how: Any) -> int:
         if name.decode() in failures:
@@ -196,7 +193,7 @@ def test_what_was_fetched_for_a_folder_that_another_replaced_is_not_fetched_agai
             raise OSError(number, os.strerror(number))
         return new_file(folder, name, *rest, **how)
 
-    monkeypatch.setattr(create_files, "new_file", replaced)
+    monkeypatch.setattr(files, "new_file", replaced)
     monkeypatch.setattr(place_files, "new_file", replaced)
     result = cache(root, world, commit)
     assert not failures

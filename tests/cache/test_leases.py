@@ -17,9 +17,7 @@ from tests.cache.places import Clock, make_root, place, publish
 from tests.inputs.small_disk import SmallDisk, small_disk
 from tests.waiting import until
 
-from dsv.cache.claims import claims as claims_module
-from dsv.cache.claims import claims as intents
-from dsv.cache.claims import leases
+from dsv.cache.claims import claims, leases
 from dsv.cache.claims.claims import Fired, Intent, LeaseName, read_claims
 from dsv.cache.claims.leases import Lease, end_hold, find_holds, hold
 from dsv.cache.evict.evict import evict, evict_from, take_stock
@@ -413,13 +411,13 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         prefix = shown.pop()
         return [name for name in found if prefix and name.startswith(prefix)]
 
-    for module in (claims_module, leases, leases):
+    for module in (claims, leases):
         monkeypatch.setattr(module, "list_names", names, raising=False)
     monkeypatch.setattr(system, "kind_of", lambda path: FileSystem(remote=True, sync_each=True))
     return forget
 
 
-@pytest.mark.parametrize("shown", ["", intents.INTENT])
+@pytest.mark.parametrize("shown", ["", claims.INTENT])
 def test_an_evictor_respects_a_lease_that_one_listing_lacks(
     root: CacheRoot, forgetful: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, shown: str
 ) -> None:

@@ -14,7 +14,7 @@ from tests.cache.steps import watched
 from tests.exhaustive import following
 
 from dsv.cache.claims.leases import Lease
-from dsv.cache.fill import files as write_back
+from dsv.cache.fill import files
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
 from dsv.cache.root import CacheRoot
@@ -40,10 +40,10 @@ def _disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     elsewhere and renamed into place, too. Nothing waits for the disk."""
     remote = request.param == "remote"
     monkeypatch.setattr(system, "kind_of", lambda path: FileSystem(remote=remote, sync_each=remote))
-    monkeypatch.setattr(write_back.Syncer, "__init__", lambda syncer, tree, dead: None)
-    monkeypatch.setattr(write_back.Syncer, "busy", False, raising=False)
+    monkeypatch.setattr(files.Syncer, "__init__", lambda syncer, tree, dead: None)
+    monkeypatch.setattr(files.Syncer, "busy", False, raising=False)
     for name in ("poll", "sync", "close"):
-        monkeypatch.setattr(write_back.Syncer, name, lambda syncer: None)
+        monkeypatch.setattr(files.Syncer, name, lambda syncer: None)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     before = os.umask(0o077 if remote else 0o022)
     yield
@@ -62,8 +62,8 @@ def remove_empty_folders(root: CacheRoot) -> None:
 
 def replace_empty_folders(root: CacheRoot) -> None:
     """What another host does to the folders of a fill's tree, when it renames its own into place at the same time."""
-    for here, folders, files in os.walk(root.dot / "fill", topdown=False):
-        if not folders and not files and "/tree/" in here:
+    for here, folders, names in os.walk(root.dot / "fill", topdown=False):
+        if not folders and not names and "/tree/" in here:
             draft = root.temporary / os.urandom(8).hex()
             draft.mkdir(0o755)
             with contextlib.suppress(OSError):

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from dsv.repo.objects.objects import Objects
     from dsv.transfer.file_reader import Problem
     from dsv.values.ids import CommitId
-    from dsv.values.names import BranchName, DatasetName
     from dsv.workspace.baseline import Baseline
     from dsv.workspace.sparse import Collision
     from dsv.workspace.status import Differences
@@ -151,63 +150,46 @@ class Forecast:
     """The command line that publishes as removed what `next` restores."""
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """The facts that a forecast depends on; `differences`, `problems`, `collisions` and `removed` count paths."""
-
-    dataset: DatasetName
-    branch: BranchName
-    base: CommitId | None
-    author: str
-    differences: int
-    problems: int
-    removals: str | None
-    """Why removals need `--allow-removals`."""
-    finish: str | None
-    """The command line that finishes one that was interrupted here."""
-    collisions: int = 0
-    """New paths in the way of what the dataset has and this workspace does not."""
-    removed: int = 0
-    restore: str = ""
-    """With `removals`, the command line that brings back what is missing; empty if all was renamed."""
-
-
-def forecast(found: Findings, branch: BranchPosition) -> Forecast:
+def _forecast(
+    workspace: Workspace, compared: _Compared, branch: BranchPosition, author: str, cwd: Path
+) -> Forecast:
     """Return all that would keep a sync from publishing, and the way around it."""
     reasons: list[str] = []
     options = ""
-    if found.problems:
-        reasons.append(f"{format_count(found.problems, 'path')} can't be stored")
+    differences, problems = compared.differences, compared.problems
+    if problems:
+        reasons.append(f"{format_count(len(problems), 'path')} can't be stored")
         options += " --skip-unsupported"
-    if found.collisions:
-        paths = format_count(found.collisions, "path")
+    if compared.baseline.collisions:
+        paths = format_count(len(compared.baseline.collisions), "path")
         reasons.append(f"{paths} in the way of files that this sparse workspace leaves out")
-    before, beside, after = _by_branch(found, branch, reasons)
+    before, beside, after = _by_branch(workspace, branch, author, reasons, differs=bool(differences))
     instead: str | None = None
     sync = "dsv sync" + (_BESIDE if beside else "") + options
-    if found.removals is not None:
+    if compared.suspicious is not None:
         reasons.append("it would remove too much")
-        steps = [found.restore, *before]
-        if found.differences > found.removed or found.problems:
+        restore = _restore(cwd, compared)
+        steps = [restore, *before]
+        if len(differences) > len(differences.removed) or problems:
             steps += [sync, *after]
         instead = f"{sync} --allow-removals"
-        if not found.restore:
+        if not restore:
             steps, instead = [*before, f"{sync} --allow-removals", *after], None
     else:
-        differs = found.differences > 0 or found.problems > 0
+        differs = bool(differences or problems)
         steps = [*before, *([sync] if differs or beside else []), *after]
-    if found.finish is not None:
-        steps, instead = [found.finish], None
+    if compared.baseline.begun:
+        steps, instead = [compared.baseline.begun[-1].finish], None
     if reasons:
         return Forecast(Outcome.REFUSED, "; ".join(reasons), tuple(steps), instead)
-    return Forecast(Outcome.PUBLISH if found.differences else Outcome.NOTHING, None, tuple(steps))
+    return Forecast(Outcome.PUBLISH if differences else Outcome.NOTHING, None, tuple(steps))
 
 
 def _by_branch(
-    found: Findings, branch: BranchPosition, reasons: list[str]
+    workspace: Workspace, branch: BranchPosition, author: str, reasons: list[str], *, differs: bool
 ) -> tuple[list[str], bool, list[str]]:
     """Return the commands before the sync, whether it makes a branch, and the commands after it; add to `reasons`."""
-    name, merge = found.branch, f"dsv merge NAME --into {found.branch}"
+    name, merge = workspace.branch, f"dsv merge NAME --into {workspace.branch}"
     match branch.position:
         case Position.DIVERGED:
             reasons.append(f"{name} has diverged")
@@ -215,7 +197,7 @@ def _by_branch(
         case Position.AHEAD:
             reasons.append(f"{name} was moved back")
             return [], True, []
-        case Position.NO_COMMIT if found.base is not None:
+        case Position.NO_COMMIT if workspace.base() is not None:
             reasons.append(f"{name} has no commit")
             return [], True, []
     before = []
@@ -224,17 +206,16 @@ def _by_branch(
         before = ["dsv pull"]
     if branch.position is Position.GONE:
         reasons.append(f"branch {name} was deleted or renamed")
-        before = [f"dsv branch --restore {found.dataset}@{name}"]
-    limits = branch.limits
-    if limits is None or not found.differences:
+        before = [f"dsv branch --restore {workspace.dataset}@{name}"]
+    if branch.limits is None or not differs:
         return before, False, []
     from dsv.repo.refs.branches import refused_mover
 
-    refused = refused_mover(limits, found.author, merge=False)
+    refused = refused_mover(branch.limits, author, merge=False)
     if refused is None:
         return before, False, []
     reasons.append(f"{name} is protected: {refused}")
-    return before, True, [merge] if refused_mover(limits, found.author, merge=True) is None else []
+    return before, True, [merge] if refused_mover(branch.limits, author, merge=True) is None else []
 
 
 _NAMED = 3
@@ -306,19 +287,7 @@ def status(
     save_news(workspace, scan.state)
     branch = branch_position(context, workspace, base)
     names_movers = branch.limits is not None and bool(branch.limits.who)
-    findings = Findings(
-        workspace.dataset,
-        workspace.branch,
-        base,
-        author() if author is not None and names_movers else context.writer.author,
-        len(differences),
-        len(problems),
-        suspicious,
-        baseline.begun[-1].finish if baseline.begun else None,
-        len(baseline.collisions),
-        len(differences.removed),
-        "" if suspicious is None else _restore(context.cwd, compared),
-    )
+    signer = author() if author is not None and names_movers else context.writer.author
     return Status(
         workspace,
         base,
@@ -329,7 +298,7 @@ def status(
         baseline.warning,
         baseline.collisions,
         branch,
-        forecast(findings, branch),
+        _forecast(workspace, compared, branch, signer, context.cwd),
         compared.renamed,
         whole_folders(scan, differences),
     )

@@ -1,4 +1,4 @@
-"""What is asked of a cluster before it gets jobs."""
+"""Connecting to a cluster: its configuration, its version, and its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the end of a job on Kubernetes is told, from what the cluster says: without a cluster."""
+"""The end of a job on Kubernetes, computed from its objects: without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pods are given up although the cluster waits for their end."""
+"""Lost pods, pods without room, and refused objects: on stand-ins for the cluster."""
 
 from __future__ import annotations
 

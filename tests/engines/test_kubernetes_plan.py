@@ -1,4 +1,4 @@
-"""What a cluster is given for a job, and what it says of its room: without a cluster."""
+"""The manifest of a job, and the room in a cluster: without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a queue of Kueue says of a job, and what becomes of one that it takes back: without a cluster."""
+"""Jobs in a queue of Kueue: waiting, refused and evicted, without a cluster."""
 
 from __future__ import annotations
 

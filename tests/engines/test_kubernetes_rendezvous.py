@@ -1,4 +1,4 @@
-"""How the nodes of a job on Kubernetes begin and end together: without a cluster, over the loopback."""
+"""The nodes of a job on Kubernetes begin and end together: without a cluster, over the loopback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from dsv.run.engines.kubernetes.rendezvous import (
     Attempt,
     FirstNode,
     Member,
-    Stop,
     keep_together,
 )
 from tests.engines.test_kubernetes_end import GANG, a_job, a_pod
@@ -143,16 +142,16 @@ class Node:
     def __init__(self, member: Member, folder: Path) -> None:
         self.own = folder / f"{member.node}-{member.attempt}"
         self.own.mkdir()
-        self.stop = Stop()
+        self.signals: list[int] = []
         more = () if member.node else (FirstNode(member).may_leave,)
-        self.thread = Thread(target=keep_together, args=(member.ask, self.own, self.stop, *more))
+        self.thread = Thread(target=keep_together, args=(member.ask, self.own, self.signals, *more))
         self.thread.start()
 
     def has(self, name: str) -> bool:
         return (self.own / name).exists()
 
     def leave(self) -> None:
-        self.stop.asked = True
+        self.signals.append(15)
         self.thread.join()
 
 
@@ -172,7 +171,7 @@ def test_two_nodes_over_the_network(member: Member, tmp_path: Path, monkeypatch:
     assert stranger.ask(None) is None and not first.has("held")
     other = Node(replace(member, node=1), tmp_path)
     until(lambda: first.has("held") and other.has("held"), "the beginning")
-    other.stop.asked = True  # its command was killed, and left no word
+    other.signals.append(15)  # its command was killed, and left no word
     until(lambda: first.has("verdict") and other.has("verdict"), "the end")
     assert (other.own / "verdict").read_text() == "first node 1 failed first, with exit code 137\n"
     assert (first.own / "verdict").read_text() == "again node 1 failed first, with exit code 137\n"
@@ -240,13 +239,13 @@ def test_a_node_that_is_cut_off_ends_by_itself(
         def ask(self, code: int | None) -> tuple[str, str] | None:
             return self.answers.pop() if self.answers else None
 
-    stop = Stop()
-    thread = Thread(target=keep_together, args=(Cut().ask, tmp_path, stop))
+    signals: list[int] = []
+    thread = Thread(target=keep_together, args=(Cut().ask, tmp_path, signals))
     thread.start()
     until((tmp_path / "verdict").exists, "the end")
     assert (tmp_path / "end").exists()
     assert (tmp_path / "verdict").read_text().startswith("again node 0 was silent")
-    stop.asked = True
+    signals.append(15)
     thread.join()
 
 
@@ -313,7 +312,7 @@ class Model:
                 pod.end = 0 if answer[0] == DONE else 190
 
     def ended(self) -> Ended | None:
-        """What a dsv that looks says of it."""
+        """Return the end as a dsv that looks at the job computes it."""
         seen = [
             a_pod(each.number, each.attempt - 1, phase="Running" if each.began else "Pending")
             if each.end is None

@@ -1,4 +1,4 @@
-"""What a job is told, and what is read of its log: on a stand-in for the cluster."""
+"""Following a job, its signals and its log: on a stand-in for the cluster."""
 
 from __future__ import annotations
 
@@ -355,11 +355,14 @@ NO_LOG = b"unable to retrieve container logs for containerd://9b3baed208d8"
 def _read_log(monkeypatch: pytest.MonkeyPatch, api: Any, *, follow: bool) -> bytes:
     monkeypatch.setattr("dsv.run.engines.kubernetes.follow._PAUSE", 0.0)
     written: list[bytes] = []
-    log = PodLog(api, "/log", written.append, lambda: None, follow=follow)
+    log = PodLog(api, "/log", written.append, lambda: None)
+    if not follow:
+        log.complete.set()
+    log.start()
     if follow:
         until(lambda: len(api.asked) > 1, "another reading")
-        log.pod_is_over()
-    until(log.done.is_set, "the end of the log")
+        log.complete.set()
+    until(lambda: not log.is_alive(), "the end of the log")
     return b"".join(written)
 
 

@@ -35,7 +35,7 @@ class Pod:
     last: subprocess.Popen[bytes] | None = None
 
     def run(self, script: str, **more: str) -> tuple[int, bytes]:
-        """What the log of the pod has. The script finds its own folder in `OWN`."""
+        """Return the exit code, and the log of the pod. The script finds its own folder in `OWN`."""
         (self.own / "t").mkdir()
         (self.own / "t" / "signal").touch()
         text = run_script().replace(SIGNALS, f"{self.own}/t").replace(OWN, str(self.own))

@@ -59,7 +59,7 @@ class Site(clusters.Site):
         return self.export / "runs"
 
     def end(self, terminal: subprocess.Popen[str]) -> tuple[int, str, str]:
-        """How a run ended: for whoever started it, in its record, and the error there."""
+        """Return the exit code of a run, and its end and its error in the record."""
         out, err = terminal.communicate(timeout=PATIENCE)
         record = self.last()
         assert record["exit_code"] == terminal.returncode, f"{record}\n{out}{err}"
@@ -96,7 +96,7 @@ class Site(clusters.Site):
         shutil.rmtree(self.export / "runs" / "digits", ignore_errors=True)
 
     def held(self) -> bool:
-        """Whether somebody on another machine is kept from evicting the data."""
+        """Return whether somebody on another machine is kept from evicting the data."""
         self.dsv("--cache", str(self.export / "dsv"), "evict", "--all", code=None)
         return any((self.export / "dsv" / "digits").glob("*/part"))
 

@@ -1,4 +1,4 @@
-"""What the documentation shows for Kubernetes: a real cluster takes its manifests, and dsv needs its rights."""
+"""The examples of the documentation for Kubernetes: a real cluster takes its manifests, and dsv needs its rights."""
 
 from __future__ import annotations
 

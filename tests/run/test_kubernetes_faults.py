@@ -1,4 +1,4 @@
-"""What becomes of runs on a real Kubernetes, and of their leases, when something goes wrong.
+"""Runs on a real Kubernetes, and their leases, when something goes wrong.
 
 They run as at a site that was set up by the documentation, under the strictest Pod Security standard.
 """

@@ -38,7 +38,7 @@ WAIT = 'touch "$DSV_OUT/ready"; until [ -e "$DSV_OUT/go" ]; do sleep 0.1; done'
 
 
 def of_this_machine() -> dict[str, Any]:
-    """What gives the containers the Python of this machine with dsv and NumPy, as an overlay of the manifest."""
+    """Return the overlay that gives the containers the Python of this machine with dsv and NumPy."""
     wanted = {"/usr", "/lib", "/lib64", sys.base_prefix, sys.prefix, str(Path(dsv.__file__).parents[1])}
     wanted |= {path for path in sys.path if path.startswith("/") and Path(path).is_dir()}
     roots = [each for each in sorted(wanted) if not any(each.startswith(f"{one}/") for one in wanted)]
@@ -67,7 +67,7 @@ class Site(clusters.Site):
         return self.nfs / "out"
 
     def held(self) -> bool:
-        """Whether somebody on the file server is kept from evicting the data."""
+        """Return whether somebody on the file server is kept from evicting the data."""
         self.dsv("--cache", str(self.nfs / "cache"), "evict", "--all", code=None)
         return any((self.nfs / "cache" / "digits").glob("*/part0.npy"))
 

@@ -1,4 +1,4 @@
-"""Following a job on Kubernetes while it runs: its output, why it waits, and its end."""
+"""Following a job on Kubernetes while it runs: its output, the reasons for which it waits, and its end."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class KubernetesRun:
         return found
 
     def _seconds(self, key: str, holds: bool = True) -> float:
-        """Return for how long this has been so; 0 if it is not."""
+        """Return the seconds since when this holds; 0 if it does not."""
         if not holds:
             self._waits.pop(key, None)
             return 0.0
@@ -253,52 +253,40 @@ _TIME: Final = re.compile(rb"\d{4}-\d\d-\d\dT\S+ ")
 has no such log any more, or that too many files are open to follow one."""
 
 
-class PodLog:
-    """Follow the log of one pod in a thread, and reconnect if the connection breaks.
+class PodLog(Thread):
+    """Follow the log of one pod, and reconnect if the connection breaks.
 
-    write is given whole lines. The timestamp of each line tells which lines were already read.
+    write is given whole lines. The timestamp of each line tells which lines were already read. moved is called when the
+    log or its connection ends.
     """
 
     def __init__(
-        self,
-        api: KubernetesApi,
-        path: str,
-        write: Callable[[bytes], None],
-        ended: Callable[[], None],
-        *,
-        follow: bool,
+        self, api: KubernetesApi, path: str, write: Callable[[bytes], None], moved: Callable[[], None]
     ) -> None:
+        super().__init__(name="dsv-kubernetes-log", daemon=True)
         self._api = api
         self._path = path
         self._write = write
-        self._ended = ended
+        self._moved = moved
         self._last = b""
         self._same = 0  # how many of the last lines that were read have that timestamp
-        self._over = Event()
-        if not follow:
-            self._over.set()
-        self.done = Event()
-        Thread(target=self._follow, name="dsv-kubernetes-log", daemon=True).start()
+        self.complete = Event()
+        """The pod writes nothing more."""
 
-    def pod_is_over(self) -> None:
-        """Say that the log is complete."""
-        self._over.set()
-
-    def _follow(self) -> None:
+    def run(self) -> None:
         with suppress(OSError):  # nobody reads the pipe any more
             tries = _TRIES
             while tries > 0:
-                over = self._over.is_set()
-                complete = self._read(follow=not over)
-                self._ended()
-                if over and complete:
+                complete = self.complete.is_set()
+                is_read = self._read(follow=not complete)
+                self._moved()
+                if complete and is_read:
                     break
-                tries -= over
-                if over:
+                tries -= complete
+                if complete:
                     sleep(_PAUSE)
                 else:
-                    self._over.wait(_PAUSE)
-        self.done.set()
+                    self.complete.wait(_PAUSE)
 
     def _read(self, *, follow: bool) -> bool:
         """Return whether there is no more to read: all of the log without an error of the kubelet, or no such log."""
@@ -348,7 +336,7 @@ class PodLog:
 class JobLogs:
     """The logs of all pods of a job, written into one pipe. With several nodes each line starts with its node's number.
 
-    sink is closed after the last line. moved is called when a log or its connection ends.
+    sink is closed after the last line.
     """
 
     def __init__(
@@ -364,23 +352,23 @@ class JobLogs:
     def look(self, facts: JobSnapshot) -> None:
         """Start to follow the pods that have begun."""
         for pod in sorted(facts.pods, key=lambda each: (each.attempt, each.number)):
-            over = pod.is_over or pod.command_ended
-            if pod.uid in self._logs:
-                if over:
-                    self._logs[pod.uid].pod_is_over()
-            elif pod.begun and not pod.gone:
+            if pod.uid not in self._logs and pod.begun and not pod.gone:
                 path = f"{self._job.pods_path}/{pod.name}/log"
-                write = self._writer(pod, facts.nodes)
-                follow = self._follow and not over
-                self._logs[pod.uid] = PodLog(self._job.api, path, write, self._moved, follow=follow)
+                log = PodLog(self._job.api, path, self._writer(pod, facts.nodes), self._moved)
+                self._logs[pod.uid] = log
+                if pod.command_ended or not self._follow:
+                    log.complete.set()
+                log.start()
+            elif pod.uid in self._logs and (pod.is_over or pod.command_ended):
+                self._logs[pod.uid].complete.set()
 
     def finish(self, stop: Event | None = None) -> None:
         """Return after everything was written."""
         for log in self._logs.values():
-            log.pod_is_over()
+            log.complete.set()
         for log in self._logs.values():
-            while not log.done.wait(_PAUSE) and not (stop is not None and stop.is_set()):
-                pass
+            while log.is_alive() and not (stop is not None and stop.is_set()):
+                log.join(_PAUSE)
         os.close(self._sink)
 
     def _writer(self, pod: Pod, nodes: int) -> Callable[[bytes], None]:

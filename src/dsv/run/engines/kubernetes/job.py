@@ -54,7 +54,7 @@ _SIGNALS: Final = 8
 
 @dataclass(slots=True)
 class KubernetesJob:
-    """One Job. Remembers what was seen of pods that are gone. Requests raise `Refusal`."""
+    """One Job. It remembers pods that are gone. Looking raises `Refusal`."""
 
     api: KubernetesApi
     namespace: str
@@ -224,8 +224,7 @@ class KubernetesJob:
         return False
 
     def withdraw_step(self, facts: JobSnapshot) -> bool:
-        """Do one step towards the deletion of a job that does not seem to have begun, and return whether it was the
-        last step.
+        """Do a step towards the deletion of a job that seems not to have begun. Return whether it was the last one.
 
         The Job is suspended before it is deleted: the cluster then ends its pods as usual, and shows how the command
         ended if it had begun after all. A Job of a queue is deleted at once, as the queue would resume it. facts: from

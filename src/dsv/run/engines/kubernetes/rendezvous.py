@@ -232,25 +232,22 @@ class _Report(StreamRequestHandler):
                 self.wfile.write(f"{text}\n".encode())
 
 
-class Stop:
-    """Set by the handler of SIGTERM, which must not take a lock."""
-
-    asked = False
-
-
 def keep_together(
     ask: Callable[[int | None], Answer | None],
     own: Path,
-    stop: Stop,
+    signals: list[int],
     may_leave: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Ask node 0 and pass its answers on to the scripts, until the pod is being ended and the others know of it."""
+    """Ask node 0 and pass its answers on to the scripts, until the pod is being ended and the others know of it.
+
+    signals: those that ask for the end. A list, as a handler of signals must not take a lock.
+    """
     began, verdict = False, None
     last_answer = monotonic()
     deadline: float | None = None
     while deadline is None or monotonic() < deadline:
         code = _read_code(own)
-        if stop.asked:
+        if signals:
             deadline = deadline or monotonic() + _GRACE
             code = KILLED if code is None else code
         answer = verdict or ask(code)
@@ -268,18 +265,19 @@ def keep_together(
             _write(own / "verdict", " ".join(verdict).strip())
             break
         sleep(_PERIOD)
-    while not stop.asked:
+    while not signals:
         sleep(_PERIOD)
 
 
 def main() -> int:
-    stop, own = Stop(), Path(OWN)
-    signal.signal(signal.SIGTERM, lambda number, frame: setattr(stop, "asked", True))
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+    own = Path(OWN)
     member = Member.of(os.environ, pod_id(own))
     if member.node == 0:
-        keep_together(member.ask, own, stop, FirstNode(member).may_leave)
+        keep_together(member.ask, own, signals, FirstNode(member).may_leave)
     else:
-        keep_together(member.ask, own, stop)
+        keep_together(member.ask, own, signals)
     return 0
 
 

@@ -24,11 +24,11 @@ _ANSWERS_WITHIN = 600.0
 
 @dataclass(frozen=True, slots=True)
 class HeldData:
-    """Staged targets that a holder holds now. holder: None if all of them are held without an end in a cache that may
-    not be written to, and so need none."""
+    """Staged targets that a holder holds now."""
 
     staged: tuple[Staged, ...]
     holder: LeaseHolder | None
+    """None if all of them are held without an end in a cache that may not be written to, and so need none."""
     order: Order
 
 
@@ -44,11 +44,13 @@ def hold_while(
     offline: bool = False,
     jobs: int | None = None,
 ) -> HeldData:
-    """Makes every target appear in the cache, and has a process of its own hold them until `watched` has ended.
+    """Stage the targets, and have a process of its own hold them until `watched` has ended.
 
-    It holds them already when this returns. program: what `watched` runs, as people are told; run, job: the run and the
-    batch job that it is part of. Raises what `Stager.stage` raises, and `Unsupported` if the system can't tell when a
-    process ends.
+    It holds them already when this returns. Raises what `Stager.stage` raises, and `Unsupported` if the system can't
+    tell when a process ends.
+
+    program: the program that `watched` runs, for people
+    run, job: the run and the batch job that it is part of
     """
     if not sys.platform.startswith("linux"):
         raise Unsupported("data can be held while a process lives on Linux only", hint="dsv cache --hold 3d")
@@ -95,8 +97,9 @@ def cache_while(
     offline: bool = False,
     jobs: int | None = None,
 ) -> list[Staged]:
-    """As `cache`, with a hold that lasts exactly as long as process `pid` of this host. Raises as `hold_while`, and
-    `NotFound` if there is no such process.
+    """Do as `cache`, with a hold that lasts exactly as long as process `pid` of this host.
+
+    Raises as `hold_while`, and `NotFound` if there is no such process.
     """
     if not targets:
         raise UsageError("no target given", hint="dsv cache DATASET@REV")
@@ -112,7 +115,7 @@ def cache_while(
 
 
 def environment_of(staged: Staged, further: Mapping[str, Staged]) -> dict[str, str]:
-    """The variables that tell a command where its data is; as in a run."""
+    """Return the variables that tell a command where its data is, as in a run."""
     variables = {
         "DSV_DATASET": str(staged.dataset),
         "DSV_COMMIT": str(staged.commit),

@@ -309,7 +309,7 @@ def _pinned(spec: JobSpec, target: Target) -> Target:
 
 
 def recorded_run(context: Context, place: RunPlace, text: str, *, offline: bool = False) -> RunRecord:
-    """The record of the run that `text` names: an id, part of one, or a name.
+    """Return the record of the run that `text` names: an id, part of one, or a name.
 
     offline: only records that wait here to be sent are looked at. Raises `NotFound`, `UsageError`.
     """

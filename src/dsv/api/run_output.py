@@ -219,7 +219,7 @@ def _list(folder: Path) -> tuple[list[_Item], tuple[str, ...]]:
 
 
 def _write(path: Path, draft: Path, item: _Item, pieces: Iterable[bytes]) -> None:
-    """The file has its name once it is whole, on the disk, and was read again."""
+    """Write a file, which gets its name once it is whole, on the disk, and was read again."""
     hasher, size = blake3(), 0
     with draft.open("wb") as file:
         for piece in pieces:
@@ -249,10 +249,10 @@ def _open(path: Path) -> BinaryIO:
 
 
 def copy_output(repository: Repository, record: RunRecord, to: Path, progress: Progress) -> Copied:
-    """Copies the output to a folder, which appears when it is whole.
+    """Copy the output to a folder, which appears when it is whole.
 
-    A copy that was interrupted goes on, from the folder beside it in which it lies until then. Raises `Conflict` if the
-    run has not ended, or if the folder has something else in it; `NotFound` if the output can't be had from here.
+    A copy that was interrupted continues, from the folder beside it in which it lies until then. Raises `Conflict` if
+    the run has not ended, or if the folder has something else in it; `NotFound` if the output can't be had from here.
     """
     if not record.state.is_terminal:
         raise Conflict(
@@ -306,7 +306,7 @@ def _put_in_place(tree: Path, whole: Path, source: Source, to: Path) -> bool:
 
 
 def _check_not_here(whole: Path, record: RunRecord) -> None:
-    """The copy takes the place of an empty folder, and who is in that would be left in one that is gone."""
+    """Refuse the working directory: the copy takes the place of an empty folder, which is gone then."""
     if whole.is_dir() and whole.samefile("."):
         raise UsageError(
             f"{whole} is the folder that you are in, which the copy can't replace",
@@ -332,7 +332,7 @@ def _source(repository: Repository, record: RunRecord) -> Source:
 
 
 def _clear(partial: Path, wanted: set[bytes]) -> None:
-    """Removes what an earlier copy left there and is no part of the output any more."""
+    """Remove what an earlier copy left there and is no part of the output any more."""
     parents = {parent for path in wanted for parent in _above(path)}
     top = os.fsencode(partial)
     for place, folders, files in os.walk(top, topdown=False):

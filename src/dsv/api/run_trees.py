@@ -44,11 +44,12 @@ def commit_sources(
     time_ms: int,
     message: str,
 ) -> tuple[Commit, CommitId, Session]:
-    """Stores the contents, then the commit.
+    """Store the contents, then the commit.
 
-    unread: told of the files that could not be read, if there are any; if it doesn't raise, they are left out. branch:
-    what the commit says that it was made for. The session is open, so that gc keeps the commit: whoever has named it in
-    a record closes the session.
+    The session is open, so that gc keeps the commit: whoever has named it in a record closes the session.
+
+    unread: called with the files that could not be read, if there are any; if it doesn't raise, they are left out
+    branch: the branch in the commit's fields
     """
     with Session.open(repository, context.writer) as session, Uploader(session) as uploader:
         problems = save_sources(uploader, [source for _, source in found], context.progress)
@@ -77,7 +78,7 @@ CODE_BRANCH: Final = BranchName("code")
 def commit_code(
     context: Context, repository: Repository, dataset: DatasetName, folder: Path, *, force: bool = False
 ) -> tuple[CommitId, Session]:
-    """Commits what is in the folder, less what `.gitignore` and `.dsvignore` leave out, and gives the commit's id.
+    """Commit what is in the folder, less what `.gitignore` and `.dsvignore` leave out, and return the commit's id.
 
     The session is open, so that gc keeps the commit until a record names it: whoever has written that closes it. The
     same code gives the same commit, whoever commits it and when. force: also if it is larger than `LARGEST`. Raises
@@ -129,7 +130,7 @@ def _code_sources(folder: Path) -> list[tuple[bytes, Source]]:
 
 
 def _work_tree(folder: Path) -> Path:
-    """The top of git's work tree around a folder, whose `.gitignore` counts too; else the folder itself."""
+    """Return the top of git's work tree around a folder, whose `.gitignore` counts too; else the folder itself."""
     real = folder.resolve()
     for each in (real, *real.parents):
         if (each / ".git").exists():
@@ -213,7 +214,7 @@ def _output_sources(folder: Path) -> tuple[Sources, list[Problem]]:
 
 
 def _reserved(folder: Path) -> Iterator[Problem]:
-    """Folders of git's and of dsv's own, which no tree has."""
+    """Yield the folders of git's and of dsv's own, which no tree has."""
     for place, folders, files in os.walk(folder):
         for name in [each for each in (*folders, *files) if each.lower() in _RESERVED]:
             path = os.fsencode(Path(place, name).relative_to(folder))

@@ -40,12 +40,15 @@ class Runs:
     """The dataset of the workspace, if there is one."""
 
     def show(self, text: str, dataset: DatasetName | None = None) -> RunView:
-        """One run, by an id, part of one, or a name. Raises `NotFound` and `UsageError`."""
+        """Return one run, by an id, part of one, or a name. Raises `NotFound` and `UsageError`."""
         places = [dataset] if dataset is not None else list(self.repository.refs.datasets())
         return show_run(self.runs, self.spool, text, places, self.marks.known(), only=dataset)
 
     def sweep(self, text: str) -> SweepView:
-        """A sweep, by its id, four characters or more of its end, or its name. Raises `NotFound` and `UsageError`."""
+        """Return a sweep, by its id, four characters or more of its end, or its name.
+
+        Raises `NotFound` and `UsageError`.
+        """
         since = ""
         with suppress(UsageError):
             since = SweepId.parse(text).begun
@@ -75,7 +78,7 @@ class Runs:
         return view, turn
 
     def show_or_sweep(self, text: str, dataset: DatasetName | None = None) -> RunView | SweepView:
-        """The run that a text means, else the sweep. Raises `NotFound` and `UsageError`."""
+        """Return the run that a text means, else the sweep. Raises `NotFound` and `UsageError`."""
         if names_sweep(text):
             return self.sweep(text)
         try:
@@ -84,7 +87,7 @@ class Runs:
             return self.sweep_instead(text, error)
 
     def sweep_instead(self, text: str, error: NotFound) -> SweepView:
-        """The sweep that a text means which means no run. Raises that error if there is none either."""
+        """Return the sweep that a text means, if it means no run. Raises that error if there is none either."""
         try:
             return self.sweep(text)
         except NotFound:
@@ -128,7 +131,7 @@ class Runs:
 
 @contextmanager
 def open_runs(context: Context, environ: Mapping[str, str]) -> Iterator[Runs]:
-    """The runs of the store in effect."""
+    """Yield the runs of the store in effect."""
     state = context.settings.state
     with context.repository() as repository:
         workspace = context.workspace_or_none()

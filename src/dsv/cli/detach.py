@@ -27,17 +27,20 @@ from dsv.values.json import Json
 
 @dataclass(slots=True)
 class Supervisor:
-    """The process of a detached run. told: what it has told of its run, None if it has ended before; said: why, if it
-    is a run of a sweep."""
+    """The process of a detached run."""
 
     process: subprocess.Popen[bytes]
     told: dict[str, str] | None
+    """What it has announced of its run; None if it has ended before."""
     said: str = ""
+    """Why it has ended before, if it is a run of a sweep."""
 
     @classmethod
     def start(cls, call: Call, member: dict[str, Json] | None = None) -> Supervisor:
-        """Returns once it has told of its run, or has failed. member: what it is of a sweep. Then what it has to say is
-        not shown but kept. Raises `LaunchError`."""
+        """Start one; return once it has announced its run, or has failed. Raises `LaunchError`.
+
+        member: its place in a sweep; its messages are then kept and not shown
+        """
         with ExitStack() as files:
             said = None if member is None else files.enter_context(TemporaryFile())
             process, told = _start(call, member, said)
@@ -55,13 +58,13 @@ class Supervisor:
         return None if self.told is None else RunId.parse(self.told["run"])
 
     def poll(self) -> int | None:
-        """Its exit code, which is the run's; None while it goes on."""
+        """Return its exit code, which is the run's; None while it goes on."""
         code = self.process.poll()
         return code if code is None or code >= 0 else 128 - code
 
 
 def detach(call: Call) -> int:
-    """Starts the supervisor; returns once it has told of its run, or has failed and said why."""
+    """Start the supervisor; return once it has announced its run, or has failed and said why."""
     supervisor = Supervisor.start(call)
     if supervisor.told is None:
         code = supervisor.poll()
@@ -105,7 +108,7 @@ def _start(
 
 
 def _hand_over(pipe: IO[bytes], arguments: tuple[str, ...], member: dict[str, Json] | None) -> None:
-    """The command line goes by a pipe: what is in it is not shown to every user of the machine for days."""
+    """Send the command line by a pipe, so that it is not shown to every user of the machine for days."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     if member is not None:  # what it has to say is for a person
         arguments = (*(each for each in arguments[:at] if each != "--json"), *arguments[at:])

@@ -34,7 +34,7 @@ def is_sweep(typed: Typed) -> bool:
 
 @spared()
 def sweep(call: Call, typed: Typed) -> int:
-    """Begins its runs and waits for them; the exit code is 0 if all have succeeded."""
+    """Start its runs and wait for them; return the exit code, 0 if all have succeeded."""
     _check(call, typed)
     if typed.detach and call.session.announce is None:
         with launching():

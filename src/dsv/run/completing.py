@@ -52,10 +52,11 @@ knows the secrets of the run."""
 
 
 def completed(start: RunRecord, ended: Ended, noticed_ms: int | None = None) -> RunRecord:
-    """The record of a run whose job is over, without its log, metrics and output. Everybody who completes a record does
-    it by this, on whichever machine, and from the same end gets the same.
+    """Return the record of a run whose job is over, without its log, metrics and output.
 
-    noticed_ms: when its end was seen, by the clock of `start`; for a job that left no times of its own.
+    Each machine that completes a record uses this, and gets the same from the same end.
+
+    noticed_ms: when its end was seen, by the clock of `start`; for a job that left no times of its own
     """
     state = RunState.ENDED if ended.launched else RunState.NOT_LAUNCHED
     if not ended.seen or ended.cause in (EndCause.LEASE_LOST, EndCause.LOST_SIGHT):
@@ -87,15 +88,15 @@ def completed(start: RunRecord, ended: Ended, noticed_ms: int | None = None) -> 
 
 
 def lost(why: str | None) -> Ended:
-    """The end of a job of which nobody knows how it ended."""
+    """Return the end of a job if nobody knows how it ended."""
     return Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=why, cause=EndCause.LOST_SIGHT)
 
 
 def run_times(start: RunRecord, parts: Sequence[RunPart], noticed_ms: int | None) -> tuple[int, int | None]:
-    """When the command began and when it ended, in milliseconds since 1970.
+    """Return when the command began and when it ended, in milliseconds since 1970.
 
     Clocks of machines differ, so only times of one machine are subtracted: an attempt takes as long as the node that
-    takes the longest. What lies between two attempts is never negative. noticed_ms counts if a node tells no end.
+    takes the longest. The time between two attempts is never negative. noticed_ms counts if a node has no end.
     """
     begun = [(part.attempt, part.started_ms) for part in parts if part.started_ms is not None]
     began = min(begun)[1] if begun else start.started_ms
@@ -116,7 +117,7 @@ def run_times(start: RunRecord, parts: Sequence[RunPart], noticed_ms: int | None
 
 
 def assemble(start: RunRecord, parts: Iterable[RunPart], log: LogInfo | None = None) -> RunRecord:
-    """The whole record of a run of which all nodes have left their parts. Without a part nobody knows how it ended."""
+    """Return the whole record of a run of which all nodes have left their parts."""
     return replace(completed(start, end_of_parts(start, parts)), log=log)
 
 
@@ -171,7 +172,7 @@ def put_together(
     parts: Iterable[RunPart],
     whole: Callable[[RunRecord], RunRecord],
 ) -> None:
-    """Completes the record of a run that is over from these parts, and from the logs of its nodes."""
+    """Complete the record of a run that is over from these parts, and from the logs of its nodes."""
     keeper = LogKeeper()
     keeper.add(join_logs(runs.node_logs(stored), start.nodes))
     log = keeper.kept(Masker())
@@ -191,7 +192,7 @@ def is_over(start: RunRecord, parts: Iterable[RunPart]) -> bool:
 
 
 def join_logs(logs: Iterable[tuple[int, int, bytes]], nodes: int) -> bytes:
-    """One log of all: node, attempt, what it wrote there. With several nodes a line says where each begins."""
+    """Join the logs, each given as node, attempt and content. With several nodes a line says where each begins."""
     found = sorted(logs, key=lambda each: (each[1], each[0]))
     if nodes == 1:
         return b"".join(data for _, _, data in found)
@@ -245,7 +246,7 @@ def kept_log(
 
 
 def _metrics(record: RunRecord, job: FoundJob) -> Metrics:
-    """Of a folder that was there before the run, only a file that is not older."""
+    """Read the metrics of a job. A file that is older than the run is ignored."""
     if not job.engine.shares_folders:
         left = None if job.status.ended is None else job.status.ended.metrics
         return Metrics() if left is None else parse_metrics(left)
@@ -282,7 +283,7 @@ def salvaged(make: Callable[[], _T], instead: Callable[[str], _T]) -> _T:
 
 
 def finish(runs: RunStore, record: RunRecord, log: bytes | None) -> RunRecord:
-    """Completes the record of a run in the store. Of several who do so one wins; returns what is there now."""
+    """Store the whole record of a run and its log. Of several who do so one wins; return what is there now."""
     if log is not None:
         kept = runs.add(record.dataset, record.run, LOG, log)
         if len(kept) != len(log) and record.log is not None:
@@ -385,7 +386,7 @@ class Completer:
         return with_what_it_left(whole, job, secrets, logged=record.log is not None)
 
     def _without_job(self, record: RunRecord, status: JobStatus) -> RunRecord:
-        """A run whose job the cluster does not have any more. Whoever removed that has completed the record before."""
+        """Return the record of a run whose job was removed. Whoever removed it has completed the record before."""
         if status.reason is None or record.run in self._supervised:
             return record
         with suppress(DsvError):
@@ -413,7 +414,7 @@ class Completer:
             replace_file(self._answers / record.run, status.state.encode(), mode=0o600)
 
     def _is_left_to_us(self, record: RunRecord, status: JobStatus) -> bool:
-        """A job that never began may go on to another pool, which only the dsv that submitted it knows."""
+        """Check that no other dsv completes it: the one that submitted it may still take it to another pool."""
         assert status.ended is not None  # it was looked at before
         moves = bool(record.then) and not status.ended.launched
         quiet = status.quiet_for is not None and status.quiet_for >= _SUPERVISOR_HAS
@@ -477,7 +478,7 @@ def _ended_jobs(engine: Engine | None) -> frozenset[str]:
 
 
 def forget_job(record: RunRecord, engines: Engines) -> None:
-    """Removes what the job left about itself, and what its cluster keeps of it, once that is in the record."""
+    """Remove what the job left about itself, and what its cluster keeps of it, once that is in the record."""
     engine = None if record.job is None else engines.make(record.engine, record.pool)
     if engine is not None and record.job is not None:
         engine.forget(record.job)
@@ -498,13 +499,16 @@ class KnownSecrets:
 
     @classmethod
     def elsewhere(cls, record: RunRecord, environ: Mapping[str, str]) -> Self:
-        """On a machine that has only the record and its own environment."""
+        """Return those that are known on a machine that has only the record and its own environment."""
         given = {name: environ[name] for name in record.env if name in environ}
         return cls._of(record, given, environ, record.command, record.params)
 
     @classmethod
     def on_node(cls, record: RunRecord, environ: Mapping[str, str], command: Sequence[str] | None) -> Self:
-        """On a node of the run, which has the values that the job was given. command: as it was typed."""
+        """Return those that are known on a node of the run, which has the values that the job was given.
+
+        command: as it was typed
+        """
         given = {name: environ[PASSED + name] for name in record.env if PASSED + name in environ}
         params: Mapping[str, Json] = record.params
         with suppress(KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""The surroundings of a run: the caller, its folders, the mounts of its data, and the metrics that it leaves."""
+"""The caller of a run, its folders, the mounts of its data, and the metrics that it leaves."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ _GIT_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """state: the user's folder for dsv's state; host and user: as the record names them; author: who signs the commits
-    of code and outputs."""
+    """The caller of a run."""
 
     environ: Mapping[str, str]
     state: Path
+    """The user's folder for dsv's state."""
     cwd: Path
     host: str
     user: str
     author: str | None = None
+    """The author of the commits of code and outputs."""
     workspace_above: Callable[[Path], Path | None] = lambda folder: None
     """Returns the root of the workspace that a folder lies in, if it lies in one."""
 
@@ -59,11 +60,11 @@ class RunPlace:
         cwd: Path,
         workspace_above: Callable[[Path], Path | None],
     ) -> Self:
-        """For a run by this process, on this machine."""
+        """Return the one for a run by this process, on this machine."""
         return cls(environ, state, cwd, host_name(), user_name(os.getuid()), None, workspace_above)
 
     def folder(self, dataset: DatasetName, run: RunId) -> Path:
-        """Of one run: its output, unless that goes elsewhere, and its scratch."""
+        """Return the folder of a run, for its scratch and its output, unless that goes elsewhere."""
         return run_folder(self.state, dataset, run)
 
     @property
@@ -85,8 +86,10 @@ def first_time(place: RunPlace, what: str) -> bool:
 
 
 def leave_terminal(folder: Path, terminals: Iterable[int]) -> None:
-    """From now on what dsv has to say goes to a file in this folder of a run, and no output to these descriptors: the
-    terminal is gone, and the output of the job is kept in another way."""
+    """Write dsv's messages to a file in this folder of a run from now on, and nothing to these descriptors.
+
+    The terminal is gone, and the output of the job is kept in another way.
+    """
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     messages = nothing
     with suppress(OSError):
@@ -108,7 +111,7 @@ def job_folder(out: str, dataset: DatasetName, run: RunId) -> Path:
 
 
 def output_folder(place: RunPlace, asked: Path | None, otherwise: Path) -> Path:
-    """Where the job's files go. Raises `UsageError` for one inside a workspace: a sync would take them."""
+    """Return the folder for the job's files. Raises `UsageError` for one in a workspace: a sync would take them."""
     if asked is None:
         return otherwise
     folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100 (a symlink is the caller's to resolve)
@@ -123,7 +126,7 @@ def output_folder(place: RunPlace, asked: Path | None, otherwise: Path) -> Path:
 
 
 def code_folder(place: RunPlace, asked: Path) -> Path:
-    """Raises `UsageError` if it is no folder."""
+    """Return the absolute path of the code. Raises `UsageError` if it is no folder."""
     folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100
     if not folder.is_dir():
         raise UsageError(
@@ -145,7 +148,7 @@ def make_folder(folder: Path, hint: str | None = None) -> None:
 
 
 def write_params(out: Path, params: Mapping[str, Json]) -> None:
-    """Replaces `params.json`, never writing through a link. Raises `LaunchError`."""
+    """Replace `params.json`, never writing through a link. Raises `LaunchError`."""
     try:
         replace_file(out / PARAMS_FILE, json.dumps(params).encode() + b"\n", mode=0o644, sync=False)
     except OSError as error:
@@ -153,7 +156,7 @@ def write_params(out: Path, params: Mapping[str, Json]) -> None:
 
 
 def data_mounts(main: Path, further: Mapping[str, Path], skeleton: Path) -> tuple[list[Mount], list[Mount]]:
-    """The mounts of the target and of further data, in this order.
+    """Return the mounts of the target and of further data, in this order.
 
     Nothing can be mounted inside a folder that is mounted read-only unless it has a place for it. So with
     further data `/data` is a skeleton that has one for each entry at the top of the commit, and for each name.
@@ -178,7 +181,7 @@ def data_mounts(main: Path, further: Mapping[str, Path], skeleton: Path) -> tupl
 
 
 def make_skeleton(main: Path, further: Sequence[str], skeleton: Path) -> None:
-    """The places for `data_mounts`, and the symlinks at the top of the commit. Raises `LaunchError`."""
+    """Make the places for `data_mounts`, and the symlinks at the top of the commit. Raises `LaunchError`."""
     try:
         skeleton.mkdir(parents=True)
         for entry in main.iterdir():
@@ -201,14 +204,16 @@ def remove_scratch(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """values: None if the job wrote none, or none that can be used; problem: why not, if it wrote some."""
+    """The metrics of a job."""
 
     values: dict[str, Json] | None = None
+    """None if the job wrote none, or none that can be used."""
     problem: str | None = None
+    """Why those that it wrote can't be used."""
 
 
 def metrics_stamp(out: Path) -> tuple[int, int, int] | None:
-    """Tells a `metrics.json` that was there before from one that the job wrote."""
+    """Return what tells a `metrics.json` that was there before from one that the job wrote."""
     try:
         status = (out / METRICS_FILE).lstat()
     except OSError:
@@ -242,7 +247,7 @@ def parse_metrics(data: bytes) -> Metrics:
 
 
 def code_state(folder: Path, environ: Mapping[str, str]) -> CodeState:
-    """The git commit of a folder, and whether it differs from it; neither if it is in no work tree."""
+    """Return the git commit of a folder, and whether the folder differs; neither if it is in no work tree."""
     head = _git(folder, environ, "rev-parse", "--verify", "HEAD")
     if head is None or re.fullmatch(r"[0-9a-f]{40,64}", head.strip()) is None:
         return CodeState(str(folder))
@@ -251,7 +256,7 @@ def code_state(folder: Path, environ: Mapping[str, str]) -> CodeState:
 
 
 def _git(folder: Path, environ: Mapping[str, str], *arguments: str) -> str | None:
-    """Without locks, and without the programs that a repository's own configuration may name."""
+    """Run git without locks, and without the programs that a repository's own configuration may name."""
     argv = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(
@@ -268,7 +273,7 @@ def _git(folder: Path, environ: Mapping[str, str], *arguments: str) -> str | Non
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder itself, or the nearest above it that exists."""
+    """Return the folder itself, or the nearest above it that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder

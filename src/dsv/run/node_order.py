@@ -60,8 +60,8 @@ def node_environment(rank: int, addresses: Sequence[str], port: int) -> dict[str
 
 
 def meeting_port(run: str) -> int:
-    """The port at which the nodes of a run meet: the same on each node without asking, and hardly that of another run
-    on the same machine. run: the id, which ends with random digits."""
+    """Return the port at which the nodes of a run meet: the same on each node without asking, and hardly that of
+    another run on the same machine. run: the id, which ends with random digits."""
     return LOWEST_PORT + int(run.rpartition("-")[2], 16) % PORTS
 
 
@@ -72,14 +72,15 @@ _VERSION: Final = 1
 
 
 class OrderedData(msgspec.Struct, frozen=True, kw_only=True):
-    """One commit, or a path of it. name: of `--data`, empty for the target itself. at: where the command sees it, if
-    that is not where it is in the cache: in a container for instance."""
+    """One commit, or a path of it."""
 
     name: str = ""
+    """Of `--data`; empty for the target itself."""
     dataset: str
     commit: str
     path: str | None = None
     at: str | None = None
+    """The path that the command sees, if it is not the one in the cache: in a container for instance."""
 
     def target(self) -> Target:
         """Raises `UsageError`."""
@@ -108,7 +109,7 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
     author: str | None = None
 
     def encode(self) -> bytes:
-        """A JSON object in one line."""
+        """Return a JSON object in one line."""
         return msgspec.json.encode(self, enc_hook=str)  # names and ids are strings of their own kinds
 
     @staticmethod

@@ -30,7 +30,7 @@ class SweepId(str):
 
     @classmethod
     def make(cls, time_ms: int, entropy: bytes) -> Self:
-        """From milliseconds since 1970 and four random bytes."""
+        """Make one from milliseconds since 1970 and four random bytes."""
         return cls(f"{PREFIX}{datetime.fromtimestamp(time_ms // 1000, UTC):%Y%m%d-%H%M%S}-{entropy.hex()}")
 
     @classmethod
@@ -59,19 +59,20 @@ class SweepId(str):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSeat:
-    """Which run of which sweep a run is. number: from 1 to `of`; axes: the values of each parameter, in the order in
-    which they were typed, so that any record tells of all runs of the sweep; name: that of the sweep, if it has one.
-    """
+    """The place of a run in its sweep."""
 
     id: SweepId
     number: int
+    """From 1 to `of`."""
     of: int
     axes: dict[str, list[Json]]
+    """The values of each parameter, in the order in which they were typed; any record tells of all runs by them."""
     name: str | None = None
+    """The name of the sweep."""
 
     @classmethod
     def of_json(cls, document: Mapping[str, Json]) -> SweepSeat:
-        """From what `asdict` makes of one."""
+        """Make one of the result of `asdict`."""
         return cls(**{**document, "id": SweepId.parse(document["id"])})
 
     @property
@@ -90,7 +91,7 @@ def names_sweep(text: str) -> bool:
 
 
 def parse_axes(texts: Iterable[str]) -> dict[str, list[Json]]:
-    """`K=V1,V2,…`, as given with `-p` to a sweep. Raises `UsageError`.
+    """Parse `K=V1,V2,…`, as given with `-p` to a sweep. Raises `UsageError`.
 
     A comma within quotes, brackets or braces separates nothing: `-p 'layers=[1,2],[3,4]'`, `-p 'opt="a,b",c'`.
     """
@@ -118,7 +119,7 @@ def parse_axes(texts: Iterable[str]) -> dict[str, list[Json]]:
 
 
 def split_values(name: str, text: str) -> list[str]:
-    """The values between the commas of a text. Raises `UsageError` for an empty one, and for what is not closed."""
+    """Return the values between the commas of a text. Raises `UsageError` for an empty one or an open mark."""
     values, start, opened, quoted, escaped = [], 0, "", False, False
     for at, each in enumerate(text):
         if quoted:
@@ -148,7 +149,7 @@ def split_values(name: str, text: str) -> list[str]:
 
 
 def combination(axes: Mapping[str, Sequence[Json]], number: int) -> dict[str, Json]:
-    """The parameters of one run, from 1. The last parameter changes fastest."""
+    """Return the parameters of one run, from 1. The last parameter changes fastest."""
     rest, chosen = number - 1, {}
     for name, values in reversed(list(axes.items())):
         rest, at = divmod(rest, len(values))
@@ -162,12 +163,12 @@ def count_of(axes: Mapping[str, Sequence[Json]]) -> int:
 
 
 def due(of: int, begun: Collection[int], going: int, parallel: int) -> tuple[int, ...]:
-    """The runs to begin now, in order, if so many go on and at most `parallel` may."""
+    """Return the runs to begin now, in order, if so many go on and at most `parallel` may."""
     return tuple(number for number in range(1, of + 1) if number not in begun)[: max(0, parallel - going)]
 
 
 def varied(params: Mapping[str, Json], axes: Mapping[str, Sequence[Json]]) -> dict[str, Json]:
-    """The parameters by which the runs of a sweep differ."""
+    """Return the parameters by which the runs of a sweep differ."""
     return {name: value for name, value in params.items() if len(axes.get(name, ())) > 1}
 
 

@@ -24,23 +24,27 @@ from dsv.values.secrets import Masker, hide_env_values
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One run, decided upon. own: the folder of this run among the user's state; attempt: which one this is.
-    code: the folder that was named; staged_code: its code in the cache, if that was committed. elsewhere: the
-    options with which dsv on another machine finds the same store and cache; access: what it needs for that."""
+    """One attempt of a run, with its engine, data and folders."""
 
     spec: JobSpec
     place: RunPlace
     chosen: Chosen
     run: RunId
     staged: Mapping[str, Staged]
+    """By the names of the data; the target has the empty one."""
     own: Path
+    """The folder of this run among the user's state."""
     out: Path
     code: Path | None
+    """The folder that was named."""
     masker: Masker
     staged_code: Staged | None = None
+    """The code in the cache, if it was committed."""
     attempt: int = 1
     elsewhere: tuple[str, ...] = ()
+    """The options with which dsv on another machine finds the same store and cache."""
     access: StoreAccess = NO_ACCESS
+    """What dsv on another machine needs to reach the store."""
 
     @classmethod
     def of(
@@ -53,7 +57,7 @@ class Launch:
         elsewhere: tuple[str, ...] = (),
         access: StoreAccess = NO_ACCESS,
     ) -> Launch:
-        """staged: by the name of the data, the target's is empty. Raises `UsageError`."""
+        """Raises `UsageError`."""
         own = place.folder(staged[""].dataset, run)
         return cls(
             spec=spec,
@@ -83,7 +87,7 @@ class Launch:
 
     @property
     def scratch(self) -> Path:
-        """The nodes of a cluster see it too: they do see the folder in which its pool has the output."""
+        """A folder that the nodes of a cluster see too, as they see the folder in which its pool has the output."""
         pool = self.spec.pool
         engine = self.chosen.engine
         if engine.queues and engine.shares_folders and pool is not None and pool.out is not None:
@@ -108,7 +112,7 @@ class Launch:
 
     @property
     def skeleton(self) -> Path | None:
-        """Where the places for the mounts of further data are made, if the engine mounts any."""
+        """The folder in which the places for the mounts of further data are made, if the engine mounts any."""
         return self.scratch / "data" if self.further and self._mounts_data() else None
 
     def plan(self) -> Plan:
@@ -223,7 +227,7 @@ class Launch:
         )
 
     def _code_place(self, folder: Path) -> Path:
-        """Where the job's machine has the code. What only the cache can bring there has no place before a commit."""
+        """Return the path of the code on the job's machine, which is made up if the code is not committed yet."""
         if self.staged_code is not None:
             return self.staged_code.path
         return folder if self.chosen.engine.shares_folders else self.main.path.with_name("CODE")
@@ -246,7 +250,7 @@ class Launch:
         }
 
     def _order(self) -> str:
-        """For the node that completes the record. The parameters may hold a secret, and are not in it."""
+        """Return the order for the node that completes the record. It has no parameters: they may hold a secret."""
         data = [
             OrderedData(name=each.name, dataset=each.dataset, commit=each.commit.hex(), path=each.path)
             for each in (self._run_data(name, staged) for name, staged in self.staged.items())
@@ -267,7 +271,7 @@ class Launch:
             return ""
 
     def _code_name(self) -> str:
-        """A name that no further data has, as those held have one each."""
+        """Return a name for the code that no further data has."""
         name = "code"
         while data_variable(name) in map(data_variable, self.further):
             name += "_"
@@ -284,14 +288,14 @@ class Launch:
 
 
 def _code(spec: JobSpec, place: RunPlace) -> Path | None:
-    """The folder of the code. What is in the store needs none here."""
+    """Return the folder of the code, which is checked unless the code is in the store."""
     if spec.code is None or spec.recorded_code is not None:
         return spec.code
     return code_folder(place, spec.code)
 
 
 def _output(spec: JobSpec, place: RunPlace, chosen: Chosen, main: Staged, own: Path) -> Path:
-    """Raises `UsageError` if the job's machine has no folder for it."""
+    """Return the output folder. Raises `UsageError` if the job's machine has none for it."""
     pool = spec.pool
     if chosen.engine.shares_folders:
         return output_folder(place, spec.out, _own_output(spec, main, own))
@@ -315,13 +319,13 @@ def _output(spec: JobSpec, place: RunPlace, chosen: Chosen, main: Staged, own: P
 
 
 def _own_output(spec: JobSpec, main: Staged, own: Path) -> Path:
-    """The output folder of a run that names none: in the folder of its pool, if that has one."""
+    """Return the output folder of a run that names none: in the folder of its pool, if that has one."""
     if spec.pool is None or spec.pool.out is None:
         return own / "out"
     return Path(spec.pool.out) / main.dataset.component / own.name
 
 
 def masker_of(spec: JobSpec, place: RunPlace) -> Masker:
-    """Hides what no record of this run may show."""
+    """Return what hides the secrets of this run."""
     options, given = hide_env_values(spec.engine_args)
     return Masker.of({**given, **spec.env}, place.environ, (*options, *spec.command), spec.params)

@@ -56,12 +56,14 @@ _NOT_COMPARED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """`KEY OP VALUE`. text: VALUE as it was typed; value: as JSON, if it is JSON."""
+    """`KEY OP VALUE`."""
 
     key: str
     operator: str
     text: str
+    """VALUE as it was typed."""
     value: Json
+    """VALUE as JSON, if it is JSON."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -77,7 +79,7 @@ class Filter:
         return cls(key, "=" if sign == "==" else sign, value, json_or_text(value))
 
     def matches(self, item: Item) -> bool:
-        """A run without the key matches `KEY=null` and nothing else."""
+        """Check a run. One without the key matches `KEY=null` and nothing else."""
         actual = look_up(item, self.key)
         if self.value is None and self.operator in ("=", "!="):
             return (actual is None) is (self.operator == "=")
@@ -119,7 +121,7 @@ def choose_runs(
 
 
 def sort_order(text: str) -> tuple[str, bool]:
-    """The key, and whether the largest comes first."""
+    """Return the key, and whether the largest comes first."""
     if text[:1] in ("+", "-"):
         return text[1:], text.startswith("-")
     head, _, name = text.partition(".")
@@ -142,7 +144,7 @@ def look_up(value: Json, key: str) -> Json:
 
 
 def differences(views: Sequence[RunView]) -> tuple[list[tuple[str, list[Json]]], int]:
-    """The keys in which these runs differ, with the value of each run (None for none), and how many are the same."""
+    """Return the keys in which these runs differ, with the value of each run, and the number of the others."""
     flat = [_compared(view) for view in views]
     keys = list(dict.fromkeys(key for item in flat for key in item))
     rows = [(key, [item.get(key) for item in flat]) for key in keys]
@@ -153,7 +155,7 @@ def differences(views: Sequence[RunView]) -> tuple[list[tuple[str, list[Json]]],
 
 
 def flattened(values: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`."""
+    """Return `{"a": {"b": 1}}` as `{"a.b": 1}`."""
     flat: dict[str, Json] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -164,7 +166,7 @@ def flattened(values: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
 
 
 def as_text(value: Json) -> str:
-    """A value as a person reads it: strings as they are, a command as a shell has it, all else as JSON."""
+    """Return a value for a person: strings as they are, a command as a shell has it, all else as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
@@ -211,7 +213,7 @@ def _check_key(key: str, items: Sequence[Item]) -> None:
 
 
 def _rank(value: Json) -> tuple[int, Json]:
-    """Numbers before strings before all else."""
+    """Return a key that sorts numbers before strings before all else."""
     if _is_number(value):
         return 0, value
     return (1, value) if isinstance(value, str) else (2, as_text(value))

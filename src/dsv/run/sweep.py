@@ -125,13 +125,13 @@ class SweepNotes:
 
 
 def sweep_folder(state: Path, sweep: SweepId) -> Path:
-    """Of one sweep: its mark, and what its process has to say if it is detached."""
+    """Return the folder of a sweep, for its mark, and for the messages of its process if it is detached."""
     return state / "sweeps" / sweep
 
 
 @contextmanager
 def driving(state: Path, sweep: SweepId) -> Iterator[None]:
-    """Meanwhile this process begins the runs of the sweep. Raises `Conflict` if another one does, and `LaunchError`."""
+    """Make this process the driver of the sweep meanwhile. Raises `Conflict` if another one is, and `LaunchError`."""
     path = _path(state, sweep)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,8 +163,10 @@ def _take(path: Path, state: Path, sweep: SweepId) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Of two that find the mark of a process that was killed, the second must not remove the mark of the first. Only
-    processes of one machine can find that, so a lock of this machine is enough."""
+    """Lock the folder: of two that find the mark of a killed process, the second must not remove the mark of the first.
+
+    Only processes of one machine can find that, so a lock of this machine is enough.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -174,7 +176,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def driver(state: Path, sweep: SweepId) -> Driver | None:
-    """The process that begins its runs, if it lives or may live."""
+    """Return the process that starts its runs, if it lives or may live."""
     with suppress(OSError, msgspec.DecodeError):
         found = read_json(_path(state, sweep), _DECODER)
         if found is not None and not found.is_dead:
@@ -183,7 +185,7 @@ def driver(state: Path, sweep: SweepId) -> Driver | None:
 
 
 def being_started(state: Path, text: str) -> tuple[SweepId, Driver] | None:
-    """The sweep that a text means and that has a process on this machine, perhaps before its first run has a record."""
+    """Return the sweep that a text means and its process on this machine, also before its first run has a record."""
     for name in list_names(state / "sweeps"):
         with suppress(UsageError):
             sweep = SweepId.parse(name)
@@ -202,12 +204,13 @@ NOT_BEGUN = "not begun"
 
 @dataclass(frozen=True, slots=True)
 class SweepView:
-    """members: its runs, as many as are looked at, in the order in which they are shown. Never empty. chosen: whether
-    they are a choice of its runs, so that they don't tell which have begun."""
+    """The runs of a sweep."""
 
     seat: SweepSeat
     members: tuple[RunView, ...]
+    """In the order in which they are shown; never empty."""
     chosen: bool = False
+    """They are a choice of its runs, so they don't tell which have begun."""
 
     @property
     def id(self) -> SweepId:
@@ -219,7 +222,7 @@ class SweepView:
 
     @property
     def latest(self) -> dict[int, RunView]:
-        """The run of each number that has begun, in this order: the last one, if it was repeated."""
+        """Return the run of each number that has begun, in this order: the last one, if it was repeated."""
         found: dict[int, RunView] = {}
         for view in sorted(self.members, key=lambda view: (_seat(view).number, view.record.run)):
             found[_seat(view).number] = view
@@ -236,8 +239,8 @@ class SweepView:
 
     @property
     def exit_code(self) -> int | None:
-        """That of the first in the order of the numbers that has not succeeded; None while a run goes on or one has
-        not begun and none has failed."""
+        """Return that of the first, by number, that has not succeeded; None while a run goes on or one has not begun
+        and none has failed."""
         codes = [view.record.exit_code for view in self.latest.values()]
         failed = next((code for code in codes if code), None)
         return failed if failed is not None or self.not_begun or None in codes else 0
@@ -254,9 +257,10 @@ class SweepView:
 
 
 def grouped(views: Sequence[RunView], *, chosen: bool = False) -> list[SweepView | RunView]:
-    """The runs of each sweep together, where the first of them stands; within a sweep the order stays what it was.
+    """Group the runs of each sweep, at the place of the first of them, in the order that they have.
 
-    chosen: whether these are not all runs, but those that a filter or a limit leaves."""
+    chosen: these are not all runs, but those that a filter or a limit leaves
+    """
     members: dict[SweepId, list[RunView]] = {}
     for view in views:
         if view.record.sweep is not None:
@@ -272,7 +276,7 @@ def grouped(views: Sequence[RunView], *, chosen: bool = False) -> list[SweepView
 
 
 def sweep_of(views: Iterable[RunView], text: str) -> SweepView | None:
-    """The sweep that a text means, by its id or by its name. Raises `UsageError` for a text that means several."""
+    """Return the sweep that a text means by its id or its name. Raises `UsageError` for a text that means several."""
     every = list(views)
     seats = {view.record.sweep.id: view.record.sweep for view in every if view.record.sweep is not None}
     found = [seat for id_, seat in seats.items() if id_.is_meant_by(text)]

@@ -73,7 +73,10 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
 
 
 def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool = False) -> bool:
-    """Print what its engine keeps of a job. alive: only of one that lives. False if there is no such job."""
+    """Print what its engine keeps of a job. Return False if there is no such job.
+
+    alive: only of one that lives
+    """
     job = find_job(record, engines_of(call.around.environ, call.settings))
     if job is None or (alive and not job.status.lives) or (log := job.logs(follow)) is None:
         return False
@@ -86,7 +89,7 @@ def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool =
 
 
 def _write_live(call: Call, one: UnderWay, follow: bool) -> bool:
-    """False if the run has ended meanwhile, so that its record has the log."""
+    """Print the log so far. Return False if the run has ended meanwhile, so that its record has the log."""
     mark = one.folder / one.run
     try:
         with read_live(

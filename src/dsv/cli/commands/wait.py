@@ -77,7 +77,7 @@ def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]
 
 
 def _ended_here(call: Call, ids: Iterable[str], away: Unreachable) -> list[RunRecord]:
-    """The records of runs that have ended and are not sent yet. Raises `away` if one of them is not here."""
+    """Return the records of runs that have ended and are not sent yet. Raises `away` if one of them is not here."""
     records = []
     for text in ids:
         view = run_known_here(call.settings.state, text)
@@ -110,7 +110,7 @@ def _wait_for_sweep(call: Call, text: str) -> int:
 
 
 def _wait(call: Call, found: Runs, view: SweepView) -> int:
-    """Its runs are waited for, and those that a dsv is still to begin."""
+    """Wait for its runs, and for those that a dsv is still to start."""
     pause = _PAUSE
     view = replace(view, members=tuple(found.settle(view.members)))
     while _goes_on(call, found, view):

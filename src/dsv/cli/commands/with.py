@@ -91,7 +91,7 @@ def with_(
 
 
 def _write(call: Call, name: str, items: Sequence[Staged]) -> None:
-    """That it can't be written keeps no command from running."""
+    """Write what is staged, or warn: an error keeps no command from running."""
     try:
         Path(name).write_text(to_json(document({"items": [item_of(each) for each in items]})) + "\n")
     except OSError as error:

@@ -44,7 +44,7 @@ def result_text(record: RunRecord) -> str:
 
 
 def cause_text(record: RunRecord) -> str | None:
-    """Why it ended, if the command itself was not the cause."""
+    """Return why it ended, if the command itself was not the cause."""
     return None if record.end in (None, EndCause.EXITED) else str(record.end).replace("-", " ")
 
 
@@ -68,10 +68,13 @@ def write_table(
     whole: SweepView | None = None,
     chosen: bool = False,
 ) -> None:
-    """One run a line, and a column for each parameter and metric. first: keys that must be seen. whole: the sweep that
-    these are runs of; chosen: whether these are not all runs, but those that a filter or a limit leaves.
+    """Write a line for each run, with a column for each parameter and metric.
 
     On a terminal the columns that don't fit are left out, never the digits of a number.
+
+    first: keys that must be seen
+    whole: the sweep that these are runs of
+    chosen: these are not all runs, but those that a filter or a limit leaves
     """
     columns = [Column("run", keep=True), Column("name"), Column("data")]
     columns += [Column("took", right=True, keep=True), Column("result", keep=True)]
@@ -108,7 +111,7 @@ def _write_groups(
     groups: Sequence[SweepView | RunView],
     whole: SweepView | None,
 ) -> None:
-    """Above the runs of each sweep a row that sums it up: all of it, if it is known whole."""
+    """Write a row above the runs of each sweep that sums it up: all of it, if it is known whole."""
     at = 0
     result = [column.title for column in columns].index("result")
     for each in groups:
@@ -182,7 +185,7 @@ def _row(call: Call, view: RunView) -> list[str]:
 
 
 def _short(call: Call, record: RunRecord) -> str:
-    """On a terminal the end of an id, which any command takes for it."""
+    """Return the id, on a terminal its end, which any command takes for it."""
     return record.run[-8:] if call.around.stdout_is_terminal else record.run
 
 
@@ -207,15 +210,15 @@ def _keys(values: Sequence[Mapping[str, Json]]) -> list[str]:
 
 
 def _title(key: str, keys: Sequence[str]) -> str:
-    """Without `params.` or `metrics.`, unless there is one of the name in both."""
+    """Return the key without `params.` or `metrics.`, unless there is one of the name in both."""
     head, _, name = key.partition(".")
     other = f"metrics.{name}" if head == "params" else f"params.{name}"
     return name if name and other not in keys else key
 
 
 def _by_interest(keys: Sequence[str], cells: Mapping[str, Sequence[str]], first: Sequence[str]) -> list[str]:
-    """What was asked for, then what differs, then what is the same in all, and last what most runs don't have;
-    parameters and metrics by turns."""
+    """Sort keys: those asked for, those that differ, those that are the same in all, and last those that most runs
+    don't have; parameters and metrics by turns."""
     params = sum(key.startswith("params.") for key in keys)
     turn = {key: number if number < params else number - params for number, key in enumerate(keys)}
     sparse = {key: 2 * cells[key].count("-") > len(cells[key]) for key in keys}
@@ -225,7 +228,7 @@ def _by_interest(keys: Sequence[str], cells: Mapping[str, Sequence[str]], first:
 def _that_fit(
     keys: Sequence[str], titles: Mapping[str, str], cells: Mapping[str, Sequence[str]], room: int
 ) -> Sequence[str]:
-    """All of them if there is room for none, as the table is then written one value a line."""
+    """Return those that fit; all of them if none does, as the table is then written one value a line."""
     shown: list[str] = []
     for key in keys:
         needs = len(GAP) + min(_WIDEST, max(width(text) for text in (titles[key], *cells[key])))
@@ -236,7 +239,7 @@ def _that_fit(
 
 
 def _wide(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """The room that these columns need, those that may be shortened at their shortest."""
+    """Return the room that these columns need, those that may be shortened at their shortest."""
     needs = [max(map(width, column)) for column in zip([each.head for each in columns], *rows, strict=True)]
     least = [
         need if column.keep else min(need, _SHORTENED) for column, need in zip(columns, needs, strict=True)
@@ -245,7 +248,7 @@ def _wide(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
 
 
 def _cell(value: Json) -> str:
-    """Short enough to be read: six digits of a number."""
+    """Return a value in a form that is short enough to be read: six digits of a number."""
     if isinstance(value, float):
         return repr(value) if len(repr(value)) <= 8 else f"{value:.6g}"
     return as_text(value)

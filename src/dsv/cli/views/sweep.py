@@ -27,7 +27,7 @@ _METRICS = 4
 
 
 class SweepLines:
-    """In a pipe: a line when a run begins, and one when it has ended."""
+    """Writes, in a pipe, a line when a run begins, and one when it has ended."""
 
     def __init__(self, call: Call, seat: SweepSeat) -> None:
         self._call = call
@@ -66,7 +66,7 @@ class SweepLines:
 
 
 class _Drawn(SweepLines):
-    """One line for each run, drawn again as they come along."""
+    """Draws one line for each run, on a terminal."""
 
     def __init__(self, call: Call, seat: SweepSeat, numbers: Sequence[int]) -> None:
         super().__init__(call, seat)
@@ -124,7 +124,7 @@ class _Drawn(SweepLines):
         self._live.update(text, refresh=True)
 
     def _in_sight(self) -> list[int]:
-        """All of them, or of very many those that go on and the last that ended, as far as the window reaches."""
+        """Return all of them, or of very many those that go on and the last that ended, as far as there is room."""
         assert self._live is not None  # it was entered
         room = max(1, self._live.console.height - len(self._notes) - 1)
         numbers = list(self._states)

@@ -104,3 +104,13 @@ def test_names_of_an_older_dsv_in_a_cache_are_read(tmp_path: Path) -> None:
         path.write_text(json.dumps({"version": 1, "commit": str(commit), "seen": 2.5}))
     found = read(file_of(tmp_path, SCANS))
     assert found == Tracking({"main": Tracked(2500, str(FIRST))}, {"v1": Tracked(2500, str(SECOND))})
+
+
+def test_what_somebody_else_wrote_into_a_shared_file_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "tracking.json"
+    good = {"time_ms": 1, "commit": str(FIRST)}
+    names = {"main": good, "../up": good, "": good, "a//b": good}
+    path.write_text(json.dumps({"branches": names, "tags": {**names, "v1": {"time_ms": 1}}}))
+    found = read(path)
+    assert list(found.there("branches")) == list(found.there("tags")) == ["main"]
+    assert found.tag(V1) is None and found.branch(MAIN) is not None

@@ -70,15 +70,28 @@ class Tracking(msgspec.Struct, frozen=True, omit_defaults=True):
     """The branch of the workspace, and the commit at which its user last saw it."""
 
     def branch(self, name: BranchName) -> Tracked | None:
-        return _unless_deleted(self.branches.get(str(name)))
+        """Return the answer about a branch; None if it is not known, or deleted."""
+        found = self.branches.get(str(name))
+        return None if found is None or found.deleted else found
 
     def tag(self, name: TagName) -> Tracked | None:
-        return _unless_deleted(self.tags.get(str(name)))
+        """Return the answer about a tag; None if it is not known, or deleted."""
+        found = self.tags.get(str(name))
+        return None if found is None or found.deleted or found.commit is None else found
 
     def there(self, kind: Kind) -> dict[str, Tracked]:
-        """Return those that are not deleted, in the order of their names."""
+        """Return those that are not deleted, in the order of their names.
+
+        A file in a shared cache may hold anything: what can't be a name, or is a tag of nothing, is left out.
+        """
         found: dict[str, Tracked] = getattr(self, kind)
-        return {name: found[name] for name in sorted(found) if not found[name].deleted}
+        there: dict[str, Tracked] = {}
+        for name in sorted(found):
+            with suppress(UsageError):
+                BranchName.parse(name)  # the rules of tags are the same
+                if not found[name].deleted and (kind == "branches" or found[name].commit is not None):
+                    there[name] = found[name]
+        return there
 
     def newest(self, other: Tracking) -> Tracking:
         """Return the newer answer about each name."""
@@ -87,10 +100,6 @@ class Tracking(msgspec.Struct, frozen=True, omit_defaults=True):
             _newest(self.tags, other.tags),
             {**self.commits, **other.commits},
         )
-
-
-def _unless_deleted(found: Tracked | None) -> Tracked | None:
-    return None if found is None or found.deleted else found
 
 
 def _newest(one: Mapping[str, Tracked], other: Mapping[str, Tracked]) -> dict[str, Tracked]:

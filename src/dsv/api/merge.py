@@ -12,8 +12,7 @@ from typing import Literal
 from dsv.api.context import Context, check_binding
 from dsv.api.pull import Pulled, update_workspace
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
-from dsv.merge.apply import Changes, ContentMerger, MergeCounts, MergedTree
-from dsv.merge.base import MergeBase, find_merge_base
+from dsv.merge.apply import Changes, ContentMerger, MergeBase, MergeCounts, MergedTree, find_merge_base
 from dsv.merge.paths import Choices
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.refs.resolve import resolve

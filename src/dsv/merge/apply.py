@@ -1,15 +1,22 @@
 """A merge of trees on the way to a commit: what merge, cherry-pick and revert share.
 
 It is worked out twice if it is large: once to know of every conflict before anything is written, and once to write it.
+
+A history that was merged both ways may have several merge bases. Two are merged in their turn, as git does: a path that
+only one of them changed is taken from that one. Any other path, and every path at which more than two disagree, has no
+common state: both sides count as having changed it, so that no change is lost unnoticed.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader, BytesIO
+from itertools import groupby
 from pathlib import Path
+
+import msgspec
 
 from dsv.diff.lines import TooDifferent, decode_text
 from dsv.format.recipe import SINGLE_CHUNK_MAX
@@ -17,6 +24,7 @@ from dsv.format.tree import Entry
 from dsv.fs.errors import about
 from dsv.merge.lines import merge_text
 from dsv.merge.paths import (
+    UNDECIDED,
     Choice,
     Choices,
     ConflictKind,
@@ -27,15 +35,17 @@ from dsv.merge.paths import (
     PathConflict,
     Settled,
     merge_changes,
+    since_another,
 )
 from dsv.merge.tables import MAX_TABLE, is_table, merge_tables
+from dsv.repo.history import merge_bases
 from dsv.repo.objects.objects import Objects
-from dsv.repo.tree.diff import Change
+from dsv.repo.tree.diff import Change, diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.upload import Uploader
-from dsv.values.ids import FileId
+from dsv.values.ids import CommitId, FileId
 from dsv.values.paths import show, sort_key
 from dsv.values.units import format_count, format_lines
 
@@ -273,3 +283,54 @@ class ContentMerger:
             return merge_text(base, mine, other, choice)
         except TooDifferent:
             return "its lines differ too much to be merged"
+
+
+_DEPTH = 8
+"""Criss-cross merges, one before the other, that are followed to a merge base."""
+
+
+class MergeBase(msgspec.Struct, frozen=True):
+    """The tree of a commit (None: an empty one), but for some paths.
+
+    commits: the merge bases that it was made from. apart: how it differs from the commit's tree, in tree order.
+    """
+
+    commits: tuple[CommitId, ...]
+    apart: tuple[Change, ...] = ()
+
+    @property
+    def commit(self) -> CommitId | None:
+        return self.commits[0] if self.commits else None
+
+    def changes(self, objects: Objects, commit: CommitId | None) -> Iterator[Change]:
+        """Yield the changes of a commit (None: an empty tree) since the base. Reads only the segments that differ."""
+        before, after = (None if one is None else TreeReader(objects, one) for one in (self.commit, commit))
+        return since_another(diff_trees(before, after), self.apart)
+
+
+def find_merge_base(objects: Objects, left: CommitId, right: CommitId, depth: int = 0) -> MergeBase:
+    """Return the base of a merge of two commits; an empty tree if their histories have nothing in common."""
+    commits = merge_bases(objects, left, right)
+    if len(commits) < 2:
+        return MergeBase(commits)
+    if len(commits) == 2 and depth < _DEPTH:
+        return MergeBase(commits, tuple(_merged_bases(objects, *commits, depth)))
+    return MergeBase(commits, tuple(_disagreements(objects, commits)))
+
+
+def _merged_bases(objects: Objects, first: CommitId, second: CommitId, depth: int) -> Iterator[Change]:
+    below = find_merge_base(objects, first, second, depth + 1)
+    ours, theirs = below.changes(objects, first), below.changes(objects, second)
+    for decision in merge_changes(ours, theirs, lambda *_: ""):
+        result: Entry | None = UNDECIDED if decision.undecided else decision.result
+        if result != decision.ours:
+            yield Change(decision.path, decision.ours, result)
+
+
+def _disagreements(objects: Objects, commits: tuple[CommitId, ...]) -> Iterator[Change]:
+    first, *others = (TreeReader(objects, commit) for commit in commits)
+    every: Iterable[Change] = heapq.merge(
+        *(diff_trees(first, other) for other in others), key=lambda change: sort_key(change.path)
+    )
+    for path, changes in groupby(every, key=lambda change: change.path):
+        yield Change(path, next(changes).before, UNDECIDED)

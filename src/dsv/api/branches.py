@@ -83,7 +83,7 @@ def branches(context: Context, dataset: DatasetName | None) -> list[BranchItem]:
 
 
 def create_branch(context: Context, name: BranchPath, target: Target, message: str = "") -> BranchItem:
-    """Makes a branch at the commit that `target` means. Raises `Conflict` for a name that is taken."""
+    """Make a branch at the commit that `target` means. Raises `Conflict` for a name that is taken."""
 
     wanted = _target(context, name, target)
     with context.repository(wanted) as repository:

@@ -46,11 +46,11 @@ class CheckedItem:
     bytes: int
     wrong: tuple[WrongItem, ...] = ()
     repaired: int = 0
-    """How many of `wrong` are right now."""
+    """The number of `wrong` that are right now."""
     foreign: int = 0
-    """How many paths were never committed."""
+    """The number of paths that were never committed."""
     removed: int = 0
-    """How many of these are gone now."""
+    """The number of these that are gone now."""
     foreign_paths: tuple[str, ...] = ()
     """The first of those that are still there, or else of those that were removed."""
     problem: str | None = None

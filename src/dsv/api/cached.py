@@ -127,7 +127,7 @@ class CachedReport:
     foreign: tuple[str, ...]
     """Names in the cache that dsv did not put there; they are never touched."""
     trash: tuple[Trash, ...] = ()
-    """What evictions have moved out of sight and not deleted."""
+    """Folders that evictions have moved out of sight and not deleted."""
 
 
 def cached(folder: Path) -> CachedReport:

@@ -1,4 +1,4 @@
-"""What every use of `dsv.api` needs: settings, how to reach stores, who asks, and who watches.
+"""The context of every use of `dsv.api`: settings, how to reach stores, who asks, and who watches.
 
 The code that reads stores is imported by the first use that opens one: `dsv status` mostly needs none of it.
 """
@@ -52,7 +52,7 @@ class Context:
     offline_hint: str | None = None
     """The command line to name if the store can't be reached, and the same could be read offline."""
     open_offline: Callable[[Context, Target | None], Repository] | None = None
-    """Opens what is read offline; None if nothing can be."""
+    """A function that opens a repository offline; None if nothing can be read so."""
     override: str | None = None
     """Why protected branches are moved against their rules; None: the rules are kept."""
     moved: Callable[[str, str, str], None] = field(default=lambda *_: None)

@@ -41,7 +41,7 @@ _LIBRARIES = ("obstore", "boto3", "msgspec", "blake3", "zstandard", "typer", "ri
 
 
 class State(Enum):
-    """How a check ended."""
+    """The outcome of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -53,12 +53,12 @@ class Finding:
     """The result of a check."""
 
     check: str
-    """What was looked at."""
+    """The thing that was checked."""
     state: State
     text: str
-    """What was found, as a part of a sentence."""
+    """The finding, as a part of a sentence."""
     hint: str | None = None
-    """The command that mends it."""
+    """The command that helps."""
 
 
 def examine(context: Context, environ: Mapping[str, str], opened: ExitStack) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ Chosen = list[tuple[bytes, list[tuple[bytes, Source]]]]
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Adds or replaces a file, or a folder with what is in it. A folder is merged into one that is there."""
+    """Add or replace a file, or a folder with what is in it. A folder is merged into one that is there."""
 
     path: Path_
     """The new name; with a slash at its end, or if it is a folder, the content goes into it by its own name."""
@@ -53,7 +53,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Removes files, folders with all below them, and all that patterns such as `train/**/*.tmp` match."""
+    """Remove files, folders with all below them, and all that patterns such as `train/**/*.tmp` match."""
 
     path: Path_ | Sequence[Path_]
     """Of several, one may be named twice, or lie below another, or match a pattern."""
@@ -63,7 +63,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Moves a file or a folder, or all that a pattern matches."""
+    """Move a file or a folder, or all that a pattern matches."""
 
     path: Path_
     to: Path_
@@ -75,7 +75,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class MoveAll:
-    """Moves many paths at once, each from its old to its new name: all go before the first one comes, so that two may
+    """Move many paths at once, each from its old to its new name: all go before the first one comes, so that two may
     change places. No name is a pattern.
     """
 
@@ -85,14 +85,14 @@ class MoveAll:
 
 @dataclass(frozen=True, slots=True)
 class PutSources:
-    """Adds or replaces files below a path, given in tree order."""
+    """Add or replace files below a path, given in tree order."""
 
     path: Path_
     sources: Sequence[tuple[bytes, Source]]
     mirror: bool = False
     """Whatever else lies there goes."""
     problems: Sequence[Problem] = ()
-    """What lies beside them and can't be stored, by its path from there."""
+    """Paths beside them that can't be stored, from there."""
 
 
 Edit = Put | Remove | Move | MoveAll | PutSources
@@ -100,11 +100,11 @@ Edit = Put | Remove | Move | MoveAll | PutSources
 
 @dataclass(frozen=True, slots=True)
 class EditRequest:
-    """How to commit edits."""
+    """The options of a commit of edits."""
 
     message: str = ""
     action: str = "edit"
-    """What the branch's log of moves says."""
+    """The action in the branch's log of moves."""
     create: bool = False
     """Make the dataset if it is not there yet."""
     allow_removals: bool = False
@@ -335,7 +335,7 @@ def _no_dataset(context: Context, repository: Repository, dataset: DatasetName, 
 
 
 class Plan:
-    """What edits do to a tree; each sees what those before it did.
+    """The changes that edits make in a tree; each sees what those before it did.
 
     Raises `NotFound` for a path that is not there, `Conflict` if a folder would be replaced by a file or the other way
     round, and `UsageError` for edits that contradict themselves.
@@ -347,7 +347,7 @@ class Plan:
         self._is_empty = base is None
         self._tree = EditedTree(base)
         self.problems: list[Problem] = []
-        """What can't be stored."""
+        """Paths that can't be stored."""
         self.old: dict[bytes, bytes] = {}
         """The old path of each that was moved, by its new one."""
         named = [clean_path(_raw(text)) for each in edits for text in _named(each)]

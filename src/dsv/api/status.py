@@ -224,7 +224,7 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a workspace differs from its base.
+    """The differences of a workspace from its base.
 
     problems: what a sync would refuse to store. clashes: pairs of new names that are one if case or
     Unicode is folded. suspicious: why a sync would want `--allow-removals`; None if it would not.

@@ -228,7 +228,7 @@ class MovedNames:
     before: str
     """Their place before; the same if nothing was moved."""
     keys: int = 0
-    """How many were copied."""
+    """The number of keys that were copied."""
     taken_back: bool = False
     """A move that was interrupted has been undone."""
     configure: tuple[str, str | None] | None = None

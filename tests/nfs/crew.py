@@ -215,6 +215,10 @@ class Crew:
             if not one.name.startswith((".", "@"))
         )
 
+    def hosts_at_work(self) -> int:
+        """How many processes have claimed parts of fills."""
+        return len({os.readlink(claim) for claim in self.seen.glob(".dsv/fill/*/*/*/parts/*.1")})
+
     def files_being_filled(self) -> int:
         fills = self.seen / ".dsv/fill"
         return sum(len(names) for at, _, names in os.walk(fills) if "/tree" in at) if fills.exists() else 0

@@ -186,10 +186,7 @@ def _item(item: LogItem) -> dict[str, object]:
         **to_item(item.commit, COMMIT_KEYS, commit=item.id),
         "names": list(item.names),
         "folders": None if folders is None else list(map(told.folder_item, folders)),
-        "path": followed.get("path"),
-        "change": followed.get("change"),
-        "old_path": followed.get("old_path"),
-        "similarity": followed.get("similarity"),
+        **{key: followed.get(key) for key in ("path", "change", "old_path", "similarity")},
         "present": None if item.step is None else item.step.present,
     }
 

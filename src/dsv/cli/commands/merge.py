@@ -16,7 +16,7 @@ from dsv.api.pull import Pulled
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, whole
 from dsv.cli.failure import of_error
-from dsv.cli.options.arguments import Author, DryRun, Force, Message, override
+from dsv.cli.options.arguments import Author, DryRun, Force, Message, commit_target, override
 from dsv.cli.options.merging import (
     CONFLICT_KEYS,
     SETTLED_KEYS,
@@ -29,7 +29,7 @@ from dsv.cli.options.merging import (
     warn_without_effect,
 )
 from dsv.cli.output import to_item, written
-from dsv.errors import DsvError, UsageError
+from dsv.errors import DsvError
 from dsv.merge.apply import MergeCounts
 from dsv.merge.paths import Choices, MergeConflict
 from dsv.values.names import BranchName, Rev, Target, clean_path
@@ -238,14 +238,7 @@ def _source(call: Call, typed: str) -> Target:
     """Return the target DATASET@REV, or in a workspace a plain REV of its dataset. Raises `UsageError`."""
     if "@" not in typed and ":" not in typed:
         return Target(None, Rev.parse(typed))
-    target = Target.parse(typed)
-    if target.path is not None:
-        raise UsageError(
-            f"{typed} names a path, and this is about whole commits",
-            subject=typed,
-            hint=f"dsv {call.session.command} {Target(target.dataset, target.rev)}",
-        )
-    return target
+    return commit_target(call.session.command, typed)
 
 
 def _apply(

@@ -9,7 +9,7 @@ from dsv.cli.declare import command
 from dsv.cli.options.arguments import Offline, TargetOrBase, one_of
 from dsv.cli.output import printable, to_item
 from dsv.cli.views import differences as told
-from dsv.cli.views.history import COMMIT_KEYS, commit_lines, write_lines
+from dsv.cli.views.history import COMMIT_KEYS, commit_lines
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count
 
@@ -72,7 +72,8 @@ def show(
 def _write_head(call: Call, shown: ShownCommit) -> None:
     if shown.path is None:
         ink = call.around.stdout_ink
-        write_lines(call, commit_lines(shown.id, shown.commit, shown.names, ink, parents=True))
+        for line in commit_lines(shown.id, shown.commit, shown.names, ink, parents=True):
+            call.out.line(line)
         return
     call.out.line(f"folder  {printable(shown.path.path)}")
     call.out.line(f"in      {_commit(shown)}")

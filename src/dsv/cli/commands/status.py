@@ -98,15 +98,8 @@ def status(
 
 
 def _changes(found: Status) -> Iterator[tuple[bytes, str]]:
-    differences = found.differences
-    lists = {
-        "added": differences.added,
-        "changed": differences.changed,
-        "removed": differences.removed,
-        "retyped": differences.retyped,
-    }
-    for change, paths in lists.items():
-        for path in paths:
+    for change in ("added", "changed", "removed", "retyped"):
+        for path in getattr(found.differences, change):
             yield path, change
 
 
@@ -314,12 +307,6 @@ def _asked(found: Status) -> str:
 
 
 def _counts(found: Status) -> str:
-    of, renamed = found.differences, len(found.renamed)
-    counts = {
-        "added": len(of.added) - renamed,
-        "changed": len(of.changed),
-        "renamed": renamed,
-        "removed": len(of.removed) - renamed,
-        "retyped": len(of.retyped),
-    }
-    return ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
+    counts = Counter(change for _, change in _joined(found))
+    kinds = ("added", "changed", "renamed", "removed", "retyped")
+    return ", ".join(f"{counts[kind]:,} {kind}" for kind in kinds if counts[kind])

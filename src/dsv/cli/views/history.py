@@ -10,7 +10,6 @@ from dsv.cli.style import Style
 from dsv.values.units import format_bytes
 
 if TYPE_CHECKING:
-    from dsv.cli.call import Call
     from dsv.cli.style import Ink
     from dsv.format.commit import Commit
     from dsv.values.ids import CommitId
@@ -54,12 +53,6 @@ def in_parentheses(names: Sequence[str], ink: Ink) -> str:
     """Return the branches and tags of a commit."""
     told = ", ".join(ink.paint(Style.REF, printable(name)) for name in names)
     return f" ({told})" if told else ""
-
-
-def write_lines(call: Call, lines: Sequence[str]) -> None:
-    """Print lines that are printable already."""
-    for line in lines:
-        call.out.line(line)
 
 
 class Graph:

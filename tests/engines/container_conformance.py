@@ -14,7 +14,7 @@ import pytest
 
 from dsv.errors import UsageError
 from dsv.run.engines.base import JobStatus
-from dsv.run.engines.containers.container import ContainerRun, lives
+from dsv.run.engines.containers.container import ContainerRun, has_begun, lives
 from dsv.run.engines.containers.engine import ContainerEngine
 from dsv.run.engines.output import Output
 from dsv.run.record import EndCause, RunState
@@ -189,6 +189,7 @@ class ContainerConformance(EngineConformance):
         self.ready(out)
         handle = running.handle._attached
         assert isinstance(handle, ContainerRun) and handle._program is not None
+        until(lambda: has_begun(handle._engine.inspect(handle._id) or {}), "the engine's note of the begin")
         if ends == "after":
             handle._program.kill()
             handle._program.wait()
@@ -196,7 +197,10 @@ class ContainerConformance(EngineConformance):
         else:
             handle._program.send_signal(signal.SIGSTOP)
             (out.source / "go").touch()
-            until(lambda: not lives(handle._engine.inspect(handle._id) or {}), "the container's end")
+            until(
+                lambda: (found := handle._engine.inspect(handle._id)) and not lives(found),
+                "the container's end",
+            )
             handle._program.kill()
         ended = running.wait()
         assert (ended.exit_code, ended.reason) == (9, None)

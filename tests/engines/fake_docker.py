@@ -10,7 +10,8 @@ from tests.waiting import until
 
 # Files of its folder say how the world stands: `down` (no daemon answers), `refused` (why no container is made),
 # `unlogged` (`logs` fails), `left` (what the attached program exits with), `over` (the container's exit code), `gone`
-# (there is no such container), `log` (what the engine keeps of the container's output).
+# (there is no such container), `log` (what the engine keeps of the container's output), `unnoted` (the engine has not
+# noted that the container began).
 PROGRAM = r"""#!/bin/sh
 cd '{folder}' || exit 1
 echo "$*" >> calls
@@ -29,7 +30,9 @@ container)
   running=true; code=0
   if [ -e over ]; then running=false; code=$(cat over); fi
   [ -e pid ] || running=false
-  state='"Running": '$running', "Pid": '$(cat pid)', "ExitCode": '$code', "StartedAt": "2026-01-01T00:00:00Z"'
+  began=2026-01-01T00:00:00Z
+  [ -e unnoted ] && running=false && began=0001-01-01T00:00:00Z
+  state='"Running": '$running', "Pid": '$(cat pid)', "ExitCode": '$code', "StartedAt": "'$began'"'
   echo '[{{"Image": "sha256:1", "State": {{'$state'}}}}]' ;;
 wait) await over ;;
 logs)

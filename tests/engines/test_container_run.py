@@ -57,6 +57,18 @@ def test_a_container_that_outlives_its_program_is_waited_for(
         assert file.read() == (b"up\n" if lost else b"up\nmore\n")
 
 
+def test_a_program_that_is_killed_before_the_engine_notes_the_begin_leaves_the_end_unknown(
+    bench: Bench, docker: FakeDocker
+) -> None:
+    """The command may have run: who asks is not told that it was never launched, and does not begin it again."""
+    running = started(bench, docker)
+    docker.set("unnoted")
+    os.kill(int((docker.folder / "pid").read_text()), signal.SIGKILL)
+    ended = running.wait()
+    assert (ended.exit_code, ended.launched, ended.seen) == (125, True, False)
+    assert ended.reason == "docker was killed by signal 9 while it started container deadbeefcafe"
+
+
 def test_an_answer_that_makes_no_sense_ends_the_wait(bench: Bench, docker: FakeDocker) -> None:
     running = started(bench, docker)
     docker.set("over", '"many"')

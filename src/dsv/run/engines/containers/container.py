@@ -457,6 +457,9 @@ class ContainerRun:
         image = self._image(details)
         self._engine.call("rm", "--force", "--volumes", self._id)
         if not has_begun(details):
+            if code < 0 and not self._told_to_end:  # the command may have run before the engine noted it
+                what = f"{self._engine.name} was killed by signal {-code} while it started container {self._id[:12]}"
+                return Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=what, image=image)
             return replace(self._not_launched(code, details), image=image)
         exit_code = int(_state(details).get("ExitCode", code))
         reason, cause = None, None

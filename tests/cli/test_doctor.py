@@ -63,7 +63,7 @@ def test_no_word_is_broken_on_a_terminal(pets: Dsv) -> None:
     shown = pets("doctor", terminal=True, width=60)
     lines = re.sub(r"\x1b[^m]*m", "", shown.out).splitlines()
     assert {word for line in lines for word in line[23:].split()} >= {
-        word for word in whole if "/" not in word
+        word for word in whole if "/" not in word and not word.isdecimal()
     }
     assert all(len(line) <= 60 or len(line[23:].split()) == 1 for line in lines)
 

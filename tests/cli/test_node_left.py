@@ -178,7 +178,7 @@ def test_an_order_may_come_from_stdin(left: Left) -> None:
     check(left)
 
 
-@pytest.mark.parametrize("found", ["stopped", "told", "code=137"])
+@pytest.mark.parametrize("found", ["stopped", "signalled", "code=137"])
 def test_an_end_that_only_the_cluster_can_tell_is_left_to_it(dsv: Dsv, found: str) -> None:
     """But the output is gone with the pod, so it is in the store by then, and in the record that others complete."""
     left = Left(dsv, "kubernetes")
@@ -276,7 +276,7 @@ def test_a_pod_that_tells_its_part_twice_tells_it_under_one_number(queued: Left)
 def test_a_command_that_dsv_ended_was_not_evicted_from_its_queue(queued: Left) -> None:
     queued.begin()
     stop(queued, 0)
-    stop(queued, 0, "told")
+    stop(queued, 0, "signalled")
     leave(queued, 0, 1, "code=143 why= begun=10 over=12")
     (stored,) = queued.runs.listing(PETS, RUN)
     assert not any(each.startswith("part") for each in stored.parts)

@@ -35,7 +35,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -85,9 +85,9 @@ class Order(msgspec.Struct, frozen=True):
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()
 
-    @classmethod
-    def decode(cls, text: str | bytes) -> Self:
-        return msgspec.json.decode(text, type=cls)
+    @staticmethod
+    def decode(text: str | bytes) -> Order:
+        return _ORDER.decode(text)
 
     def after(self, held: str) -> Self:
         """Return the order for a new process if the one that answered this line is killed."""
@@ -96,6 +96,9 @@ class Order(msgspec.Struct, frozen=True):
     def watching(self, pid: int) -> Self:
         """Return the same for a child of this process. It is not reaped yet, so no other process has its pid."""
         return replace(self, pid=pid, start=0)
+
+
+_ORDER: Final = msgspec.json.Decoder(Order)
 
 
 class LeaseHolder(msgspec.Struct):

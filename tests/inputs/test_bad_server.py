@@ -57,7 +57,8 @@ def test_a_sync_meets_it_at_any_request(world: World, trouble: Trouble) -> None:
     """Whatever the failed sync came to, the next one ends with all changes published, each commit once."""
     server, ann = world.server, world.ann
     commits = [ann.ok("resolve", "set").out.strip()]
-    step = 1 if is_full() and trouble in (Trouble.LOST_ANSWER, Trouble.EXPIRED) else 4
+    thorough = trouble in (Trouble.LOST_ANSWER, Trouble.EXPIRED)
+    step = 7 if not is_full() else 1 if thorough else 4
     for first in range(1, 60, step):
         write(ann.cwd, {"new": b"%d" % first})
         before = server.refs()
@@ -87,8 +88,8 @@ def test_a_sync_meets_it_at_any_request(world: World, trouble: Trouble) -> None:
 @pytest.mark.parametrize("use", [CACHE, CLONE], ids=lambda use: use.name)
 @pytest.mark.parametrize("trouble", sorted(CODES, key=lambda one: one.name), ids=lambda trouble: trouble.name)
 def test_a_reader_meets_it_at_any_request(world: World, use: Use, trouble: Trouble) -> None:
-    thorough = is_full() and use is CACHE and trouble in (Trouble.ERROR_500, Trouble.TRUNCATED)
-    for first in range(1, 60, 1 if thorough else 4):
+    thorough = use is CACHE and trouble in (Trouble.ERROR_500, Trouble.TRUNCATED)
+    for first in range(1, 60, 7 if not is_full() else 1 if thorough else 4):
         person = world.newcomer()
         world.server.fail(trouble, first)
         result = use(person, "set")

@@ -1,4 +1,4 @@
-"""What can go wrong, grouped by what a handler would do about it.
+"""Errors, grouped by what a caller does about them.
 
 Every error is one sentence that names the object, an optional hint (a command that mends it), and an exit
 code that scripts may rely on. Nothing below the command line catches these to print them.

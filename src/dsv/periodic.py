@@ -14,10 +14,9 @@ NEVER: Final = float("inf")
 
 
 class Periodic:
-    """Calls `work` from a thread of its own until it is stopped.
+    """Calls `work` in a thread of its own until it is stopped or the process ends.
 
-    work: returns the seconds until it is called again. It must not raise: what can go wrong is its own to handle.
-    first: seconds until it is called for the first time. The thread ends with the process.
+    `work` returns the seconds until its next call and must not raise. `first` is the delay before the first call.
     """
 
     def __init__(self, name: str, work: Callable[[], float], *, first: float = 0.0) -> None:
@@ -31,7 +30,7 @@ class Periodic:
 
     @property
     def stopping(self) -> bool:
-        """Whether `stop` was called, for work that takes long."""
+        """Return whether `stop` was called, for work that takes long."""
         return self._stop.is_set()
 
     def stop(self, timeout: float | None = None) -> bool:

@@ -83,7 +83,7 @@ FILE, EXECUTABLE, SYMLINK, EMPTY_DIRECTORY = 0, 1, 2, 3
 
 
 class StoreError(Exception):
-    """What is wrong with the store, or with the request, in one sentence."""
+    """A fault of the store or of the request, in one sentence."""
 
 
 class Entry(NamedTuple):
@@ -98,9 +98,10 @@ class Entry(NamedTuple):
 
 
 class Child(NamedTuple):
-    """What a node lists: the last path below, the id, how many entries and files are below, and their bytes."""
+    """The row of a node about a node or segment below it, with the totals of everything below."""
 
     last: bytes
+    """The last path below."""
     id: bytes
     entries: int
     files: int
@@ -152,7 +153,7 @@ def derived(context: str, data: bytes) -> bytes:
 
 
 def body_of(data: bytes, kind: str, version: int = 1) -> bytes:
-    """What follows the line that says what this is."""
+    """Return the data behind the line that names the kind and version of the object."""
     line = f"dsv {kind} {version}\n".encode()
     if data.startswith(line):
         return data[len(line) :]
@@ -184,7 +185,7 @@ def record(data: bytes | None, kind: str, *expected: object, names: tuple[type, 
 
 
 def check_names(kind: str, carried: list[Any], *expected: object) -> None:
-    """Whether an entry of version 2 was written for the key that it was found under."""
+    """Check that an entry of version 2 was written for the key under which it was found."""
     if carried and carried != list(expected):
         raise StoreError(f"a {kind} is damaged: it was written for {carried}, not for {list(expected)}")
 
@@ -291,15 +292,16 @@ def unpacked(codec: int, data: bytes, stored: int, length: int) -> bytes | None:
 
 
 class Format(NamedTuple):
-    """What the last entry of a log of features says. names: where the names have moved, or move."""
+    """The last entry of the log of features."""
 
     store_id: bytes
     features: tuple[str, ...]
     names: str | None
+    """The place of the names, if they have moved or are being moved."""
 
 
 def check_format(store: Store) -> Format:
-    """Whether this reader understands the store: the last entry of the log of features counts."""
+    """Check that this reader understands the store, and return the last entry of its log of features."""
     seq = 0
     fields: list[Any] = []
     while (data := store.get(f"format/{seq:016x}")) is not None:
@@ -341,7 +343,10 @@ def find_names(store: Store, told: Path | None) -> Store:
 
 
 def place_of(store: Store, log: Format) -> Path | None:
-    """Where a log says that the names are, if that is a folder; `./` begins what lies below the data."""
+    """Return the folder of the names according to a log of features, or None if they are with the data.
+
+    A place that begins with `./` is relative to the data. Raise `StoreError` if the place is not a folder.
+    """
     if log.names is None:
         return None
     if log.names.startswith("./"):
@@ -352,7 +357,7 @@ def place_of(store: Store, log: Format) -> Path | None:
 
 
 def refuse_erased(names: Store, dataset: str) -> None:
-    """Whether a dataset that is not there was erased: its tombstone stands under a hash of its name."""
+    """Raise `StoreError` if a dataset was erased: its tombstone is stored under a hash of its name."""
     erased = derived("dsv 2026-11 erased dataset v1", check_format(names).store_id + dataset.encode())
     data = names.get(f"refs/{erased.hex()}/erased")
     if data is None:
@@ -653,7 +658,7 @@ def content(objects: Objects, entry: Entry) -> Iterator[bytes]:
 
 
 def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) -> tuple[bytes, int, int]:
-    """Writes the files of a commit to `out`, which must not exist. Returns the commit's id, entries and bytes."""
+    """Write the files of a commit to `out`, which must not exist, and return the commit's id, entries and bytes."""
     if os.path.lexists(out):
         raise StoreError(f"{out} is there already")
     store = Store(store_dir)

@@ -49,25 +49,28 @@ class BranchPath:
 
 @dataclass(frozen=True, slots=True)
 class BranchItem:
-    """A branch of a dataset. commit: what it names; None before its first one, and for one that was just deleted.
-
-    author, time_ms: of the commit. moved_by, moved_ms: its last move. ahead, behind: commits that it has and `main` has
-    not, and the other way round; None if that was not asked. followed: the workspace around here follows it.
-    limits: of a protected branch. before: what it named before this command, if that was something else.
-    """
+    """A branch of a dataset."""
 
     dataset: DatasetName
     branch: BranchName
     commit: CommitId | None
+    """None before the first commit, and for a branch that was just deleted."""
     author: str | None
+    """The author of the commit, as `time_ms` is its time."""
     time_ms: int | None
     moved_by: str
+    """The author of the last move."""
     moved_ms: int
     followed: bool
+    """The current workspace follows the branch."""
     limits: Limits | None
+    """The rule of a protected branch."""
     ahead: int | None = None
+    """Commits that the branch has and `main` lacks; None if they were not counted."""
     behind: int | None = None
+    """Commits that `main` has and the branch lacks; None if they were not counted."""
     before: CommitId | None = None
+    """The commit before this command, if the command changed it."""
 
 
 def branches(context: Context, dataset: DatasetName | None) -> list[BranchItem]:

@@ -48,10 +48,7 @@ class NoLease:
 
 
 class Stager:
-    """Stage targets into one cache; `close` it at the end.
-
-    jobs: processes on this host; None for as many as suit it.
-    """
+    """Stages targets into one cache with `jobs` processes (None: a suitable number). `close` it at the end."""
 
     def __init__(
         self, context: Context, root: CacheRoot, *, offline: bool = False, jobs: int | None = None
@@ -255,9 +252,10 @@ def _taken(link: Path) -> Conflict:
 
 
 class Claim:
-    """A lease for as long as a block lasts, unless `keep` takes it out.
+    """A lease that lasts as long as a `with` block, unless `keep` takes it over.
 
-    optional: if the cache may not be written to, or is full, what is cached already may be used without one.
+    If it is `optional`, commits that are already cached can be used without a lease when the cache is full or
+    read-only.
     """
 
     def __init__(

@@ -131,8 +131,9 @@ class CachedReport:
 
 
 def cached(folder: Path) -> CachedReport:
-    """Reads small records only, and asks no store. Raises `UsageError` (bad settings), `Denied`,
-    `Unreachable`, `Conflict` for a cache that leads elsewhere.
+    """Report on a cache from its small records, without asking a store.
+
+    Raise `UsageError` for bad settings, `Conflict` if a symlink leads out of the cache, `Denied` or `Unreachable`.
     """
     root = CacheRoot(folder)
     settings = load_settings(root)

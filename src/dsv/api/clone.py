@@ -52,21 +52,24 @@ _HINTS = {Differing.REFUSE: f"{_HINT}; --keep keeps them as local changes, --for
 
 @dataclass(frozen=True, slots=True)
 class CloneRequest:
-    """only: patterns of what the workspace is to have; none for everything."""
+    """The options of a clone."""
 
     only: tuple[str, ...] = ()
+    """Patterns of the paths to check out; empty for all."""
     differing: Differing = Differing.REFUSE
 
 
 @dataclass(frozen=True, slots=True)
 class Cloned(Counts):
-    """A new workspace. `commit` is None for a dataset that has none yet. files, bytes: of the commit."""
+    """A new workspace."""
 
     root: Path
     dataset: DatasetName
     branch: BranchName
     commit: CommitId | None
+    """None for a dataset without commits."""
     files: int
+    """Files of the whole commit; `bytes` is their size."""
     bytes: int
     chosen: SparsePatterns = EVERYTHING
 

@@ -25,11 +25,12 @@ SAVE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What the import came to. known: files that an import before has stored, and that were not read again."""
+    """The result of an import."""
 
     edited: Edited
     found: int
     known: int
+    """Files that an earlier import has stored, so that they were not read again."""
     read: int
     read_bytes: int
 

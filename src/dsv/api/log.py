@@ -87,12 +87,13 @@ def _without_ancestors(
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A commit that changed the file. present: its content has been the same since, under whatever name."""
+    """A commit that changed the file."""
 
     id: CommitId
     commit: Commit
     difference: Difference
     present: bool = False
+    """The file's content has stayed the same since, under whatever name."""
 
 
 def follow(objects: Objects, start: CommitId, path: bytes) -> Iterator[Step]:
@@ -169,18 +170,17 @@ Chosen = tuple[CommitId, Commit, bool]
 
 @dataclass(frozen=True, slots=True)
 class LogItem:
-    """A commit of a history, with the branches and tags that name it now.
-
-    above: its parents; in a graph that does not have all commits, the nearest ancestors that it has. found: its change
-    against its first parent, if that was asked for. step: what became of the file that is followed.
-    """
+    """A commit of a history, with the branches and tags that name it now."""
 
     id: CommitId
     commit: Commit
     names: tuple[str, ...] = ()
     above: tuple[CommitId, ...] = ()
+    """Its parents, or in a graph of selected commits its nearest ancestors among them."""
     found: Found | None = None
+    """The change against the first parent, if the caller asked for it."""
     step: Step | None = None
+    """The change of the file whose history is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,23 +387,24 @@ _MOVES_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class MoveItem:
-    """One move of a branch. number: from 0. commit: where to; None if it has none, or was deleted.
-
-    before: where from. forced: a rule of the protected branch was overridden. message: of the move, or else of the
-    commit that it brought.
-    """
+    """One move of a branch."""
 
     dataset: DatasetName
     branch: BranchName
     number: int
+    """Counts from 0."""
     commit: CommitId | None
+    """The branch's commit after the move, if any."""
     before: CommitId | None
+    """The branch's commit before the move, if any."""
     deleted: bool
     author: str
     time_ms: int
     action: str
     forced: bool
+    """The move overrode the rule of a protected branch."""
     message: str
+    """The message of the move, or else of its commit."""
 
 
 @contextmanager

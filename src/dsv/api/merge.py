@@ -33,7 +33,7 @@ Action = Literal["merge", "cherry-pick", "revert"]
 
 @dataclass(frozen=True, slots=True)
 class MergeRequest:
-    """What to merge or apply, and how."""
+    """The source, the destination and the options of a merge, cherry-pick or revert."""
 
     source: Target
     """A branch, a tag or a commit."""

@@ -80,7 +80,7 @@ class LastKnownRefs(Refs):
         return [(TagName.parse(name), _tag_value(one)) for name, one in known.items()]
 
     def branch_or_tag(self, dataset: DatasetName, text: str) -> Head | TagValue | None:
-        """Raises `Unreachable` for a name that is not known here."""
+        """Return a branch or tag as last seen. Raise `Unreachable` if the name was never seen here."""
         found = self.tag(dataset, TagName.parse(text)) or self.head_or_none(dataset, BranchName.parse(text))
         return found or _refuse(f"{dataset}@{text}", self._root)
 
@@ -96,7 +96,7 @@ class LastKnownRefs(Refs):
         return _head(dataset, branch, known)
 
     def head(self, dataset: DatasetName, branch: BranchName) -> Head:
-        """Raises `Unreachable` for a branch that is not known here."""
+        """Return a branch as last seen. Raise `Unreachable` if it was never seen here."""
         return self.head_or_none(dataset, branch) or _refuse(f"{dataset}@{branch}", self._root)
 
     def tag(self, dataset: DatasetName, tag: TagName) -> TagValue | None:

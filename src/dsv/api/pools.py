@@ -148,27 +148,29 @@ def _read(settings: Settings, name: str) -> Pool:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The job that a pool is asked about.
-
-    image: False if it is not known whether it needs one. data: with the size of each.
-    """
+    """The needs of a job for which pools are compared."""
 
     resources: Resources = field(default_factory=Resources)
     image: str | bool | None = False
+    """None if the job needs none; False if that is unknown."""
     data: tuple[tuple[Found, int], ...] = ()
+    """Targets and their sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """cache: its folder, if this machine can tell; room: of that, if it can be read here. engine: its name. problem:
-    why it is not known what the pool has."""
+    """A pool, its engine and its capacity."""
 
     pool: Pool
     engine: str | None
+    """The engine's name."""
     facts: PoolFacts
     cache: Path | None = None
+    """The folder of the pool's cache, if this machine knows it."""
     room: RoomItem | None = None
+    """The state of the cache, if this machine can read it."""
     problem: DsvError | None = None
+    """The reason why the capacity is unknown."""
 
 
 def report_pools(
@@ -277,23 +279,26 @@ __all__ = ["Capacity", "PoolReport", "Wanted", "locate", "report_pools", "unknow
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The run as it goes to its pool. cache: the folder of the pool's cache. begins: whether it can begin there now;
-    reason: why not."""
+    """A run with its pool."""
 
     spec: JobSpec
     cache: Path
+    """The folder of the pool's cache."""
     begins: bool
+    """The run can begin there now."""
     reason: str | None = None
+    """The reason why it can't."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """Decides where runs go. cache: the one in effect here."""
+    """Chooses pools for runs."""
 
     context: Context
     environ: Mapping[str, str]
     pools: Sequence[Pool]
     cache: Path
+    """The cache of this machine."""
     prefer: Prefer = Prefer.CACHED
     offline: bool = False
 

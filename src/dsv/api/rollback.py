@@ -26,13 +26,16 @@ from dsv.workspace.open import OpenWorkspace
 
 @dataclass(frozen=True, slots=True)
 class RolledBack(Counts):
-    """The head of the branch now (None after a dry run), and before. source: the commit whose files it has."""
+    """A branch after a rollback."""
 
     dataset: DatasetName
     branch: BranchName
     commit: CommitId | None
+    """The new head; None after a dry run."""
     before: CommitId
+    """The old head."""
     source: CommitId
+    """The commit whose files the new head has."""
 
     @property
     def any_change(self) -> bool:

@@ -38,10 +38,9 @@ from dsv.values.names import DatasetName, Rev, Target
 
 
 class LateRunStore(RunStore):
-    """Takes records for one store, and only for that one, which is opened by whatever asks first.
+    """Writes records into one store, which the first write opens.
 
-    opened: closes the store
-    started: called when the start of a run is there
+    `opened` closes the store. `started` is called after the record of a run's start was written.
     """
 
     def __init__(
@@ -61,14 +60,15 @@ class LateRunStore(RunStore):
 
     @property
     def _store(self) -> Store:
-        """Raises what opening a store raises, and `Unsupported` for a newer one."""
+        """Return the store, opened at the first call. Raise `Unsupported` if it needs a newer dsv, or an error of
+        opening it."""
         with self._lock:
             if self._opened is None:
                 self._opened = self._open()
         return self._opened
 
     def write(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> None:
-        """Raises what `RunStore.write` raises, and what opening the store raises."""
+        """Write a part as `RunStore.write` does. Raise also the errors of opening the store."""
         super().write(dataset, run, part, data)
         if start_number(part) is not None:
             self._started()
@@ -88,10 +88,8 @@ class LateRunStore(RunStore):
 class _Staging:
     """The store and the cache of one pool, as `dsv.run.staged.Staging` needs them.
 
-    It finds each target once: a branch may move between looking and staging.
-
-    opened: closes it
-    sessions: gets those that keep the code from gc, to be closed once a record in the store names it
+    Each target is resolved only once, since a branch may move between resolving and staging. `opened` closes the
+    object. `sessions` collects the sessions that protect the code from gc until a record in the store names it.
     """
 
     def __init__(

@@ -68,15 +68,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The settings of one place, by flat key such as `stores.lake.url`; `unknown` keys mean nothing here.
-
-    raw: the values that are no text, of keys that an engine reads; `values` has them as JSON.
-    """
+    """The settings of one file or of the environment, by flat key such as `stores.lake.url`."""
 
     origin: str
     values: Mapping[str, str]
     unknown: tuple[str, ...] = ()
+    """Keys without a meaning here."""
     raw: Mapping[str, Json] = field(default_factory=dict)
+    """Values of engine options that are not text; `values` has them as JSON."""
 
     def setting(self, key: str) -> Setting | None:
         value = self.values.get(key)

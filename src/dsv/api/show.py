@@ -25,32 +25,33 @@ from dsv.values.paths import show as quote
 
 @dataclass(frozen=True, slots=True)
 class ShownPath:
-    """A file, a symlink, an empty folder, or (without an entry) a folder with so much in it.
-
-    chunks: of how many a file consists. difference: to the first parent; None if there is none, and for a folder.
-    shared: bytes of the file that lie in chunks of the parent's version.
-    """
+    """A file, a symlink or a folder."""
 
     path: bytes
     entry: Entry | None
+    """None for a folder that is not empty."""
     files: int = 0
     bytes: int = 0
     chunks: int = 0
+    """Chunks of the file."""
     difference: Difference | None = None
+    """The change against the first parent, if there is one; None for a folder."""
     shared: int = 0
+    """Bytes of the file in chunks that the parent's version has too."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownCommit:
-    """names: branches and tags that name it now. differences: to its first parent, in and below the path if one was
-    asked for; to be taken once, while it is open. Of a first commit everything is added.
-    """
+    """A commit, and the changes that it made."""
 
     dataset: DatasetName
     id: CommitId
     commit: Commit
     names: tuple[str, ...]
+    """Branches and tags that name it now."""
     differences: Iterable[Difference]
+    """Changes against the first parent (or against nothing), below the path if one was given. Iterate only once, and
+    before closing."""
     unsearched: int = 0
     path: ShownPath | None = None
     tree: TreeReader | None = field(default=None, repr=False)

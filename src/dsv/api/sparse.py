@@ -106,11 +106,13 @@ def typed(lines: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """What a workspace has now. created, removed: paths that came or went for it."""
+    """A workspace after its sparse patterns changed."""
 
     workspace: Workspace
     created: int = 0
+    """Paths that were written."""
     removed: int = 0
+    """Paths that were deleted."""
 
 
 def sparse_add(context: Context, texts: Sequence[str]) -> Sparse:

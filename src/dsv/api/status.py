@@ -224,29 +224,29 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The differences of a workspace from its base.
-
-    problems: what a sync would refuse to store. clashes: pairs of new names that are one if case or
-    Unicode is folded. suspicious: why a sync would want `--allow-removals`; None if it would not.
-    unfinished: a note about a pull, clone or restore that did not end; None if all did.
-    collisions: what is new here, and in the way of what the dataset has and a sparse workspace has not.
-    branch: where the branch was when the store last said so. sync: what the next sync will do. renamed: old paths of
-    added files, by the new ones; both are among the differences. whole: folders in which everything was added, or
-    removed.
-    """
+    """The differences of a workspace from its base."""
 
     workspace: Workspace
     base: CommitId | None
     differences: Differences
     problems: tuple[Problem, ...]
+    """Paths that a sync would refuse to store."""
     clashes: tuple[tuple[bytes, bytes], ...]
+    """Pairs of new names that differ only in case or Unicode normalization."""
     suspicious: str | None
+    """The reason why a sync would require `--allow-removals`, if it would."""
     unfinished: str | None
+    """A note about an interrupted pull, clone or restore."""
     collisions: tuple[Collision, ...]
+    """New paths in the way of dataset paths outside a sparse workspace."""
     branch: BranchPosition
+    """The branch when the store was last asked."""
     sync: Forecast
+    """The effect of the next sync."""
     renamed: Mapping[bytes, bytes]
+    """Old paths of renamed files by their new paths; `differences` has both."""
     whole: frozenset[bytes]
+    """Folders in which every path was added, or every path removed."""
 
     @property
     def is_clean(self) -> bool:

@@ -24,7 +24,7 @@ from dsv.workspace.unfinished import SWITCH, read_begun
 
 @dataclass(frozen=True, slots=True)
 class Switched(Counts):
-    """The branch that the workspace follows now, and its base, and both before. made: this call made the branch."""
+    """The branch and the base of a workspace, before and after a switch."""
 
     dataset: DatasetName
     branch: BranchName
@@ -32,6 +32,7 @@ class Switched(Counts):
     before_branch: BranchName
     before: CommitId | None
     made: bool = False
+    """The switch created the branch."""
 
     @property
     def any_change(self) -> bool:

@@ -24,52 +24,54 @@ from dsv.workspace.sync.reupload import Reuploaded, reupload
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """What to publish. No paths: the whole workspace. message: by default a count of the changes.
-
-    branch: publish there, and follow it from then on.
-    new_branch: `branch` is made by this sync, and must not exist yet. Without it `branch` must exist.
-    reupload: everything that the base refers to is read from the store, and stored again if it is lost or damaged.
-    jobs: processes that read small files; None for a number that suits the work and the machine.
-    rehash: reads contents again, even if sizes and times are unchanged.
-    """
+    """The paths to publish, and the options of a sync."""
 
     paths: tuple[bytes, ...] = ()
+    """Empty for the whole workspace."""
     message: str = ""
+    """Empty for a count of the changes."""
     branch: BranchName | None = None
+    """The branch to publish to, and to follow from then on."""
     new_branch: bool = False
+    """Create `branch`, which must not exist. Otherwise it must."""
     allow_removals: bool = False
     skip_unsupported: bool = False
     reupload: bool = False
+    """Read all data of the base from the store, and upload again what is lost or damaged."""
     jobs: int | None = None
+    """Processes that read small files; None for a suitable number."""
     rehash: bool = False
+    """Read contents again even if sizes and times are unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """The workspace's base after the sync. `any_change` is False if there was nothing to publish.
-
-    files, bytes: of the whole commit. uploaded_bytes, uploaded_objects: everything that this sync wrote to the store.
-    reuploaded: objects that the store had lost and has again. lost: files whose content it has lost, and that are not
-    here as the base has them. skipped: what was left out by `skip_unsupported`.
-    single_writer: the store can't tell two writers apart; every sync says so.
-    """
+    """The result of a sync."""
 
     commit: CommitId | None
+    """The workspace's base now."""
     parent: CommitId | None
     dataset: DatasetName
     branch: BranchName
     files: int
+    """Files of the whole commit; `bytes` is their size."""
     bytes: int
     added: int = 0
     changed: int = 0
     removed: int = 0
     any_change: bool = False
+    """False if there was nothing to publish."""
     uploaded_bytes: int = 0
+    """Bytes that this sync wrote to the store, with metadata."""
     uploaded_objects: int = 0
     reuploaded: int = 0
+    """Objects that the store had lost and has again."""
     lost: tuple[str, ...] = ()
+    """Files that the store has lost and that the workspace no longer has as in the base."""
     skipped: tuple[Problem, ...] = ()
+    """Paths left out by `skip_unsupported`."""
     single_writer: bool = False
+    """The store can't detect concurrent writers."""
 
 
 def sync(context: Context, request: SyncRequest) -> Synced:

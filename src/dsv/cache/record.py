@@ -1,4 +1,4 @@
-"""What a visible commit is, when it was last used, and how much of the cache's room it stands for.
+"""Records of cached commits: their content, their last use, and the disk space attributed to them.
 
 All of it is in small files beside the commit, so a hit costs the same for a file and for a million. A commit is whole
 while its visible folder is there and its `entry-<fill>` lies in its claims folder. A publisher renames first and then
@@ -34,10 +34,11 @@ _OFTEN_ENOUGH = 60.0
 
 
 class UsedRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """at: the file server's clock."""
+    """The last use of a cached commit."""
 
     version: int = 1
     at: float
+    """By the file server's clock."""
     user: str = ""
 
 

@@ -32,7 +32,7 @@ _SHOWN = 5  # names of foreign files that are kept for the report
 
 
 class Removed(msgspec.Struct):
-    """What went."""
+    """The result of a removal."""
 
     files: int = 0
     room: Extent = msgspec.field(default_factory=Extent)  # that is free now

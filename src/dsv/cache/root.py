@@ -73,14 +73,12 @@ def is_dataset(name: str) -> bool:
 
 
 class Place(msgspec.Struct, frozen=True, order=True):
-    """A visible path: `<dataset>/<name>`.
-
-    dataset: one path component, as `folder_name` makes it.
-    name: `<commit>` or `<commit>+<selection>`.
-    """
+    """A visible path of a cache: `<dataset>/<name>`."""
 
     dataset: str
+    """One path component, made by `folder_name`."""
     name: str
+    """`<commit>` or `<commit>+<selection>`."""
 
     @classmethod
     def of(cls, dataset: str, commit: CommitId, selection: str | None = None) -> Place:
@@ -107,7 +105,7 @@ class Place(msgspec.Struct, frozen=True, order=True):
 
     @property
     def dataset_name(self) -> DatasetName:
-        """Raises `UsageError` if `dataset` is no dataset's."""
+        """Return the dataset's name. Raise `UsageError` if the folder's name does not stand for one."""
         return dataset_of(self.dataset)
 
 
@@ -259,7 +257,7 @@ class CacheRoot:
         return self._modes
 
     def exists(self) -> bool:
-        """Raises `Denied`, `Unreachable`."""
+        """Return whether the cache exists. Raise `Denied` or `Unreachable` if that can't be found out."""
         try:
             if not self.dot.is_dir():  # another host may have made it since an NFS client found it missing
                 for folder in (self.path.parent, self.path):
@@ -486,10 +484,9 @@ _LEVELS = {"claims": 2, "fill": 4}
 
 
 def refuse_symlinks(root: CacheRoot) -> None:
-    """Raises `Conflict` that names one of dsv's own folders that is a symlink, `Denied`, `Unreachable`.
+    """Raise `Conflict` if one of dsv's own folders is a symlink. Raise `Denied` or `Unreachable` if they can't be read.
 
-    It costs one listing for each dataset. Links that appear later are another matter: the users of a cache are trusted
-    not to race.
+    This lists a folder per dataset. It does not detect links made later: users of a cache are trusted not to race.
     """
     try:
         if root.dot.is_symlink():

@@ -84,7 +84,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class DatasetRule(msgspec.Struct, frozen=True):
-    """What the owner says of the datasets that a pattern names; None is what holds for all."""
+    """The owner's settings for the datasets that match a pattern; None means the cache's general setting."""
 
     unused_for: float | None = None
     keeps: bool = False  # unused_for = "never"
@@ -160,7 +160,10 @@ def load_settings(root: CacheRoot) -> CacheSettings:
 
 
 def parse_settings(data: bytes, name: str) -> CacheSettings:
-    """Raises `UsageError` that says where. Unknown keys are an error, but for a file of a newer dsv."""
+    """Parse a settings file. Raise `UsageError` with the place of a fault.
+
+    Unknown keys are faults unless a newer dsv wrote the file.
+    """
     try:
         table = read_toml(data)
         protocol = table.get("protocol", PROTOCOL)
@@ -200,7 +203,7 @@ def prepare_cache(root: CacheRoot) -> CacheSettings:
 
 
 def check_writable(root: CacheRoot, settings: CacheSettings) -> None:
-    """Raises `Unsupported` if a newer dsv has laid down rules for writers that this one does not know."""
+    """Raise `Unsupported` if the cache follows a newer protocol, which this dsv must not write."""
     if settings.protocol > PROTOCOL:
         raise Unsupported(
             f"{root.path} is a cache of protocol {settings.protocol}, which this dsv may read but not write",

@@ -66,18 +66,20 @@ _FULL = (errno.ENOTEMPTY, errno.EEXIST)
 
 
 class IntentRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`owner.id` names the trash folder. at: the file server's clock."""
+    """An evictor's intent to remove a cached commit."""
 
     version: int = 1
     owner: Owner
+    """Its `id` names the trash folder."""
     at: float
+    """By the file server's clock."""
 
 
 _INTENT = msgspec.json.Decoder(IntentRecord)
 
 
 class Fired(enum.Enum):
-    """What became of an evictor's rename."""
+    """The outcome of an evictor's rename."""
 
     DONE = "done"
     VOIDED = "voided"  # a taker was there
@@ -201,24 +203,23 @@ _TRIES = 10
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An expiring claim. Times are the file server's.
-
-    purpose: `stage` for a command that runs, `run` for a job, `hold` for a person.
-    run, job: a run's id; a batch job that the claim was taken in.
-    process, program: the process that the claim lasts as long as, and what it runs; for people to read. Such a claim
-    has the purpose `run`, which every dsv respects until it expires.
-    renewed: in the file, when it was taken; renewals tell theirs in their names.
-    """
+    """An expiring claim. Times are the file server's."""
 
     version: int = 1
     owner: Owner
     purpose: Literal["stage", "run", "hold"]
+    """`stage` for a running command, `run` for a job, `hold` for a person."""
     run: str | None = None
+    """The id of a run."""
     job: str | None = None
+    """The batch job in which the claim was taken."""
     process: int | None = None
+    """The process whose lifetime the claim has. Its purpose is `run`, which every dsv respects until it expires."""
     program: str = ""
+    """The command of `process`, for people to read."""
     since: float
     renewed: float
+    """The time at which the claim was taken; file names have the times of renewals."""
     ttl: float
 
     @property

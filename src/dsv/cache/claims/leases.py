@@ -93,7 +93,7 @@ class Lease:
         process: int | None = None,
         program: str = "",
     ) -> Lease:
-        """Raises `OSError`, with nothing left behind that protects."""
+        """Take a lease. Raise `OSError`, and leave no claim behind, if that fails."""
         started = boot_clock()
         now = root.now(root.claims(place))
         record = LeaseRecord(

@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 
 
 class Stuck(msgspec.Struct, frozen=True):
-    """What is in the trash and could not be deleted."""
+    """A path in the trash that could not be deleted."""
 
     path: Path
     place: Place | None  # that it was a part of, if that is known
@@ -82,7 +82,8 @@ class Sweeper:
         self._visible: frozenset[Place] = frozenset()
 
     def run(self) -> Swept:
-        """Raises `OSError` if the cache can't be written at all; what can't be cleared stays."""
+        """Remove the leftovers, except those that can't be deleted. Raise `OSError` if the cache is not writable at
+        all."""
         root, request = self._root, self._request
         seen = find_visible(root)
         self._visible = frozenset(seen.places)

@@ -49,18 +49,18 @@ class HalfRemoved(msgspec.Struct, frozen=True):
 
 
 class EvictionResult(msgspec.Struct):
-    """What an eviction did."""
+    """The result of an eviction."""
 
     evicted: list[Evicted] = msgspec.field(default_factory=list)  # in order
     kept: list[Due] = msgspec.field(default_factory=list)  # with reasons
     exceeded: list[str] = msgspec.field(default_factory=list)  # limits that still do not hold
     failures: dict[Place, DsvError] = msgspec.field(default_factory=dict)
     half_removed: set[Place] = msgspec.field(default_factory=set)
-    """Those of the failures of which the rest is in the trash; the others stay."""
+    """Failures of which the rest is in the trash; the others stay."""
     leftovers: Extent = msgspec.field(default_factory=Extent)
-    """Room freed besides: of killed evictors, of fills that nobody continues, and of `half_removed`."""
+    """Room freed from killed evictors, abandoned fills and `half_removed`."""
     stuck: list[Stuck] = msgspec.field(default_factory=list)
-    """What lies in the trash since an earlier eviction, and still can't be deleted."""
+    """Remains of an earlier eviction in the trash that still can't be deleted."""
 
     @property
     def freed(self) -> Extent:
@@ -91,7 +91,7 @@ def evict(
 
 
 def remember(root: CacheRoot) -> Remembered:
-    """Raises `Denied`, `Unreachable`."""
+    """Load the facts that earlier evictions recorded. Raise `Denied` or `Unreachable` if the cache can't be read."""
     try:
         return Remembered.load(root, root.now())
     except OSError as error:
@@ -110,9 +110,9 @@ def sweep(
 
 
 class Stock(msgspec.Struct, frozen=True):
-    """What an eviction is planned from: what is cached, and the disk as it was right afterwards.
+    """The cached commits and the state of the disk, from which an eviction is planned.
 
-    It may be out of date by then: each commit is checked again before it is evicted.
+    Both may be out of date, so each commit is checked again before it is evicted.
     """
 
     inventory: Inventory
@@ -125,7 +125,7 @@ class Stock(msgspec.Struct, frozen=True):
 
 
 def take_stock(root: CacheRoot, request: EvictionRequest, remembered: Remembered | None = None) -> Stock:
-    """Raises `Denied`, `Unreachable`."""
+    """List the cached commits and measure the disk. Raise `Denied` or `Unreachable` if the cache can't be read."""
     inventory = take_inventory(root, remembered)
     return Stock(inventory, disk_now(root, request.place if request.need is not None else None))
 
@@ -307,15 +307,16 @@ _MOST = 10_000  # files that are counted, so that `dsv cached` takes no time for
 
 
 class Trash(msgspec.Struct, frozen=True):
-    """room: what it takes on disk; counted: whether that is all of it."""
+    """A folder in the trash."""
 
     path: Path
     room: Extent
     counted: bool
+    """`room` is the space of the whole folder."""
 
 
 def find_trash(root: CacheRoot) -> list[Trash]:
-    """Raises `OSError`."""
+    """List and measure the folders in the trash. Raise `OSError` if that fails."""
     found = []
     for name in list_names(root.trash):
         folder = root.trash / name
@@ -352,7 +353,7 @@ _REST = 100  # all commits are looked at again once this takes at most so small 
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """What was cached when there was room for the fill."""
+    """The cached commits when a fill last had enough room."""
 
     stock: Stock
     until: float  # when it is too old, by the clock
@@ -373,7 +374,7 @@ class RoomMaker:
         self._known: _Known | None = None
 
     def __call__(self, need: Need, /) -> None:
-        """Raises `NoRoomBeside` with the figures."""
+        """Make room by evicting. Raise `NoRoomBeside` if that is not enough."""
         settings = load_settings(self._root)
         request = request_of(self._dataset, need)
         if self._has_room_at_a_glance(settings, request):

@@ -53,13 +53,11 @@ _FILE = msgspec.json.Decoder(_File)
 
 
 class Remembered:
-    """What is known of the places from before, and what was read since. `read` is for several threads.
-
-    now: when the reading began, by the file server's clock.
-    """
+    """Facts about cached commits from earlier inventories and from this one. Threads may share it."""
 
     def __init__(self, root: CacheRoot, now: float, known: dict[Place, PlaceFacts]) -> None:
         self.now = now
+        """The start of this inventory by the file server's clock."""
         self._root = root
         self._known = known
         self._anew: dict[Place, PlaceFacts] = {}
@@ -135,7 +133,7 @@ THREADS = 16  # reads in flight: over NFS each is a round trip
 
 
 class Item(msgspec.Struct, frozen=True):
-    """What is known of one place. Times by the file server's clock."""
+    """The facts about one cached commit. Times are the file server's."""
 
     place: Place
     visible: bool  # if not, only claims or a fill under way are there
@@ -156,7 +154,7 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """What is cached."""
+    """The content of a cache."""
 
     now: float  # when it was begun
     items: tuple[Item, ...]
@@ -168,9 +166,10 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 def take_inventory(root: CacheRoot, remembered: Remembered | None = None) -> Inventory:
-    """Raises `Denied`, `Unreachable`; a cache that is not there is empty.
+    """List the content of a cache; one that does not exist is empty.
 
-    remembered: what is known from before; by default what the cache has kept.
+    `remembered` has earlier facts (None: those that the cache kept). Raise `Denied` or `Unreachable` if it can't be
+    read.
     """
     try:
         known = remembered or Remembered.load(root, server_now(root))
@@ -220,7 +219,7 @@ def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
 
 
 class Visible(msgspec.Struct, frozen=True):
-    """What can be seen."""
+    """The visible content of a cache."""
 
     places: set[Place]
     closed: set[str]  # datasets whose folders this user may not read

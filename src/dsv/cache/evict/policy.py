@@ -1,4 +1,4 @@
-"""Which cached commits are evicted, in which order and why. Pure: values in, a plan out; no clock, no disk.
+"""Choice and order of the cached commits to evict. A pure function, without clock or disk.
 
 The planner gives one commit at a time and is told how much room that freed, so that not one commit more is evicted than
 the limits need. With `--dry-run` the caller measures what would be freed; otherwise it deletes and counts.
@@ -47,7 +47,7 @@ class Disk(msgspec.Struct, frozen=True):
 
 
 class EvictionRequest(msgspec.Struct, frozen=True):
-    """What an eviction is for.
+    """The purpose of an eviction.
 
     If room is needed, neither age nor another dataset's own max_size is a reason to evict.
     """

@@ -45,7 +45,7 @@ _TRIES = 10
 
 
 class FillDirectory(msgspec.Struct, frozen=True):
-    """Where one fill lies. Its folders may vanish at any moment, when another ends it."""
+    """The folders of one fill. They vanish when another process ends the fill."""
 
     root: CacheRoot
     place: Place

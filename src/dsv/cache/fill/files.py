@@ -50,7 +50,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Rights(msgspec.Struct, frozen=True):
-    """What this process's files and folders get, so that they end up with the rights of the cache's root."""
+    """Modes and group with which new files and folders get the rights of the cache's root."""
 
     file: int  # mode
     executable: int  # mode
@@ -80,9 +80,9 @@ class Rights(msgspec.Struct, frozen=True):
 
 
 class Folders:
-    """Descriptors of a tree's folders, the last used ones kept open. Not for use from several threads.
+    """Descriptors of a tree's folders, the last used ones kept open. Not thread-safe.
 
-    before_close: called before a descriptor that other threads may still use is closed.
+    `before_close` is called before the close of a descriptor that other threads may still use.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ def create_file(
 
 
 def new_file(folder: int, name: bytes | str, rights: Rights, *, executable: bool) -> int:
-    """Raises `FileExistsError`, `OSError`."""
+    """Create a file and return its descriptor. Raise `FileExistsError` if it exists, or another `OSError`."""
     return os.open(name, _CREATE, rights.executable if executable else rights.file, dir_fd=folder)
 
 
@@ -486,7 +486,7 @@ class WriteBack:
     """Syncs the local file system that a fill's tree is on. For one thread; `close` it afterwards."""
 
     def __init__(self, directory: FillDirectory) -> None:
-        """Raises `OSError`."""
+        """Start the syncer. Raise `OSError` if that fails."""
         self._directory = directory
         self._syncer = Syncer(directory.tree, directory.dead)
         self._begun_at = 0
@@ -515,7 +515,7 @@ class WriteBack:
         self.check()
 
     def check(self) -> None:
-        """Raises `Lost` or `NoRoom` if a sync has failed so far."""
+        """Raise `Lost` or `NoRoom` if a sync has failed so far."""
         self._hear(self._syncer.poll)
         if self._error is not None:
             raise self._error

@@ -51,10 +51,12 @@ def default_jobs(plan: Plan, kind: FileSystem) -> int:
 
 
 class HelperSpec(msgspec.Struct, frozen=True):
-    """How a helper process gets its source: `factory` is `module:function`, called with `arguments` (JSON)."""
+    """The call by which a helper process makes its source."""
 
     factory: str
+    """`module:function`."""
     arguments: Mapping[str, object] = msgspec.field(default_factory=dict)
+    """JSON values."""
 
 
 class Helpers:

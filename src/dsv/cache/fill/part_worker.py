@@ -30,7 +30,7 @@ _PAUSE = 0.1  # seconds after the first round, and as much more after each furth
 
 
 class PartWorker:
-    """Does parts of one fill, in one thread. tick: called now and then between two files."""
+    """Fills parts of one fill in one thread, and calls `tick` between files from time to time."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class PartWorker:
         kind: system.FileSystem,
         tick: Callable[[], None],
     ) -> None:
-        """Raises `OSError`; of a folder that is gone, if the fill has ended."""
+        """Open the fill's folders. Raise `OSError` if one can't be opened, for example because the fill has ended."""
         self._directory = directory
         self._source = source
         self._table = table

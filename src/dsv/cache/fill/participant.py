@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 class FillContext(msgspec.Struct, frozen=True):
-    """What a fill works with; see `fill`."""
+    """The arguments of `fill`, with the file system of the cache."""
 
     root: CacheRoot
     request: FillRequest

@@ -1,4 +1,4 @@
-"""How a fill is shared: its plan, its parts, and who does which of them.
+"""Division of a fill among processes: its plan, its parts and the claims on them.
 
 The plan is made once, from what the tree's nodes say (entries, files and bytes of each segment), and written where all
 who share the fill find it. It names parts by segment numbers, so a claimer reads only the segments of its own parts.
@@ -90,7 +90,7 @@ class DonorPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What all who share a fill agree on."""
+    """The plan that all processes of a fill share."""
 
     version: int
     fill: str

@@ -109,7 +109,7 @@ class Pool:
             raise error
 
     def _start(self) -> None:
-        """Raises `RuntimeError` if the system gives none, and there is none yet to do the work."""
+        """Start a thread. Raise `RuntimeError` if the system refuses the first one."""
         thread = threading.Thread(target=self._work, name="dsv-write", daemon=True)
         try:
             thread.start()
@@ -161,7 +161,7 @@ class Placer:
     """Writes into the tree of one fill. Used from one thread; `settle` before what it did counts."""
 
     def __init__(self, directory: FillDirectory, kind: system.FileSystem) -> None:
-        """Raises `OSError`."""
+        """Open the folders of the tree. Raise `OSError` if that fails."""
         self._directory = directory
         self._rights = Rights.of(directory.root, sync=kind.sync_each)
         self._stack = contextlib.ExitStack()

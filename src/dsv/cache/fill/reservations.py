@@ -40,12 +40,10 @@ class Need(msgspec.Struct, frozen=True):
 
 
 class NoRoomBeside(NoRoom):
-    """There is no room beside what the need wants kept.
-
-    spare: what of that could go if it were not wanted, the least recently used first.
-    """
+    """There is not enough room unless commits that the caller wants to keep are evicted."""
 
     spare: tuple[Place, ...] = ()
+    """Those that could be evicted, the least recently used first."""
 
 
 EnsureRoom = Callable[[Need], None]

@@ -79,7 +79,7 @@ def newest(found: Iterable[Candidate]) -> list[Candidate]:
 
 
 class Matching(msgspec.Struct):
-    """What each entry of the wanted tree can be taken from."""
+    """The donors from which the entries of the wanted tree can be taken."""
 
     codes: bytearray  # the source map, one byte per entry
     starts: list[int]  # the first entry of each segment, and the number of all

@@ -1,5 +1,4 @@
-"""Where a fill's files come from: trees and verified contents of one store, and for each entry of a part what the
-plan says of it."""
+"""Sources of a fill's files: trees and verified contents of one store, with the plan's decision for each entry."""
 
 from __future__ import annotations
 
@@ -121,7 +120,7 @@ class Contents:
     """Reads parts of one fill's tree. `close` it afterwards."""
 
     def __init__(self, directory: FillDirectory, source: StoreSource) -> None:
-        """Raises `OSError`."""
+        """Open the trees and the source map of the plan. Raise `OSError` if the map can't be opened."""
         self._directory = directory
         self._source = source
         tree = source.tree(CommitId.parse(directory.plan.commit))

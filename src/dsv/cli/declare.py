@@ -1,4 +1,4 @@
-"""How a command is declared: a function for typer, its examples, and the keys of its JSON.
+"""Declaration of a command: a function for typer, its examples, and the keys of its JSON.
 
 @command("resolve", examples=[("dsv resolve xrays@v1", "the id of a tag")], result={"commit": "…"})
 def resolve(call: Call, target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "") -> None: ...

@@ -1,4 +1,4 @@
-"""How a failure is told: one sentence, a hint, an exit code; or one JSON document."""
+"""Output of a failure: one sentence, a hint and an exit code, or one JSON document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other tools call it: answered with what to type here, never run."""
+"""Names of commands in other tools, each with the dsv command to suggest for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process was given: environment, standard streams, folders. Only cli/ looks at these."""
+"""The process's environment, standard streams and folders. Only cli/ uses these."""
 
 from __future__ import annotations
 

@@ -67,11 +67,13 @@ def _equal_ends(old: Sequence[object], new: Sequence[object]) -> tuple[int, int]
 
 
 class _Side(NamedTuple):
-    """The lines of one text that are searched. at: where each stands in the text. changed: the result."""
+    """The lines of one text that are compared."""
 
     lines: list[int]
     at: list[int]
+    """The position of each line in the text."""
     changed: list[bool]
+    """The result, for each line of the text."""
 
     @classmethod
     def of(cls, lines: list[int], others: list[int], start: int, end: int, changed: list[bool]) -> _Side:

@@ -18,21 +18,20 @@ OTHERS = b""
 
 
 class Sums(msgspec.Struct):
-    """How many paths differ in each way, and the bytes of the files among them.
-
-    changed: other content, mode or kind. *_bytes: the size of what was added, removed, changed (as it is now), or
-    renamed (as it is now). net_bytes: by how much the files have grown.
-    """
+    """The number of paths that differ in each way, and the bytes of the files among them."""
 
     added: int = 0
     removed: int = 0
     changed: int = 0
+    """Paths with another content, mode or kind."""
     renamed: int = 0
     added_bytes: int = 0
     removed_bytes: int = 0
     changed_bytes: int = 0
+    """Sizes after the change."""
     renamed_bytes: int = 0
     net_bytes: int = 0
+    """Growth of all files together."""
 
     @property
     def paths(self) -> int:

@@ -37,13 +37,16 @@ Cells = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """change: added, removed or changed. key: what names the row. cells: name, old and new value of what changed."""
+    """A row that differs."""
 
     change: str
+    """`added`, `removed` or `changed`."""
     key: Cells = ()
+    """The cells that identify the row."""
     before: Cells = ()
     after: Cells = ()
     cells: tuple[tuple[str, Any, Any], ...] = ()
+    """Name, old and new value of each changed cell."""
 
     def document(self) -> dict[str, object]:
         """For JSON."""
@@ -59,7 +62,7 @@ class RowChange:
 
 @dataclass(slots=True)
 class TableDiff:
-    """Columns come with their types. rows: at most `MOST_ROWS` of those that differ."""
+    """The differences of two versions of a table. Columns have their types."""
 
     columns_added: list[tuple[str, str]] = field(default_factory=list)
     columns_removed: list[tuple[str, str]] = field(default_factory=list)
@@ -68,6 +71,7 @@ class TableDiff:
     rows_removed: int = 0
     rows_changed: int = 0
     rows: list[RowChange] = field(default_factory=list)
+    """At most `MOST_ROWS` of the rows that differ."""
 
     def note(self, row: RowChange, count: int = 1) -> None:
         name = f"rows_{row.change}"
@@ -131,17 +135,17 @@ def diff_tables(path: bytes, before: bytes | None, after: bytes | None, key: Seq
 
 @dataclass(slots=True)
 class _Table:
-    """One version of a file.
-
-    typed: what is shown. exact: what is compared; of a CSV file the cells as they are written, as one cell decides of
-    which type its whole column seems to be. types: those that the file declares. as_written: columns of which `exact`
-    is shown.
-    """
+    """One version of a file."""
 
     typed: Any
+    """The columns to show."""
     exact: Any
+    """The columns to compare. For a CSV file the cells as written, since one cell can change the type that is detected
+    for its whole column."""
     types: dict[str, str]
+    """The types that the file declares."""
     as_written: set[str] = field(default_factory=set)
+    """Columns to show from `exact`."""
 
     def cells(self, at: int, names: Sequence[str] | None = None) -> Cells:
         return tuple((name, self.cell(name, at)) for name in names or self.typed.schema.names)
@@ -229,12 +233,13 @@ def _has_key(path: bytes, table: _Table, key: tuple[str, ...]) -> bool:
 
 
 class RepeatedKey(Exception):
-    """Two rows of a version have one key. row: the second of them."""
+    """Two rows of a version have the same key."""
 
     def __init__(self, version: int, row: int) -> None:
         super().__init__(version, row)
         self.version = version
         self.row = row
+        """The second of them."""
 
 
 def join(*versions: Sequence[Hashable]) -> dict[Hashable, tuple[int, ...]]:

@@ -32,21 +32,21 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     commit: CommitId
     paths: int
-    """With symlinks and empty folders; of files at a URL, files alone."""
+    """Includes symlinks and empty folders, except in an export to a URL."""
     files: int
     bytes: int
     known: int | None = None
-    """Of files at a URL, as the following: those that were there already."""
+    """Files that were already at the URL. This and the following are only for exports to a URL."""
     written: int | None = None
     written_bytes: int | None = None
     left_out: int | None = None
     """Symlinks and empty folders, which URLs do not have."""
     stays: int | None = None
-    """Files there that the target does not have."""
+    """Files at the URL that the target does not have."""
 
 
 Found = list[tuple[bytes, Entry, Location | None]]

@@ -50,10 +50,7 @@ Info = dict[str, Any]
 
 
 class UrlExport:
-    """Writes below one URL. Raises `Unsupported` if its protocol is only for reading.
-
-    notes: the folder of the journals of exports.
-    """
+    """Writes below one URL, with a journal in the folder `notes`. Raise `Unsupported` for a read-only protocol."""
 
     def __init__(self, place: Place, url: str, notes: Path, progress: Progress, *, force: bool) -> None:
         if place.protocol in HTTP:

@@ -40,19 +40,17 @@ Skipped = tuple[bytes, str]
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file below a URL.
-
-    path: its name from the URL on.
-    size: None if the server does not give it.
-    version: changes with the content; None if the server has no such thing.
-    order: its position in a tar.
-    """
+    """A file below a URL."""
 
     path: bytes
+    """Relative to the URL."""
     key: str
     size: int | None
+    """None if the server does not report it."""
     version: str | None
+    """A text that changes with the content; None if the server has none."""
     order: int = 0
+    """The position in a tar."""
     info: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 

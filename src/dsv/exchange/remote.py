@@ -67,17 +67,15 @@ _NO_METHODS = "No authentication methods"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A file system, and the root in it that the URL names.
-
-    shown: the URL without secrets.
-    turn: held by one thread at a time, if the file system can't be used by several.
-    """
+    """A file system, and the root in it that the URL names."""
 
     fs: Any
     root: str
     protocol: str
     shown: str
+    """The URL without secrets."""
     turn: AbstractContextManager[object]
+    """A lock for file systems that several threads can't use at once."""
 
     @property
     def takes_turns(self) -> bool:

@@ -38,9 +38,9 @@ _COMPRESSED: Final[dict[bytes, Callable[[Any], Any]]] = {
 
 
 class TarSource:
-    """The files of a tar at a URL, which is read twice from its start: once to list it, once for the contents.
+    """The files below the folder `inside` of a tar at a URL. A context manager, which closes the tar.
 
-    inside: the folder of the tar whose files are meant. A context manager, which closes the tar.
+    The tar is read twice from its start: to list it, and for the contents.
     """
 
     def __init__(self, place: Place, info: dict[str, Any], inside: str = "") -> None:

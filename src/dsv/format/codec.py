@@ -1,4 +1,4 @@
-"""How an object's bytes are stored: as they are, or as one zstd frame where that saves a tenth or more."""
+"""Encoding of an object's bytes: plain, or as one zstd frame where that saves a tenth or more."""
 
 from __future__ import annotations
 

@@ -32,22 +32,23 @@ _NAMED_COMMIT = Record(
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """root, level: the tree's root node and its level. files, bytes, entries: the tree's totals.
-
-    time_ms: milliseconds since 1970 in UTC, by the writer's clock. dataset, branch: what it was made for, both or
-    neither; commits of stores that were made before these fields existed have neither.
-    """
+    """A commit: its tree, parents, author and message."""
 
     root: NodeId
+    """The root node of the tree."""
     level: int
+    """The level of the root node."""
     parents: tuple[CommitId, ...]
     author: str
     time_ms: int
+    """Milliseconds since 1970 in UTC by the writer's clock."""
     message: str
     files: int
+    """This and the next two are the tree's totals."""
     bytes: int
     entries: int
     dataset: DatasetName | None = None
+    """The dataset and branch for which the commit was made; both or neither. Old commits have neither."""
     branch: BranchName | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""Which index files stand for which others: the record of a merge, what the records of a store say, and what to merge.
+"""Merges of index files: their records, the index files that are in force, and the choice of files to merge.
 
 A merge writes new index files with all the rows of others, a run, and then its record. From then on the others need not
 be read, and may be deleted some time later. Everybody may merge: a record is true whatever others do meanwhile.
@@ -28,11 +28,13 @@ _MERGE = Record(
 
 
 class MergedFile(NamedTuple):
-    """An index file of a run. first, last: the first 4 bytes of the ids of its first and last row, as a number."""
+    """An index file of a run."""
 
     id: IndexId
     first: int
+    """The first 4 bytes of the id of its first row, as a number."""
     last: int
+    """The same of its last row."""
 
 
 Run = tuple[MergedFile, ...]
@@ -40,10 +42,11 @@ Run = tuple[MergedFile, ...]
 
 
 class IndexMerge(msgspec.Struct, frozen=True):
-    """Every row of each of the `replaced` files is in one of the `files`. runs: how many of these each run has."""
+    """The record of a merge: `files` have all rows of the `replaced` files."""
 
     files: tuple[MergedFile, ...]
     runs: tuple[int, ...]
+    """The number of files in each run."""
     replaced: tuple[IndexId, ...]
     time_ms: int
     tool: str
@@ -83,10 +86,11 @@ class IndexMerge(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """The index files of a store that stand for all. loose: those of no run."""
+    """The index files of a store that together have all rows."""
 
     runs: tuple[Run, ...]
     loose: tuple[IndexId, ...]
+    """Files outside runs."""
     replaced: frozenset[IndexId]
 
     @property

@@ -1,4 +1,4 @@
-"""Where an object lies, and locators: the places of everything that an object lists."""
+"""Places of objects, and locators: the places of all objects that an object lists."""
 
 from __future__ import annotations
 
@@ -38,19 +38,18 @@ class ObjectKind(enum.IntEnum):
 
 
 class Location(NamedTuple):
-    """A run of bytes in a pack. A named tuple, as millions are made and a dataclass takes four times as long.
-
-    offset, stored: where its stored bytes begin and how many they are.
-    length: bytes of the object when unpacked.
-    tail: stored bytes of the object's own locator, which then lies directly behind it; 0 where it has none.
-    """
+    """The place of an object in a pack. A named tuple: millions are made, and a dataclass takes four times as long."""
 
     pack: PackId
     offset: int
+    """The start of the stored bytes."""
     stored: int
+    """The number of stored bytes."""
     length: int
+    """Bytes of the object when unpacked."""
     codec: Codec
     tail: int = 0
+    """Stored bytes of the object's own locator, which follows it directly; 0 without one."""
 
 
 MAX_ROWS = 1 << 22

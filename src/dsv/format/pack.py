@@ -32,13 +32,16 @@ CODECS = tuple(Codec)
 
 
 class Packed(NamedTuple):
-    """Contents that are hashed and compressed already, a column each. lengths: unpacked; data: the stored bytes."""
+    """Contents that are already hashed and compressed, in columns."""
 
     ids: Sequence[ChunkId]
     codecs: bytes
     lengths: Sequence[int]
+    """Unpacked sizes."""
     stored: Sequence[int]
+    """Sizes in `data`."""
     data: memoryview
+    """The stored bytes of all contents."""
 
 
 class PackBuilder:

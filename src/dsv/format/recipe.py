@@ -1,4 +1,4 @@
-"""How large files are cut into chunks (FastCDC), and recipes: the lists of their chunks."""
+"""Chunks of large files (cut with FastCDC), and recipes: the lists of a file's chunks."""
 
 from __future__ import annotations
 
@@ -84,14 +84,13 @@ _SIZE_LIMIT = 1 << 63
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """Level 0 lists chunks, level n+1 lists recipes of level n.
-
-    ids: 32 bytes for each row. lengths: the bytes of content that a row stands for; u32 at level 0, else u64.
-    """
+    """The rows of a recipe: chunks at level 0, recipes of level n at level n+1."""
 
     level: int
     ids: bytes
+    """32 bytes for each row."""
     lengths: array[int]
+    """Bytes of content in each row; u32 at level 0, else u64."""
 
     def __len__(self) -> int:
         return len(self.lengths)

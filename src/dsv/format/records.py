@@ -48,18 +48,17 @@ _GC_DONE = Record("gc-done", tuple[Count, Raw16, Millis])
 
 
 class RefEntry(msgspec.Struct, frozen=True):
-    """One move of a branch. `commit` None and not `deleted`: the branch exists and names no commit yet.
-
-    dataset, branch, number: which move it is, all or none of them; see `repo.refs`.
-    """
+    """One move of a branch."""
 
     commit: CommitId | None
+    """None for a deleted branch, and for one without commits."""
     deleted: bool
     nonce: Nonce
     time_ms: int
     author: str
     action: str
     dataset: DatasetName | None = None
+    """With `branch` and `number` the key of the entry (see `repo.refs`): all three or none."""
     branch: BranchName | None = None
     number: int | None = None
 
@@ -91,7 +90,7 @@ class RefEntry(msgspec.Struct, frozen=True):
 
 
 class TagValue(msgspec.Struct, frozen=True):
-    """dataset, tag: which tag it is, both or neither; see `repo.refs`."""
+    """The value of a tag."""
 
     commit: CommitId
     nonce: Nonce
@@ -99,6 +98,7 @@ class TagValue(msgspec.Struct, frozen=True):
     author: str
     message: str
     dataset: DatasetName | None = None
+    """With `tag` the key of the value (see `repo.refs`): both or neither."""
     tag: TagName | None = None
 
     def encode(self) -> bytes:
@@ -164,8 +164,7 @@ class ChunkingParams(msgspec.Struct, frozen=True):
 class FormatEntry(msgspec.Struct, frozen=True):
     """One entry of the feature log: the whole state from then on.
 
-    `store_id`, `hash` and `chunking` are those of the first entry for ever.
-    names: the place that the store's names are moving to, or have moved to; see `repo.names_place`.
+    `store_id`, `hash` and `chunking` never differ from those of the first entry.
     """
 
     store_id: StoreId
@@ -178,6 +177,7 @@ class FormatEntry(msgspec.Struct, frozen=True):
     features: tuple[Feature, ...] = ()
     single_writer: bool = False
     names: str | None = None
+    """The place to which the store's names are moving or have moved; see `repo.names_place`."""
 
     def encode(self) -> bytes:
         """Raise `ValueError` where the features are not sorted by name."""
@@ -321,15 +321,14 @@ _RULE = Record(
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The rule of a protected branch, which allows only to go forward.
-
-    only_merge: only merges move it. who: the authors who may move it, sorted, none twice; empty: anyone.
-    max_removals: of the paths that the head has, so many percent may go in one move; None: all.
-    """
+    """The rule of a protected branch. Such a branch can only be fast-forwarded."""
 
     only_merge: bool = False
+    """Only merges may move it."""
     who: tuple[str, ...] = ()
+    """The authors who may move it, sorted and unique; empty for anyone."""
     max_removals: int | None = None
+    """Percentage of the head's paths that one move may remove; None for all."""
 
     def fault(self) -> str | None:
         """Return what is wrong with it, if anything is."""
@@ -348,12 +347,10 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class BranchRule(msgspec.Struct, frozen=True):
-    """One entry of the log of a branch's rules; the last one counts. limits None: the branch is not protected.
-
-    dataset, branch, number: which entry it is, from 0.
-    """
+    """One entry of the log of a branch's rules, of which the last one is in force."""
 
     limits: Limits | None
+    """None if the branch is not protected."""
     nonce: Nonce
     time_ms: int
     author: str
@@ -361,6 +358,7 @@ class BranchRule(msgspec.Struct, frozen=True):
     dataset: DatasetName
     branch: BranchName
     number: int
+    """The position of the entry, from 0."""
 
     def encode(self) -> bytes:
         """Raise `ValueError` for limits that make no sense."""
@@ -414,11 +412,12 @@ MESSAGE_MAX = 900
 
 
 class Action(msgspec.Struct, frozen=True):
-    """forced: the branch is protected, and its rule was overridden."""
+    """The action that moved a branch."""
 
     verb: str
     message: str = ""
     forced: bool = False
+    """It overrode the rule of a protected branch."""
 
     @classmethod
     def parse(cls, text: str) -> Action:
@@ -440,12 +439,14 @@ _ERASED = Record("dataset-erased", tuple[Raw16, Millis, Short | None, Long])
 
 
 class DatasetErased(msgspec.Struct, frozen=True):
-    """successor: the dataset that has what was allowed to stay, if there is one. message: why."""
+    """The tombstone of an erased dataset."""
 
     nonce: Nonce
     time_ms: int
     successor: DatasetName | None
+    """The dataset with the commits that were kept, if there is one."""
     message: str
+    """The reason."""
 
     def encode(self) -> bytes:
         successor = None if self.successor is None else str(self.successor)

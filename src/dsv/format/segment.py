@@ -26,15 +26,7 @@ _TYPES = bytes(Kind.FILE if kind in _FILES else kind for kind in range(256))  # 
 
 
 class Segment:
-    """Entries in tree order. Treat it as frozen.
-
-    paths: one for each entry.
-    kinds: a byte for each entry, `Kind`'s values.
-    sizes: bytes of each entry; 0 for symlinks and directories.
-    file_ids: 32 bytes for each file, in order, empty files included.
-    recipe_ids: 32 bytes for each file above `SINGLE_CHUNK_MAX`, in order.
-    targets: one for each symlink, in order.
-    """
+    """Entries in tree order. Don't change its attributes."""
 
     __slots__ = (
         "__weakref__",
@@ -59,11 +51,17 @@ class Segment:
     ) -> None:
         """For `of` and `decode`; checks nothing."""
         self.paths = paths
+        """One for each entry."""
         self.kinds = kinds
+        """`Kind`, a byte for each entry."""
         self.sizes = sizes
+        """Bytes of each entry; 0 for symlinks and directories."""
         self.file_ids = file_ids
+        """32 bytes for each file, including empty files."""
         self.recipe_ids = recipe_ids
+        """32 bytes for each file above `SINGLE_CHUNK_MAX`."""
         self.targets = targets
+        """One for each symlink."""
         self._total: int | None = None
         self._zeros: int | None = None
 
@@ -355,15 +353,12 @@ def _limited(paths: bytes) -> bytes:
 
 
 class SegmentRows:
-    """The rows of a segment, taken or left out from the first to the last.
-
-    at: how many are done with. locator: where the contents of all of them lie.
-    """
+    """The rows of a segment, consumed in order: each is taken or skipped."""
 
     __slots__ = ("_file", "_plain", "_recipe", "_row", "_target", "at", "locator", "segment")
 
     def __init__(self, segment: Segment, locator: Locator) -> None:
-        """Raises `ValueError` if the locator has too few rows."""
+        """`locator` has the places of all contents. Raise `ValueError` if it has too few rows."""
         full = len(segment) - segment.without_content
         if len(locator) < full:
             raise ValueError(f"a locator of {len(locator)} rows is not that of {full} files")

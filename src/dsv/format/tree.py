@@ -29,21 +29,19 @@ class Kind(enum.IntEnum):
 
 
 class Entry(NamedTuple):
-    """One path of a tree. A named tuple, as millions are made.
-
-    path: UTF-8 bytes as they stand, relative, parts joined by `/`.
-    size: bytes of the content; 0 for symlinks and directories.
-    file_id: BLAKE3 of the content; None for symlinks and directories.
-    recipe_id: for files above `chunking.SINGLE_CHUNK_MAX` only.
-    target: a symlink's target, as it stands; None otherwise.
-    """
+    """One path of a tree. A named tuple, as millions are made."""
 
     path: bytes
+    """UTF-8 bytes without normalization, relative, parts joined by `/`."""
     kind: Kind
     size: int = 0
+    """Bytes of the content; 0 for symlinks and directories."""
     file_id: FileId | None = None
+    """BLAKE3 of the content; None for symlinks and directories."""
     recipe_id: RecipeId | None = None
+    """Only for files above `chunking.SINGLE_CHUNK_MAX`."""
     target: bytes | None = None
+    """The target of a symlink, not normalized."""
 
     @property
     def is_file(self) -> bool:
@@ -108,16 +106,16 @@ class Cutter:
 
 
 class Child(msgspec.Struct, frozen=True):
-    """The row of a node about a segment or node below it: its last path, its id, and what it sums up to.
-
-    entries: paths of all kinds; files: those that are files; bytes: the sum of their sizes.
-    """
+    """The row of a node about a node or segment below it."""
 
     last: builtins.bytes
+    """Its last path."""
     id: Id
     entries: int
+    """Paths of all kinds."""
     files: int
     bytes: int
+    """The sum of the files' sizes."""
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -168,11 +166,12 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Outline(NamedTuple):
-    """The part of a node that a search needs: the last path and the id of each child. ids: 32 bytes for each."""
+    """The part of a node that a search needs: the last path and the id of each child."""
 
     level: int
     lasts: list[bytes]
     ids: bytes
+    """32 bytes for each child."""
 
     @classmethod
     def decode(cls, data: Buffer) -> Outline:

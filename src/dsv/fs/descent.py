@@ -21,7 +21,7 @@ class Descent:
     """Asked for folders in tree order, it opens each once. Not for several threads at once."""
 
     def __init__(self, root: Path) -> None:
-        """Raises `OSError` where the root can't be opened. The root itself may be reached by symlinks."""
+        """Open the root, which may be reached by symlinks. Raise `OSError` if that fails."""
         self._root = os.open(root, _FLAGS & ~os.O_NOFOLLOW)
         self._path = b""
         self._parts: list[bytes] = []

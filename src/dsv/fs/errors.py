@@ -1,4 +1,4 @@
-"""What the operating system's errors mean for a workspace."""
+"""Translation of the operating system's errors into dsv's errors about a workspace."""
 
 from __future__ import annotations
 

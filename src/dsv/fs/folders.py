@@ -21,16 +21,16 @@ _READABLE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Rights(msgspec.Struct, frozen=True):
-    """The mode of new folders: the bits that each has, and those about which the umask of its maker decides.
-
-    group: which they are given to if their maker may do so; None: the one that they are born with. plain: mkdir alone
-    gives them all of this.
-    """
+    """Mode and group of new folders."""
 
     given: int = 0
+    """Bits that each folder gets."""
     free: int = 0o777
+    """Bits that the umask may clear."""
     group: int | None = None
+    """The group to set if the process may do so; None for the default."""
     plain: bool = False
+    """mkdir alone results in these rights."""
 
     def mode(self, born: int) -> int:
         """Return the mode of a folder that mkdir made with `born`."""

@@ -37,19 +37,19 @@ _ALIVE = ".alive"
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The process that took the lock. Two are the same only if their `id` is.
-
-    system, pid, started: see `fs.process.Process`. host: for people to read, never compared. action: what the owner
-    is called by. taken: seconds since 1970 by the file server's clock; 0 in a lock of a dsv that didn't tell.
-    """
+    """The process that took the lock. Two owners are the same only if their `id` is."""
 
     id: str
     system: str
+    """This, `pid` and `started` are described at `fs.process.Process`."""
     pid: int
     started: int
     host: str
+    """For people to read, never compared."""
     action: str
+    """The owner's command, for messages."""
     taken: float = 0.0
+    """Seconds since 1970 by the file server's clock; 0 in locks of versions that did not record it."""
 
     @classmethod
     def here(cls, action: str, taken: float = 0.0) -> Owner:

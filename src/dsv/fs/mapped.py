@@ -26,16 +26,17 @@ _USUAL = 35.0  # seconds: the kernel's own defaults
 
 
 class Notice(enum.Enum):
-    """When the times of a file tell that it was written."""
+    """The conditions under which a file's times show that it was written."""
 
     NEVER = "never"
-    """Not for sure, ever."""
+    """They may never show it."""
     WRITTEN_BACK = "written back"
     """Once its pages were written back."""
     UNMAPPED = "unmapped"
-    """As above, or if nobody had it open for writing, or mapped so, when it was read: a new mapping is noticed."""
+    """Like `WRITTEN_BACK`; also if no process had it open for writing, or mapped so, when it was read, as a new mapping
+    is noticed."""
     ALWAYS = "always"
-    """Whoever asks for the times of a file has its pages written back first."""
+    """Reading the times of a file writes its pages back first."""
 
 
 def notice(path: Path) -> Notice:

@@ -27,15 +27,13 @@ class Fate(enum.Enum):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """One process of one boot of one kernel.
-
-    kernel: boot id and the namespaces in which `pid` and `start` mean something; "" if that is unknown.
-    start: the process's start in clock ticks since boot, as pids are used again; 0 if that is unknown.
-    """
+    """One process of one boot of one kernel."""
 
     kernel: str
+    """The boot id and the namespaces in which `pid` and `start` are valid; empty if unknown."""
     pid: int
     start: int
+    """The process's start in clock ticks since boot, as pids are reused; 0 if unknown."""
 
     @classmethod
     def here(cls) -> Process:
@@ -54,13 +52,12 @@ class Process(msgspec.Struct, frozen=True):
 
 
 class Watched:
-    """A process of this kernel, whoever's it is. descriptor: is ready to be read once it has ended; None without one.
-
-    start: as of `Process`; 0 for the process that has this number now.
-    """
+    """A process of this kernel, of any user."""
 
     def __init__(self, pid: int, start: int = 0) -> None:
+        """`start` is that of `Process`; 0 for the process that has this pid now."""
         self.descriptor: int | None = None
+        """A pidfd, readable once the process has ended; None if it can't be opened."""
         with contextlib.suppress(OSError):
             self.descriptor = os.pidfd_open(pid)  # before its start is read, so that both are of one process
         self.process = Process(_kernel(os.getpid()), pid, start or max(_start(pid) or 0, 0))

@@ -15,15 +15,15 @@ _left_behind: list[subprocess.Popen[bytes]] = []  # so that nobody warns of them
 
 
 class Syncer:
-    """Syncs the file system that the folder `tree` is on. For one thread; `close` it afterwards.
+    """Syncs the file system of the folder `tree`, and renames `tree` to `dead` if data was lost. Not thread-safe.
 
-    If something is lost, `tree` is renamed to `dead`. The kernel reports what it could not write once to each open
-    descriptor. The other process and this one have a descriptor each, so that nothing goes unheard if the other one
-    dies: then this one syncs.
+    The kernel reports a failed write once to each open descriptor. A second process has a descriptor of its own. If it
+    dies, this process syncs, so that no failure is missed. `close` the object afterwards.
     """
 
     def __init__(self, tree: Path, dead: Path) -> None:
-        """From here on nothing that is lost goes unheard. Raises `OSError`."""
+        """Start the second process if possible. Data lost from here on is noticed. Raise `OSError` if `tree` can't be
+        opened."""
         self.busy = False
         self._process: subprocess.Popen[bytes] | None = None
         self._descriptor = _open(tree)

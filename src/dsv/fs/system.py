@@ -1,4 +1,4 @@
-"""What kind of file system a cache lies on, and the few calls that Python has no name for."""
+"""The type of a cache's file system, and system calls that Python lacks."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ _RANGE_WRITE = 2  # SYNC_FILE_RANGE_WRITE
 
 
 class FileSystem(msgspec.Struct, frozen=True):
-    """remote: each create is a round trip, and other hosts may see the same files.
-    sync_each: files are synced one by one, as they are on NFS at every close; else all at once."""
+    """The properties of a file system."""
 
     remote: bool
+    """Each create is a round trip, and other hosts may see the same files."""
     sync_each: bool
+    """Files are synced one by one, as NFS does at every close; otherwise all at once."""
 
 
 def kind_of(path: Path) -> FileSystem:

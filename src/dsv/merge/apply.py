@@ -58,15 +58,15 @@ Changes = Callable[[], Iterator[Change]]
 
 @dataclass(frozen=True, slots=True)
 class MergeCounts:
-    """What a merge changes in ours. merged: files whose content comes from both sides. settled: these, and all
-    conflicts that a choice has decided.
-    """
+    """The number of paths that a merge changes in ours."""
 
     added: int = 0
     changed: int = 0
     removed: int = 0
     merged: int = 0
+    """Files with content from both sides."""
     settled: tuple[Settled, ...] = ()
+    """The merged files, and all conflicts that a choice has decided."""
 
     @property
     def any(self) -> bool:
@@ -220,7 +220,7 @@ MAX_TEXT = 1 << 20  # bytes; a text of this size or more is not merged
 class ContentMerger:
     """`MergeContent` for the files of one store.
 
-    table_key: the column by which CSV and Parquet files are merged; None merges them as texts, if they are.
+    `table_key` is the column that identifies the rows of CSV and Parquet files; None merges these like text files.
     """
 
     def __init__(self, objects: Objects, table_key: str | None = None) -> None:
@@ -290,13 +290,12 @@ _DEPTH = 8
 
 
 class MergeBase(msgspec.Struct, frozen=True):
-    """The tree of a commit (None: an empty one), but for some paths.
-
-    commits: the merge bases that it was made from. apart: how it differs from the commit's tree, in tree order.
-    """
+    """The tree of a commit (None: an empty tree) with some changes."""
 
     commits: tuple[CommitId, ...]
+    """The merge bases from which it was made."""
     apart: tuple[Change, ...] = ()
+    """Its changes against the commit's tree, in tree order."""
 
     @property
     def commit(self) -> CommitId | None:

@@ -73,13 +73,11 @@ _OURS, _THEIRS = 1, 2
 
 
 class _Region:
-    """Lines from `start` to `end` of ours, and from `there` to `there_end` of theirs.
-
-    taken: whose lines the result has; None: a conflict.
-    """
+    """Lines `start` to `end` of ours, which correspond to `there` to `there_end` of theirs."""
 
     def __init__(self, taken: int | None, start: int, end: int, there: int, there_end: int) -> None:
         self.taken = taken
+        """The side whose lines the result has; None for a conflict."""
         self.start, self.end = start, end
         self.there, self.there_end = there, there_end
 

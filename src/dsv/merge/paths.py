@@ -37,20 +37,19 @@ class ConflictKind(enum.StrEnum):
 
 
 class PathConflict(msgspec.Struct, frozen=True):
-    """A path that both sides changed, and what each has there now. reason: why its content could not be merged."""
+    """A path that both sides changed."""
 
     path: bytes
     kind: ConflictKind
     ours: Entry | None
+    """The current entry, if any; `theirs` likewise."""
     theirs: Entry | None
     reason: str = ""
+    """The reason why its content could not be merged."""
 
 
 class MergeConflict(Conflict):
-    """Paths that both sides changed, and that nothing was chosen for.
-
-    conflicts: all of them, in tree order. without_effect: paths for which a side was chosen, but that had no conflict.
-    """
+    """Both sides changed paths for which the user chose no side."""
 
     def __init__(
         self,
@@ -64,7 +63,9 @@ class MergeConflict(Conflict):
         first = show(conflicts[0].path) if conflicts else None
         super().__init__(message, subject=subject or first, hint=hint)
         self.conflicts = conflicts
+        """All of them, in tree order."""
         self.without_effect = without_effect
+        """Paths for which a side was chosen although they had no conflict."""
 
 
 class Choice(enum.Enum):
@@ -79,15 +80,13 @@ class Choice(enum.Enum):
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """What was chosen for conflicts, by path. Of several that have a path, the first counts; None has none.
-
-    resolved: the local file with the content that a path gets if both sides changed it.
-    """
+    """The user's choices for conflicts, by path. The first field that has a path decides."""
 
     ours: PathSet | None = None
     theirs: PathSet | None = None
     both: PathSet | None = None
     resolved: dict[bytes, str] = {}
+    """Local files with the contents of paths that both sides changed."""
 
     def of(self, path: bytes) -> Choice | None:
         if path in self.resolved:
@@ -125,26 +124,23 @@ _NAMED = 10
 
 
 class MergedContent(NamedTuple):
-    """A content with the changes of both sides.
-
-    taken: what has the change of theirs. settled: what both sides changed, so that a choice decided.
-    """
+    """A content with the changes of both sides."""
 
     data: bytes
     taken: Places
+    """Places with the change of theirs."""
     settled: Places
+    """Places that both sides changed, so that a choice decided."""
 
 
 class Settled(NamedTuple):
-    """A path whose content was put together from both sides, or for which a choice was made.
-
-    choice: whose rows or lines were taken where both changed them; None: there were none. content: None if it is all of
-    one side.
-    """
+    """A path whose content combines both sides, or whose conflict a choice has decided."""
 
     path: bytes
     choice: Choice | None
+    """The side whose rows or lines were taken where both changed them; None if there were none."""
     content: MergedContent | None = None
+    """None if it is all of one side."""
 
     def without_data(self) -> Settled:
         return self if self.content is None else self._replace(content=self.content._replace(data=b""))
@@ -168,24 +164,26 @@ _TAKEN = {
 
 
 class Decision(NamedTuple):
-    """What becomes of one path that a side changed.
-
-    ours: what ours has. result: what the merge has, with where its content lies if that is known; content: its bytes,
-    if they are new; file: the local file that has them. undecided: part of a conflict, which is told once, with its
-    first path. settled: a conflict that a choice has decided, or a content that was put together. beside: what is kept
-    of theirs under another name.
-    """
+    """The result for one path that a side changed."""
 
     path: bytes
     ours: Entry | None
+    """The entry in ours."""
     result: Entry | None
+    """The entry in the merge."""
     location: Location | None = None
+    """The place of the result's content, if known."""
     content: bytes | None = None
+    """The bytes of `result` if they are new."""
     conflict: PathConflict | None = None
     file: str | None = None
+    """The local file with the content."""
     undecided: bool = False
+    """The path is part of a conflict, which is reported once, with its first path."""
     settled: Settled | None = None
+    """A conflict that a choice has decided, or a content that combines both sides."""
     beside: tuple[Entry, Location | None] | None = None
+    """The entry of theirs to keep under another name."""
 
     @property
     def changes_ours(self) -> bool:
@@ -227,7 +225,7 @@ class _Pair(NamedTuple):
 
     @property
     def is_parent(self) -> bool:
-        """Whether something below this path can't be there together with what a side has at it."""
+        """Return whether a side has an entry at this path, so that nothing can be below it."""
         return any(one is not None and one.after is not None for one in (self.ours, self.theirs))
 
 

@@ -51,10 +51,10 @@ def merge_tables(
 
 
 class RowMerge:
-    """Merges the rows of three versions.
+    """Merges the rows of three versions: base, ours and theirs.
 
-    names: the columns, of which `key` tells rows apart. versions: the columns of base, ours and theirs, each with
-    values that are equal if the cells are. show: the key of a row of a version, for people.
+    `versions` has the columns `names` of each, with values that are equal if the cells are. The column `key` identifies
+    rows. `show` returns the key of a row of a version for people.
     """
 
     def __init__(
@@ -154,17 +154,19 @@ def _order(
 
 
 class _Csv(NamedTuple):
-    """A CSV file. cells: those of each column. texts: how each row is written in it, without its end. line_end: what
-    ends a row. bom: what stands before the header. ends: whether the last row has an end too.
-    """
+    """A CSV file."""
 
     columns: list[str]
     cells: list[list[str]]
+    """The cells of each column."""
     header: str
     texts: list[str]
+    """The text of each row, without its line end."""
     line_end: str
     bom: str
+    """The byte order mark before the header."""
     ends: bool
+    """The last row has a line end too."""
 
 
 def _merge_csv(delimiter: str, key: str, choice: Choice | None, *versions: bytes) -> MergedContent | str:

@@ -126,7 +126,7 @@ def diff(
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """Which contents to show."""
+    """The contents to show."""
 
     text: bool = False
     table: bool = False

@@ -104,7 +104,7 @@ def _write_live(call: Call, one: UnderWay, follow: bool) -> bool:
 
 
 def _one(found: Runs, run: str) -> RunView:
-    """Raises `UsageError` for a sweep."""
+    """Return a run. Raise `UsageError` for a sweep."""
     view = found.show_or_sweep(run)
     if isinstance(view, RunView):
         return view

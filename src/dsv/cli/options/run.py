@@ -23,15 +23,13 @@ from dsv.values.names import HERE, Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Typed:
-    """The options as they were typed; None for those left out.
-
-    options: of the run, by the field of `JobSpec`; env: as typed.
-    """
+    """The command line of a run; None for options that were not given."""
 
     target: str | None
     again: str | None
     env: tuple[str, ...]
     options: Mapping[str, Any]
+    """By the field of `JobSpec`."""
     offline: bool
     json_file: str | None
     dry_run: bool

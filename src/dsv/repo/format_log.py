@@ -116,13 +116,11 @@ OF_ONE_PLACE = frozenset((NAMES_ELSEWHERE, NAMES_MOVING, NAMES_MOVED))
 
 
 class Format(msgspec.Struct, frozen=True):
-    """The store's log of feature sets, read at every start.
-
-    left: the place that was named for the names, if they have moved from there and should be named elsewhere.
-    """
+    """The store's log of feature sets, read at every start."""
 
     entries: tuple[FormatEntry, ...]
     left: str | None = None
+    """The configured place of the names, if they have moved away from it."""
 
     @property
     def store_id(self) -> StoreId:

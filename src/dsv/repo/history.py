@@ -44,10 +44,12 @@ class Commits(Protocol):
 
 
 class Distance(NamedTuple):
-    """ahead: how many commits one side has that the other has not; behind: the other way round."""
+    """The numbers of commits that only one of two sides has."""
 
     ahead: int
+    """Commits of the first side."""
     behind: int
+    """Commits of the second side."""
 
 
 def walk(commits: Commits, starts: Iterable[CommitId]) -> Iterator[tuple[CommitId, Commit]]:
@@ -187,17 +189,15 @@ def _in_order(commits: Commits, met: dict[CommitId, _Met]) -> Iterator[tuple[Com
 
 
 class _Painting:
-    """Two histories, painted downwards from their ends in two colours.
-
-    flags: of each commit reached, the sides that have it, and whether it lies below a common one. A commit that gets
-    another flag after it was passed is passed again.
-    open: commits to go on from that not both sides are known to have. Every common ancestor below no other one has
-    both colours once there is none: no commit on the way to it is common, so all of them were passed.
-    """
+    """A walk down two histories that marks the commits of each side."""
 
     def __init__(self, commits: Commits, left: CommitId, *rights: CommitId) -> None:
         self.flags: dict[CommitId, int] = {}
+        """The sides that have each commit reached, and whether it is below a common one. A commit that gets another
+        flag later is visited again."""
         self.open = set[CommitId]()
+        """Commits to continue from that are not known to be on both sides. Once it is empty, every common ancestor that
+        is below no other one is marked for both sides: no commit on the way to it is common, so all were visited."""
         self._frontier = _Frontier(commits)
         self._passed_a_root = False
         self._paint(left, _LEFT)
@@ -240,10 +240,10 @@ _SEARCHED = 8
 
 
 class CommitsAhead:
-    """Commits as `Objects.commit` gives them. The moves of a branch name the commits that will be asked for next.
+    """Reads commits like `Objects.commit`, and reads ahead those that the moves of a branch name.
 
-    head: that of the branch, if the first commit that is asked for is its; None if the branch that the commits were
-    made for is to be searched. most: how many commits will be asked for at most.
+    `head` is the branch's, if the first commit asked for is its head; None to search for the branch for which the
+    commits were made. `most` limits the number of commits that are asked for.
     """
 
     def __init__(
@@ -431,12 +431,13 @@ class PathHistory:
 
 
 class _Side:
-    """One of two trees that are compared, as far as it was opened. level: 0 once only segments are left."""
+    """One of two trees that are compared, opened as far as needed."""
 
     def __init__(self, history: PathHistory, commit: tuple[CommitId, Commit] | None) -> None:
         self._history = history
         self._commit = commit
         self.level = 0 if commit is None else commit[1].level
+        """0 once only segments are left."""
         self.places = [] if commit is None else [_Place(commit[1].root, 0, 0)]
 
     def leave_out(self, ids: set[Id]) -> None:

@@ -98,11 +98,14 @@ _SHARE_COMPARED = 8  # of the rows that may be merged, a part is compared before
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """merged: how many index files were replaced. files: how many are to be read now. deleted: how many are gone."""
+    """The numbers of index files after a merge."""
 
     merged: int
+    """Files that were replaced."""
     files: int
+    """Files that readers need now."""
     deleted: int
+    """Files that were deleted."""
 
 
 def tidy(repository: Repository, writer: Writer) -> None:
@@ -219,11 +222,14 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class IndexReport(msgspec.Struct, frozen=True):
-    """files: that the store has. read: how many of them were. standing: how many a writer needs to know."""
+    """The result of a check of the index files."""
 
     files: int
+    """Files in the store."""
     read: int
+    """Files that were read."""
     standing: int
+    """Files that a writer needs."""
     faults: tuple[Fault, ...]
 
 

@@ -59,7 +59,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
 
 class NamesMove:
-    """One move. old, new: the places; the old one may be the data's own. target: what the new one is called."""
+    """A move of the store's names from `old`, which may be the data's own place, to `new`, which is called `target`."""
 
     def __init__(self, data: Store, old: Store, new: Store, target: str, stamp: Stamp) -> None:
         self._data = data

@@ -27,7 +27,7 @@ _MAX_NUMBER: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a mark says of its run. Marks of earlier versions have neither `record` nor `live`."""
+    """The mark of a run. Marks of earlier versions have neither `record` nor `live`."""
 
     store: str
     """The id of the store where the record goes."""

@@ -489,13 +489,11 @@ def forget_job(record: RunRecord, engines: Engines) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KnownSecrets:
-    """The secrets of a run, as far as the machine that completes its record knows them.
-
-    unknown: names of what may hold other secrets.
-    """
+    """The secrets of a run that are known to the machine that completes its record."""
 
     masker: Masker = field(repr=False)
     unknown: tuple[str, ...]
+    """Names of variables, and other places, with secrets that it does not know."""
 
     @classmethod
     def elsewhere(cls, record: RunRecord, environ: Mapping[str, str]) -> Self:

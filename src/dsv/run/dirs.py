@@ -136,7 +136,7 @@ def code_folder(place: RunPlace, asked: Path) -> Path:
 
 
 def make_folder(folder: Path, hint: str | None = None) -> None:
-    """Raises `LaunchError`."""
+    """Create a folder. Raise `LaunchError` if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -45,10 +45,11 @@ ENGINES: Final[MutableMapping[str, type[Engine]]] = _Registry(
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """Makes engines for a caller. pools: those of the configuration by name, for what their engines need to know."""
+    """Makes engines for a caller."""
 
     environ: Mapping[str, str]
     pools: Mapping[str, Pool] = field(default_factory=dict)
+    """The configured pools by name, for the settings of their engines."""
 
     def make(self, name: str, pool: str | None = None) -> Engine | None:
         """None if there is no such engine. pool: the one that the job runs in; a pool that isn't configured here, or
@@ -82,11 +83,12 @@ _PLAIN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """note: what to tell the user once about the choice, if it may surprise."""
+    """The engine of a run."""
 
     engine: Engine
     facts: Facts
     note: str | None = None
+    """A remark for the user if the choice may be surprising."""
 
 
 def choose(

@@ -15,16 +15,16 @@ from dsv.values.names import DatasetName, Rev, Target
 
 
 class StoreAccess(msgspec.Struct, frozen=True):
-    """settings: a configuration file that names the store as it is named here, empty if it has no name.
-
-    certificates: the authorities to trust, as PEM. folders: those that the store itself is in. profile: the key of the
-    setting that takes the credentials from a profile, which no other machine has; None if nothing does.
-    """
+    """The data with which another machine can reach the store."""
 
     settings: str = ""
+    """A configuration file that names the store as here; empty if it has no name."""
     certificates: str = ""
+    """The authorities to trust, as PEM."""
     folders: tuple[str, ...] = ()
+    """The folders of a store in the file system."""
     profile: str | None = None
+    """The key of the setting that names a profile of credentials, which other machines lack; None without one."""
 
 
 NO_ACCESS: Final = StoreAccess()
@@ -83,30 +83,35 @@ class OrderedData(msgspec.Struct, frozen=True, kw_only=True):
     """The path that the command sees, if it is not the one in the cache: in a container for instance."""
 
     def target(self) -> Target:
-        """Raises `UsageError`."""
+        """Return the data's target. Raise `UsageError` if a part of it is invalid."""
         path = None if self.path is None else self.path.encode("utf-8", "surrogateescape")
         return Target(DatasetName.parse(self.dataset), Rev(str(CommitId.parse(self.commit))), path)
 
 
 class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """data: the target first. code: the commit of the code, if it was committed. out: the output folder, None for one
-    that dsv makes on the node; out_at: where the command sees it. nodes: how many there are. retries: how many more
-    attempts there may be, for whoever has to know whether the run is over. log: whether what it writes is kept.
-    keep_output: whether the output is committed into the store when the run is over; author: who signs that commit.
-    """
+    """The instructions for dsv on the nodes of a run."""
 
     version: int = _VERSION
     run: str
     data: tuple[OrderedData, ...]
+    """The target of the run comes first."""
     code: OrderedData | None = None
+    """The commit of the code, if it was committed."""
     out: str | None = None
+    """The output folder; None if dsv makes one on the node."""
     out_at: str | None = None
+    """The path of the output folder for the command."""
     params: dict[str, Json] = {}
     nodes: int = 1
+    """The number of nodes."""
     retries: int = 0
+    """The number of further attempts, to tell whether the run is over."""
     log: bool = True
+    """Keep the output of the command."""
     keep_output: bool = False
+    """Commit the output folder into the store when the run is over."""
     author: str | None = None
+    """The author of that commit."""
 
     def encode(self) -> bytes:
         """Return a JSON object in one line."""
@@ -119,7 +124,7 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, data: bytes, subject: str) -> NodeOrder:
-        """Raises `IntegrityError`, or `Unsupported` for a newer version. subject: where it came from."""
+        """Decode the order that came from `subject`. Raise `IntegrityError`, or `Unsupported` for a newer version."""
         try:
             order = _DECODER.decode(data)
             RunId.parse(order.run)

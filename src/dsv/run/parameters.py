@@ -35,7 +35,7 @@ class SweepId(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `UsageError`."""
+        """Parse the id of a sweep. Raise `UsageError` if it is invalid."""
         if _SWEEP_ID.fullmatch(text) is None:
             raise UsageError(f"{text!r} is not the id of a sweep", subject=text, hint="dsv runs lists them")
         return cls(text)

@@ -57,7 +57,7 @@ class Launch:
         elsewhere: tuple[str, ...] = (),
         access: StoreAccess = NO_ACCESS,
     ) -> Launch:
-        """Raises `UsageError`."""
+        """Make the launch of a run. Raise `UsageError` if the spec does not fit the place."""
         own = place.folder(staged[""].dataset, run)
         return cls(
             spec=spec,

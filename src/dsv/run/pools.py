@@ -44,15 +44,17 @@ class PoolFacts:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """begins: whether the job can begin there now; otherwise it waits there. passed_over: the pools that come before
-    in the order, with the reason for each. then: where it may go if it doesn't begin there: those that can ever run it.
-    reason: why it can't begin now."""
+    """The pool chosen for a run."""
 
     pool: str
     begins: bool
+    """The job can begin there now; otherwise it waits there."""
     passed_over: tuple[PassedOver, ...] = ()
+    """The pools before it in the order, with reasons."""
     then: tuple[str, ...] = ()
+    """Other pools that can run the job, to try if it doesn't begin in time."""
     reason: str | None = None
+    """The reason why it can't begin now."""
 
 
 _NOT_CACHED: Final = "it can begin as well, and doesn't have the data cached"
@@ -149,7 +151,7 @@ _LONGEST_PAUSE: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """The job doesn't wait at this pool any more, and will never begin there. reason: what for it was left."""
+    """A job that no longer waits at a pool, and will never begin there."""
 
     reason: str
 
@@ -220,11 +222,12 @@ _WAITING: Final = (RunState.SUBMITTED, RunState.QUEUED)
 
 @dataclass(slots=True)
 class Patience:
-    """With one job at one pool. seconds: how long it may wait there before it begins; None for as long as it takes, as
-    there is no other pool. reason: why it could not begin at once."""
+    """The time that a job may wait at a pool."""
 
     seconds: float | None = None
+    """None without a limit, as no other pool can run the job."""
     reason: str = "it did not begin"
+    """The reason why it could not begin at once."""
     _left: GaveUp | None = None
     # Whether it was to be taken back, and the engine has not said what came of that.
     _unanswered: bool = False

@@ -67,7 +67,7 @@ class Filter:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `UsageError`."""
+        """Parse a filter such as `params.lr<0.1`. Raise `UsageError` if it is invalid."""
         found = _FILTER.fullmatch(text)
         if found is None:
             raise UsageError(

@@ -32,7 +32,7 @@ _INEXACT_MS: Final = 2000
 
 
 class EndCause(StrEnum):
-    """Why a job ended. There is no other cause: an engine says the one that fits best, and the rest in `error`."""
+    """The cause of a job's end. An engine gives the one that fits best, and details in `error`."""
 
     EXITED = "exited"
     """The command ended by itself: its exit code says how, and `exit_signal` if a signal did it."""
@@ -67,22 +67,23 @@ class EndCause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPart:
-    """One node in one attempt. A run on one machine has one part for each attempt.
-
-    node: its number from 0; attempt: from 1; host: what the node is called; end: None while it goes on; error: what
-    else is to be said of the end, in the engine's words.
-    """
+    """One node in one attempt. A run on one machine has one part for each attempt."""
 
     node: Int = 0
+    """Counts from 0."""
     attempt: Int = 1
+    """Counts from 1."""
     host: str | None = None
+    """The name of the node."""
     started_ms: Int | None = None
     ended_ms: Int | None = None
     end: EndCause | None = None
+    """None while the part runs."""
     exit_code: Int | None = None
     exit_signal: str | None = None
     cancelled_by: str | None = None
     error: str | None = None
+    """Details of the end, in the engine's words."""
     cache_hit: bool | None = None
     stage_seconds: float | None = None
     stage_bytes: Int | None = None
@@ -133,7 +134,7 @@ def on_one_clock(
 
 
 def ended_at(parts: Iterable[RunPart]) -> int | None:
-    """When a job ended, if each node of the last attempt tells that."""
+    """Return the time at which a job ended, if each node of the last attempt reports it."""
     found = list(parts)
     last = max((each.attempt for each in found), default=0)
     if not found or any(each.ended_ms is None for each in found if each.attempt == last):
@@ -203,7 +204,7 @@ class RunId(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `UsageError`."""
+        """Parse the id of a run. Raise `UsageError` if it is invalid."""
         if _RUN_ID.fullmatch(text) is None:
             raise UsageError(f"{text!r} is no id of a run", subject=text, hint="dsv runs lists them")
         return cls(text)
@@ -249,37 +250,43 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """One commit that a run saw. name: of `--data`, empty for the target itself; path: what of the commit."""
+    """One commit that a run saw."""
 
     name: str
+    """The name given with `--data`; empty for the target of the run."""
     dataset: DatasetName
     commit: CommitId
     path: str | None = None
+    """The part of the commit that the run saw."""
     files: Int = 0
     bytes: Int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CodeState:
-    """The folder given as `--code`. commit: git's, if it has one; dirty: changed since, or untracked. tree: the commit
-    of the store that has the code as the run saw it, in the dataset of the run; None if it was not committed."""
+    """The folder given as `--code`."""
 
     path: str
     commit: str | None = None
+    """The commit of git."""
     dirty: bool | None = None
+    """The folder has changes since, or untracked files."""
     tree: str | None = None
+    """The commit of the store with the code, in the dataset of the run; None if it was not committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutput:
-    """The output of a run that was to be kept in the store. tree: the commit that has it, in the dataset of the run;
-    None if it could not be kept, for the reason in error. left_out: what no commit can hold, each with why."""
+    """The output folder of a run that was to be committed into the store."""
 
     tree: str | None = None
+    """The commit with the output, in the dataset of the run; None if the commit failed."""
     files: Int = 0
     bytes: Int = 0
     left_out: tuple[str, ...] = ()
+    """Paths that a commit can't hold, with reasons."""
     error: str | None = None
+    """The reason why the commit failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,14 +300,12 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The resources that a job used, as far as they could be measured.
-
-    peak_memory_bytes: the most of samples twice a second, page cache and mapped files not counted; None where
-    it was over too soon. cpu_seconds: user and system, of all its processes.
-    """
+    """The resources that a job used, as far as they could be measured."""
 
     peak_memory_bytes: Int | None = None
+    """The maximum of two samples per second, without page cache and mapped files. None if the job was too short."""
     cpu_seconds: float | None = None
+    """User and system time of all its processes."""
     gpus: tuple[GpuUse, ...] = ()
 
 
@@ -315,16 +320,15 @@ def joint_usage(of_nodes: Iterable[Usage]) -> Usage | None:
 
 @dataclass(frozen=True, slots=True)
 class JobRef:
-    """A job as its engine knows it: enough to find it again from another process, later.
-
-    run: the id of its run. where: which daemon, kernel or cluster holds it. id: the engine's own: of a container, of
-    a batch job; of a process its number and its start.
-    """
+    """A reference by which another process can find a job in its engine later."""
 
     engine: str
     run: str
+    """The id of the run."""
     where: str
+    """The daemon, kernel or cluster that holds the job."""
     id: str
+    """The engine's id of the container or batch job; of a process its pid and start."""
 
     def encode(self) -> bytes:
         """A JSON object."""
@@ -332,7 +336,7 @@ class JobRef:
 
     @classmethod
     def decode(cls, data: bytes) -> JobRef:
-        """Raises `IntegrityError`."""
+        """Decode a reference. Raise `IntegrityError` if it is damaged."""
         try:
             return _JOB.decode(data)
         except msgspec.DecodeError as error:
@@ -344,22 +348,17 @@ _JOB = msgspec.json.Decoder(JobRef)
 
 @dataclass(frozen=True, slots=True)
 class LogInfo:
-    """bytes: what the job wrote; kept_bytes: what is kept of it, its head and its tail."""
+    """The size of a job's output."""
 
     bytes: Int
+    """All that the job wrote."""
     kept_bytes: Int
+    """The beginning and end that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run. Times are milliseconds since 1970 by the clock of `host`.
-
-    command, engine_args and argv are without secrets; env holds names only. exit_code is None while it runs. signal:
-    the first ending one that was passed on to the job. end, cancelled_by: of the part that decides; None while it
-    runs, and in records of versions that did not tell. parts: one for each node and attempt. pool: None if it ran here
-    without one; passed_over: the pools that it did not go to, or did not stay at, in that order; then: those that it
-    goes on to if it doesn't begin in time.
-    """
+    """One run. Times are milliseconds since 1970 by the clock of `host`."""
 
     run: RunId
     dataset: DatasetName
@@ -369,17 +368,22 @@ class RunRecord:
     state: RunState
     engine: str
     pool: str | None = None
+    """None if the run had no pool."""
     passed_over: tuple[PassedOver, ...] = ()
+    """Pools where the run did not begin, in order."""
     then: tuple[str, ...] = ()
+    """Pools to try next if the run doesn't begin in time."""
     engine_version: str | None = None
     job: JobRef | None = None
     image: str | None = None
     image_id: str | None = None
     image_digest: str | None = None
     command: tuple[str, ...] = ()
+    """Without secrets, as are `engine_args` and `argv`."""
     engine_args: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
+    """Names only."""
     params: dict[str, Json]
     gpus: str | None = None
     gpu_type: str | None = None
@@ -401,11 +405,15 @@ class RunRecord:
     started_ms: Int
     ended_ms: Int | None = None
     exit_code: Int | None = None
+    """None while the run goes on."""
     signal: str | None = None
+    """The first ending signal that was passed on to the job."""
     end: EndCause | None = None
+    """The end of the part that decides, as is `cancelled_by`. None while the run goes on, and in older records."""
     cancelled_by: str | None = None
     error: str | None = None
     parts: tuple[RunPart, ...] = ()
+    """One for each node and attempt."""
     cache_hit: bool = False
     stage_seconds: float = 0.0
     stage_bytes: Int = 0
@@ -439,7 +447,8 @@ class RunRecord:
 
     @classmethod
     def decode(cls, data: bytes, subject: str) -> RunRecord:
-        """Raises `IntegrityError`, or `Unsupported` for a newer version; `subject` is the key."""
+        """Decode the record stored at the key `subject`. Raise `IntegrityError`, or `Unsupported` for a newer
+        version."""
         try:
             record = msgspec.convert(_load(data, subject, "record"), cls, dec_hook=_convert)
             record.commits  # noqa: B018 (that they can be read)
@@ -528,7 +537,7 @@ def encode_part(part: RunPart, usage: Usage | None = None) -> bytes:
 
 
 def decode_part(data: bytes, subject: str) -> tuple[RunPart, Usage | None]:
-    """Raises `IntegrityError`, or `Unsupported` for a newer version; `subject` is the key."""
+    """Decode the part stored at the key `subject`. Raise `IntegrityError`, or `Unsupported` for a newer version."""
     document = _load(data, subject, "part")
     try:
         part = msgspec.convert(document, RunPart)

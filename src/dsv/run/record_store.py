@@ -191,7 +191,7 @@ class Spool:
         self._folder = folder / str(store)
 
     def keep(self, dataset: DatasetName, run: RunId, part: str, data: bytes) -> Path:
-        """Stores a part durably, for its owner's eyes only. Raises `OSError`."""
+        """Store a part durably, readable by its owner only. Raise `OSError` if that fails."""
         folder = self._folder / dataset.component
         made = [one for one in (folder, *folder.parents) if not one.exists()]
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

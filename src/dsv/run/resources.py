@@ -23,22 +23,24 @@ _TOPOLOGY = re.compile(r"[1-9][0-9]{0,3}(?:x[1-9][0-9]{0,3}){1,2}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """The resources that one run asks for. All but `nodes`, `tpu`, `retries` are for each node.
-
-    gpus: how many, `ALL_GPUS`, or None. gpu_type: a part of the model's name, such as A100. tpu: a slice such as
-    v5e-8, and tpu_topology its shape such as 2x4. cpus: may be a fraction. time_seconds: how long one attempt may
-    last. retries: how many more attempts there are after one that failed.
-    """
+    """The resources that one run requests, for each node except `tpu`, `nodes` and `retries`."""
 
     gpus: int | None = None
+    """A number, `ALL_GPUS` or None."""
     gpu_type: str | None = None
+    """A part of the model's name, such as A100."""
     tpu: str | None = None
+    """A slice such as v5e-8."""
     tpu_topology: str | None = None
+    """The shape of the slice, such as 2x4."""
     cpus: float | None = None
+    """May be a fraction."""
     memory_bytes: int | None = None
     time_seconds: int | None = None
+    """The limit for one attempt."""
     nodes: int = 1
     retries: int = 0
+    """The number of attempts after failed ones."""
 
 
 def parse_gpus(text: str) -> int:
@@ -163,20 +165,20 @@ class NodeRoom:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The machines of an engine, as far as they matter to a certain job.
-
-    nodes: those that such a job may run on at all. waiting: jobs in the queue; None if the engine doesn't say. grows:
-    the cluster adds machines on demand, so that none being there now means waiting, and not never. never: why this job
-    can never run there; not_now: why it can't begin now though there is room, such as a quota. Both in the engine's
-    words, and both may be None. unseen: what the caller may not see, so that less is known of it, with the reason.
-    """
+    """The machines of an engine, as far as they matter to one job."""
 
     nodes: tuple[NodeRoom, ...] = ()
+    """The nodes that can run the job at all."""
     waiting: int | None = None
+    """Jobs in the queue; None if the engine doesn't report it."""
     grows: bool = False
+    """The cluster adds machines on demand, so a job can wait for machines that don't exist yet."""
     never: str | None = None
+    """The reason why the job can never run there, in the engine's words."""
     not_now: str | None = None
+    """The reason why the job can't begin now although there is room, such as a quota, in the engine's words."""
     unseen: tuple[str, ...] = ()
+    """Information that the caller has no permission to see, with reasons."""
 
     def gpus(self) -> tuple[GpuCount, ...]:
         """Add up the GPUs of all nodes, by kind."""
@@ -195,10 +197,12 @@ def counted(counts: Iterable[GpuCount]) -> tuple[GpuCount, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The answer whether a job can begin. never, not_now: why it never can, or can't now; None and None if it can."""
+    """The answer whether a job can begin. Both fields are None if it can."""
 
     never: str | None = None
+    """The reason why it never can."""
     not_now: str | None = None
+    """The reason why it can't now."""
 
 
 def fit(wanted: Resources, capacity: Capacity) -> Fit:

@@ -43,32 +43,35 @@ _ENV_NAME = re.compile(r"[^=\s\0]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec(Task):
-    """One run to be made. Paths are relative to the caller's working directory.
-
-    data: further targets by the name below `/data`. env: names and values; no record shows the values. params:
-    JSON values. out: None for a folder of the run's own among the user's state. log: whether the output of the
-    job is kept. pool: where it runs, which was chosen before; passed_over: where it doesn't; then: where it goes on to
-    if it doesn't begin in time. recorded_code: the code of a run that is repeated, which is in the store. keep_output:
-    whether the output is committed into the store when the job has ended. sweep: which run of which sweep it is. pins:
-    the commits that the targets meant, as they are written, when the sweep was started.
-    """
+    """The specification of a run. Paths are relative to the caller's working directory."""
 
     target: Target
     data: Mapping[str, Target] = field(default_factory=dict)
+    """Further targets by their names below `/data`."""
     engine: str | None = None
     code: Path | None = None
     out: Path | None = None
+    """None for a folder in the user's state directory."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Names and values. Records never have the values."""
     params: Mapping[str, Json] = field(default_factory=dict)
     name: str | None = None
     pool: Pool | None = None
+    """The pool that was chosen."""
     passed_over: tuple[PassedOver, ...] = ()
+    """The pools that were not chosen."""
     then: tuple[str, ...] = ()
+    """The pools to try next if the run doesn't begin in time."""
     recorded_code: CodeState | None = None
+    """The code of a repeated run, which the store has."""
     keep_output: bool = False
+    """Commit the output folder into the store when the job has ended."""
     sweep: SweepSeat | None = None
+    """The run's position in a sweep."""
     pins: Mapping[str, str] = field(default_factory=dict)
+    """The commits of the targets when the sweep started, by the targets' text."""
     log: bool = True
+    """Keep the output of the job."""
     again_of: RunId | None = None
 
 
@@ -192,21 +195,22 @@ def _as_it_is(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of `dsv run`, or one setting of a pool about its runs.
-
-    flag: how it is typed, or the key in the pool's table. field: of `JobSpec`. parse: makes the value of that field
-    from what was typed. record: the field of `RunRecord` that holds the value, which `write` makes of it and `read`
-    makes into it again; None if it is recorded in another way, or not at all. anew: whether `--again` takes another
-    value.
-    """
+    """An option of `dsv run`, or a pool's setting for its runs."""
 
     flag: str
+    """The option as typed, or the key in the pool's table."""
     field: str
+    """The field of `JobSpec`."""
     parse: Callable[[Any], Any] = _as_it_is
+    """Convert the typed text to the value of the field."""
     record: str | None = None
+    """The field of `RunRecord` with the value; None if it is recorded in another way, or not at all."""
     write: Callable[[Any], Any] = _as_it_is
+    """Convert the value for the record."""
     read: Callable[[Any], Any] = _as_it_is
+    """Convert the recorded value back."""
     anew: bool = False
+    """`--again` accepts another value."""
 
 
 OPTIONS: Final = (
@@ -286,10 +290,11 @@ def restored(record: RunRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The spec that repeats a run; cannot: what will differ, or may, a sentence each."""
+    """The spec that repeats a run."""
 
     spec: JobSpec
     cannot: tuple[str, ...]
+    """Differences from the first run, certain or possible, in a sentence each."""
 
 
 def again(

@@ -28,7 +28,7 @@ _AWAY = 5.0
 
 
 class Started(Protocol):
-    """The process of a run. said: why it has no run, if it could not be started."""
+    """The process of a run. If the run could not be started, `said` has the reason."""
 
     @property
     def run(self) -> RunId | None: ...

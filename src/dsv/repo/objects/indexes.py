@@ -30,11 +30,14 @@ _NUMBERS = 3
 
 
 class ListedIndexes(msgspec.Struct, frozen=True):
-    """sizes: bytes of each index file. filtered: those that have a filter. records: keys of merges, by number."""
+    """The index files in a listing of the store."""
 
     sizes: dict[IndexId, int]
+    """Bytes of each index file."""
     filtered: frozenset[IndexId]
+    """Index files with a filter."""
     records: dict[int, tuple[str, ...]]
+    """Keys of merge records, by number."""
     standing: Standing
 
 

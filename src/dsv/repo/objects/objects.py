@@ -83,10 +83,11 @@ _CHECKED_MAX = 1 << 14
 
 
 class SegmentDecoder:
-    """Decodes the segments of one store. paths: splits the columns that were met last."""
+    """Decodes the segments of one store."""
 
     def __init__(self) -> None:
         self.paths = PathColumns()
+        """Splits the path columns, and remembers the last ones."""
         self._in_use: WeakValueDictionary[SegmentId, Segment] = WeakValueDictionary()
         self._checked: set[SegmentId] = set()
 
@@ -150,11 +151,12 @@ Named = TypeVar("Named", bound=Id)
 
 
 class Objects:
-    """Everything that has an id, on one store. threads: that read from it; who opened the store closes them."""
+    """All objects with an id in one store."""
 
     def __init__(self, store: Store, metadata: MetadataCache, answers: Answers | None = None) -> None:
         self.store = store
         self.threads = ReadThreads()
+        """Threads that read from the store. Whoever opened the store closes them."""
         self._answers = answers
         self.indexes = Indexes(store, metadata)
         self.packs = Packs(store, self.indexes, metadata)

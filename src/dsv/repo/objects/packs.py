@@ -1,5 +1,5 @@
-"""Which packs and objects of the store may be relied on. An index says where an object was put, and not that its pack
-is still there, nor that its bytes are still right.
+"""Packs and objects that can be relied on. An index entry does not prove that its pack still exists, nor that the
+pack's bytes are intact.
 
 What a read finds lost or damaged is noted beside the local copies of metadata, and counts as absent from then on.
 

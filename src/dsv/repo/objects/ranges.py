@@ -121,10 +121,7 @@ class ReadThreads:
 
 
 class RangeReader:
-    """Fetches spans with several connections, and with a weight of about `budget` bytes in memory.
-
-    fetched_bytes: what was read so far, with the gaps between wanted things.
-    """
+    """Fetches spans over several connections, with about `budget` bytes in memory."""
 
     def __init__(
         self, store: Store, threads: ReadThreads, *, connections: int = 8, budget: int = 64 << 20
@@ -134,6 +131,7 @@ class RangeReader:
         self._connections = connections
         self._budget = budget
         self.fetched_bytes = 0
+        """Includes gaps between the wanted spans."""
 
     def read(self, wanted: Iterable[Span[Item]]) -> Iterator[tuple[Location, Item, memoryview | None]]:
         """Yield each thing in its turn, with the bytes that were stored of it (its locator's too), or None where the

@@ -1,4 +1,4 @@
-"""What large files have in common, by their recipes alone."""
+"""The chunks that large files share, found by their recipes alone."""
 
 from __future__ import annotations
 

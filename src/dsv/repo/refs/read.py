@@ -58,15 +58,16 @@ _PASSED = 1000
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A branch's newest move by a listing, which may lag behind. None: it has none. ordered: how it was listed.
-
-    alone: the listing does not have the move before it. rule: the number of the branch's newest rule, if it has one.
-    """
+    """A branch's newest move in a listing, which may lag behind."""
 
     number: int | None
+    """None without a move."""
     ordered: bool
+    """The listing was in the order of keys."""
     alone: bool = False
+    """The listing lacks the move before it."""
     rule: int | None = None
+    """The number of the branch's newest rule, if it has one."""
 
 
 def latest(listed: Iterable[str], ordered: bool) -> Listed:

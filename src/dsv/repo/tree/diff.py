@@ -36,15 +36,13 @@ class What(enum.Enum):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A path on two sides. A side that does not have it is None.
-
-    location: where the content of `after` lies, if that is known.
-    """
+    """A path on two sides; None where it does not exist."""
 
     path: bytes
     before: Entry | None
     after: Entry | None
     location: Location | None = None
+    """The place of the content of `after`, if known."""
 
 
 def difference(before: Entry | None, after: Entry | None) -> What | None:
@@ -136,13 +134,13 @@ def find_entries(tree: TreeReader | None, paths: Iterable[bytes]) -> dict[bytes,
 
 
 class _Side:
-    """One of two trees, of which what both have is left out, level by level. level: of the nodes in `parts`; 0 once
-    they are segments."""
+    """One of two trees, without the parts that both have."""
 
     def __init__(self, tree: TreeReader | None, scope: Scope) -> None:
         self._tree = tree
         self._scope = scope
         self.level = 0 if tree is None else tree.commit.level - 1
+        """The level of the nodes in `parts`; 0 once they are segments."""
         self.parts: list[Leaf] = []
 
     def begin(self) -> None:

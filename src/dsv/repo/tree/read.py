@@ -31,14 +31,13 @@ if TYPE_CHECKING:
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A segment or node as its parent node names it, and where it lies by a locator.
-
-    before: the last path in front of it; None at the beginning of the tree, or if it is not known.
-    """
+    """A node or segment as listed in its parent node."""
 
     child: Child
     where: Location | None
+    """The place according to a locator."""
     before: bytes | None = None
+    """The path before its first one; None at the beginning of the tree, or if unknown."""
 
 
 class Leaf(Part, frozen=True):
@@ -303,16 +302,15 @@ class TreeReader:
 
 
 class Found(NamedTuple):
-    """The entry of a tree at a path, and around it.
-
-    entry, location: at the path itself. above: the entry that the path lies below, which then is no folder.
-    below: whether something lies below the path, which makes it a folder.
-    """
+    """The result of looking up a path in a tree."""
 
     entry: Entry | None = None
+    """The entry at the path; `location` is its place."""
     location: Location | None = None
     above: Entry | None = None
+    """The entry of a parent path, which then is not a folder."""
     below: bool = False
+    """There are entries below the path, so it is a folder."""
 
 
 NOTHING = Found()
@@ -362,11 +360,12 @@ def _find(tree: TreeReader | None, segment: _Rows, path: bytes, before: bytes | 
 
 
 class Reached(NamedTuple):
-    """An object that something refers to. location: where a locator says that it lies, if one does."""
+    """An object that another one refers to."""
 
     kind: ObjectKind
     id: Id
     location: Location | None
+    """The place according to a locator, if known."""
 
 
 def reach_tree(tree: TreeReader) -> Iterator[Reached]:

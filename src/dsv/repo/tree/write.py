@@ -59,18 +59,20 @@ class TreeSink(Protocol):
 
 
 class Made(NamedTuple):
-    """A segment or node of the new tree, and where it lies. kept: it is one of the base, which was not opened."""
+    """A node or segment of the new tree, and its place."""
 
     child: Child
     where: Location
     kept: bool = False
+    """It is one of the base, which was not opened."""
 
 
 class _Level:
-    """The segments or nodes of one level that wait for the node above them. count: all of this level so far."""
+    """The nodes or segments of one level that wait for the node above them."""
 
     def __init__(self, level: int) -> None:
         self.count = 0
+        """All of this level so far."""
         self.cutter = Cutter(level + 1)
         self.waiting: list[Made] = []
 
@@ -189,10 +191,7 @@ class TreeChange(NamedTuple):
 
 
 class WrittenTree(msgspec.Struct, frozen=True):
-    """The root of a tree that is written, its totals, and the commit's locator (None: it would be too large).
-
-    links_moved: whether any symlink came, changed or went.
-    """
+    """The root and the totals of a tree that was written."""
 
     root: NodeId
     level: int
@@ -200,7 +199,9 @@ class WrittenTree(msgspec.Struct, frozen=True):
     files: int
     bytes: int
     locator: Locator | None
+    """The commit's locator; None if it would be too large."""
     links_moved: bool = False
+    """A symlink was added, changed or removed."""
 
 
 class TreeWriter:

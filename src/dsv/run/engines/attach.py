@@ -101,12 +101,7 @@ _PAUSES: Final = (2.0, 15.0)
 
 
 class Foreground:
-    """A `Handle` from the moment in which a job is submitted: its engine may take long to take it.
-
-    known: writes the reference down. The job begins only after that, so that whoever is killed in between leaves
-    either nothing that runs or something that can be found. What it raises ends the job, and is raised by `check`.
-    waits: told why the engine has no place for the job yet; whether it is to be asked again after a pause.
-    """
+    """A `Handle` of a job from its submission on, as an engine may take long to accept a job."""
 
     def __init__(
         self,
@@ -117,6 +112,9 @@ class Foreground:
         known: Callable[[JobRef], None],
         waits: Callable[[str], bool] = lambda reason: False,
     ) -> None:
+        """`known` stores the reference of the job before the job begins, so that it can be found if this process is
+        killed. An error of `known` ends the job, and `check` raises it. `waits` gets the reason why the engine has no
+        place for the job yet, and returns whether to ask again after a pause."""
         self._engine = engine
         self._output = output
         self._on_end = on_end

@@ -44,50 +44,56 @@ NO_OPTIONS: Final[Mapping[str, Json]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A folder of this machine as the job sees it. target: absolute, inside a container."""
+    """A folder of this machine as the job sees it."""
 
     source: Path
     target: str
+    """An absolute path inside a container."""
     writable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(Resources):
-    """The options of a run that an engine carries out as they are.
-
-    shm_bytes: None for half of the memory that the job may use; engine_args: further options of the engine's own;
-    forward: whether dsv in a cluster gets the caller's credentials for the store.
-    """
+    """The options of a run that an engine gets unchanged."""
 
     command: tuple[str, ...] = ()
     image: str | None = None
     shm_bytes: int | None = None
+    """None for half of the job's memory."""
     engine_args: tuple[str, ...] = ()
+    """Further options of the engine itself."""
     forward: bool = False
+    """Pass the caller's credentials for the store to dsv in the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Task):
-    """One job, in terms that fit every engine.
+    """One job, in terms common to all engines.
 
-    run: the id of the run, a label; name: of the container; env: added to what the engine gives every job; workdir: as
-    the job sees it, None for the engine's own; scratch: an empty folder of this run, for the engine's files. Of an
-    engine that queues, which stages no data before it has room: hold: the arguments of the dsv with which a machine
-    makes sure of the data, and holds it while the command runs that is added to them; close: those with which it
-    completes the record of the run once the command has ended; order: what they read from stdin; access: how
-    that dsv reaches the store, if it has no configuration of its own there.
+    `hold`, `close`, `order` and `access` are for engines with a queue, whose machines stage the data when there is
+    room.
     """
 
     run: str
+    """The id of the run."""
     name: str
+    """The name of the container."""
     mounts: tuple[Mount, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Added to the variables that the engine sets for every job."""
     workdir: str | None = None
+    """As the job sees it; None for the engine's default."""
     scratch: Path
+    """An empty folder of this run for the engine's files."""
     hold: tuple[str, ...] = ()
+    """The arguments of dsv on the node. It stages the data, and holds leases while it runs the command, which is
+    appended."""
     close: tuple[str, ...] = ()
+    """The arguments of dsv to complete the record of the run after the command."""
     order: str = ""
+    """The standard input of both."""
     access: StoreAccess = NO_ACCESS
+    """The access to the store for dsv on a node without a configuration for it."""
 
     @classmethod
     def of(cls, task: Task, **more: Any) -> Job:
@@ -97,33 +103,34 @@ class Job(Task):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts about a machine and the engine on it that planning needs.
-
-    where: which daemon, kernel or cluster would hold the job, as in a `JobRef`; rootless: the engine runs as the
-    caller; remapped: root in its containers is nobody outside; init: the options that put an init process into a
-    container, none if there is no such program; keep_groups: whether the caller's supplementary groups can be passed
-    on by that name; gpu_labels: the labels, with their values, that tell which GPUs the nodes of a cluster have;
-    hosts: commits, each with a node that had it lately in a cache of its own.
-    """
+    """The facts about a machine and its engine that planning needs."""
 
     machine: Machine
     where: str = ""
+    """The daemon, kernel or cluster that would hold the job, as in a `JobRef`."""
     version: str | None = None
     rootless: bool = False
+    """The engine runs as the caller."""
     remapped: bool = False
+    """Root in its containers is an unprivileged user outside."""
     init: tuple[str, ...] = ()
+    """The options for an init process in a container; empty if it can't provide one."""
     keep_groups: bool = False
+    """The engine can pass on the caller's supplementary groups with `keep-groups`."""
     gpu_labels: tuple[tuple[str, str], ...] = ()
+    """The labels, with their values, that show which GPUs the nodes of a cluster have."""
     hosts: tuple[tuple[str, str], ...] = ()
+    """Commits, each with a node that recently had it in its own cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoEngine:
-    """Why an engine can't be used here: half a sentence. error: the same, if more is known than that it doesn't
-    answer: what to do about it."""
+    """An engine that can't be used here."""
 
     reason: str
+    """Half a sentence."""
     error: DsvError | None = None
+    """The same with a hint, unless the engine just doesn't answer."""
 
     @classmethod
     def of(cls, error: DsvError) -> NoEngine:
@@ -144,26 +151,28 @@ class PrivateFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The plan of a job. `env` is added to the caller's environment: values are there, never in argv.
-
-    argv: one command line that does the same when a person types it; script: the batch script or the manifest that a
-    cluster gets, complete, so that a person can submit it without dsv; where: as in `Facts`; memory_bytes, cpus: what
-    the engine keeps a plain process to, the latter by their numbers; notes: what a person should know before it starts.
-    """
+    """The plan of a job."""
 
     engine: str
     run: str
     where: str = ""
+    """As in `Facts`."""
     argv: tuple[str, ...]
+    """An equivalent command line for a person to type, without the values of `env`."""
     env: Mapping[str, str] = field(repr=False)
+    """Added to the caller's environment."""
     cwd: Path | None = None
     files: tuple[PrivateFile, ...] = ()
     image: str | None = None
     shm_bytes: int | None = None
     memory_bytes: int | None = None
+    """The limit that the engine sets for a plain process."""
     cpus: tuple[int, ...] = ()
+    """The numbers of the processors for a plain process."""
     script: str | None = None
+    """The complete batch script or manifest for a cluster, which a person can submit without dsv."""
     notes: tuple[str, ...] = ()
+    """Remarks for the user before the start."""
 
     def text(self) -> str:
         """Return the script, else the command line, quoted for a shell."""
@@ -172,38 +181,43 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class ImageIdentity:
-    """Which image it was. id: the engine's own; digest: `NAME@sha256:…`, if a registry knows it by one."""
+    """The identity of the image that a job used."""
 
     id: str
+    """The engine's own id."""
     digest: str | None = None
+    """`NAME@sha256:…`, if a registry has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The end of a job. exit_code: the command's own, 128 + n after signal n; 125 to 127 if it never began.
-
-    reason: for people, if the exit code alone doesn't say it; hint: what they can do about it. cause: why it ended,
-    if the engine knows of another cause than the command itself. seen: False if nobody knows how it ended, nor even
-    whether it did, because the engine doesn't tell any more. stopped: who asked dsv on any machine to end it.
-    taken: False if the engine did not take the job at all. parts: of each node and attempt, if the engine saw to
-    them itself. may_live: it could not be ended, so it may still begin or run. metrics: what it left in
-    `metrics.json`, of an engine whose folders can't be seen here. signal: the first ending one that dsv passed on.
-    """
+    """The end of a job."""
 
     exit_code: int
+    """The command's; 128 + n after signal n; 125 to 127 if it never began."""
     launched: bool
     seen: bool = True
+    """False if the engine no longer knows how, or whether, the job ended."""
     taken: bool = True
+    """False if the engine did not accept the job."""
     reason: str | None = None
+    """For people, if the exit code alone doesn't say it."""
     hint: str | None = None
+    """Advice for `reason`."""
     cause: EndCause | None = None
+    """A cause other than the command itself, if the engine knows one."""
     stopped: str | None = None
+    """The user who asked dsv, on any machine, to end it."""
     image: ImageIdentity | None = None
     usage: Usage | None = None
     parts: tuple[RunPart, ...] = ()
+    """One for each node and attempt, if the engine manages them itself."""
     may_live: bool = False
+    """The job could not be ended, so it may still begin or run."""
     metrics: bytes | None = None
+    """The content of `metrics.json`, if the engine's folders can't be read here."""
     signal: int | None = None
+    """The first ending signal that dsv passed on."""
 
 
 class ImageNotPulled(LaunchError):
@@ -216,19 +230,19 @@ class NoPlaceYet(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """The state of a job, as its engine tells it.
-
-    state: `SUBMITTED` (it has not begun), `QUEUED`, `RUNNING`, `ENDED`, `NOT_LAUNCHED`, or `CUT_OFF` if the engine has
-    no such job any more. exit_code: of a job that has ended, if the engine knows it.
-    ended: how it did, of an engine that holds its jobs itself and so can tell that later. quiet_for: for how many
-    seconds a job that is over has written nothing; None if this machine doesn't see what is left. reason: why it waits.
-    """
+    """The state of a job according to its engine."""
 
     state: RunState
+    """`SUBMITTED` (not begun), `QUEUED`, `RUNNING`, `ENDED`, `NOT_LAUNCHED`, or `CUT_OFF` if the engine no longer has
+    the job."""
     exit_code: int | None = None
+    """Of a job that has ended, if the engine knows it."""
     ended: Ended | None = field(default=None, compare=False)
+    """The end of the job, if the engine keeps it."""
     quiet_for: float | None = field(default=None, compare=False)
+    """Seconds since a job that is over last wrote something; None if this machine can't see its files."""
     reason: str | None = field(default=None, compare=False)
+    """The reason why it waits."""
 
     @property
     def lives(self) -> bool:

@@ -159,7 +159,7 @@ class _Sum:
 
 
 class GpuWatch:
-    """Samples the GPUs every ten seconds, if there are any. names: indices or UUIDs, None for all."""
+    """Samples the GPUs with these indices or UUIDs (None: all) every ten seconds."""
 
     def __init__(self, names: tuple[str, ...] | None = None, interval: float = INTERVAL) -> None:
         self._names = names

@@ -26,16 +26,17 @@ _END_OF_KEY = re.compile(rb"-----END [A-Z ]*PRIVATE KEY-----")
 
 @dataclass(frozen=True, slots=True)
 class KeptLog:
-    """data: at most the limit; total: bytes that the job wrote."""
+    """The kept part of a job's output."""
 
     data: bytes
     total: int
+    """Bytes that the job wrote."""
 
 
 class LogKeeper:
-    """Takes what a job writes, from several threads; keeps at most `limit` bytes of it (and of memory).
+    """Collects a job's output from several threads, and keeps at most `limit` bytes, in memory too.
 
-    live: is given all of it as well, in whole lines.
+    `live` gets the whole output as well, in whole lines.
     """
 
     def __init__(self, limit: int = LOG_LIMIT, live: Callable[[bytes], None] | None = None) -> None:
@@ -147,15 +148,15 @@ _CLIENTS_WORDS: Final = re.compile(
 
 
 class Rejoin:
-    """Compares the end of what was seen with the same place of the log, so that no byte is lost or shown twice.
+    """Compares the end of the output seen so far with the log, so that no byte is lost or shown twice.
 
-    count: bytes seen so far; tail: the last of them. They may end with a message of the program that delivered them,
-    which is not in the log. fits: False if the log is another one there, because its beginning was thrown away or
-    some of its bytes were replaced; then nothing of it is taken.
+    `count` is the number of bytes seen, and `tail` the last of them. They may end with a message of the program that
+    delivered them, which the log lacks.
     """
 
     def __init__(self, count: int, tail: bytes) -> None:
         self.fits = True
+        """False if the log's beginning was discarded or its bytes were replaced; then nothing of it is used."""
         self._skip = count - len(tail)
         self._tail = tail
         self._compared = b""
@@ -269,7 +270,7 @@ def read_live(path: Path, follow: Callable[[], bool] | None) -> Iterator[Iterato
 
 
 class _LiveParts:
-    """The part of a log that is read now. opened: closes it in the end."""
+    """The part of a log that is being read. `opened` closes it."""
 
     def __init__(self, path: Path, opened: ExitStack) -> None:
         self._path = path

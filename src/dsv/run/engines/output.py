@@ -30,7 +30,7 @@ got away from the job may hold it open, and go on writing."""
 
 
 class _Stream:
-    """One stream, read from one source after another. sink: a descriptor of the caller's, None to drop it."""
+    """One stream, read from one source after another. `sink` is the caller's descriptor; None discards the data."""
 
     def __init__(self, name: str, sink: int | None, log: LogKeeper | None) -> None:
         self.tail = b""
@@ -151,7 +151,7 @@ class _Stream:
 
 
 class Output:
-    """Where a job's stdout and stderr go. The descriptors stay the caller's."""
+    """The destinations of a job's stdout and stderr. Their descriptors stay open."""
 
     def __init__(self, stdout: int | None, stderr: int | None, log: LogKeeper | None = None) -> None:
         self._stdout = _Stream("stdout", stdout, log)

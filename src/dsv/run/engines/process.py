@@ -52,9 +52,9 @@ INTERVAL: Final = 0.5
 
 
 class SessionMemory:
-    """Samples twice a second, more often at first. session: the id of the session to watch.
+    """Samples the memory of a session's processes twice a second, more often at first.
 
-    exceeded: called by each sample that is above the limit.
+    `exceeded` is called for each sample above the limit.
     """
 
     def __init__(
@@ -133,12 +133,14 @@ _PAUSE: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A launcher that waits. order: where it is told what to become; problem: where it says why it could not."""
+    """A launcher process that waits for the command to run."""
 
     plan: Plan
     process: subprocess.Popen[bytes]
     order: int
+    """The pipe to the launcher, for the command."""
     problem: int
+    """The pipe from the launcher, for the reason of a failure."""
     guard: Guard
 
 

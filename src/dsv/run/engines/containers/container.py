@@ -274,7 +274,10 @@ _ROOT: Final = Path("/sys/fs/cgroup")
 
 
 class CgroupSampler:
-    """Samples twice a second. find_pid: finds the container's first process; None until it has started."""
+    """Samples a container's use of resources twice a second.
+
+    `find_pid` returns the container's first process; None until it has started.
+    """
 
     def __init__(
         self, find_pid: Callable[[], int | None], root: Path = _ROOT, proc: Path = Path("/proc")
@@ -383,7 +386,7 @@ _CODES = (
 
 
 class ContainerRun:
-    """A `Handle`. begin: whether the container has to be started, or has been."""
+    """A `Handle` of a container, which it starts if `begin` is set."""
 
     def __init__(
         self,

@@ -116,7 +116,7 @@ def read_exit_files(folder: Path) -> Left:
 
 
 def _last_written(folder: Path) -> int | None:
-    """When the job itself last wrote to its folder, in milliseconds."""
+    """Return the time, in milliseconds, at which the job itself last wrote to its folder."""
     found = [path for pattern in _WRITTEN for path in folder.glob(pattern)]
     with suppress(OSError):
         return max((path.lstat().st_mtime_ns // 1_000_000 for path in found), default=None)

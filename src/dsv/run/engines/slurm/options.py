@@ -21,15 +21,18 @@ _SBATCH: Final = ("partition", "account", "qos", "constraint", "reservation", "g
 
 @dataclass(frozen=True, slots=True)
 class SlurmOptions:
-    """sbatch: options of sbatch; container: what runs images on the nodes, None if nothing does; dsv: the program of
-    that name on the nodes; stage_seconds: what a job's time limit has room for besides the time of its command."""
+    """The settings of a Slurm pool."""
 
     sbatch: tuple[str, ...] = ()
+    """Options of sbatch."""
     container: str | None = None
+    """The program that runs images on the nodes, if there is one."""
     dsv: str = "dsv"
+    """The program on the nodes."""
     partition: str | None = None
     constraint: str | None = None
     stage_seconds: int = STAGE_SECONDS
+    """Added to the command's time to get the job's time limit."""
 
     @classmethod
     def read(cls, options: Mapping[str, Json], where: str = "slurm") -> Self:

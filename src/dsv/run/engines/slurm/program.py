@@ -30,10 +30,11 @@ _MOST: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The output of a program. problem: its message if it failed, else None."""
+    """The output of a program."""
 
     text: str = ""
     problem: str | None = None
+    """The error message if it failed."""
 
     @property
     def is_away(self) -> bool:
@@ -146,12 +147,14 @@ _NEVER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """A job as squeue has it. state: in Slurm's words; reason: why it waits, or why it ended."""
+    """A job in the output of squeue."""
 
     id: str
     state: str
+    """In Slurm's words."""
     nodes: str
     reason: str
+    """The reason why it waits, or why it ended."""
     comment: str
 
     @property
@@ -232,7 +235,8 @@ def words(text: str) -> str:
 
 
 class SlurmProgram:
-    """environ: the caller's; PATH in it finds the programs, SLURM_CONF the cluster."""
+    """Runs Slurm's programs in the caller's environment, whose PATH finds them and whose SLURM_CONF names the
+    cluster."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         # Inside of a job, sbatch would take over the options of that job. Those of the user's own are not dsv's.

@@ -1,6 +1,6 @@
 """Errors, grouped by what a caller does about them.
 
-Every error is one sentence that names the object, an optional hint (a command that mends it), and an exit
+Every error is one sentence that names the object, an optional hint (a command that helps), and an exit
 code that scripts may rely on. Nothing below the command line catches these to print them.
 """
 

@@ -1,13 +1,12 @@
 """Records of cached commits: their content, their last use, and the disk space attributed to them.
 
-All of it is in small files beside the commit, so a hit costs the same for a file and for a million. A commit is whole
-while its visible folder is there and its `entry-<fill>` lies in its claims folder. A publisher renames first and then
-records; an evictor renames away first and then removes the record, before it takes its intent back. A process that has
-just written a claim into that folder sees it as it is, so a client's memory of the visible folder can't mislead it.
+Records are small files beside the commit, so a hit costs the same for a file and for a million. A commit is complete
+while its visible folder exists and its `entry-<fill>` is in its claims folder. A publisher renames first and then
+records; an evictor renames first and then removes the record, before it withdraws its intent. A process that has just
+written a claim sees the current claims folder, so a client's stale view of the visible folder can't mislead it.
 
-A record says how much room its own fill took. If a commit is evicted whose files others still link, the evictor
-writes the rest as a share into the claims folder of one of these, so that the sum over all commits is what the cache
-takes.
+A record has the space that its own fill took. If the files of an evicted commit are still linked by others, the evictor
+writes their space as a share into the claims folder of one of these, so that the sum over all commits is right.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 @command("resolve", examples=[("dsv resolve xrays@v1", "the id of a tag")], result={"commit": "…"})
 def resolve(call: Call, target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "") -> None: ...
 
-The metavar of an argument is what the usage line says of it. What the function returns is the exit code.
+The metavar of an argument appears in the usage line. The function returns the exit code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sessions, which protect a writer's objects from gc, and the order in which a commit becomes visible.
 
-A session is opened before the index is read, renewed under new keys while it lives, and closed after the ref. Just
-before the ref it declares its commit under a key that gc may take instead; whoever gets that key first decides.
+A session is opened before the index is read, renewed under new keys while it lives, and closed after the ref was
+written. Just before that it declares its commit under a key that gc may create instead: the first to create it wins.
 """
 
 from __future__ import annotations

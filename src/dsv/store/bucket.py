@@ -1,7 +1,7 @@
-"""What a bucket's own settings would do to a store in it.
+"""The effects of a bucket's own settings on a store in it.
 
-Only AWS's calls, which Ceph, MinIO and StorageGRID have too; of what a server does not answer, or answers only to an
-administrator, nothing is said. boto3 is imported here, when a new store is made.
+This uses AWS's calls, which Ceph, MinIO and StorageGRID have too. Settings that a server does not report, or reports
+only to administrators, are ignored. boto3 is imported here, when a new store is made.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ _OFFLINE: Final = {"GLACIER", "DEEP_ARCHIVE"}
 
 
 class BucketSettings(msgspec.Struct, frozen=True):
-    """As boto3 gives them, and empty for what is not known.
-
-    lifecycle: rules. versioning: `Enabled`, `Suspended`, or nothing. kms_key: by which new objects are encrypted.
-    public: whether its policy lets anybody in. locked: whether objects are kept from being deleted for some time.
-    """
+    """The settings as boto3 returns them; empty if unknown."""
 
     lifecycle: Sequence[Mapping[str, Any]] = ()
+    """Rules."""
     versioning: str = ""
+    """`Enabled`, `Suspended` or empty."""
     kms_key: str = ""
+    """The key that encrypts new objects."""
     public: bool = False
+    """The policy gives everybody access."""
     locked: bool = False
+    """Objects can't be deleted for some time."""
 
 
 def bucket_warnings(url: str, options: StoreOptions) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What the object-store client's errors mean: the HTTP status, the service's code, or how the wire failed.
+"""Meaning of the object-store client's errors, from the HTTP status, the service's code or the failure of the network.
 
 obstore raises few classes and puts the rest in the text, so the text is parsed here, and nowhere else.
 """

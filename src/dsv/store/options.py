@@ -1,7 +1,7 @@
-"""How to reach a store: endpoint, region, credentials, proxies, private CAs.
+"""Options for reaching a store: endpoint, region, credentials, proxies, private CAs.
 
-The values are explicit, so that only the command line reads the environment; `from_environment` knows the
-usual variables' names, and is given a mapping.
+The values are explicit, so that only the command line reads the environment. `from_environment` gets a mapping with
+the usual variables.
 """
 
 from __future__ import annotations

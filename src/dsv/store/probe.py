@@ -124,10 +124,12 @@ def _probe_folder(store: Store) -> Iterator[tuple[str, list[str]]]:
 
 
 class _Raced(msgspec.Struct, frozen=True):
-    """finding: what went wrong, or nothing. winner: the bytes of who won."""
+    """The result of concurrent writes to one key."""
 
     finding: str
+    """The fault, if any."""
     winner: bytes = b""
+    """The bytes of the write that succeeded."""
 
 
 def _race(store: Store, folder: str, written: list[str], number: int, writers: int) -> _Raced:

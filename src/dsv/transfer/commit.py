@@ -30,22 +30,20 @@ from dsv.values.paths import link_escapes, show
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """The destination of a commit, and what it says besides its tree.
-
-    after: the branch's newest move, a deletion too (`Refs.newest`); None for a branch, and so perhaps a dataset, that
-    never was: this commit's move makes it.
-    parents: none for a first commit. The store is asked for each, and for those of `taken_from`.
-    action: what the branch's log of moves says happened, such as `put`.
-    taken_from: commits besides the parents that contents are taken from.
-    """
+    """The destination of a commit, and its content besides the tree."""
 
     dataset: DatasetName
     branch: BranchName
     after: Head | None
+    """The branch's newest move, also a deletion (`Refs.newest`). None for a new branch, which this commit creates,
+    perhaps with its dataset."""
     parents: tuple[CommitId, ...]
+    """Empty for a first commit. The store must have each, and those of `taken_from`."""
     message: str
     action: str
+    """The action in the branch's log of moves, such as `put`."""
     taken_from: tuple[CommitId, ...] = ()
+    """Commits other than the parents with contents that this one uses."""
 
     @property
     def head(self) -> CommitId | None:
@@ -54,12 +52,13 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """The branch is at the new commit. uploaded_bytes: of packs and indexes that were sent."""
+    """A new commit, which the branch names now."""
 
     id: CommitId
     commit: Commit
     head: Head
     uploaded_bytes: int = 0
+    """Bytes of packs and indexes."""
 
 
 class Unchanged(msgspec.Struct, frozen=True):

@@ -69,11 +69,13 @@ _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 class StableRead(msgspec.Struct, Generic[T], frozen=True):
-    """The result of a read, and the stat that the file had before and after. quiet: see `is_quiet`."""
+    """The result of reading a file that did not change meanwhile."""
 
     value: T
     stat: os.stat_result
+    """The same before and after."""
     quiet: bool
+    """See `is_quiet`."""
 
 
 def same_times(before: os.stat_result, after: os.stat_result) -> bool:

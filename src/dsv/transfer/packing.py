@@ -34,7 +34,7 @@ class SealedPack(msgspec.Struct):
 
 
 class Memory:
-    """That of packs which are stored, to be filled again. Used from any thread."""
+    """The memory of stored packs, for reuse. Thread-safe."""
 
     def __init__(self) -> None:
         self._spare: deque[bytearray] = deque(maxlen=_SPARES)

@@ -64,28 +64,31 @@ T = TypeVar("T", bound=Item)
 
 
 class Order(msgspec.Struct, array_like=True, frozen=True):
-    """The files to read. paths: joined by NUL, in tree order. sizes: of each, in bytes, none of them 0."""
+    """The files to read."""
 
     slot: int
     paths: bytes
+    """Joined by NUL, in tree order."""
     sizes: list[int]
+    """Bytes of each file, never 0."""
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
-    """The files that were read, in columns. They are in the sequence of the order.
-
-    rows: `folder.ROW` of each file, the same before and after the reading. devices: their `st_dev`.
-    quiet: a byte each, the answer of `file_reader.is_quiet`.
-    ids: 32 bytes each. codecs: a byte each. stored: how many bytes of each are in the slot.
-    """
+    """The files that were read, in columns and in the order of the paths."""
 
     slot: int
     rows: bytes
+    """`folder.ROW` of each file, the same before and after reading."""
     devices: bytes
+    """The `st_dev` of each."""
     quiet: bytes
+    """A byte for each: the result of `file_reader.is_quiet`."""
     ids: bytes
+    """32 bytes for each."""
     codecs: bytes
+    """A byte for each."""
     stored: bytes
+    """Bytes of each in the slot."""
 
 
 _LENGTH = struct.Struct("<I")
@@ -113,13 +116,12 @@ class Slot:
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """The content of one batch, in columns. rows, devices, quiet: see `WorkspaceScan.record`.
-
-    read: whether each file was read; if not, its other columns mean nothing.
-    """
+    """The contents of one batch, in columns."""
 
     read: list[bool]
+    """False for a file that was not read; its other columns mean nothing."""
     rows: list[bytes]
+    """As for `WorkspaceScan.record`, like `devices` and `quiet`."""
     devices: array[int]
     quiet: bytes
     ids: list[ChunkId]
@@ -287,14 +289,13 @@ class Readers(Generic[T]):
 
 
 class Run(msgspec.Struct, Generic[T]):
-    """Consecutive items of the work. at: the number of each item's content, or -1 if it is not a small file.
-
-    paths, sizes: of the small files. The other fields say who reads them, and into which memory.
-    """
+    """Consecutive items of the work, with the process that reads them and the memory for their contents."""
 
     items: list[T] = msgspec.field(default_factory=list)
     at: list[int] = msgspec.field(default_factory=list)
+    """The number of each item's content, or -1 if it is not a small file."""
     paths: list[bytes] = msgspec.field(default_factory=list)
+    """Only small files, as in `sizes`."""
     sizes: list[int] = msgspec.field(default_factory=list)
     room: int = SLOT
     names: int = PATHS
@@ -334,10 +335,10 @@ class Run(msgspec.Struct, Generic[T]):
 
 
 class _Reader:
-    """One process. free: slots that are not in use; none once the process has died."""
+    """One process that reads files."""
 
     def __init__(self, root: Path) -> None:
-        """Raises `OSError` if no process, or no memory to share, can be had."""
+        """Start the process. Raise `OSError` if that fails, or if there is no memory to share."""
         ours, theirs = Pipe()
         with theirs, _shared_memory(_SLOTS * Slot.SIZE) as shared:
             memory = memoryview(mmap.mmap(shared, 0))
@@ -352,6 +353,7 @@ class _Reader:
         self._slots = [Slot(memory, number) for number in range(_SLOTS)]
         self._pipe: Connection = ours
         self.free = list(range(_SLOTS))
+        """Slots that are not in use; empty once the process has died."""
 
     def ask(self, run: Run[T]) -> None:
         """Has the small files of the run read into a free slot."""

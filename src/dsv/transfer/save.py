@@ -47,7 +47,8 @@ class Saved(NamedTuple):
 class FileSaver(Generic[T]):
     """Stores the files of one folder, read by several processes if they are many. A context manager, which ends them.
 
-    files: how many there may be. jobs: processes that read small files; None for a number that suits.
+    `files` is the largest number of files to expect, and `jobs` that of processes for small files (None: a suitable
+    number).
     """
 
     def __init__(

@@ -232,12 +232,10 @@ class Scope(Protocol):
 
 
 class PathSet(msgspec.Struct, frozen=True):
-    """Files and folders of a tree, each with all that is below it. Without paths: the whole tree.
-
-    keys: `sort_key` of each path, sorted; none lies below another.
-    """
+    """Files and folders of a tree, each with everything below it. Without paths: the whole tree."""
 
     keys: tuple[bytes, ...] = ()
+    """The `sort_key` of each path, sorted; none is below another."""
 
     @classmethod
     def of(cls, paths: Iterable[bytes]) -> PathSet:

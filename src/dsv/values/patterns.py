@@ -50,15 +50,15 @@ _FOLDERS: list[_Token] = [_Mark.MAYBE, _Mark.STARS, 1 << _SLASH]  # `**/`
 
 @dataclass(frozen=True)
 class Pattern:
-    """includes: it takes back what an earlier pattern left out. text: without the marks at its ends.
-
-    anchored: it is for the whole path below the folder of its file, and not for the last component alone.
-    """
+    """A line of an ignore file."""
 
     includes: bool
+    """It includes again what an earlier pattern left out."""
     directories_only: bool
     anchored: bool
+    """It matches the whole path below the folder of its file, not just the last component."""
     text: bytes
+    """Without the marks at its ends."""
     _literal: bytes = field(init=False)  # what it begins with
     _ending: bytes | None = field(init=False)  # of a star and then no wildcard
 
@@ -277,13 +277,12 @@ _WILDCARDS = b"*?[\\"
 
 @dataclass(frozen=True)
 class PathPattern:
-    """As a shell's: `*` and `?` take no slash, `**/` any folders, and a backslash takes the special meaning away.
-
-    text: without slashes at its ends. folders_only: it is for folders, and not for files.
-    """
+    """A pattern as in a shell: `*` and `?` don't match slashes, `**/` matches any folders, a backslash escapes."""
 
     text: bytes
+    """Without slashes at its ends."""
     folders_only: bool = False
+    """It matches folders, but no files."""
 
     def __post_init__(self) -> None:
         if (len(self.text) - len(self.text.rstrip(b"\\"))) % 2:
@@ -345,14 +344,14 @@ _RULES_FILE = b".dsvignore"
 
 @dataclass(frozen=True)
 class SparsePatterns:
-    """Paths of a dataset. lines: patterns, of which the last that matches a path or a folder above it decides; one that
-    begins with `!` leaves out. None: everything.
+    """A choice of a dataset's paths. Raise `UsageError` for an invalid line.
 
-    A `.dsvignore` belongs to it if anything next to it or below may: what the workspace adds is to be ignored by the
-    rules of the whole dataset. Raises `UsageError` for a line that is no pattern.
+    A `.dsvignore` is chosen if any path next to it or below may be, so that the rules of the whole dataset apply to
+    files that the workspace adds.
     """
 
     lines: tuple[str, ...] | None = None
+    """Patterns, of which the last that matches a path or a folder above it decides; `!` excludes. None: everything."""
     _rules: tuple[_Rule, ...] = field(init=False, compare=False, repr=False)
     _folders: dict[bytes, tuple[int, bool | None]] = field(
         init=False, compare=False, repr=False, default_factory=dict

@@ -1,4 +1,4 @@
-"""How long work tells whoever watches it how far it is."""
+"""The interface by which work reports its progress."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 
 class Trees:
-    """The trees of commits, each read when it is first asked for. `objects` is called once, and may open the store.
+    """The trees of commits, each read at its first use. `objects` is called once, and may open the store.
 
-    proven: a commit exists only if the store itself has it; else a local copy is enough.
+    If `proven` is set, the store itself must have the commits; otherwise local copies are enough.
     """
 
     def __init__(self, objects: Callable[[], Objects], *, proven: bool = False) -> None:
@@ -72,19 +72,18 @@ class Trees:
 
 
 class Baseline(msgspec.Struct, frozen=True):
-    """What a scanned workspace is compared with. The relations in the scan's state are to this.
-
-    begun: the commands that did not end. written: what they have written, by path; None for what they removed. There it
-    takes the place of what the base has. held: what the workspace has of commits; of anything else, nothing here is
-    compared. collisions: of what the user has made with what the base has and the workspace does not.
-    """
+    """The tree with which a scanned workspace is compared. The relations in the scan's state refer to it."""
 
     scan: WorkspaceScan
     trees: Trees
     begun: tuple[Begun, ...] = ()
+    """Interrupted commands."""
     written: Mapping[bytes, Entry | None] = msgspec.field(default_factory=dict)
+    """Paths that those have written (None: removed). They replace entries of the base."""
     held: Held = msgspec.field(default_factory=lambda: Held(EVERYTHING))
+    """The part of commits that the workspace has. Only that part is compared."""
     collisions: tuple[Collision, ...] = ()
+    """New paths of the user in the way of paths of the base that the workspace leaves out."""
     _held_of: dict[CommitId, Held] = msgspec.field(default_factory=dict)
 
     @property

@@ -52,19 +52,18 @@ _COUNTED = 50
 
 
 class OpenWorkspace(msgspec.Struct, frozen=True):
-    """What every command that changes a workspace works with.
-
-    writer: the one whose commits and moves these are. counts: what the store was asked for so far. copies: files on
-    this machine that are taken before the store is asked.
-    """
+    """A workspace and its repository, opened by a command that changes the workspace."""
 
     workspace: Workspace
     repository: Repository
     lock: Lock
     writer: Writer
+    """The author of commits and moves."""
     progress: Progress
     counts: Callable[[], Counts] = Counts
+    """Return the counts of requests to the store so far."""
     copies: Copies | None = None
+    """Files on this machine that are used before the store is asked."""
 
     def following(self, branch: BranchName) -> OpenWorkspace:
         """Return the same workspace, which follows this branch from now on."""

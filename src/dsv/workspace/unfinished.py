@@ -28,16 +28,15 @@ SWITCH = "dsv switch "
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """A command that was bringing the workspace from `base` (None: from nothing) to `commit`.
-
-    paths: those that it is about; none for the whole workspace. less: paths that the user has restored since.
-    """
+    """A command that was interrupted while it changed the workspace from `base` (None: from nothing) to `commit`."""
 
     command: str
     base: CommitId | None
     commit: CommitId
     paths: tuple[bytes, ...] = ()
+    """The paths concerned; empty for the whole workspace."""
     less: tuple[bytes, ...] = ()
+    """Paths that the user has restored since."""
 
     def concerning(self, changes: Iterable[Change]) -> Iterator[Change]:
         """Return the changes from `base` to `commit` that the command was to make."""

@@ -1,7 +1,7 @@
 """Choice and order of the cached commits to evict. A pure function, without clock or disk.
 
-The planner gives one commit at a time and is told how much room that freed, so that not one commit more is evicted than
-the limits need. With `--dry-run` the caller measures what would be freed; otherwise it deletes and counts.
+The planner yields one commit at a time and gets the room that this freed, so that no more commits are evicted than the
+limits require. With `--dry-run` the caller measures the room; otherwise it deletes and counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Division of a fill among processes: its plan, its parts and the claims on them.
 
-The plan is made once, from what the tree's nodes say (entries, files and bytes of each segment), and written where all
-who share the fill find it. It names parts by segment numbers, so a claimer reads only the segments of its own parts.
+The plan is made once, from the tree's nodes (entries, files and bytes of each segment), and written where all
+participants find it. It names parts by segment numbers, so a claimer reads only the segments of its own parts.
 
 Claims are names in one folder, made by symlink(2), which is atomic, exclusive and carries its content:
 

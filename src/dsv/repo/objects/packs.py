@@ -1,10 +1,10 @@
 """Packs and objects that can be relied on. An index entry does not prove that its pack still exists, nor that the
 pack's bytes are intact.
 
-What a read finds lost or damaged is noted beside the local copies of metadata, and counts as absent from then on.
+Objects that a read finds lost or damaged are recorded beside the local copies of metadata, and count as absent.
 
-Before a new commit refers to something that an index names, its pack is looked for: one pack at a time until that has
-cost as many requests as a listing of all packs, and then by that listing. So it never costs more than twice the least.
+Before a new commit refers to an object of an index, its pack is looked up: pack by pack until that has cost as many
+requests as a listing of all packs, then by that listing. So this never costs more than twice the minimum.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ OverwritePolicy = Callable[[bytes], bool]
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """How paths that were changed both here and there are settled, before they are conflicts."""
+    """Rules for paths that were changed both here and there, applied before they become conflicts."""
 
     choices: Choices = Choices()
     """At `ours`, what is here stays if it can't be merged; at `both`, what is there is kept beside it."""
@@ -54,7 +54,7 @@ class Settlement(msgspec.Struct, frozen=True):
 
 
 class Goal(msgspec.Struct, frozen=True):
-    """What a command makes of a workspace."""
+    """The state to which a command brings a workspace."""
 
     command: str
     commit: CommitId
@@ -99,7 +99,7 @@ class Act(enum.Enum):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What to do about one change."""
+    """The treatment of one change."""
 
     act: Act
     change: Change
@@ -119,7 +119,7 @@ class Step(msgspec.Struct, frozen=True):
     beside: Located | None = None
     """The commit's entry, to be written under another name as a local change."""
     merged: Settled | None = None
-    """What was put together from both sides, for the report."""
+    """The content that combines both sides, for the report."""
 
     @property
     def entry(self) -> Entry | None:
@@ -415,7 +415,7 @@ def _name(path: bytes) -> str:
 
 
 class Disk:
-    """What the workspace has at single paths. Answers from the state; reads a file if only its content can tell."""
+    """The files of the workspace at single paths. Reads a file only if the state is not enough."""
 
     def __init__(self, scan: WorkspaceScan, descent: Descent) -> None:
         self._scan = scan

@@ -353,7 +353,7 @@ class TreeWriter:
             self._folder_made(change)
 
     def _stay(self, change: Change) -> None:
-        """What is here stays, and is a local change if the commit becomes the base."""
+        """Keep the local file, as a local change if the commit becomes the base."""
         base = self._goal.base_of(change)
         if self._disk.row(change.path) is not None:
             self._disk.relate(change.path, base)

@@ -77,29 +77,28 @@ def with_relation(value: int, relation: Relation, base_kind: int = 0) -> int:
 
 
 class Folder(msgspec.Struct):
-    """Names of one folder in bytewise order, and a column for each thing known of them.
-
-    path: of the folder, from the workspace's root, empty for the root.
-    names: joined by NUL; everything in the folder, also what is ignored, but not dsv's and git's own files.
-    rows: `ROW` for each name; only the type for folders and ignored names.
-    kinds, marks: a byte for each name.
-    sizes, ids: the base's size and file id if the relation is SAME, else those of what was last read; zeros if unknown.
-    recipes, targets: by position, for large files and symlinks.
-    own: the mark of the folder's own entry as an empty directory.
-    rules: digest of the ignore rules that `kinds` was made with, 0 for none.
-    """
+    """The names in one folder in bytewise order, and columns with the facts about them."""
 
     path: bytes
+    """Relative to the workspace's root; empty for the root."""
     names: bytes = b""
+    """Joined by NUL. Includes ignored names, but not dsv's and git's own files."""
     rows: bytearray = msgspec.field(default_factory=bytearray)
+    """`ROW` for each name; only the type for folders and ignored names."""
     kinds: bytearray = msgspec.field(default_factory=bytearray)
+    """A byte for each name, as in `marks`."""
     marks: bytearray = msgspec.field(default_factory=bytearray)
     sizes: array[int] = msgspec.field(default_factory=lambda: array("Q"))
+    """The base's size if the relation is SAME, else the size last read; 0 if unknown. `ids` likewise."""
     ids: bytearray = msgspec.field(default_factory=bytearray)
     recipes: dict[int, bytes] = msgspec.field(default_factory=dict)
+    """By position, for large files."""
     targets: dict[int, bytes] = msgspec.field(default_factory=dict)
+    """By position, for symlinks."""
     own: int = 0
+    """The mark of the folder's own entry as an empty directory."""
     rules: int = 0
+    """Digest of the ignore rules by which `kinds` was made, 0 for none."""
 
     @classmethod
     def blank(
@@ -115,14 +114,14 @@ class Folder(msgspec.Struct):
 
     @property
     def is_clean(self) -> bool:
-        """Whether every name is as in the base, and known to be."""
+        """Return whether every name is known to be as in the base."""
         return self.kinds.translate(_CLEAN) == self.marks and (
             self.own == (_CLEAN_DIRECTORY if self.is_empty else 0) or not self.path
         )
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing in it goes into a tree, so that the folder itself does."""
+        """Return whether no name goes into a tree, so that the folder itself does."""
         return not self.kinds.translate(None, _NOT_KEPT)
 
     def name_list(self) -> list[bytes]:

@@ -35,16 +35,16 @@ _KINDS = bytes((0, 1, 2, 2, DIRECTORY, DIRECTORY, UNSUPPORTED, UNSUPPORTED)) + b
 
 
 class Listing(msgspec.Struct):
-    """Names in bytewise order, as the os module gives them and as bytes joined by NUL, with a row and a kind for each.
-
-    leftovers: names of temporary files that a killed command left.
-    """
+    """Names in bytewise order, with a row and a kind for each."""
 
     names: list[str]
+    """As the os module returns them."""
     blob: bytes
+    """The names as bytes, joined by NUL."""
     rows: bytearray
     kinds: bytearray
     leftovers: list[str]
+    """Temporary files of killed commands."""
 
     def blank(self, at: int) -> None:
         """Leave only the type in a row."""

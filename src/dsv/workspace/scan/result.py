@@ -44,22 +44,21 @@ _OWN = -1  # the position of a folder's own entry, as an empty directory
 
 
 class Pending(msgspec.Struct):
-    """A path that goes into a tree and is not known to be as in the base.
-
-    known: its entry, if the file need not be read for it. base: the base's entry, with which the content must be
-    compared, if the relation is SAME. With DIFFERS and UNKNOWN the base has the path, with ABSENT it does not.
-    """
+    """A path that goes into a tree and is not known to be as in the base."""
 
     path: bytes
     kind: Kind
     size: int
     relation: Relation
+    """With DIFFERS and UNKNOWN the base has the path, with ABSENT it does not."""
     known: Entry | None
+    """Its entry, if that is known without reading the file."""
     base: Entry | None
+    """With SAME, the base's entry, to compare with the content."""
     folder: bytes
     at: int
     base_kind: Kind | None = None
-    """What the base has there, if the relation is SAME or DIFFERS."""
+    """The kind of the base's entry, if the relation is SAME or DIFFERS."""
 
     @property
     def is_file(self) -> bool:
@@ -72,7 +71,7 @@ class Pending(msgspec.Struct):
 
     @property
     def surely_changed(self) -> bool:
-        """Whether it is certain without reading that the base has something else there, or nothing."""
+        """Return whether it is certain, without reading, that the base has another entry or none."""
         if self.base is not None:
             return self.size != self.base.size or self.kind != self.base.kind
         return self.relation is Relation.ABSENT or (
@@ -91,11 +90,7 @@ class Gone(msgspec.Struct, frozen=True):
 
 
 class WorkspaceScan:
-    """The result of a scan. It edits the state, which the holder of the workspace's lock saves.
-
-    problems: what can't be stored, in tree order. clashes: pairs of new names that are the same if case or Unicode is
-    folded. leftovers: temporary files of killed commands. missing: paths in the base that are not on disk.
-    """
+    """The result of a scan. It edits the state, which the holder of the workspace's lock saves."""
 
     def __init__(self, root: Path, state: State, base: CommitId | None, scope: PathSet, device: int) -> None:
         self.root = root
@@ -103,28 +98,32 @@ class WorkspaceScan:
         self.base = base
         self.scope = scope
         self.problems: list[Problem] = []
+        """Paths that can't be stored, in tree order."""
         self.clashes: list[tuple[bytes, bytes]] = []
+        """Pairs of new names that differ only in case or Unicode normalization."""
         self.leftovers: list[bytes] = []
+        """Temporary files of killed commands."""
         self.missing: list[bytes] = []
+        """Paths in the base that are not on disk."""
         self.unsettled: list[bytes] = []
         """Folders in which something is not known to be as in the base, in tree order."""
         self.withheld: PathSet | None = None
-        """What can't be read: what the base has there stays."""
+        """Paths that can't be read. The base's entries stay there."""
         self.filled_elsewhere: frozenset[bytes] = frozenset()
-        """Folders that are empty here, and not in the base: it has paths in them that this workspace leaves out."""
+        """Folders that are empty here and not in the base, which has paths in them that this workspace leaves out."""
         self.let_go: list[bytes] = []
-        """Paths of the base that were here beside what a sparse workspace is to have, and are not here any more."""
+        """Paths of the base outside the sparse patterns that were here and are not any more."""
         self._device = device
         self._notices = {device: notice(root)}
 
     @property
     def exact(self) -> bool:
-        """Whether the state mirrors the base, as it does once the workspace is scanned."""
+        """Return whether the state mirrors the base, as it does after a scan."""
         return self.state.is_exact_for(self.base)
 
     @property
     def unchanged(self) -> bool:
-        """Whether it is certain that a sync would change nothing."""
+        """Return whether it is certain that a sync would change nothing."""
         return not self.missing and next(self.pending(), None) is None
 
     def sync_with_tree(self, entries: Iterable[Entry]) -> None:
@@ -267,7 +266,7 @@ class WorkspaceScan:
 
     @property
     def keeps_ids(self) -> bool:
-        """Whether a file here can be known without being read."""
+        """Return whether files on this file system can be known without being read."""
         return self._notices[self._device] is not Notice.NEVER
 
     def not_stored(self, item: Pending) -> None:

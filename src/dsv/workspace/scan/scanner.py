@@ -181,19 +181,19 @@ def _type(folder: Folder, at: int) -> int:
 
 
 class EntryValidator:
-    """Looks at folders one by one, and collects what it finds.
-
-    problems, clashes: as in `WorkspaceScan`. lost: paths that the base has and that are not files or symlinks now.
-    withheld: paths that can't be read. links_moved: whether a symlink was added, changed or removed.
-    """
+    """Looks at folders one by one, and collects its findings."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self.problems: list[Problem] = []
+        """As in `WorkspaceScan`, like `clashes`."""
         self.clashes: list[tuple[bytes, bytes]] = []
         self.lost: set[bytes] = set()
+        """Paths in the base that are neither files nor symlinks now."""
         self.withheld: list[bytes] = []
+        """Paths that can't be read."""
         self.links_moved = False
+        """A symlink was added, changed or removed."""
 
     def validate(self, compared: Compared, listing: Listing, descriptor: int) -> None:
         """Refuse what can't be in a tree, read symlinks, and note what the base has and the folder lacks."""

@@ -50,11 +50,14 @@ _FAR_AHEAD = 7 * 24 * 3600 * 10**9  # ns
 
 
 class _Current(msgspec.Struct, array_like=True, frozen=True):
-    """exact: see `State.exact`; gone: joined by NUL; parts: first path and hash of each."""
+    """The file that names the parts of the state."""
 
     exact: bytes | None
+    """See `State.exact`."""
     gone: bytes
+    """Joined by NUL."""
     parts: list[tuple[bytes, str]]
+    """First path and hash of each."""
 
 
 _CURRENT_DECODER = msgspec.msgpack.Decoder(_Current)
@@ -69,28 +72,26 @@ class _Part(msgspec.Struct):
 
 
 class State:
-    """The state of one workspace, in memory. Its owner holds the workspace's lock to save it.
-
-    chosen: which paths of commits the workspace is to have. Others that a commit has are never gone.
-    exact: the commit (empty: no commit) whose every chosen path is in a folder here or in `gone`; None if there is
-    none. It stands for what is chosen too, so that with another choice the state mirrors no commit.
-    gone: chosen paths of that commit that the disk lacks.
-    provisional: the relations hold for this command only, so that the saved state mirrors no commit.
-    trust_before: ns; a file changed at this time or later may change again without its times telling.
-    """
+    """The state of one workspace, in memory. Its owner holds the workspace's lock to save it."""
 
     def __init__(self, folder: Path, chosen: SparsePatterns = EVERYTHING) -> None:
         self._folder = folder
         self.chosen = chosen
+        """The paths of commits that the workspace should have. Other paths are never in `gone`."""
         self._encoded: dict[bytes, bytes] = {}
         self._open: OrderedDict[bytes, Folder] = OrderedDict()
         self._parts = [_Part(b"", None)]
         self._saved: _Current | None = None
         self._loaded: bytes | None = None
         self.exact: bytes | None = b""
+        """The commit (empty: no commit) of which every chosen path is in a folder here or in `gone`; None if there is
+        none. It is hashed with `chosen`, unless that is everything."""
         self.gone: set[bytes] = set()
+        """Chosen paths of that commit that are not on disk."""
         self.provisional = False
+        """The relations are for this command only: the saved state mirrors no commit."""
         self.trust_before = 0
+        """In ns. A file changed at this time or later may change again without a change of its times."""
 
     @classmethod
     def load(cls, folder: Path, chosen: SparsePatterns = EVERYTHING) -> State:
@@ -122,7 +123,7 @@ class State:
 
     @property
     def is_newest(self) -> bool:
-        """Whether nobody saved a state since this one was loaded."""
+        """Return whether no state was saved since this one was loaded."""
         return _read(self._folder / _CURRENT) == self._loaded
 
     def is_exact_for(self, base: CommitId | None) -> bool:
@@ -186,7 +187,7 @@ class State:
 
     @property
     def has_news(self) -> bool:
-        """Whether `save` would write anything."""
+        """Return whether `save` would write anything."""
         self.close_folders()
         saved = self._saved
         if saved is None or any(part.name is None for part in self._parts):
@@ -385,10 +386,10 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 class Patches:
-    """What dsv wrote, to be merged into the state's folders. Flush before the state is used for anything else."""
+    """Paths that dsv wrote, to be merged into the state's folders. Flush before any other use of the state."""
 
     def __init__(self, state: State, *, trusted: bool = True) -> None:
-        """trusted: whether a stat vouches for a file on this file system at all."""
+        """`trusted` means that stats are reliable on this file system."""
         self._known = TRUSTED if trusted else READ
         self._state = state
         self._folders: dict[bytes, dict[bytes, _Written | None]] = {}
@@ -414,7 +415,7 @@ class Patches:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to flush, so that they do not take too much memory."""
+        """Return whether it is time to flush, to limit the use of memory."""
         return self._held >= _LIMIT
 
     def flush(self) -> None:

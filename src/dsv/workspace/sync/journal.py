@@ -45,9 +45,10 @@ class Publishing(msgspec.Struct, frozen=True):
 
 
 class Left(msgspec.Struct):
-    """The notes of an earlier sync. packs: size in bytes and rows of packs that were stored whole."""
+    """The notes of an earlier sync."""
 
     packs: dict[PackId, tuple[int, list[Row]]] = msgspec.field(default_factory=dict)
+    """Size in bytes and rows of packs that were stored completely."""
     recipes: dict[RecipeId, bytes] = msgspec.field(default_factory=dict)
     publishing: Publishing | None = None
 

@@ -51,7 +51,7 @@ class Saved(msgspec.Struct):
 class Publisher:
     """The steps by which a sync publishes, in the order of the methods. The caller holds the workspace's lock.
 
-    new_branch: the branch is made by this sync, and must not be there yet. Else it must be there.
+    If `new_branch` is set, the sync creates the branch, which must not exist. Otherwise it must.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Publisher:
 
     @property
     def _begins_branch(self) -> bool:
-        """Whether the branch is not there: it never was, or it was deleted."""
+        """Return whether the branch does not exist: it never did, or it was deleted."""
         return self._head is None or self._head.entry.deleted
 
     def _expect(self, scan: WorkspaceScan) -> int:

@@ -27,12 +27,12 @@ from dsv.values.progress import Progress
 
 
 class Reuploaded(msgspec.Struct):
-    """objects: how many contents, segments and nodes were stored again. lost: files whose content can't be, as they are
-    not here as the base has them.
-    """
+    """The result of a reupload."""
 
     objects: int = 0
+    """The number of contents, segments and nodes that were stored again."""
     lost: list[bytes] = msgspec.field(default_factory=list)
+    """Files that could not be stored again, as the workspace no longer has them as in the base."""
 
 
 def reupload(

@@ -10,7 +10,7 @@ from typing import Final
 Clock = Callable[[], int]
 
 NEVER: Final = float("inf")
-"""What the work returns if it need not be done again."""
+"""The result of a work that should not be called again."""
 
 
 class Periodic:

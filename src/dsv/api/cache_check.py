@@ -54,7 +54,7 @@ class CheckedItem:
     foreign_paths: tuple[str, ...] = ()
     """The first of those that are still there, or else of those that were removed."""
     problem: str | None = None
-    """Why the commit could not be compared with anything."""
+    """The reason why the commit could not be checked."""
 
     @property
     def still_wrong(self) -> bool:

@@ -78,7 +78,7 @@ class CachedItem:
     complete: bool
     """Its record was found."""
     may_go: float | None
-    """When it may be evicted for not being used; None if it is kept, or nothing is evicted for its age."""
+    """The time from which it may be evicted as unused; None if that never happens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Context:
     open_offline: Callable[[Context, Target | None], Repository] | None = None
     """A function that opens a repository offline; None if nothing can be read so."""
     override: str | None = None
-    """Why protected branches are moved against their rules; None: the rules are kept."""
+    """The reason to override the rules of protected branches; None to respect them."""
     moved: Callable[[str, str, str], None] = field(default=lambda *_: None)
     """Called for a store whose names have moved, with its URL, the place that was named for them, and the new one."""
 

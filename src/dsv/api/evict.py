@@ -37,7 +37,7 @@ class EvictionItem:
     foreign_paths: tuple[str, ...] = ()
     """Some of these."""
     error: DsvError | None = None
-    """Why it could not be evicted."""
+    """The reason why it could not be evicted."""
     half_removed: bool = False
     """It is out of sight, and the rest goes with the next evict."""
 

@@ -143,7 +143,7 @@ class Forecast:
 
     outcome: Outcome
     reason: str | None
-    """Why it would be refused; None if it would not."""
+    """The reason why the sync would be refused, if it would."""
     next: tuple[str, ...]
     """Command lines, in the order to type them. NAME in them is for the user to choose."""
     instead: str | None = None

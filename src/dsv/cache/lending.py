@@ -39,11 +39,11 @@ from dsv.values.paths import PathSet, sort_key
 COMPARED = 5
 """Commits that are compared, besides the one that is wanted."""
 FIND_SECONDS = 5.0
-"""How long a cache may take to say what it has."""
+"""The timeout for finding out what a cache has."""
 LOOK_SECONDS = 30.0
-"""How long it may take to compare a few thousand paths, for which metadata is read from it."""
+"""The timeout for comparing a few thousand paths, which reads metadata from the cache."""
 READ_SECONDS = 30.0
-"""How long a read of a few MiB may take before its cache counts as away."""
+"""The timeout for reading a few MiB. After that the cache counts as unreachable."""
 SMALL = 256 << 10
 """Bytes of the largest file that is read in one piece."""
 _PIECE = 4 << 20
@@ -103,7 +103,7 @@ class Shelf(msgspec.Struct, eq=False):
     reading: Patient
     """Threads that open and read files."""
     ahead: int
-    """How many batches of files are read in advance."""
+    """Batches of files to read in advance."""
     clones: bool = True
     """Blocks can be shared between this cache and the workspace, as far as is known."""
     away: bool = False

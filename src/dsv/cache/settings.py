@@ -66,7 +66,7 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """None is no limit. unused_for in seconds; min_free holds if every one of the amounts is free."""
+    """The limits of a cache; None means no limit. `unused_for` is in seconds; `min_free` needs all of its amounts."""
 
     unused_for: float | None = None
     max_size: int | None = None

@@ -1,4 +1,4 @@
-"""From arguments to an exit code: finds the command, calls it, tells of its failure."""
+"""The program: finds the command, calls it, reports a failure and returns the exit code."""
 
 from __future__ import annotations
 

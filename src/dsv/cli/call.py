@@ -37,7 +37,7 @@ class Flags:
     store: str | None = None
     cache: str | None = None
     names: str | None = None
-    """Where a store's names are kept: an option of the commands that bind a folder to a store."""
+    """The place of a store's names: an option of the commands that bind a folder to a store."""
     directory: str | None = None
     json: bool = False
     quiet: bool = False
@@ -66,7 +66,7 @@ class Call(typer.Context):
     """The first argument of every command: typer's context, with settings and output."""
 
     words: tuple[str, ...] = ()
-    """What stood behind `--`, for a command that has use for it."""
+    """The words after `--`, for commands that take some."""
 
     @property
     def session(self) -> Session:

@@ -28,7 +28,7 @@ Example = tuple[str, str]
 """A command line, and what it does in a few words."""
 COMMAND = "-- CMD..."
 PATHS = "[-- PATH...]"
-"""What can stand behind `--`."""
+"""Words after `--` in a usage line."""
 
 
 class Command(TyperCommand):
@@ -38,7 +38,7 @@ class Command(TyperCommand):
     examples: tuple[Example, ...] = ()
     result: Mapping[str, str] = {}
     takes_words: str | None = None
-    """What the help calls that which stands behind `--`, if it is not for typer."""
+    """The name, in the help, of the words after `--` that typer does not parse."""
     unused: frozenset[str] = frozenset()
     """Global options that it has no use for: refused behind its name."""
 

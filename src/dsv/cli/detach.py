@@ -1,7 +1,7 @@
 """`dsv run --detach`: the same command line in a process of its own, which outlives the terminal.
 
-That process, the supervisor, lives as a foreground `dsv run` does. It uses the terminal until nothing is found wrong
-any more. Then it tells of its run through a pipe, and from then on what it has to say goes to a file.
+That process, the supervisor, works like a foreground `dsv run`. It uses the terminal until all checks have passed. Then
+it reports its run through a pipe, and writes its further messages to a file.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Supervisor:
 
     process: subprocess.Popen[bytes]
     told: dict[str, str] | None
-    """What it has announced of its run; None if it has ended before."""
+    """Its message about its run; None if it ended before."""
     said: str = ""
-    """Why it has ended before, if it is a run of a sweep."""
+    """The reason why it ended before, for a run of a sweep."""
 
     @classmethod
     def start(cls, call: Call, member: dict[str, Json] | None = None) -> Supervisor:

@@ -11,7 +11,7 @@ from dsv.cli.style import PLAIN, Ink, Style
 from dsv.errors import DsvError, LaunchError, NoRoom
 
 READER_GONE = 141
-"""What a shell shows of a program that a closed pipe ended: 128 + SIGPIPE."""
+"""A shell's exit code for a program that a closed pipe ended: 128 + SIGPIPE."""
 
 EXIT_CODES: tuple[tuple[str, str], ...] = (
     ("0", "done"),
@@ -69,7 +69,7 @@ _LIMITS: dict[int, tuple[str, str]] = {
     errno.EFBIG: ("larger than a file may be here", "ulimit -f shows how large a file may be"),
     errno.ENOMEM: ("no memory", "ulimit -v shows how much memory a process may have"),
 }
-"""What the process or the machine ran out of, and how to see its limit."""
+"""Resources that the process or the machine can run out of, and how to see their limits."""
 
 _BY_ERRNO: dict[int, tuple[str, int, str]] = {
     errno.EACCES: ("denied", 8, "permission denied"),

@@ -68,7 +68,7 @@ NOT_YET: dict[str, str] = {
     "gc": "remove what nothing names from a store; 'dsv evict' frees room in a cache",
     "fsck": "check a whole store; 'dsv cached --check' checks a cache, 'dsv doctor' that a store works",
 }
-"""What dsv does not do in this version, after "dsv can't yet", and what to do meanwhile."""
+"""Features that this version lacks, to follow "dsv can't yet", and alternatives."""
 
 
 def misspelt(name: str, names: Iterable[str]) -> str | None:

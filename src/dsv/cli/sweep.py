@@ -1,4 +1,4 @@
-"""`dsv run --sweep`: from its options to a sweep, and to what is told of it."""
+"""`dsv run --sweep`: its options, the start of the sweep, and its output."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Places that fsspec can reach: opening them by URL, and turning what they raise into dsv's errors.
+"""Places that fsspec can reach: opening them by URL, and translating their errors into dsv's.
 
-Each of fsspec's file systems raises errors of its own for the same few causes: the host is unknown, nothing listens,
-access is denied, nothing is there. They are told apart by their HTTP status or errno, since their classes may not be
-loaded.
+Each of fsspec's file systems raises errors of its own for the same few causes: unknown host, connection refused, access
+denied, not found. They are recognized by HTTP status or errno, since their classes may not be loaded.
 """
 
 from __future__ import annotations

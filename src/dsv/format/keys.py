@@ -1,6 +1,6 @@
 """Every key of a store is built and parsed here.
 
-Parsers give None for what is no such key: a listing may show what somebody else put there.
+Parsers return None for another key: a listing may have keys that dsv did not write.
 """
 
 from __future__ import annotations

@@ -45,10 +45,10 @@ class Packed(NamedTuple):
 
 
 class PackBuilder:
-    """Appends objects; `finish` gives the pack's bytes without copying them again.
+    """Appends objects; `finish` returns the pack's bytes without copying them again.
 
-    `memory` is that of an earlier pack, which nobody reads any more, to be filled again: new memory costs a page fault
-    for every 4 KiB, which adds up to more than copying the bytes into it.
+    `memory` is that of an earlier pack, for reuse: new memory costs a page fault for every 4 KiB, which adds up to more
+    than copying the bytes into it.
     """
 
     def __init__(self, memory: bytearray | None = None) -> None:

@@ -404,7 +404,7 @@ def checked_limits(*, only_merge: bool, who: tuple[str, ...], max_removals: int 
 MERGE = "merge"
 RENAME = "rename"
 RENAMED_TO = "to "
-"""Verbs, and what a message begins with, that something is decided by or told from."""
+"""Verbs and beginnings of messages that dsv relies on when it reads the log."""
 
 _FORCED = " (forced)"
 MESSAGE_MAX = 900

@@ -20,11 +20,11 @@ _TRIES = 20
 _T = TypeVar("_T")
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 GONE: Final = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
-"""What is said of a path that another removed; an NFS server says ESTALE of what was open."""
+"""Errors for a path that another process removed; ESTALE for an open file on NFS."""
 FORGOTTEN: Final = (errno.EIO, errno.EBADF, errno.ETIMEDOUT)
-"""What an NFS client says of files that were open when it was cut off for longer than the server's lease: EIO of a sync
-and a close, EBADF of a write (Linux 6); with the mount option `softerr` ETIMEDOUT of anything. They are lost to this
-process, and no more than that: opened again by their names, if they still have these, they work."""
+"""NFS errors for files that were open when the client was cut off for longer than the server's lease: EIO of a sync
+and a close, EBADF of a write (Linux 6); with the mount option `softerr` ETIMEDOUT of anything. Such a
+descriptor is lost, but the file works when it is opened again by its name, if it still has it."""
 
 
 def replace_file(

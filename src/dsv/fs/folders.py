@@ -16,7 +16,7 @@ import msgspec
 from dsv.fs.attributes import ask_again
 
 TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST)
-"""What a rename answers if its target is a folder that isn't empty."""
+"""The errors of a rename whose target is a folder that isn't empty."""
 _READABLE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 

@@ -1,8 +1,7 @@
-"""Writes through a mapping, which a file's times do not always tell.
+"""Writes through a mapping, which do not always change a file's times.
 
-A page that a program has mapped for writing changes the file's times when it is written for the first time. Until the
-kernel has written it back, further writes to it leave no trace in any stat: for half a minute or so on a disk, for ever
-on a file system that lives in memory.
+The first write to a mapped page changes the file's times. Further writes to it leave no trace in any stat until the
+kernel has written the page back: for half a minute or so on a disk, for ever on a file system in memory.
 """
 
 from __future__ import annotations

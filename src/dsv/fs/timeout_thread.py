@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class Patient:
-    """Makes calls in threads of its own. Whoever asked waits for the answer as long as they choose.
+    """Makes calls in threads of its own, so that callers can wait with a timeout.
 
-    A call that nobody waits for any more may go on until the process ends: its thread keeps no process alive.
+    A call may continue after its caller's timeout, but its thread does not keep the process alive.
     """
 
     def __init__(self, name: str, threads: int = 1) -> None:

@@ -1,8 +1,8 @@
 """Merging what two sides made of a common state, path by path.
 
-Pure: it is told what each side changed, and says what the result changes in `ours`, or which paths it can't decide.
-Both sides come in tree order and so does the result; only a path that becomes a folder on one side is held until what
-lies below it has been seen. A change of one side is never dropped but for an equal one of the other side.
+A pure function from the changes of each side to the changes of the result against `ours`, and the undecided paths.
+Both sides come in tree order and so does the result. Only a path that becomes a folder on one side waits for the paths
+below it. A change of one side is dropped only if the other side has an equal one.
 """
 
 from __future__ import annotations

@@ -88,12 +88,12 @@ class StandingRows:
 MOST_UNITS = 24
 """A sync merges if there are more."""
 SYNC_ROWS = 1 << 20
-"""What a sync merges has at most so many rows, which takes seconds."""
+"""The most rows that a sync merges, which takes seconds."""
 MOST_ROWS = 1 << 24
 """The most rows that anybody merges to a run: 940 MB in files of 15 MB."""
 _FILE_ROWS = 1 << 18
 GRACE_SECONDS = 3600.0
-"""What was replaced is deleted when the record has been there so long, by the store's clock."""
+"""The age of a record, by the store's clock, at which the files that it replaces are deleted."""
 _SHARE_COMPARED = 8  # of the rows that may be merged, a part is compared before files are deleted
 
 

@@ -1,13 +1,13 @@
 """Moving the names of a store to another place, while nobody writes to it.
 
-The steps, in this order: the log of the old place says that the names are moving, from which on no command writes;
-everything among them is copied; if nobody has written meanwhile, the log says that they have moved, which decides it;
-what was written until then is copied too; the new place gets a log of its own, and can be used from then on; the log of
-the data says where they are, for those who can't reach the old place. Whoever finds a move that was interrupted may
-finish it, or take it back before it is decided. Keys are written once and hold the same bytes in both places.
+The steps: (1) the log of the old place says that the names are moving, so that no command writes any more; (2) all keys
+are copied; (3) if nobody has written meanwhile, the log says that the names have moved, which decides it; (4) the keys
+written until then are copied too; (5) the new place gets a log, and can be used from then on; (6) the log of the data
+names the new place, for users who can't reach the old one. Anyone may finish an interrupted move, or take it back
+before it is decided. Keys are written once and have the same bytes in both places.
 
-A command that opened the store before the first step may still write. It asks for the next entry of the log after each
-write (`Tags.check_not_moved`), finds it, and reports that its write may not count.
+A command that opened the store before the first step may still write. It looks for the next entry of the log after
+each write (`Tags.check_not_moved`), finds it, and reports that its write may not count.
 """
 
 from __future__ import annotations

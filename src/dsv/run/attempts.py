@@ -60,7 +60,7 @@ class Attempts:
     """As it is known so far."""
     _began_ms: int = 0
     _began: float | None = None
-    """When this attempt was submitted, by the monotonic clock."""
+    """The time at which this attempt was submitted, by the monotonic clock."""
     _ended_ms: int = 0
     _gpu_watch: GpuWatch | None = None
     _gpus: tuple[GpuUse, ...] = ()

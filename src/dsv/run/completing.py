@@ -293,7 +293,7 @@ def finish(runs: RunStore, record: RunRecord, log: bytes | None) -> RunRecord:
 
 
 class Completer:
-    """Completes the records of runs that nobody supervises any more, as their engines know the jobs now.
+    """Completes the records of runs without a supervisor from their engines' current state of the jobs.
 
     An engine that gave no answer is not asked again.
     """

@@ -26,7 +26,7 @@ MAX_METRICS: Final = 1 << 20
 MAX_BESIDE: Final = 256
 """Entries at the top of a commit that can be mounted one by one, beside further data."""
 SPOOLS: Final = "unsent-runs"
-"""Where records wait to be sent, in the user's folder for dsv's state."""
+"""The folder of records to be sent, in the user's folder for dsv's state."""
 ANSWERS: Final = "last-answers"
 """The folder of what clusters said last of each run, below the user's state. A file has the state of one run."""
 LIVE_LOG: Final = "live.log"
@@ -209,7 +209,7 @@ class Metrics:
     values: dict[str, Json] | None = None
     """None if the job wrote none, or none that can be used."""
     problem: str | None = None
-    """Why those that it wrote can't be used."""
+    """The reason why the metrics that it wrote can't be used."""
 
 
 def metrics_stamp(out: Path) -> tuple[int, int, int] | None:

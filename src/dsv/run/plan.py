@@ -44,7 +44,7 @@ class Launch:
     elsewhere: tuple[str, ...] = ()
     """The options with which dsv on another machine finds the same store and cache."""
     access: StoreAccess = NO_ACCESS
-    """What dsv on another machine needs to reach the store."""
+    """The access to the store for dsv on another machine."""
 
     @classmethod
     def of(

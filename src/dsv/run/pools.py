@@ -29,17 +29,17 @@ class PoolFacts:
 
     pool: str
     unreachable: str | None = None
-    """Why it gave no answer."""
+    """The reason why it gave no answer."""
     refused: str | None = None
-    """Why its engine can't run the job at all."""
+    """The reason why its engine can't run the job at all."""
     capacity: Capacity | None = None
     """None without an answer."""
     wanted: Resources = field(default_factory=Resources)
-    """What the job asks for there."""
+    """The resources that the job requests there."""
     cached: bool | None = None
-    """Whether its cache has the data; None if that can't be seen from here."""
+    """Its cache has the data; None if that is unknown."""
     no_room: str | None = None
-    """Why the data has no room there; None if it has, or if that is not known."""
+    """The reason why the data has no room there; None if it has, or if that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ def _product(topology: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GpuCount:
-    """GPUs of one kind: how they are called, how many there are, and how many nobody uses."""
+    """GPUs of one kind: their name, their number and the number of unused ones."""
 
     kind: str
     free: int
@@ -294,9 +294,9 @@ class Pool:
     out: str | None = None
     """The folder in which runs get their output folders; None for one among the user's state."""
     run: Mapping[str, Any] = field(default_factory=dict)
-    """What its settings say about each run there, by the fields of `POOL_OPTIONS` in spec.py."""
+    """Its settings for each run, by the fields of `POOL_OPTIONS` in spec.py."""
     options: Mapping[str, Json] = field(default_factory=dict)
-    """What its engine needs to know, as its table in the configuration has it."""
+    """The options of its engine, as in its table in the configuration."""
 
     @property
     def wait(self) -> float:

@@ -243,7 +243,7 @@ POOL_OPTIONS: Final = (
     Option("wait", "wait", parse_duration),
     Option("jobs", "jobs", _parse_jobs),
 )
-"""What a pool says about each run there. To add one: a row here, and a key in `POOL_FIELDS` of api/settings.py."""
+"""A pool's settings for each run. To add one, add a row here and a key in `POOL_FIELDS` of api/settings.py."""
 
 _ALL: Final = (*OPTIONS, *POOL_OPTIONS)
 _Asked = TypeVar("_Asked", bound=Resources)

@@ -36,7 +36,7 @@ class Staged:
     """The id of the hold that was asked for."""
     held_until: float | None = None
     may_go: float | None = None
-    """When it may be evicted for not being used, if it is not held; None if that never happens."""
+    """The time from which it may be evicted as unused if it is not held; None if that never happens."""
 
 
 class Lease(Protocol):

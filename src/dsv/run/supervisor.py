@@ -61,9 +61,9 @@ class RunResult:
     """The engine that had its job."""
     out: Path
     error: LaunchError | None
-    """Why dsv could not launch it, ended it, or lost track of it."""
+    """The reason why dsv could not launch it, ended it, or lost track of it."""
     problem: DsvError | None = None
-    """Why the record isn't in the store yet; it is then kept here and sent by the next run."""
+    """The reason why the record isn't in the store yet; the next run sends it."""
 
     @property
     def exit_code(self) -> int:

@@ -1,6 +1,6 @@
-"""Start the runs of a sweep, so many at a time, and wait until they have ended.
+"""Start the runs of a sweep, a limited number at a time, and wait for them.
 
-Each run is a process of its own, which continues if this one is killed; the records tell which have not begun.
+Each run is a process of its own, which continues if this one is killed; the records show which have not begun.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Started(Protocol):
 
 
 class Watcher(Protocol):
-    """Is told what happens, for a person to see."""
+    """Shows the progress of a sweep to a person."""
 
     def begun(self, number: int, run: RunId) -> None: ...
 

@@ -21,7 +21,7 @@ MAX_KEY_LENGTH: Final = 900
 """Keys with their store's own prefix stay below the 1,024 bytes that S3 and GCS allow."""
 
 KEY_CHARACTERS: Final = "".join(sorted(string.ascii_letters + string.digits + "._%+=@~,!-"))
-"""What a key's components are made of, in byte order."""
+"""The characters of a key's components, in byte order."""
 
 LARGEST: Final = 128 << 20
 """Bytes that `get` reads of one object unless its caller says otherwise: no pack is larger."""

@@ -38,7 +38,7 @@ _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 _DENIED: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
 _MISPLACED: Final = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
 NO_HARD_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
-"""What link(2) answers where a file system has no hard links, or none between these folders."""
+"""The errors of link(2) on a file system without hard links, or without them between these folders."""
 
 
 @contextmanager
@@ -111,7 +111,7 @@ class Sharing(msgspec.Struct, frozen=True):
 
 
 class TemporaryFile(msgspec.Struct, frozen=True):
-    """A file that is whole and synced; `inode` tells it from another's once it is linked."""
+    """A complete, synced file. Once it is linked, `inode` distinguishes it from another writer's."""
 
     name: str
     inode: int
@@ -192,7 +192,7 @@ _LISTED_SECONDS: Final = 2.0
 
 
 class _ListedFolder:
-    """A folder that was just listed, open for whoever reads what the listing has, or proves that no more is there."""
+    """A folder that was just listed, kept open to read the listed files, or to check that there are no others."""
 
     def __init__(self, folders: _Folders, descriptor: int) -> None:
         self.descriptor = descriptor

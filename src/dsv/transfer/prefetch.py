@@ -217,10 +217,10 @@ def suitable(files: int, processors: int) -> int:
 
 
 class Readers(Generic[T]):
-    """The helper processes, and the order in which their work comes back. A context manager, which ends them.
+    """The helper processes, whose contents are returned in order. A context manager, which ends them.
 
-    While it waits for the next contents it reads later ones itself, so that no processor idles. Without a process it
-    reads nothing ahead. What a process that died should have read is missing: whoever stores the files reads it.
+    While this process waits for the next contents it reads later ones itself, so no processor idles. Without helpers
+    nothing is read ahead. The contents of a process that died are missing: the caller reads those files.
     """
 
     def __init__(self, root: Path, count: int) -> None:

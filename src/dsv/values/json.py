@@ -9,10 +9,10 @@ from typing import Any, Final, TypeAlias
 from dsv.errors import UsageError
 
 Json: TypeAlias = Any
-"""What JSON can hold: dict, list, str, int, float, bool, None."""
+"""A JSON value: dict, list, str, int, float, bool or None."""
 
 MAX_DEPTH: Final = 64
-"""How deep parameters and metrics may nest."""
+"""The greatest depth of parameters and metrics."""
 MAX_DIGITS: Final = 1000
 """Digits of a whole number in parameters and metrics."""
 

@@ -23,11 +23,11 @@ _FLAGS = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Writer:
-    """Writes below one root. It leaves alone whatever is not as expected, and says so.
+    """Writes below one root. It reports paths that are not as expected, and leaves them alone.
 
-    Files appear whole: each is written beside its place under a name that no scan sees, then linked or renamed. A new
-    file gets its mode from the umask, and its group and access lists from its folder. Contents are not synced to disk:
-    after a power cut the state tells a file that lost its content by its size.
+    Files appear complete: each is written beside its place under a name that scans ignore, then linked or renamed. New
+    files get their mode from the umask, and group and access lists from their folder. Contents are not synced to disk:
+    after a power cut the state recognizes a file that lost its content by its size.
     """
 
     def __init__(self, root: Path) -> None:

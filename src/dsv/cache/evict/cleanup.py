@@ -1,6 +1,6 @@
-"""Clearing away what the killed have left: trash, intents, dead claims, fills that nobody continues, drafts.
+"""Removal of leftovers of killed processes: trash, intents, dead claims, abandoned fills, drafts.
 
-Anyone may do it at any time, at the same time as others: names are random and never used twice, and what was renamed
+Any process may do it at any time, also at once: names are random and never used twice, and what was renamed
 away can't come back.
 """
 

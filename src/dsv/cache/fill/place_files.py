@@ -147,11 +147,11 @@ class Job(msgspec.Struct):
     replace: set[bytes] = msgspec.field(default_factory=set)
     """Paths of broken files."""
     unlinked: list[Item] = msgspec.field(default_factory=list)
-    """What could not be linked with its run."""
+    """Items that could not be linked with their run."""
     failed: list[Item] = msgspec.field(default_factory=list)
-    """What could not be linked by itself either."""
+    """Items that could not be linked by themselves either."""
     copied: list[Item] = msgspec.field(default_factory=list)
-    """What took room instead."""
+    """Items that were copied instead, and take room."""
     symlinks: list[bytes] = msgspec.field(default_factory=list)
     """Paths and targets, in turn."""
     drafts: int = -1

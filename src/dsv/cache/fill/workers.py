@@ -32,7 +32,7 @@ class Worker(msgspec.Struct):
 
     owner: Owner
     heard: float = msgspec.field(name="beat")
-    """When its last heartbeat was, by the server's clock."""
+    """The time of the last heartbeat by the server's clock."""
     left: bool = False
     """It has stopped by itself."""
     entries: int = 0

@@ -194,7 +194,7 @@ def _list(call: Call, context: Context, dataset: str | None) -> None:
 
 
 _Done = tuple[BranchItem, list[str]]
-"""What became of a branch: the line that says so, and notes."""
+"""A changed branch, and notes about it."""
 
 
 def _put(context: Context, name: str, target: str, message: str, *, reset: bool) -> _Done:

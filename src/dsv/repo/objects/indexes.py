@@ -183,7 +183,7 @@ _LISTINGS = 10
 
 AnyIndex = Index | RemoteIndex
 Usable = Callable[[ObjectKind, Id, PackId], bool]
-"""Whether an object may be taken from this pack."""
+"""Return whether an object may be taken from this pack."""
 
 
 def _any_pack(kind: ObjectKind, object_id: Id, pack_id: PackId) -> bool:

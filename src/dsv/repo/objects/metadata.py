@@ -1,6 +1,6 @@
-"""Local copies of what never changes: commits, tree nodes, segments, recipes, locators, index files.
+"""Local copies of immutable objects: commits, tree nodes, segments, recipes, locators, index files.
 
-All of it is named by an id and checked against it by whoever reads it, so a damaged, missing or foreign copy costs a
+Readers check each against its id, so a damaged, missing or foreign copy costs a
 request and nothing else. That is why no write here is synced to disk and no failure here is an error.
 """
 

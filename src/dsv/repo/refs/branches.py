@@ -160,7 +160,7 @@ class Refs(Tags):
         self._rules: dict[tuple[DatasetName, BranchName], BranchRule] = {}
         self.refused: Refused | None = None
         self.override: str | None = None
-        """Why protected branches are moved against their rules; None: they are not."""
+        """The reason to override the rules of protected branches; None to respect them."""
 
     def forget(self) -> None:
         for known in (self._listed, self._seen, self._rules):

@@ -1,4 +1,4 @@
-"""Tags: names of commits that never move, and what tells one ref of a store from another."""
+"""Tags: names of commits that never move. Also the checks of all writes of refs."""
 
 from __future__ import annotations
 

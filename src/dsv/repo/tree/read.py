@@ -1,8 +1,8 @@
-"""Reading a commit's tree: its nodes, walking it, looking up paths, and every object that it refers to.
+"""Reading a commit's tree: its nodes, its entries, single paths, and every object that it refers to.
 
-Each node is read when what is below it is asked for, and then kept, so one path of a commit of any size costs a node
-of each level. Only in a store without `node-locators` all of them are read at once: there the commit's own locator
-lists the whole tree, in an order that nobody can enter in the middle.
+Each node is read when it is needed, and then kept, so looking up a path costs a node of each level. Only in a store
+without `node-locators` all nodes are read at once: there the commit's own locator lists the whole tree, in an order
+that can only be read from the start.
 """
 
 from __future__ import annotations

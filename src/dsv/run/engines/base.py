@@ -302,7 +302,7 @@ class Engine(ABC):
     """A way of running jobs.
 
     On one machine, a job ends with the process that is attached to it (see reaper.py). In a cluster the cluster holds
-    the job, and whoever attaches only follows it.
+    the job, and an attached process only follows it.
     """
 
     name: ClassVar[str]
@@ -472,7 +472,7 @@ _GIVEN: Final = {
     "engine_args": "engine_args",
     "forward": "forward_credentials",
 }
-"""What not every engine can give a job: the field, and the option or the setting of a pool that asks for it."""
+"""Resources that not every engine can give: the field, and the option or the setting of a pool for it."""
 
 
 def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:

@@ -28,7 +28,7 @@ class Machine:
     user: str = ""
     selinux: bool = False
     gpus: int | None = None
-    """How many NVIDIA GPUs it has."""
+    """The number of NVIDIA GPUs."""
     visible_gpus: tuple[str, ...] | None = None
     """The indices or UUIDs that the caller was given (by Slurm for instance), None for all."""
     models: tuple[Gpu, ...] = ()

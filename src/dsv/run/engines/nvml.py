@@ -20,7 +20,7 @@ class Gpu:
     uuid: str
     name: str
     in_use: bool = False
-    """Whether somebody computes on it."""
+    """A process computes on it."""
     utilization: float = 0.0
     """In per cent."""
     memory_bytes: int = 0

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Changes = Callable[[], Iterable[Change]]
 """Returns the same changes at each call, in tree order with each path once."""
 OverwritePolicy = Callable[[bytes], bool]
-"""Whether something that no commit has may be overwritten at a path."""
+"""Return whether a file at a path that is in no commit may be overwritten."""
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Goal(msgspec.Struct, frozen=True):
     commit: CommitId
     changes: Changes = lambda: ()
     hint: str = ""
-    """What to do about conflicts."""
+    """Advice about conflicts."""
     paths: tuple[bytes, ...] = ()
     """The paths that it concerns; none for the whole workspace, whose base becomes `commit`."""
     may_overwrite: OverwritePolicy = lambda path: False

@@ -142,7 +142,7 @@ class Made(msgspec.Struct):
     settled: list[bytes] = msgspec.field(default_factory=list)
     """Paths of conflicts for which the user chose a side."""
     merged: list[Settled] = msgspec.field(default_factory=list)
-    """What was put together from both sides."""
+    """Contents that combine both sides."""
 
     @property
     def counts(self) -> dict[str, int]:

@@ -25,7 +25,7 @@ _SHOWN = 80  # bytes of a line in a message
 class Rules:
     """The rules in force in one folder: its own `.dsvignore` and those of the folders above.
 
-    `digest` tells two sets of rules apart, so that a verdict can be remembered; 0 if there are none.
+    `digest` identifies a set of rules, so that results can be remembered; 0 if there are none.
     """
 
     __slots__ = ("_above", "_patterns", "_start", "digest")

@@ -382,7 +382,7 @@ _CODES = (
     ),
     (CANNOT_INVOKE, re.compile("permission denied|exec format error|is a directory", re.IGNORECASE)),
 )
-"""Why a command could not be started, as the engines' runtimes say it."""
+"""The engines' messages about a command that could not be started."""
 
 
 class ContainerRun:

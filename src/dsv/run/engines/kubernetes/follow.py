@@ -256,8 +256,8 @@ has no such log any more, or that too many files are open to follow one."""
 class PodLog(Thread):
     """Follow the log of one pod, and reconnect if the connection breaks.
 
-    write is given whole lines. The timestamp of each line tells which lines were already read. moved is called when the
-    log or its connection ends.
+    `write` gets whole lines. The timestamps show which lines were already read. `moved` is called when the log or its
+    connection ends.
     """
 
     def __init__(

@@ -43,18 +43,18 @@ class Left:
     end: int | None = None
     """Its exit code, once it is over for good."""
     stopped: str | None = None
-    """Who asked dsv to end it."""
+    """The user who asked dsv to end it."""
     log: str = ""
     """The messages of Slurm."""
     late: bool = False
-    """Whether the time of a command was over."""
+    """The time of a command was over."""
     said: str = ""
-    """Why no command began, in the words of the node that failed first."""
+    """The reason why no command began, in the words of the node that failed first."""
     nodes: int = 1
     retries: int = 0
-    """How many more attempts there could be after the first."""
+    """The number of further attempts that were allowed."""
     written_ms: int | None = None
-    """When the job last wrote to its folder."""
+    """The time at which the job last wrote to its folder."""
 
     @property
     def was_to_go_on(self) -> bool:

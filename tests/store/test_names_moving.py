@@ -150,7 +150,7 @@ def test_who_names_the_old_place_is_led_to_the_new_one(world: World) -> None:
     new.rename(world.root / "away")
     result = ann("datasets")
     assert (result.code, result.out) == (6, ""), result
-    assert f"has moved them to {new}" in result.err and "stores.NAME.names PLACE" in result.err
+    assert f"has moved them to {new}" in result.err and "stores.NAME.names LOCATION" in result.err
 
 
 def test_the_store_check_finds_a_server_that_changed_its_mind(world: World) -> None:

@@ -154,6 +154,7 @@ def to_item(found: object, keys: Iterable[str], /, **more: object) -> dict[str, 
     for key in keys:
         name, _, inner = key.partition(".")
         below.setdefault(name, []).extend([inner] if inner else [])
+    assert more.keys() <= below.keys(), f"keys that are not declared: {sorted(more.keys() - below.keys())}"
     item: dict[str, object] = {}
     for name, inner_keys in below.items():
         if name in more:

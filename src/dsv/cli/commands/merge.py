@@ -250,12 +250,16 @@ def _apply(
     word: str,
 ) -> int | None:
     """Call a function of the api, and print its result. `word` is for `_text`."""
+
+    def outcome_of(merge: str) -> dict[str, object]:
+        return {"outcome": merge} if function is api.merge else {}
+
     reason = override(force, request.message)
     with call.context(writes=True, author=author, override=reason) as context:
         try:
             done = function(context, request)
         except MergeConflict as error:
-            return tell_conflicts(call, error, commit=None, outcome="conflict")
+            return tell_conflicts(call, error, commit=None, **outcome_of("conflict"))
     warn_without_effect(call, done.without_effect)
     failed = isinstance(done.here, DsvError)
     if call.json:
@@ -264,10 +268,11 @@ def _apply(
             "status": "not-updated" if failed else "updated",
             "reason": str(done.here) if failed else None,
         }
+        outcome = "up-to-date" if done.up_to_date else "fast-forward" if done.fast_forwarded else "merged"
         call.result(
             done,
             **to_item(done.counts, _COUNTS),
-            outcome="up-to-date" if done.up_to_date else "fast-forward" if done.fast_forwarded else "merged",
+            **outcome_of(outcome),
             settled=settled,
             conflicts=[],
             workspace=None if done.here is None else workspace,

@@ -146,10 +146,9 @@ def _rebuild(call: Call, *, dry_run: bool) -> int:
     with call.context(writes=not dry_run) as context:
         done = rebuild_names(context, dry_run=dry_run)
     if call.json:
-        keys = ("author", "branch", "time", "message")
+        names, keys = ("commit", "dataset", "head_of"), ("author", "branch", "time", "message")
         call.items(
-            {**to_item(one, ("dataset", "head_of"), commit=one.id), **to_item(one.commit, keys)}
-            for one in done.commits
+            {**to_item(one, names, commit=one.id), **to_item(one.commit, keys)} for one in done.commits
         )
         return 0
     columns = ["commit", "dataset", "head of", "time~", "author~", "message~"]

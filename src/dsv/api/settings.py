@@ -39,7 +39,7 @@ POOL_FIELDS: Mapping[str, str] = {
     "gpu_type": "its GPUs that --gpus means, by words of their model: A100, A100-80GB",
     "tpu": "the TPU slice of each run: v5e-8",
     "tpu_topology": "the shape of the slice: 2x4",
-    "shm_size": "shared memory of each run: 16G; without it half of the memory that it may use",
+    "shm_size": "shared memory of each run: 16G; without it half of its memory (Kubernetes: no limit)",
     "engine_args": "further options for docker, podman or sbatch, as in a shell",
     "forward_credentials": "yes: dsv in the cluster gets the caller's credentials for the store",
     "log": "no: what a run prints is not kept",

@@ -15,6 +15,7 @@ from typing import Any
 from tests.cache.fake_source import STORE, FakeSource
 from tests.waiting import PATIENCE
 
+from dsv.cache.claims.leases import Lease
 from dsv.cache.fill import files, parts, workers
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.helper_process import HelperSpec
@@ -31,8 +32,8 @@ PROJECT = Path(__file__).parents[2]
 def start(
     root: CacheRoot, world: Path, commit: CommitId, *, under: Sequence[str] = (), **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Options: `part_bytes`, `expiry`, `sync_step`, `jobs`, `umask`, `user` and `group` (ids), `selection`, and those
-    of `FakeSource`. under: a command that runs it."""
+    """Options: `part_bytes`, `expiry`, `sync_step`, `jobs`, `umask`, `user` and `group` (ids), `selection`, `lease` (it
+    takes one first), and those of `FakeSource`. under: a command that runs it."""
     order = {"root": str(root.path), "world": str(world), "commit": str(commit), **options}
     return subprocess.Popen(
         [*under, sys.executable, "-m", "tests.cache.filler", json.dumps(order)],
@@ -65,6 +66,9 @@ def main(order: dict[str, Any]) -> int:
     root, world, commit = CacheRoot(Path(order.pop("root"))), order.pop("world"), order.pop("commit")
     jobs = order.pop("jobs", 1)
     paths = [path.encode() for path in order.pop("selection", [])]
+    request = FillRequest("xrays", CommitId.parse(commit), STORE, PathSet.of(paths))
+    if order.pop("lease", False):
+        Lease.take(root, request.place, "stage")
     helper = HelperSpec("tests.cache.fake_source:FakeSource", {"world": world, "commit": commit, **order})
 
     def plenty(need: Need) -> None:
@@ -73,7 +77,7 @@ def main(order: dict[str, Any]) -> int:
     try:
         result = fill(
             root,
-            FillRequest("xrays", CommitId.parse(commit), STORE, PathSet.of(paths)),
+            request,
             FakeSource(world, commit, **order),
             ensure_room=plenty,
             jobs=jobs,

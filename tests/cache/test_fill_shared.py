@@ -16,6 +16,7 @@ from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.processes import running
 from tests.waiting import until
 
+from dsv.cache.claims.claims import read_claims
 from dsv.cache.fill import helper_process
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
@@ -117,8 +118,10 @@ def test_killed_at_any_moment_it_is_resumed(root: CacheRoot, world: World, seed:
 
 def test_the_parts_of_a_killed_process_are_taken_over_at_once(root: CacheRoot, world: World) -> None:
     commit = world.commit(FILES)
-    doomed = filler.start(root, world.folder, commit, part_bytes=PART, wait_after=4)
+    doomed = filler.start(root, world.folder, commit, part_bytes=PART, wait_after=4, lease=True)
     until(lambda: len(world.fetched()) == 4)
+    place = FillRequest("xrays", commit, STORE).place
+    assert [lease.owner.pid for lease in read_claims(root, place).leases] == [doomed.pid]
     # A silent process of this host would be waited for longer than this test is.
     other = filler.start(root, world.folder, commit, part_bytes=PART, expiry=1e6)
     until(lambda: len(world.fetched()) > 60)
@@ -126,6 +129,7 @@ def test_the_parts_of_a_killed_process_are_taken_over_at_once(root: CacheRoot, w
     doomed.communicate()
     answer = filler.finish(other)
     world.check(commit, Path(answer["path"]))
+    assert not read_claims(root, place).leases, "who takes a part over ends the lease of the dead"
 
 
 LARGE = [File("a", 3 << 20, "a"), File("b", 3 << 20, "b"), *FILES[:10]]

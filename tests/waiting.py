@@ -10,7 +10,15 @@ PATIENCE = 300.0
 
 
 def until(condition: Callable[[], object], what: str = "it", patience: float = PATIENCE) -> None:
+    """Wait until the condition is true. A file that is renamed or removed while it looks makes it look again."""
     deadline = time.monotonic() + patience
-    while not condition():
+    while not _holds(condition):
         assert time.monotonic() < deadline, f"{what} never came true"
         time.sleep(0.01)
+
+
+def _holds(condition: Callable[[], object]) -> bool:
+    try:
+        return bool(condition())
+    except FileNotFoundError:
+        return False

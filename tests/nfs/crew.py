@@ -8,8 +8,7 @@ import os
 import shutil
 import stat
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import dsv
 from tests.labs import nfs_hosts
 from tests.labs.nfs_hosts import Host, NfsHosts
+from tests.waiting import PATIENCE, until
 
 PROJECT = Path(__file__).parents[2]
 SEARCHED = {"PYTHONPATH": f"{Path(dsv.__file__).parents[1]}:{PROJECT}", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -76,8 +76,8 @@ class Task:
     def done(self) -> bool:
         return (self.member.box / "answers" / self.name).exists()
 
-    def answer(self, timeout: float = 300) -> Answer:
-        until(lambda: self.done, timeout, f"{self.name} on host {self.member.number}")
+    def answer(self, timeout: float = PATIENCE) -> Answer:
+        until(lambda: self.done, f"{self.name} on host {self.member.number}", timeout)
         return Answer(**_as_fields(json.loads((self.member.box / "answers" / self.name).read_text())))
 
     def kill(self) -> None:
@@ -114,7 +114,7 @@ class Member:
         return self.host is not None and (self.box / "answers/ready").exists()
 
     def ready(self) -> None:
-        until(lambda: self.is_ready, 60, f"boot of host {self.number}")
+        until(lambda: self.is_ready, f"boot of host {self.number}")
 
     def power_off(self) -> None:
         if self.host is not None:
@@ -222,13 +222,6 @@ class Crew:
     def files_being_filled(self) -> int:
         fills = self.seen / ".dsv/fill"
         return sum(len(names) for at, _, names in os.walk(fills) if "/tree" in at) if fills.exists() else 0
-
-
-def until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
-        time.sleep(0.05)
 
 
 def assert_same(found: Path, wanted: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.nfs.crew import Crew, Times, assert_same, listed, until
+from tests.nfs.crew import Crew, Times, assert_same, listed
+from tests.waiting import until
 
 PART = 6 << 20
 TIMES = Times(expiry=8, part_files=64, part_bytes=PART)
@@ -31,7 +32,7 @@ def test_a_dead_and_a_cut_host_are_taken_over_and_do_no_harm_later(crew: Crew, l
     dead, cut, third = crew.up(0, 1, 2)
     times = TIMES._replace(expiry=30)  # longer than what the third has to do before it waits for them
     tasks = [host.dsv("cache", "large@v1", "--json", times=times) for host in (dead, cut)]
-    until(lambda: crew.files_being_filled() > 8 and crew.hosts_at_work() == 2, 60, "files of both")
+    until(lambda: crew.files_being_filled() > 8 and crew.hosts_at_work() == 2, "files of both")
     cut.unplug()
     dead.power_off()
     answer = third.dsv("cache", "large@v1", "--json", "--progress=json", times=times).answer()
@@ -56,7 +57,7 @@ def test_a_dead_and_a_cut_host_are_taken_over_and_do_no_harm_later(crew: Crew, l
 def test_a_cut_host_comes_back_after_the_commit_was_evicted(crew: Crew, lake: Path) -> None:
     cut, killed, third = crew.up(0, 1, 2)
     tasks = [host.dsv("cache", "large@v1", "--json", times=TIMES) for host in (cut, killed)]
-    until(lambda: crew.files_being_filled() > 8 and crew.hosts_at_work() == 2, 60, "files of both")
+    until(lambda: crew.files_being_filled() > 8 and crew.hosts_at_work() == 2, "files of both")
     cut.unplug()
     killed.unplug()
     tasks[1].kill()

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.labs.nfs_hosts import NfsHosts
-from tests.nfs.crew import Crew, Times, assert_same, crew_of_its_own, listed, until
+from tests.nfs.crew import Crew, Times, assert_same, crew_of_its_own, listed
+from tests.waiting import until
 
 SPARE = 40 << 20  # bytes that the disk has beyond the dataset
 
@@ -53,7 +54,7 @@ def test_a_disk_that_others_fill_meanwhile(small: Crew, lake: Path) -> None:
     one, other = crew.up(0, 1)
     others_file = crew.lab.export / "of-others"
     tasks = [host.dsv("cache", "large@v1", "--json", times=Times(part_files=8)) for host in (one, other)]
-    until(lambda: crew.files_being_filled() > 2, 60, "files of the fill")
+    until(lambda: crew.files_being_filled() > 2, "files of the fill")
     with others_file.open("wb") as file:
         left = os.statvfs(crew.lab.export)
         os.posix_fallocate(file.fileno(), 0, left.f_bavail * left.f_frsize - (1 << 20))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.root import CacheRoot, Place
-from tests.nfs.crew import Crew, Member, Task, Times, assert_same, until
-from tests.waiting import PATIENCE
+from tests.nfs.crew import Crew, Member, Task, Times, assert_same
+from tests.waiting import until
 
 DAY = 86_400
 LEASE = 8.0
@@ -19,7 +19,7 @@ def start_job(crew: Crew, host: Member, *, lease: float = 0, target: str = "tiny
     waits = f"touch {marks(crew)}/began; while [ ! -e {marks(crew)}/go ]; do sleep 0.2; done"
     job = f'{waits}; find "$DSV_DATA" -type f | wc -l'
     task = host.dsv("run", "--engine", "process", target, "--", "sh", "-c", job, times=Times(lease=lease))
-    until((crew.marks / "began").exists, 60, "the job's start")
+    until((crew.marks / "began").exists, "the job's start")
     return task
 
 
@@ -68,7 +68,6 @@ def test_the_lease_of_a_dead_host_expires(crew: Crew) -> None:
     ends = lease_end(crew)
     until(
         lambda: evicting.dsv("evict", "--all", "--json").answer().json["evicted"],
-        PATIENCE,
         "the end of the dead host's lease",
     )
     assert time.time() >= ends  # by the file server's clock, which is this machine's
@@ -82,11 +81,9 @@ def test_a_host_that_is_cut_off_keeps_its_lease_or_learns_that_it_is_lost(crew: 
     assert evicting.dsv("evict", "--all", "--json").answer().json["evicted"] == []
     before = leases(crew)
     cut.plug_in()
-    until(lambda: leases(crew).isdisjoint(before), PATIENCE, "two renewals")
+    until(lambda: leases(crew).isdisjoint(before), "two renewals")
     cut.unplug()
-    until(
-        lambda: evicting.dsv("evict", "--all", "--json").answer().json["evicted"], PATIENCE, "the lease's end"
-    )
+    until(lambda: evicting.dsv("evict", "--all", "--json").answer().json["evicted"], "the lease's end")
     cut.plug_in()
     ended = job.answer()
     assert ended.status == 125 and "was evicted" in ended.err, ended

@@ -20,8 +20,8 @@ from tests.nfs.crew import (
     crew_of_its_own,
     hurried,
     listed,
-    until,
 )
+from tests.waiting import until
 
 GROUP = 3000
 
@@ -61,7 +61,7 @@ def test_equal_host_names_and_pids(crew: Crew, lake: Path) -> None:
     mark = f"/mnt/out/{crew.name}"
     waits = f"touch {mark}/began; while [ ! -e {mark}/go ]; do sleep 0.2; done"
     job = one.start(*alone, *DSV, "run", "--engine", "process", "small@v1", "--", "sh", "-c", waits)
-    until((crew.marks / "began").exists, 60, "the job's start")
+    until((crew.marks / "began").exists, "the job's start")
     kept = other.run(*alone, *DSV, "evict", "--all", "--json").json
     assert kept["evicted"] == [] and "gpu" in kept["kept"][0]["reason"], kept
     (crew.marks / "go").touch()
@@ -172,7 +172,7 @@ def test_a_file_that_is_read_without_a_lease_keeps_nothing_else(crew: Crew, lake
     mark = f"/mnt/out/{crew.name}"
     script = f"exec 9<'{cached['path']}/{read}'; touch {mark}/reading; while [ ! -e {mark}/done ]; do sleep 0.1; done"
     reader = host.start("sh", "-c", script)
-    until(ready.exists, 30, "the reader")
+    until(ready.exists, "the reader")
     evicted = host.dsv("evict", "--all", "--json").answer()
     assert evicted.status == 0, evicted
     assert len(evicted.json["evicted"]) == 1

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.nfs.crew import Crew, Member, Task, Times, assert_same, listed, until
+from tests.nfs.crew import Crew, Member, Task, Times, assert_same, listed
+from tests.waiting import until
 
 ROUNDS = int(os.environ.get("DSV_NFS_ROUNDS", "3"))
 SEED = int(os.environ.get("DSV_NFS_SEED", "1"))
@@ -189,7 +190,7 @@ class Round:
         self.watch.look()
         for name in self.crew.visible():
             assert_same(self.crew.seen / name, lake / name.partition("/")[0])
-        until(lambda: all(member.is_ready for member in self.members), 60, "hosts that were struck")
+        until(lambda: all(member.is_ready for member in self.members), "hosts that were struck")
         host = self.chance.choice(self.members)
         held = {name.partition("/")[0] for name in self.watch.held}
         self.watch.held.clear()
@@ -204,7 +205,7 @@ class Round:
             return self.crew.visible() == [] and not left_over(self.crew)
 
         try:
-            until(evicted, 120, "an empty cache")
+            until(evicted, "an empty cache")
         except AssertionError as error:
             raise AssertionError(f"{self.crew.visible()} and {left_over(self.crew)} stay") from error
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from tests.nfs.crew import SEARCHED, Crew, until
+from tests.nfs.crew import SEARCHED, Crew
+from tests.waiting import until
 
 # What a host does whose user's umask, or group, makes it rename folders into place.
 REMEMBERS = """
@@ -30,7 +31,7 @@ def test_a_folder_that_another_host_has_just_made_is_found(crew: Crew) -> None:
     top, marks = f"/mnt/nfs/{crew.name}", f"/mnt/out/{crew.name}"
     assert other.run("mkdir", f"{top}/tree", f"{top}/drafts").status == 0
     task = one.start(sys.executable, "-c", REMEMBERS, top, marks, **SEARCHED)
-    until(lambda: (crew.marks / "remembered").exists(), 60, "a look at the missing folder")
+    until(lambda: (crew.marks / "remembered").exists(), "a look at the missing folder")
     made = other.run("sh", "-c", f"mkdir -p {top}/tree/a/b && echo other > {top}/tree/a/b/others")
     assert made.status == 0, made
     (crew.marks / "made").touch()

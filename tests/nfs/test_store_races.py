@@ -22,9 +22,10 @@ from tests.kit.dsv import Dsv, plain_environment
 from tests.labs import nfs_hosts
 from tests.labs.machine import MissingError
 from tests.labs.s3_server import S3Server
-from tests.nfs.crew import SEARCHED, Answer, Crew, Member, Task, until
+from tests.nfs.crew import SEARCHED, Answer, Crew, Member, Task
 from tests.nfs.racer import Racer, content, meeting
 from tests.store.proxy import Behaviour, proxy
+from tests.waiting import until
 
 ROUNDS = int(os.environ.get("RACE_ROUNDS", "10"))
 OUTAGE_EVERY = int(os.environ.get("RACE_OUTAGE_EVERY", "5"))  # rounds
@@ -99,7 +100,7 @@ class Race:
             return condition() or any(task.done and task.answer().status for task in tasks)
 
         try:
-            until(over, PATIENCE, what)
+            until(over, what, PATIENCE)
         except AssertionError as late:
             raise AssertionError(f"{late}\n{self._stacks()}") from late
         failed = [answer for task in tasks if task.done and (answer := task.answer()).status]
@@ -217,7 +218,7 @@ def test_one_workspace_of_six_wins_each_round(race: Race) -> None:
         if not OUTAGE_EVERY or number % OUTAGE_EVERY != OUTAGE_EVERY // 2:
             return
         before, later = len(race.does.log), chance.randrange(60)
-        until(lambda: len(race.does.log) > before + later or race.there(number + 1), PATIENCE, "requests")
+        until(lambda: len(race.does.log) > before + later or race.there(number + 1), "requests")
         race.crew.lab.power_off_server()
         race.crew.lab.power_on_server()
         outages.append(later)

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from dsv.errors import IntegrityError, Unsupported
 from dsv.format.commit import Commit
+from dsv.format.damage import Damage
 from dsv.format.envelope import CHECK_SIZE, sealed
+from dsv.format.locator import ObjectKind
 from dsv.format.records import (
     BranchRule,
     ChunkingParams,
@@ -96,6 +98,23 @@ RECORDS: dict[str, st.SearchStrategy[Any]] = {
     ),
     "gc-done": st.builds(GcDone, st.integers(0, 99), draw.nonces, draw.millis),
 }
+_NAMED = st.tuples(
+    st.sampled_from((ObjectKind.CHUNK, ObjectKind.RECIPE, ObjectKind.SEGMENT, ObjectKind.NODE)),
+    draw.chunk_ids,
+)
+RECORDS["damage"] = st.builds(
+    Damage,
+    st.sets(draw.pack_ids, max_size=4).map(lambda p: tuple(sorted(p))),
+    st.sets(st.tuples(draw.pack_ids, _NAMED).map(lambda p: (p[0], *p[1])), max_size=4).map(
+        lambda p: tuple(sorted(p))
+    ),
+    st.sets(_NAMED, max_size=4).map(lambda p: tuple(sorted(p))),
+    st.booleans(),
+    draw.nonces,
+    draw.millis,
+    draw.texts,
+    draw.texts,
+)
 RECORDS["branch-rule"] = st.builds(
     BranchRule,
     st.none()

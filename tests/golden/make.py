@@ -26,8 +26,10 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from dsv.format import keys
+from dsv.format.damage import Damage
 from dsv.format.index import Index, encode_filter, merge_all
 from dsv.format.index_merge import IndexMerge, MergedFile
+from dsv.format.locator import ObjectKind
 from dsv.format.recipe import build_recipe, cut_points
 from dsv.format.records import (
     BranchRule,
@@ -49,7 +51,7 @@ from dsv.format.records import (
 )
 from dsv.format.tree import Cutter, Kind
 from dsv.repo.format_log import readme_text
-from dsv.values.ids import CommitId, FileId, NodeId, Nonce, SegmentId, SessionId
+from dsv.values.ids import ChunkId, CommitId, FileId, NodeId, Nonce, SegmentId, SessionId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from dsv.values.paths import sort_key
 from tests.golden.building import StoreMaker, name_of
@@ -109,6 +111,7 @@ def build(*, named: bool = False, node_locators: bool = False) -> dict[str, byte
         store, erased = name_of("store").store, DatasetName.parse("demo/people")
         record = DatasetErased(_nonce("erased"), TIME + 9, LETTERS, "they asked for it")
         made.put(keys.erased_key(erased_id(store, erased)), record.encode())
+        _damage(made)
     return dict(sorted(made.keys.items()))
 
 
@@ -250,6 +253,23 @@ def _sessions(made: StoreMaker, commit: CommitId) -> None:
     condemned = tuple(sorted(name_of(f"condemned {at}").pack for at in range(2)))
     made.put(keys.gc_condemned_key(0), GcCondemned(0, condemned, _nonce("gc"), TIME, "golden 1").encode())
     made.put(keys.gc_done_key(0), GcDone(0, _nonce("done"), TIME + 99).encode())
+
+
+def _damage(made: StoreMaker) -> None:
+    """A pack that is gone, and an object of another one that is damaged, and has no other place."""
+    lost, other = name_of("lost pack").pack, name_of("damaged pack").pack
+    chunk = ChunkId(name_of("damaged chunk").raw(32))
+    found = Damage(
+        (lost,),
+        ((other, ObjectKind.CHUNK, chunk),),
+        ((ObjectKind.CHUNK, chunk),),
+        True,
+        _nonce("damage"),
+        TIME,
+        AUTHOR,
+        "golden 5",
+    )
+    made.put(keys.gc_damage_key(0), found.encode())
 
 
 def _nonce(label: str) -> Nonce:

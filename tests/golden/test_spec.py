@@ -15,7 +15,20 @@ import zstandard
 from blake3 import blake3
 
 from dsv import reader
-from dsv.format import codec, commit, envelope, index, index_merge, keys, locator, pack, recipe, records, tree
+from dsv.format import (
+    codec,
+    commit,
+    damage,
+    envelope,
+    index,
+    index_merge,
+    keys,
+    locator,
+    pack,
+    recipe,
+    records,
+    tree,
+)
 from dsv.format import locator as place
 from dsv.format.locator import ObjectKind
 from dsv.format.segment import Segment
@@ -107,7 +120,7 @@ def split(column: bytes) -> list[bytes]:
 def test_all_tables_were_found() -> None:
     assert set(OBJECTS) == {"segment", "node", "recipe", "locator"}
     assert set(LAYOUTS) == {"pack", "index", "index row", "index filter"}
-    assert len(RECORDS) == 14 + 4
+    assert len(RECORDS) == 15 + 4
     assert all(table for found in (OBJECTS, LAYOUTS, RECORDS) for table in found.values())
 
 
@@ -232,6 +245,7 @@ RECORD_TYPES: dict[str, Any] = {
     "session-closed": records.SessionClosed,
     "gc-condemned": records.GcCondemned,
     "gc-done": records.GcDone,
+    "damage": damage.Damage,
     "dataset-erased": records.DatasetErased,
     "branch-rule": records.BranchRule,
 }
@@ -318,6 +332,7 @@ LIMITS = {
     "bytes of a name in a key": names.MAX_COMPONENT,
     "bytes of a small record": envelope.RECORD_MAX,
     "packs in one `gc-condemned`": records.MAX_CONDEMNED,
+    "packs, objects, or missing objects of a `damage`": damage.MAX_MARKS,
     "parents of a commit": commit.MAX_PARENTS,
     "levels of a tree": tree.MAX_LEVEL,
     "entries of a segment, children of a node": tree.MAX_ENTRIES,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dsv.api.context import Context
 from dsv.api.workspaces import open_to_publish
+from dsv.repo.damage import read_damage
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.file_reader import Problem, refusal
 from dsv.values.ids import CommitId
@@ -125,7 +126,10 @@ def _check_storable(scan: WorkspaceScan, request: SyncRequest, progress: Progres
 def _reupload_lost(opened: OpenWorkspace, tree: TreeReader | None, request: SyncRequest) -> Reuploaded:
     """Store again what the store has lost of the base, if that is asked for or something is known to be lost."""
     repository = opened.repository
-    if tree is None or not (request.reupload or repository.objects.packs.noted()):
+    if tree is None:
+        return Reuploaded()
+    read_damage(repository)
+    if not (request.reupload or repository.objects.packs.noted(tree.commit_id)):
         return Reuploaded()
     root, progress = opened.workspace.root, opened.progress
     return reupload(repository, opened.writer, tree, root, progress, thorough=request.reupload)

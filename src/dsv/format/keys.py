@@ -235,6 +235,19 @@ def parse_gc_key(key: str) -> tuple[int, str] | None:
     return (int(parts[1], 16), parts[2]) if parts[2] in ("condemned", "done") else None
 
 
+DAMAGE_PREFIX = f"{GC_PREFIX}damage-"
+
+
+def gc_damage_key(number: int) -> str:
+    """Return the key of the n-th damage mark, from 0. The last one counts."""
+    return f"{DAMAGE_PREFIX}{_up(number)}"
+
+
+def parse_gc_damage_key(key: str) -> int | None:
+    text = key.removeprefix(DAMAGE_PREFIX)
+    return int(text, 16) if key.startswith(DAMAGE_PREFIX) and _SEQ.fullmatch(text) else None
+
+
 def runs_prefix(dataset: DatasetName) -> str:
     return f"{RUNS_PREFIX}{dataset.component}/"
 

@@ -93,6 +93,7 @@ UNORDERED_LISTING = "unordered-listing"
 NAMED_RECORDS = "named-records"
 NODE_LOCATORS = "node-locators"
 PROTECTED_BRANCHES = "protected-branches"
+DAMAGE_MARKS = "damage-marks"
 NAMES_ELSEWHERE = "names-elsewhere"
 DATA_ELSEWHERE = "data-elsewhere"
 UNCONDITIONAL_WRITES = "unconditional-writes"
@@ -103,6 +104,7 @@ KNOWN_FEATURES = frozenset(
         NAMED_RECORDS,
         NODE_LOCATORS,
         PROTECTED_BRANCHES,
+        DAMAGE_MARKS,
         UNORDERED_LISTING,
         NAMES_ELSEWHERE,
         DATA_ELSEWHERE,

@@ -29,6 +29,7 @@ from dsv.format.records import (
     Writer,
 )
 from dsv.periodic import Periodic
+from dsv.repo.damage import learn_damage
 from dsv.repo.errors import ONE_WINS_AGAIN, may_write, read_record
 from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.refs.branches import Head, LostRace, Moved
@@ -84,7 +85,7 @@ class Session:
         )
         with may_write(repository.store.url):
             repository.store.put_if_absent(keys.session_open_key(session_id), opened.encode())
-        session = cls(repository, session_id, opened, _condemned(repository), writer)
+        session = cls(repository, session_id, opened, _read_gc(repository), writer)
         repository.objects.indexes.renew()
         session._renewal.start()
         return session
@@ -305,8 +306,8 @@ def check_whole(session: Session, commit_id: CommitId) -> None:
             )
 
 
-def _condemned(repository: Repository) -> frozenset[PackId]:
-    """Return the packs of every epoch that is not over."""
+def _read_gc(repository: Repository) -> frozenset[PackId]:
+    """Return the packs of every epoch that is not over. Packs that are marked as damaged are made known too."""
     listed = [item.key for item in repository.store.list(keys.GC_PREFIX)]
     found = {keys.parse_gc_key(key) for key in listed} - {None}
     packs: set[PackId] = set()
@@ -315,4 +316,5 @@ def _condemned(repository: Repository) -> frozenset[PackId]:
             key = keys.gc_condemned_key(epoch)
             condemned = read_record(GcCondemned.decode, repository.store, key, CONDEMNED_MAX)
             packs.update(condemned.packs)
+    learn_damage(repository, listed)
     return frozenset(packs)

@@ -1,7 +1,8 @@
 """Packs and objects that can be relied on. An index entry does not prove that its pack still exists, nor that the
 pack's bytes are intact.
 
-Objects that a read finds lost or damaged are recorded beside the local copies of metadata, and count as absent.
+Objects that a read finds lost or damaged are recorded beside the local copies of metadata, and count as absent. So
+does what `dsv verify` has marked in the store as damaged, for everybody.
 
 Before a new commit refers to an object of an index, its pack is looked up: pack by pack until that has cost as many
 requests as a listing of all packs, then by that listing. So this never costs more than twice the minimum.
@@ -21,15 +22,19 @@ from dsv.store.base import together
 from dsv.values.ids import ChunkId, PackId
 
 if TYPE_CHECKING:
+    from dsv.format.damage import Damage
     from dsv.repo.objects.indexes import Indexes
     from dsv.repo.objects.metadata import MetadataCache
     from dsv.store.base import Store
-    from dsv.values.ids import Id
+    from dsv.values.ids import CommitId, Id
 
 _PAGE = 1000
 """Rows of a listing that most stores give in one answer."""
 _LOST = "lost-pack"  # PACK: it was not there when it was read
 _DAMAGED = "damaged-object"  # PACK-KIND-ID: the object's bytes in this pack were wrong
+_LOOKED_FOR = (
+    "looked-for"  # NUMBER-COMMIT: what this mark says to be missing was looked for in the files of the commit
+)
 _MISSING = "missing-object"  # KIND-ID: the object could be read from nowhere, and was not stored again since
 
 
@@ -47,6 +52,8 @@ class Packs:
         self.missing: set[tuple[ObjectKind, Id]] = set()
         self._suspect: set[PackId] = set()
         self._damaged: set[tuple[PackId, ObjectKind, Id]] | None = None
+        self._marks: tuple[int, Damage] | None = None
+        self._marked: frozenset[PackId] = frozenset()
         self._asked = 0
         self._listed = False
 
@@ -57,15 +64,17 @@ class Packs:
 
     def is_suspect(self, pack_id: PackId) -> bool:
         """Return whether the pack is known to be lost, or may have damaged objects. Asks nothing."""
-        return pack_id in self.known_lost or pack_id in self._suspect
+        return pack_id in self.known_lost or pack_id in self._suspect or pack_id in self._marked
 
     @property
     def any_suspect(self) -> bool:
         """Return whether there is any pack that `is_suspect` is about."""
-        return bool(self.known_lost or self._suspect or self.missing)
+        return bool(self.known_lost or self._suspect or self._marked or self.missing)
 
     def is_lost(self, pack_id: PackId) -> bool:
-        """Return whether the store lacks the pack."""
+        """Return whether the store lacks the pack, or nothing in it is to be used."""
+        if pack_id in self._marked:
+            return True
         if pack_id in self._present:
             return False
         if pack_id in self.known_lost:
@@ -81,7 +90,7 @@ class Packs:
         wanted = set(packs)
         unknown = [one for one in wanted if one not in self._present and one not in self.known_lost]
         together([partial(self._ask, one) for one in unknown])
-        return wanted & self.known_lost
+        return wanted & (self.known_lost | self._marked)
 
     def _ask(self, pack_id: PackId) -> bool:
         self._asked += 1
@@ -116,9 +125,32 @@ class Packs:
         """Remember that an object could be read from nowhere, so that the next sync stores it again."""
         self._metadata.put(_MISSING, f"{kind.value}-{object_id}", b"")
 
-    def noted(self) -> bool:
+    def learn(self, number: int, marks: Damage) -> None:
+        """Take what the store's n-th damage mark says: nothing that it names is relied on."""
+        self._marks = number, marks
+        self._marked = frozenset(marks.packs)
+        self._known_damage().update(marks.objects)
+        self._suspect.update(pack_id for pack_id, _, _ in marks.objects)
+
+    def looked_for(self, commit: CommitId) -> None:
+        """Remember that what is marked as missing was stored again, as far as files with this commit have it."""
+        if self._marks is not None:
+            self._metadata.put(_LOOKED_FOR, f"{self._marks[0]:x}-{commit}", b"")
+
+    def _marked_missing(self, commit: CommitId) -> bool:
+        """Add to `missing` what is marked as that, and was not stored again since; return whether there may be any."""
+        if self._marks is None or f"{self._marks[0]:x}-{commit}" in self._metadata.names(_LOOKED_FOR):
+            return False
+        for kind, object_id in self._marks[1].missing:
+            if self._indexes.find(kind, object_id, usable=self.may_rely) is None:
+                self.missing.add((kind, object_id))
+        return bool(self.missing) or not self._marks[1].all_missing
+
+    def noted(self, commit: CommitId) -> bool:
         """Return whether something that some process here found lost or damaged still is, and was not stored again
-        since. Asks nothing if there is no note."""
+        since; or that is marked as missing in the store, and was not looked for in this commit's files yet. Asks
+        nothing if there is neither."""
+        marked = self._marked_missing(commit)
         for name in self._metadata.names(_LOST):
             with suppress(UsageError):
                 pack_id = PackId.parse(name)
@@ -134,7 +166,7 @@ class Packs:
                     self._metadata.drop(_MISSING, name)
         if self.missing:
             self._suspect.update(pack_id for pack_id, _, _ in self._known_damage())
-        return bool(self.known_lost or self.missing)
+        return marked or bool(self.known_lost or self.missing)
 
     def forget(self, packs: Iterable[PackId]) -> None:
         """Drop the notes about these packs: they are back, or what they held is stored again."""

@@ -58,6 +58,8 @@ def reupload(
             done = _Reupload(tree, session, uploader, descent, thorough).run()
             uploader.finish()
         session.close()
+    if not done.lost:
+        repository.objects.packs.looked_for(tree.commit_id)
     if done.objects and not done.lost:  # the next sync need not look again
         repository.objects.packs.forget(repository.objects.packs.known_lost)
     return done

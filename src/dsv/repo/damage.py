@@ -1,0 +1,99 @@
+"""Damage marks in a store: written by `dsv verify`, and respected by every writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dsv.errors import IntegrityError, NotFound
+from dsv.format import keys
+from dsv.format.damage import DAMAGE_MAX, Damage
+from dsv.format.records import Feature, FeatureRule
+from dsv.repo.errors import may_write, read_record
+from dsv.repo.format_log import DAMAGE_MARKS
+from dsv.store.base import Put, StoreMissing
+from dsv.values.ids import Nonce
+
+if TYPE_CHECKING:
+    from dsv.format.records import Writer
+    from dsv.repo.repository import Repository
+    from dsv.store.base import Store
+
+_KEPT = 8
+"""Records that stay: a reader that has listed an older one may still ask for it."""
+_LISTINGS = 10
+
+
+def learn_damage(repository: Repository, listed: Iterable[str]) -> None:
+    """Make the last mark of these keys known to the repository's packs. Asks nothing if there is none."""
+    found = _last(repository.store, listed)
+    if found is not None:
+        repository.objects.packs.learn(*found)
+
+
+def read_damage(repository: Repository) -> tuple[int, Damage] | None:
+    """Return the last mark with its number, and make it known. Asks nothing of a store that never had any."""
+    if not repository.format.has(DAMAGE_MARKS):
+        return None
+    listed = [item.key for item in repository.store.list(keys.DAMAGE_PREFIX)]
+    found = _last(repository.store, listed)
+    if found is not None:
+        repository.objects.packs.learn(*found)
+    return found
+
+
+def _last(store: Store, listed: Iterable[str]) -> tuple[int, Damage] | None:
+    """Return the last mark. Later ones may have been written, and this one deleted, since the keys were listed."""
+    for _ in range(_LISTINGS):
+        numbers = [number for key in listed if (number := keys.parse_gc_damage_key(key)) is not None]
+        if not numbers:
+            return None
+        key = keys.gc_damage_key(max(numbers))
+        try:
+            return max(numbers), read_record(Damage.decode, store, key, DAMAGE_MAX)
+        except StoreMissing:
+            raise
+        except NotFound:
+            listed = [item.key for item in store.list(keys.DAMAGE_PREFIX)]
+        except IntegrityError as error:
+            error.hint = "dsv verify --full writes what is known of the store's damage anew"
+            raise
+    raise NotFound(f"{key} is listed and can't be read in {store.url}", subject=key)
+
+
+def mark_damage(
+    repository: Repository, writer: Writer, change: Callable[[Damage | None], Damage | None]
+) -> Damage | None:
+    """Write the next mark: what `change` makes of the last one, which is None if there is none, or if it is damaged.
+
+    Of two at a time one loses, and changes what the other has written. Nothing is written if `change` returns what it
+    got. Returns the last mark.
+    """
+    store, packs = repository.store, repository.objects.packs
+    while True:
+        listed = [item.key for item in store.list(keys.DAMAGE_PREFIX)]
+        numbers = [number for key in listed if (number := keys.parse_gc_damage_key(key)) is not None]
+        last: Damage | None = None
+        with suppress(IntegrityError):
+            found = _last(store, listed)
+            last = None if found is None else found[1]
+        wanted = change(last)
+        if wanted is None or wanted == last:
+            return last
+        feature = Feature(DAMAGE_MARKS, FeatureRule.IGNORE)
+        repository.add_feature(feature, author=writer.author, tool=writer.tool)
+        number = max(numbers, default=-1) + 1
+        wanted = msgspec.structs.replace(
+            wanted, nonce=Nonce.random(), time_ms=repository.clock(), author=writer.author, tool=writer.tool
+        )
+        with may_write(store.url):
+            won = store.put_if_absent(keys.gc_damage_key(number), wanted.encode()) is Put.WON
+        if won:
+            packs.learn(number, wanted)
+            for old in sorted(numbers)[:-_KEPT]:
+                with suppress(Exception):
+                    store.delete(keys.gc_damage_key(old))
+            return wanted

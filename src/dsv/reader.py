@@ -70,6 +70,7 @@ RECORD_MAX = 1 << 20
 KNOWN_FEATURES = (
     "named-records",
     "node-locators",
+    "expired-commits",
     "unordered-listing",
     "unconditional-writes",
     "names-elsewhere",
@@ -399,6 +400,35 @@ def tag_commit(store: Store, dataset: str, tag: str) -> bytes | None:
     return commit
 
 
+def refuse_expired(names: Store, dataset: str, commit: bytes) -> None:
+    """Raise `StoreError` if a commit is expired: its content may be gone. The log is read from its first entry on."""
+    prefix = f"refs/{component(dataset)}/expired"
+    seqs = [name for name in names.names(prefix) if re.fullmatch("[0-9a-f]{16}", name)]
+    said: tuple[str, str, int] | None = None  # action, author and time of the entry by which it expired
+    freed = False
+    for number, seq in enumerate(reversed(seqs)):
+        if int(seq, 16) != 0xFFFF_FFFF_FFFF_FFFF - number:
+            raise StoreError(f"the expiry log of {dataset} lacks its entry {number}")
+        fields = record(names.get(f"{prefix}/{seq}"), "expiry", str, list, bytes, int, str, str, str, int)
+        action, commits, _, time_ms, author, _, *key = fields
+        check_names("expiry", key, dataset, number)
+        if action not in ("expire", "delete", "undo", "free"):
+            raise StoreError(f"an expiry is damaged: it has an unknown action, {action}")
+        if commit not in commits or freed:
+            continue
+        if action == "undo":
+            said = None
+        elif action == "free":
+            freed = said is not None
+        elif said is None:
+            said = action, author, time_ms
+    if said is not None:
+        how = "expired with its whole dataset" if said[0] == "delete" else "expired"
+        when = time.strftime("%Y-%m-%d", time.gmtime(said[2] / 1000))
+        gone = ", and its content was removed" if freed else ""
+        raise StoreError(f"commit {commit.hex()} of {dataset} was {how} on {when} by {said[1]}{gone}")
+
+
 def resolve(store: Store, target: str, told: Path | None = None) -> bytes:
     """The id of the commit that DATASET[@REV] names. told: where the store's names are, if elsewhere."""
     dataset, _, rev = target.partition("@")
@@ -413,6 +443,7 @@ def resolve(store: Store, target: str, told: Path | None = None) -> bytes:
         known = ", ".join(one.replace("%2F", "/") for one in names.names("refs"))
         raise StoreError(f"there is no dataset {dataset}; there are: {known or 'none'}")
     commit: bytes | None
+    is_head = False
     if re.fullmatch("[0-9a-fA-F]{8,64}", name):
         found = [one for one in store.names("commits") if one.startswith(name.lower())]
         if len(found) != 1:
@@ -422,7 +453,9 @@ def resolve(store: Store, target: str, told: Path | None = None) -> bytes:
         if made_for and made_for[0] != dataset:
             raise StoreError(f"commit {name} is none of dataset {dataset}, but of {made_for[0]}")
     else:
-        commit = branch_head(names, dataset, name) or tag_commit(names, dataset, name)
+        commit = branch_head(names, dataset, name)
+        is_head = commit is not None and not back
+        commit = commit or tag_commit(names, dataset, name)
     if commit is None:
         raise StoreError(f"dataset {dataset} has no branch or tag {name}")
     for _ in range(back):
@@ -430,6 +463,8 @@ def resolve(store: Store, target: str, told: Path | None = None) -> bytes:
         if not parents:
             raise StoreError(f"{rev} goes back further than the history")
         commit = parents[0]
+    if not is_head:
+        refuse_expired(names, dataset, commit)
     return commit
 
 

@@ -29,6 +29,7 @@ def test_the_layout_of_a_store() -> None:
     )
     assert keys.tag_key(LUNGS, TagName.parse("v1")) == "refs/team-a%2Flungs/tags/v1/value"
     assert keys.tag_deleted_key(LUNGS, TagName.parse("v1")) == "refs/team-a%2Flungs/tags/v1/deleted"
+    assert keys.expiry_key(LUNGS, 1) == "refs/team-a%2Flungs/expired/fffffffffffffffe"
     assert keys.session_open_key(session) == f"sessions/{'0' * 32}/open"
     assert keys.session_beat_key(session, 10) == f"sessions/{'0' * 32}/beat-0000000a"
     assert keys.session_verdict_key(session) == f"sessions/{'0' * 32}/verdict"
@@ -44,6 +45,8 @@ def test_a_later_move_has_a_smaller_key(one: int, other: int) -> None:
     first, second = keys.branch_key(LUNGS, MAIN, one), keys.branch_key(LUNGS, MAIN, other)
     assert (one > other) == (first < second)
     assert keys.parse_branch_number(first) == one
+    assert (one > other) == (keys.expiry_key(LUNGS, one) < keys.expiry_key(LUNGS, other))
+    assert keys.parse_expiry_key(keys.expiry_key(LUNGS, one)) == (LUNGS, one)
 
 
 @given(SEQUENCES)
@@ -79,6 +82,8 @@ def test_ids_are_parsed() -> None:
         "refs/chest/branches/main/0-rule-xyz",
         "refs/chest/branches/main/1-rule-ffffffffffffffff",
         "refs/chest/branches/0-rule-ffffffffffffffff",
+        "refs/chest/expired/0",
+        "refs/../expired/ffffffffffffffff",
         "format/0",
         "gc/1/condemned",
         "sessions/00/open",
@@ -100,6 +105,7 @@ def test_foreign_keys_are_ignored(key: str) -> None:
         keys.parse_branch_number,
         keys.parse_branch_key,
         keys.parse_branch_rule_key,
+        keys.parse_expiry_key,
         keys.parse_gc_key,
         keys.parse_run_key,
     )

@@ -12,6 +12,7 @@ from dsv.errors import IntegrityError, Unsupported
 from dsv.format.commit import Commit
 from dsv.format.damage import Damage
 from dsv.format.envelope import CHECK_SIZE, sealed
+from dsv.format.expiry import ExpiryAction, ExpiryEntry
 from dsv.format.locator import ObjectKind
 from dsv.format.records import (
     BranchRule,
@@ -130,6 +131,17 @@ RECORDS["branch-rule"] = st.builds(
     draw.texts,
     draw.datasets,
     draw.branches,
+    TOTALS,
+)
+RECORDS["expiry"] = st.builds(
+    ExpiryEntry,
+    st.sampled_from(ExpiryAction),
+    st.sets(draw.commit_ids, min_size=1, max_size=3).map(lambda found: tuple(sorted(found))),
+    draw.nonces,
+    draw.millis,
+    draw.texts,
+    draw.texts,
+    draw.datasets,
     TOTALS,
 )
 COMMITS = st.builds(

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from dsv.format import keys
 from dsv.format.damage import Damage
+from dsv.format.expiry import ExpiryAction, ExpiryEntry
 from dsv.format.index import Index, encode_filter, merge_all
 from dsv.format.index_merge import IndexMerge, MergedFile
 from dsv.format.locator import ObjectKind
@@ -112,6 +113,7 @@ def build(*, named: bool = False, node_locators: bool = False) -> dict[str, byte
         record = DatasetErased(_nonce("erased"), TIME + 9, LETTERS, "they asked for it")
         made.put(keys.erased_key(erased_id(store, erased)), record.encode())
         _damage(made)
+        _expiry(made, first)
     return dict(sorted(made.keys.items()))
 
 
@@ -227,6 +229,26 @@ def _rules(made: StoreMaker) -> None:
             nonce = _nonce(f"rule {branch} {number}")
             rule = BranchRule(limits, nonce, TIME + number, AUTHOR, "agreed", LETTERS, branch, number)
             made.put(keys.branch_rule_key(LETTERS, branch, number), rule.encode())
+
+
+def _expiry(made: StoreMaker, commit: CommitId) -> None:
+    """A commit expired and is kept again; another one, which is not there, expired and was freed."""
+    before = FormatEntry.decode(made.keys[keys.format_key(2)])
+    feature = Feature("expired-commits", FeatureRule.READ_ONLY)
+    features = tuple(sorted((*before.features, feature), key=lambda one: one.name))
+    later = replace(before, nonce=_nonce("format 3"), tool="golden 5", features=features)
+    made.put(keys.format_key(3), later.encode())
+    old = CommitId(name_of("expired").raw(32))
+    steps: list[tuple[ExpiryAction, list[CommitId]]] = [
+        (ExpiryAction.EXPIRE, [commit, old]),
+        (ExpiryAction.UNDO, [commit]),
+        (ExpiryAction.FREE, [old]),
+    ]
+    for number, (action, commits) in enumerate(steps):
+        nonce, message = _nonce(f"expiry {number}"), "too old"
+        named = tuple(sorted(commits))
+        entry = ExpiryEntry(action, named, nonce, TIME + number, AUTHOR, message, LETTERS, number)
+        made.put(keys.expiry_key(LETTERS, number), entry.encode())
 
 
 def _merge(made: StoreMaker) -> None:

@@ -20,6 +20,7 @@ from dsv.format import (
     commit,
     damage,
     envelope,
+    expiry,
     index,
     index_merge,
     keys,
@@ -120,7 +121,7 @@ def split(column: bytes) -> list[bytes]:
 def test_all_tables_were_found() -> None:
     assert set(OBJECTS) == {"segment", "node", "recipe", "locator"}
     assert set(LAYOUTS) == {"pack", "index", "index row", "index filter"}
-    assert len(RECORDS) == 15 + 4
+    assert len(RECORDS) == 16 + 4
     assert all(table for found in (OBJECTS, LAYOUTS, RECORDS) for table in found.values())
 
 
@@ -248,6 +249,7 @@ RECORD_TYPES: dict[str, Any] = {
     "damage": damage.Damage,
     "dataset-erased": records.DatasetErased,
     "branch-rule": records.BranchRule,
+    "expiry": expiry.ExpiryEntry,
 }
 
 
@@ -333,6 +335,7 @@ LIMITS = {
     "bytes of a small record": envelope.RECORD_MAX,
     "packs in one `gc-condemned`": records.MAX_CONDEMNED,
     "packs, objects, or missing objects of a `damage`": damage.MAX_MARKS,
+    "commits of an entry of an expiry log": expiry.MAX_COMMITS,
     "parents of a commit": commit.MAX_PARENTS,
     "levels of a tree": tree.MAX_LEVEL,
     "entries of a segment, children of a node": tree.MAX_ENTRIES,

@@ -188,6 +188,23 @@ def tag_deleted_key(dataset: DatasetName, tag: TagName) -> str:
     return f"{tags_prefix(dataset)}{tag.component}/deleted"
 
 
+def expiry_prefix(dataset: DatasetName) -> str:
+    return f"{REFS_PREFIX}{dataset.component}/expired/"
+
+
+def expiry_key(dataset: DatasetName, number: int) -> str:
+    """Return the key of the n-th entry of a dataset's expiry log; the first is 0. Later entries have smaller keys."""
+    return f"{expiry_prefix(dataset)}{_up(_TOP_SEQ - number)}"
+
+
+def parse_expiry_key(key: str) -> tuple[DatasetName, int] | None:
+    parts = key.split("/")
+    if len(parts) != 4 or parts[0] != "refs" or parts[2] != "expired" or not _SEQ.fullmatch(parts[3]):
+        return None
+    dataset = _parse_name(DatasetName, parts[1])
+    return None if dataset is None else (dataset, _TOP_SEQ - int(parts[3], 16))
+
+
 def erased_key(erased: ErasedId) -> str:
     """Return the key of a dataset's tombstone, below a name that no dataset can have."""
     return f"{REFS_PREFIX}{erased.hex()}/erased"

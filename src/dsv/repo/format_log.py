@@ -94,6 +94,7 @@ NAMED_RECORDS = "named-records"
 NODE_LOCATORS = "node-locators"
 PROTECTED_BRANCHES = "protected-branches"
 DAMAGE_MARKS = "damage-marks"
+EXPIRED_COMMITS = "expired-commits"
 NAMES_ELSEWHERE = "names-elsewhere"
 DATA_ELSEWHERE = "data-elsewhere"
 UNCONDITIONAL_WRITES = "unconditional-writes"
@@ -105,6 +106,7 @@ KNOWN_FEATURES = frozenset(
         NODE_LOCATORS,
         PROTECTED_BRANCHES,
         DAMAGE_MARKS,
+        EXPIRED_COMMITS,
         UNORDERED_LISTING,
         NAMES_ELSEWHERE,
         DATA_ELSEWHERE,

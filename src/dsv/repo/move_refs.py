@@ -39,7 +39,6 @@ from dsv.repo.format_log import (
 from dsv.repo.refs.read import changed
 from dsv.store.base import Put, Store, StoreMissing, together
 from dsv.values.ids import Nonce
-from dsv.values.names import BranchName, DatasetName
 
 _AT_ONCE: Final = 256
 """Keys, or branches, that are copied before more are begun."""
@@ -274,27 +273,26 @@ def moves_elsewhere(old: str, said: FormatEntry) -> Conflict:
     )
 
 
-def _numbered(key: str) -> tuple[DatasetName, BranchName, int] | None:
-    """Return which move of a branch it is, or which rule; None for every other key."""
-    return keys.parse_branch_key(key) or keys.parse_branch_rule_key(key)
+def _of_a_log(key: str) -> tuple[int, Callable[[int], str]] | None:
+    """Return the number of a key of a log (a branch's moves or rules, expired commits), and what makes its other keys;
+    None for every other key."""
+    expiry = keys.parse_expiry_key(key)
+    if expiry is not None:
+        return expiry[1], partial(keys.expiry_key, expiry[0])
+    move, rule = keys.parse_branch_key(key), keys.parse_branch_rule_key(key)
+    if move is not None:
+        return move[2], partial(keys.branch_key, *move[:2])
+    return None if rule is None else (rule[2], partial(keys.branch_rule_key, *rule[:2]))
 
 
 def _chain_of(key: str) -> str:
     """Return the same for keys that each follow another one."""
-    numbered = _numbered(key)
-    if numbered is None:
-        return key
-    dataset, branch, _ = numbered
-    is_rule = keys.parse_branch_key(key) is None
-    return (keys.branch_rule_key if is_rule else keys.branch_key)(dataset, branch, 0)
+    found = _of_a_log(key)
+    return key if found is None else found[1](0)
 
 
 def _in_order(chain: Iterable[str]) -> list[str]:
     """From the first on, with those between them that a listing has missed, as they were just made."""
     newest = min(chain)
-    numbered = _numbered(newest)
-    if numbered is None:
-        return [newest]
-    dataset, branch, last = numbered
-    make = keys.branch_rule_key if keys.parse_branch_key(newest) is None else keys.branch_key
-    return [make(dataset, branch, number) for number in range(last + 1)]
+    found = _of_a_log(newest)
+    return [newest] if found is None else [found[1](number) for number in range(found[0] + 1)]

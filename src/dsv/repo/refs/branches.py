@@ -163,7 +163,7 @@ class Refs(Tags):
         """The reason to override the rules of protected branches; None to respect them."""
 
     def forget(self) -> None:
-        for known in (self._listed, self._seen, self._rules):
+        for known in (self._listed, self._seen, self._rules, self.expiry):
             known.clear()
 
     def expect(self, dataset: DatasetName, branch: BranchName) -> None:
@@ -267,7 +267,7 @@ class Refs(Tags):
         read = partial(self.entry, dataset, branch, number)
         what = f"this move of branch {branch} of {dataset}"
         check = partial(check_kept, read, self._store.url, key, what, made)
-        if self._put(key, made.encode(), f"branch {branch} of {dataset}", check) is Put.WON:
+        if self.put(key, made.encode(), f"branch {branch} of {dataset}", check) is Put.WON:
             return Moved(self._saw(Head(dataset, branch, number, made)))
         winner = self.newest(dataset, branch)
         if winner is None:
@@ -342,7 +342,7 @@ class Refs(Tags):
         key = keys.branch_rule_key(*branch, rule.number)
         read = partial(_rule_or_none, self._store, *branch, rule.number)
         check = partial(check_kept, read, self._store.url, key, what, rule)
-        won = self._put(key, rule.encode(), what, check) is Put.WON
+        won = self.put(key, rule.encode(), what, check) is Put.WON
         if won:
             self._rules[branch] = rule
             self.answers.add_limits(*branch, rule.limits)

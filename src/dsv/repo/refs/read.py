@@ -11,6 +11,7 @@ import msgspec
 
 from dsv.errors import Conflict, Denied, IntegrityError, NotFound, OutcomeUnknown, Unreachable
 from dsv.format import keys
+from dsv.format.expiry import ExpiryEntry
 from dsv.format.records import BranchRule, DatasetErased, FormatEntry, RefEntry, TagValue, erased_id
 from dsv.repo.errors import ONE_WINS_AGAIN, read_record
 from dsv.values.units import rfc3339
@@ -134,7 +135,7 @@ def _part(prefix: str, key: str) -> str:
     return key[len(prefix) :].split("/", 1)[0]
 
 
-Signed = BranchRule | FormatEntry | RefEntry | TagValue
+Signed = BranchRule | ExpiryEntry | FormatEntry | RefEntry | TagValue
 """A record whose nonce tells its writer from every other."""
 
 

@@ -33,6 +33,7 @@ from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
+    from dsv.format.expiry import ExpiryEntry
     from dsv.format.records import DatasetErased
     from dsv.repo.format_log import Format
     from dsv.store.base import Store
@@ -46,12 +47,18 @@ class Tags:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.expiry: dict[DatasetName, tuple[ExpiryEntry, ...]] = {}
+        """The entries of expiry logs that were read; see `repo.expiry`."""
         self.answers = Answers()
         self.layout: Format | None = None
         """The format log of the place of the names; None while they are made, when nobody moves them."""
         self.proved = False  # that one writer still wins, by a session that is about to write a ref
         self.named = False  # until the store's format has said whether its entries carry their names
         self.store_id: StoreId | None = None  # until it has said that
+
+    @property
+    def store(self) -> Store:
+        return self._store
 
     def erasure(self, dataset: DatasetName) -> DatasetErased | None:
         """Return the tombstone of a dataset that was erased. It is looked for only if the dataset, or a part of it, is
@@ -98,7 +105,7 @@ class Tags:
         check = partial(
             check_kept, partial(self._value_or_none, dataset, tag), self._store.url, key, what, value
         )
-        if self._put(key, value.encode(), what, check) is Put.LOST:
+        if self.put(key, value.encode(), what, check) is Put.LOST:
             existing = self._tag_value(dataset, tag)
             self._refuse_deleted(dataset, tag)
             if existing.commit != value.commit:
@@ -126,10 +133,10 @@ class Tags:
             raise NotFound(
                 f"dataset {dataset} has no tag {tag}", subject=tag, hint=f"dsv tag --list {dataset}"
             )
-        self._put(keys.tag_deleted_key(dataset, tag), record.encode(), f"tag {tag} of {dataset}")
+        self.put(keys.tag_deleted_key(dataset, tag), record.encode(), f"tag {tag} of {dataset}")
         self.answers.add_tag(dataset, tag, None)
 
-    def _put(self, key: str, data: bytes, what: str, won: Callable[[], None] = lambda: None) -> Put:
+    def put(self, key: str, data: bytes, what: str, won: Callable[[], None] = lambda: None) -> Put:
         """Write a key of the names; `won` is called if this writer wins it, and `what` says what the key is for.
 
         Raises `Conflict` if somebody is moving the names, and `OutcomeUnknown` if somebody began to while it was

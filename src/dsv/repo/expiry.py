@@ -1,0 +1,211 @@
+"""The expiry log of a dataset: which of its commits are expired, and which of these are freed.
+
+A log has entries from 0 on, each written by put-if-absent, so of several writers one wins each number. The state of a
+commit is what the entries say in order (`fold`):
+
+- `expire` and `delete` make it **expired**, if it was not. Its content is there, but nobody reads it by name any more.
+- `undo` ends that, unless it is freed.
+- `free` makes an expired commit **freed**, for ever. gc puts it before the commit stops being a root; nothing that is
+  not expired is freed, whatever an entry says.
+
+So an undo and a gc can't both succeed: `append` reads the log again when it loses a number, and asks its caller what is
+to be done by then. Whoever frees the content of commits does this:
+
+    log = append(repository, writer, dataset, ExpiryAction.FREE, choose)
+    gone = log.freed        # and only these stop being roots, whatever names them (a branch, a tag, a run, a child)
+
+`choose` gets the newest state of the log and returns the commits whose grace is over: of `log.expired`, by
+`store.modified(log.key(state.entry.number))`, the time of the entry by which they expired. A commit that expired by
+`expire` is not to be chosen while a branch or a tag names it; one that expired by `delete` is, as its whole dataset is
+deleted (`state.entry.action`).
+
+A store has the feature `expired-commits` from before its first entry. Without it nothing is asked.
+
+Races: whoever names an older commit by a branch or a tag writes the name and then reads the log
+(`repo.session.naming`); whoever expires commits writes the entry and then reads the names. So one of both sees the
+other, and puts `undo` for what is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from dsv.errors import IntegrityError, NotFound
+from dsv.format import envelope, keys
+from dsv.format.expiry import MAX_COMMITS, ExpiryAction, ExpiryEntry
+from dsv.format.records import Feature, FeatureRule
+from dsv.repo.errors import may_write, put_back, read_record
+from dsv.repo.format_log import EXPIRED_COMMITS
+from dsv.repo.refs.read import check_kept
+from dsv.store.base import Put, together
+from dsv.values.ids import Nonce
+from dsv.values.units import rfc3339
+
+if TYPE_CHECKING:
+    from dsv.format.records import Writer
+    from dsv.repo.refs.branches import Refs
+    from dsv.repo.repository import Repository
+    from dsv.values.ids import CommitId
+    from dsv.values.names import DatasetName
+
+FEATURE = Feature(EXPIRED_COMMITS, FeatureRule.READ_ONLY)
+
+
+class State(msgspec.Struct, frozen=True):
+    """An expired commit."""
+
+    entry: ExpiryEntry
+    """The entry by which it expired."""
+    freed: bool = False
+    """Its content is removed, or about to be."""
+
+
+class ExpiryLog(msgspec.Struct, frozen=True, dict=True):
+    """The log of one dataset, as it was read."""
+
+    dataset: DatasetName
+    entries: tuple[ExpiryEntry, ...] = ()
+
+    @cached_property
+    def states(self) -> dict[CommitId, State]:
+        """All commits that are expired or freed."""
+        return fold(self.entries)
+
+    @property
+    def expired(self) -> dict[CommitId, State]:
+        """Return the commits that are expired and not freed: `undo` brings them back."""
+        return {commit: state for commit, state in self.states.items() if not state.freed}
+
+    @property
+    def freed(self) -> set[CommitId]:
+        """Return the commits that are no roots any more, whatever names them."""
+        return {commit for commit, state in self.states.items() if state.freed}
+
+    def key(self, number: int) -> str:
+        """Return the key of an entry, for its time by the store's clock (`Store.modified`)."""
+        return keys.expiry_key(self.dataset, number)
+
+    def affected(self, action: ExpiryAction, commits: Iterable[CommitId]) -> list[CommitId]:
+        """Return those of the commits whose state an entry with this action would change, sorted, each once."""
+        found = set(commits)
+        if action in (ExpiryAction.UNDO, ExpiryAction.FREE):
+            return sorted(found.intersection(self.expired))
+        return sorted(found.difference(self.states))
+
+
+def fold(entries: Iterable[ExpiryEntry]) -> dict[CommitId, State]:
+    """Return the state of each commit that is expired or freed, by the entries from 0 on."""
+    states: dict[CommitId, State] = {}
+    for entry in entries:
+        for commit in entry.commits:
+            known = states.get(commit)
+            if known is not None and known.freed:
+                continue
+            if entry.action is ExpiryAction.UNDO:
+                states.pop(commit, None)
+            elif entry.action is ExpiryAction.FREE:
+                if known is not None:
+                    states[commit] = replace(known, freed=True)
+            elif known is None:
+                states[commit] = State(entry)
+    return states
+
+
+def read_expiry(refs: Refs, dataset: DatasetName) -> ExpiryLog:
+    """Return the log of a dataset; an empty one, without a request, if the store has none. Entries that this process
+    has read are not read again, as they never change.
+
+    Raises `IntegrityError` if an entry is missing or damaged.
+    """
+    entries = list(refs.expiry.get(dataset, ()))
+    if refs.layout is None or not refs.layout.has(EXPIRED_COMMITS):
+        return ExpiryLog(dataset)
+    prefix = keys.expiry_prefix(dataset)
+    listed = [] if entries else [keys.parse_expiry_key(item.key) for item in refs.store.list(prefix)]
+    newest = max((found[1] for found in listed if found is not None), default=len(entries) - 1)
+    numbers = range(len(entries), newest + 1)
+    for number, entry in zip(
+        numbers, together([partial(_entry, refs, dataset, one) for one in numbers]), strict=True
+    ):
+        if entry is None:
+            key = keys.expiry_key(dataset, number)
+            raise refs.erased(dataset) or IntegrityError(
+                f"the expiry log of {dataset} lacks its entry {number}", subject=key, hint=put_back(key)
+            )
+        entries.append(entry)
+    while (later := _entry(refs, dataset, len(entries))) is not None:  # a listing may lag behind
+        entries.append(later)
+    refs.expiry[dataset] = tuple(entries)
+    return ExpiryLog(dataset, tuple(entries))
+
+
+def _entry(refs: Refs, dataset: DatasetName, number: int) -> ExpiryEntry | None:
+    def decode(data: bytes) -> ExpiryEntry:
+        entry = ExpiryEntry.decode(data)
+        if (entry.dataset, entry.number) != (dataset, number):
+            made_for = f"{entry.dataset} {entry.number}"
+            raise envelope.damaged("expiry", f"it was written for {made_for}, not for {dataset} {number}")
+        return entry
+
+    try:
+        return read_record(decode, refs.store, keys.expiry_key(dataset, number))
+    except NotFound:
+        return None
+
+
+def append(
+    repository: Repository,
+    writer: Writer,
+    dataset: DatasetName,
+    action: ExpiryAction,
+    choose: Callable[[ExpiryLog], Collection[CommitId]],
+    message: str = "",
+) -> ExpiryLog:
+    """Put entries with this action until it has no effect any more on any commit that `choose` returns, and return the
+    log as it is then.
+
+    `choose` is called with the newest log before each entry, and again whenever another writer has won its number.
+    Nothing is written if there is nothing to change. Killed between two entries, the same call does the rest.
+    Raises `Denied`, and what writing a ref raises.
+    """
+    refs, nonce = repository.refs, Nonce.random()
+    while True:
+        log = read_expiry(refs, dataset)
+        commits = log.affected(action, choose(log))
+        if not commits:
+            return log
+        repository.format.check(repository.store.url, writing=True)
+        repository.add_feature(FEATURE, author=writer.author, tool=writer.tool)
+        entry = ExpiryEntry(
+            action, tuple(commits[:MAX_COMMITS]), nonce, repository.clock(), writer.author, message,
+            dataset, len(log.entries),
+        )  # fmt: skip
+        key, what = log.key(entry.number), f"the expiry log of {dataset}"
+        read = partial(_entry, refs, dataset, entry.number)
+        check = partial(check_kept, read, repository.store.url, key, what, entry)
+        with may_write(repository.store.url):
+            put = refs.put(key, entry.encode(), what, check)
+        if put is Put.WON:
+            refs.expiry[dataset] = (*log.entries, entry)
+
+
+def expired(log: ExpiryLog, commit: CommitId) -> NotFound | None:
+    """Return the error for anyone who asks for an expired commit; None if it is not expired."""
+    state = log.states.get(commit)
+    if state is None:
+        return None
+    entry, dataset, short = state.entry, log.dataset, str(commit)[:12]
+    when = rfc3339(entry.time_ms)[:10]
+    if entry.action is ExpiryAction.DELETE:
+        message = f"dataset {dataset}, with commit {short}, was deleted on {when} by {entry.author}"
+        undo = f"dsv datasets --undelete {dataset} brings it back, until gc removes its content"
+    else:
+        message = f"commit {short} of {dataset} was expired on {when} by {entry.author}"
+        undo = f"dsv expire {dataset} --undo {short} brings it back, until gc removes its content"
+    gone = f"gc has removed its content; dsv log {dataset} shows which commits are left"
+    return NotFound(message, subject=str(commit), hint=gone if state.freed else undo)

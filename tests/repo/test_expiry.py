@@ -1,0 +1,190 @@
+"""The expiry log: its states, its writers, and who wins."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from dsv import reader
+from dsv.errors import IntegrityError
+from dsv.format import expiry as records
+from dsv.format import keys
+from dsv.format.expiry import ExpiryAction, ExpiryEntry
+from dsv.format.records import TagValue
+from dsv.repo.expiry import ExpiryLog, append, expired, fold, read_expiry
+from dsv.repo.format_log import EXPIRED_COMMITS
+from dsv.repo.repository import Repository
+from dsv.store.base import Bytes, Put
+from dsv.store.directory import DirectoryStore
+from dsv.store.memory import MemoryStore
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import TagName
+from tests.kit.repositories import DATASET, WRITER, commit, create
+from tests.store.wrapper import Wrapper
+
+EXPIRE, DELETE, UNDO, FREE = ExpiryAction
+IDS = [CommitId(bytes([number]) * 32) for number in range(4)]
+
+
+@pytest.fixture
+def repository() -> Repository:
+    return create(MemoryStore())
+
+
+def put(repository: Repository, action: ExpiryAction, *commits: CommitId) -> ExpiryLog:
+    return append(repository, WRITER, DATASET, action, lambda _: commits, "too old")
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(ExpiryAction), st.sets(st.sampled_from(IDS), min_size=1)))
+
+
+@given(STEPS)
+def test_states_are_those_of_each_commit_alone(steps: list[tuple[ExpiryAction, set[CommitId]]]) -> None:
+    entries = [
+        ExpiryEntry(action, tuple(sorted(commits)), Nonce(bytes(16)), 0, "a", "", DATASET, number)
+        for number, (action, commits) in enumerate(steps)
+    ]
+    states = fold(entries)
+    for one in IDS:
+        now = "kept"
+        for action, commits in steps:
+            if one in commits and now != "freed":
+                now = {UNDO: "kept", FREE: "freed" if now == "expired" else "kept"}.get(action, "expired")
+        state = states.get(one)
+        assert now == ("kept" if state is None else "freed" if state.freed else "expired")
+
+
+@given(STEPS)
+def test_an_entry_is_put_only_for_what_it_changes(steps: list[tuple[ExpiryAction, set[CommitId]]]) -> None:
+    repository = create(MemoryStore())
+    for action, commits in steps:
+        before = read_expiry(repository.refs, DATASET)
+        log = put(repository, action, *commits)
+        changed = {one for one in IDS if before.states.get(one) != log.states.get(one)}
+        assert {one for entry in log.entries[len(before.entries) :] for one in entry.commits} == changed
+        assert not log.affected(action, commits)
+
+
+def test_a_store_that_expired_nothing_is_not_asked(repository: Repository) -> None:
+    class Silent(Wrapper):
+        def get(self, key: str, limit: int = 0) -> bytes:
+            raise AssertionError(key)
+
+    repository.refs._store = Silent(repository.store)
+    assert read_expiry(repository.refs, DATASET).states == {}
+
+
+def test_the_feature_comes_before_the_first_entry(repository: Repository) -> None:
+    puts: list[str] = []
+
+    class Watching(Wrapper):
+        def put_if_absent(self, key: str, data: Bytes) -> Put:
+            puts.append(key)
+            return super().put_if_absent(key, data)
+
+    repository.store = repository.refs._store = Watching(repository.store)
+    put(repository, EXPIRE, IDS[0])
+    written = [key for key in puts if not key.startswith(keys.PROBE_PREFIX)]
+    assert written == [keys.format_key(1), keys.expiry_key(DATASET, 0)]
+    assert Repository.open(repository.store, None).format.has(EXPIRED_COMMITS)
+
+
+def test_a_large_expiry_is_split_and_continued(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv.repo.expiry.MAX_COMMITS", 2)
+    log = put(repository, EXPIRE, *IDS)
+    assert [entry.commits for entry in log.entries] == [tuple(IDS[:2]), tuple(IDS[2:])]
+    assert len({entry.nonce for entry in log.entries}) == 1
+    assert put(repository, EXPIRE, *IDS).entries == log.entries
+
+
+def test_of_an_undo_and_a_gc_one_wins(repository: Repository) -> None:
+    """The gc has chosen when the undo takes its number."""
+    put(repository, EXPIRE, *IDS[:2])
+    other = Repository.open(repository.store, None)
+    chosen: list[int] = []
+
+    def choose(log: ExpiryLog) -> Collection[CommitId]:
+        chosen.append(len(log.entries))
+        if len(chosen) == 1:
+            put(other, UNDO, IDS[0])
+        return list(log.expired)
+
+    log = append(repository, WRITER, DATASET, FREE, choose)
+    assert log.freed == {IDS[1]} and IDS[0] not in log.states and chosen == [1, 2, 3]
+    assert put(other, UNDO, *IDS[:2]).freed == {IDS[1]}, "nothing undoes that"
+
+
+def test_the_log_is_read_again_where_it_ended(repository: Repository) -> None:
+    put(repository, EXPIRE, IDS[0])
+    other = Repository.open(repository.store, None)
+    assert set(read_expiry(other.refs, DATASET).states) == {IDS[0]}
+    put(repository, UNDO, IDS[0])
+    assert read_expiry(other.refs, DATASET).states == {}
+
+
+def test_a_missing_entry_and_a_moved_one_are_damage(repository: Repository) -> None:
+    put(repository, EXPIRE, IDS[0])
+    put(repository, EXPIRE, IDS[1])
+    first = keys.expiry_key(DATASET, 0)
+    data = repository.store.get(first)
+    repository.store.delete(first)
+    with pytest.raises(IntegrityError, match="lacks its entry 0") as told:
+        read_expiry(Repository.open(repository.store, None).refs, DATASET)
+    assert told.value.subject == first
+    repository.store.put_if_absent(first, replace(ExpiryEntry.decode(data), number=7).encode())
+    with pytest.raises(IntegrityError, match="was written for scans 7"):
+        read_expiry(Repository.open(repository.store, None).refs, DATASET)
+
+
+def test_the_error_says_when_and_by_whom(repository: Repository) -> None:
+    log = put(repository, EXPIRE, IDS[0])
+    error = expired(log, IDS[0])
+    assert error is not None and error.exit_code == 3 and expired(log, IDS[1]) is None
+    assert (
+        error.message == "commit 000000000000 of scans was expired on 2023-11-14 by Ann Lee <ann@example.org>"
+    )
+    assert "dsv expire scans --undo 000000000000" in str(error.hint)
+    error = expired(put(repository, FREE, IDS[0]), IDS[0])
+    assert error is not None and "gc has removed its content" in str(error.hint)
+    log = put(repository, DELETE, IDS[1])
+    error = expired(log, IDS[1])
+    assert error is not None and "was deleted on" in error.message and "--undelete scans" in str(error.hint)
+
+
+def test_the_independent_reader_says_expired(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    repository = create(DirectoryStore(tmp_path / "store"))
+    first, second, third = [commit(repository, {"a": b"%d" % at}) for at in range(3)]
+    repository.refs.set_tag(DATASET, TagName.parse("v1"), TagValue(second, Nonce.random(), 0, "a", ""))
+    put(repository, EXPIRE, first, third)
+    for target, one in (("scans@main~2", first), (f"scans@{first}", first), (f"scans@{third}", third)):
+        with pytest.raises(
+            reader.StoreError, match=f"commit {one} of scans was expired on 2023-11-14 by Ann"
+        ):
+            reader.restore(tmp_path / "store", target, tmp_path / "out")
+    for number, target in enumerate(
+        ("scans", "scans@v1", "scans@main~1")
+    ):  # a head is read whatever the log says
+        reader.restore(tmp_path / "store", target, tmp_path / f"out{number}")
+    put(repository, FREE, first)
+    put(repository, UNDO, first, third)
+    reader.restore(tmp_path / "store", f"scans@{third}", tmp_path / "again")
+    with pytest.raises(reader.StoreError, match="and its content was removed"):
+        reader.restore(tmp_path / "store", f"scans@{first}", tmp_path / "out")
+
+
+def test_an_entry_names_commits_in_order_and_each_once() -> None:
+    made = ExpiryEntry(EXPIRE, (IDS[0],), Nonce(bytes(16)), 0, "a", "", DATASET, 0)
+    too_many = tuple(CommitId(at.to_bytes(32)) for at in range(records.MAX_COMMITS + 1))
+    for commits in ((), (IDS[1], IDS[0]), (IDS[0], IDS[0]), too_many):
+        with pytest.raises(ValueError, match="commits"):
+            replace(made, commits=commits).encode()
+    whole = replace(made, commits=too_many[1:], message="m" * 65_536, author="ä" * 1024)
+    assert ExpiryEntry.decode(whole.encode()) == whole

@@ -26,7 +26,7 @@ ROOMS: list[set[str]] = [
     {"transfer"},
     {"diff"},
     {"merge"},
-    {"workspace", "cache", "exchange", "run"},
+    {"workspace", "cache", "exchange", "run", "upkeep"},
     {"api"},
     {"", "cli"},  # the package itself: what programs import, and only when they ask for it
 ]

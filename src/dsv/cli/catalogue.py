@@ -33,7 +33,10 @@ SECTIONS: dict[str, dict[str, str]] = {
         "cherry-pick": "Apply the changes of one commit to a branch",
         "revert": "Undo the changes of one commit on a branch",
     },
-    "Store": {"store": "Check a store, compact its index, move or repair refs"},
+    "Store": {
+        "store": "Check a store, compact its index, move or repair refs",
+        "copy": "Copy datasets to another store, with their history",
+    },
     "Cache": {
         "cache": "Make commits appear as files in the cache",
         "with": "Run a command while its data is held in the cache",

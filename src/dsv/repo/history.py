@@ -110,6 +110,33 @@ def only_in(commits: Commits, commit_id: CommitId, others: Iterable[CommitId]) -
     return list(painting.flags.values()).count(_LEFT)
 
 
+def lacking(
+    commits: Commits, start: CommitId, others: Iterable[CommitId]
+) -> tuple[list[CommitId], frozenset[CommitId]]:
+    """Return the commits that `start` has, itself counted, and none of the others has, each behind its parents; and
+    those of the others that `start` was made on top of."""
+    known = tuple(others)
+    painting = _Painting(commits, start, *known)
+    while not painting.settled:
+        painting.step()
+    wanted = {one for one, flags in painting.flags.items() if flags == _LEFT}
+    below = frozenset(one for one in known if painting.flags[one] & _LEFT)
+    return _parents_first(commits, start, wanted), below
+
+
+def _parents_first(commits: Commits, start: CommitId, wanted: set[CommitId]) -> list[CommitId]:
+    ordered: dict[CommitId, None] = {}
+    stack = [start] if start in wanted else []
+    while stack:
+        parents = commits.commit(stack[-1]).parents
+        before = [one for one in parents if one in wanted and one not in ordered]
+        if before and stack[-1] not in ordered:
+            stack += before
+        else:
+            ordered[stack.pop()] = None
+    return list(ordered)
+
+
 class _Frontier:
     """Commits to go on from, each once; the newest is taken first.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from blake3 import blake3
 
@@ -101,7 +101,7 @@ class Uploader:
         self._own: set[PackId] = set()  # packs that this upload has filled
         self._index_bytes = 0
 
-    def __enter__(self) -> Uploader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -149,6 +149,22 @@ class Uploader:
             places.append(found)
             end += size
         return places
+
+    def add_stored(self, chunk_id: ChunkId, codec: Codec, stored: Bytes, length: int) -> None:
+        """Store a chunk as another store has it: checked, and compressed already."""
+        if self._catalog.find(ObjectKind.CHUNK, chunk_id) is None:
+            self._add_chunk(chunk_id, codec, stored, length)
+
+    def find_chunk(self, chunk_id: ChunkId) -> Location | None:
+        """Return where the store has a chunk, or this upload has put it."""
+        return self._catalog.find(ObjectKind.CHUNK, chunk_id)
+
+    def put_recipe(self, recipe: Recipe, places: list[Location]) -> tuple[RecipeId, Location]:
+        """Store a recipe. places: of what it lists, all of which is stored."""
+        encoded = recipe.encode()
+        recipe_id = RecipeId.hash(encoded)
+        self._whole.add(recipe_id)
+        return recipe_id, self._described(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(places))
 
     def add_stream(self, readinto: Callable[[memoryview], int]) -> Stored:
         """Store a larger content; `readinto` fills a buffer and returns with how many bytes, 0 at the end."""

@@ -282,6 +282,11 @@ class Objects:
         for segment_id, found in self._read_ahead(ObjectKind.SEGMENT, wanted):
             yield Located(self._segments.decode(segment_id, found.value), found)
 
+    def recipes(self, wanted: Iterable[tuple[RecipeId, Location | None]]) -> Iterator[Located[Recipe]]:
+        """As `segments`."""
+        for recipe_id, found in self._read_ahead(ObjectKind.RECIPE, wanted):
+            yield Located(decoded(Recipe.decode, found.value, "recipe", recipe_id), found)
+
     def encode_segment(self, segment: Segment) -> bytes:
         """As `Segment.encode`, with less work for paths that were met a moment ago."""
         return segment.encode(self._segments.paths.split)

@@ -1,0 +1,385 @@
+"""Copies of datasets in another store, which gets what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from dsv.api.branches import moved_meanwhile
+from dsv.api.context import tracking
+from dsv.errors import Conflict, NotFound, Unsupported, UsageError
+from dsv.format import keys
+from dsv.format.records import RefEntry
+from dsv.repo.history import CommitsAhead, is_ancestor, lacking, merge_bases
+from dsv.repo.merge_indexes import tidy
+from dsv.repo.refs.branches import Head, LostRace
+from dsv.repo.refs.read import parts
+from dsv.repo.refs.tags import named_parts
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session, check_whole
+from dsv.repo.tree.read import TreeReader
+from dsv.store.base import both
+from dsv.upkeep.copy import CommitCopy, Plan, Receiver, TreeCopy
+from dsv.values.ids import Nonce
+from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
+
+if TYPE_CHECKING:
+    from dsv.api.context import Context
+    from dsv.values.ids import CommitId
+
+State = Literal["copied", "up to date", "ahead", "diverged"]
+PACK_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRequest:
+    """The options of a copy."""
+
+    every: bool = False
+    """Copy every dataset."""
+    tags: bool = False
+    create: bool = False
+    """Make the other store if it is not there."""
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedName:
+    """A branch or tag, and what became of it in the other store."""
+
+    dataset: DatasetName
+    name: str
+    kind: Literal["branch", "tag"]
+    state: State
+    """`ahead`: the other store has it, and more. `diverged`: it has commits in its place that are not in this store."""
+    commit: CommitId | None
+    """The commit that this store names; None for a branch without one."""
+    before: CommitId | None
+    """The commit that the other store named."""
+    commits: int = 0
+    """Commits that were copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What was copied; for a dry run, what would be."""
+
+    source: str
+    to: str
+    names: tuple[CopiedName, ...]
+    commits: int
+    bytes: int
+    """Bytes of packs and index files that were sent."""
+    objects: int | None
+    """Objects that would be sent; None if it was no dry run."""
+    requests: int
+    """Requests to both stores. Of a dry run, about as many as the copy would take."""
+
+
+def copy(context: Context, target: Target, to: str, request: CopyRequest | None = None) -> Copied:
+    """Copy a dataset, or with a revision one branch or tag of it, to the store that `to` names.
+
+    Commits keep their ids. A branch of the other store is only moved forward. What was copied when the command was
+    killed is not sent again. Raises `Conflict` at the end if a branch there has other commits, and `Unsupported` for a
+    store of another kind.
+    """
+    request = request or CopyRequest()
+    with (
+        context.repository(target if not request.every else None) as source,
+        _other(context, to, create=request.create and not request.dry_run) as there,
+    ):
+        _check_kinds(source, there)
+        began = _requests(source, there)
+        copying = _Copying(context, source, there, to, request)
+        for dataset in _datasets(context, source, target, request):
+            copying.dataset(dataset, target.rev.text if target.rev is not None else None)
+        if not request.dry_run and copying.moved:
+            tidy(there, context.writer)
+        done = copying.result(_requests(source, there) - began)
+    diverged = [one for one in done.names if one.state == "diverged"]
+    if diverged and not request.dry_run:
+        raise copying.refused(diverged)
+    return done
+
+
+def _requests(*repositories: Repository) -> int:
+    counts = [one.store.counts.requests for one in repositories if hasattr(one.store, "counts")]
+    return sum(counts)
+
+
+@contextmanager
+def _other(context: Context, to: str, *, create: bool) -> Iterator[Repository]:
+    choice = context.settings.store(to)
+    with context.store(to, create=create) as store:
+        if create and not Repository.exists(store):
+            from dsv.api.init import create_repository
+
+            create_repository(context, store, single_writer=False)
+        try:
+            repository = context.open_repository(store)
+        except NotFound as error:
+            raise NotFound(
+                f"there is no store in {choice.url} to copy to",
+                subject=choice.url,
+                hint="--create makes it",
+            ) from error
+        with tracking(context, repository):
+            yield repository
+
+
+def _check_kinds(source: Repository, there: Repository) -> None:
+    """Raise for stores between which commits can't be copied as they are."""
+    url = there.store.url
+    if source.id == there.id:
+        raise UsageError(
+            f"{url} is {source.store.url} itself, or a copy of all its keys",
+            subject=url,
+            hint="name another store, or a place for a new one with --create",
+        )
+    there.format.check(url, writing=True)
+    for repository, other in ((source, there), (there, source)):
+        if not repository.format.named_records or not repository.format.node_locators:
+            raise Unsupported(
+                f"{repository.store.url} was made by an older dsv, and nothing is copied from or to such a store",
+                subject=repository.store.url,
+                hint=f"dsv clone there, and dsv init --store in a copy of the files; {other.store.url} is a newer one",
+            )
+
+
+def _datasets(
+    context: Context, source: Repository, target: Target, request: CopyRequest
+) -> Iterable[DatasetName]:
+    if request.every:
+        if target.dataset is not None or target.rev is not None:
+            raise UsageError(f"--all copies every dataset, not {target} alone", subject=str(target))
+        return source.refs.datasets()
+    if target.path is not None:
+        raise UsageError(f"whole commits are copied, and {target} names a path", subject=str(target))
+    rev = target.rev
+    if rev is not None and (rev.commit_prefix is not None or rev.ancestor):
+        raise UsageError(
+            f"{rev} is no branch and no tag, and the copy needs a name",
+            subject=str(rev),
+            hint=f"dsv tag NAME {target} gives it one; then dsv copy {target.dataset or ''}@NAME",
+        )
+    return [target.dataset if target.dataset is not None else context.workspace().dataset]
+
+
+class _Copying:
+    """Copies the names of one store to another, each with all that it needs."""
+
+    def __init__(
+        self, context: Context, source: Repository, there: Repository, to: str, request: CopyRequest
+    ) -> None:
+        self._context = context
+        self._source = source
+        self._there = there
+        self._to = to
+        self._request = request
+        self._names: list[CopiedName] = []
+        self._bytes = 0
+        self._plan = Plan(there.objects) if request.dry_run else None
+        self._planned: set[CommitId] = set()
+
+    @property
+    def moved(self) -> bool:
+        return any(one.state == "copied" for one in self._names)
+
+    def result(self, requests: int) -> Copied:
+        commits = len(self._planned) if self._plan is not None else sum(one.commits for one in self._names)
+        plan = self._plan
+        if plan is not None:
+            named = sum(one.state == "copied" for one in self._names)
+            requests += 15 * named + 3 * commits + 3 * (plan.bytes // PACK_BYTES)
+        return Copied(
+            self._source.store.url,
+            self._there.store.url,
+            tuple(self._names),
+            commits,
+            self._bytes if plan is None else plan.bytes,
+            None if plan is None else plan.objects,
+            requests,
+        )
+
+    def dataset(self, dataset: DatasetName, name: str | None) -> None:
+        """Copy one dataset's branches, and its tags if they are asked for. name: only this branch or tag."""
+        source, there = self._source.refs, self._there.refs
+        if name is not None:
+            heads, tags = self._named(dataset, name)
+            known = both(lambda: None, partial(there.heads, dataset))[1]
+        else:
+            heads, known = both(partial(source.heads, dataset), partial(there.heads, dataset))
+            if not heads:
+                source.require(dataset)
+            tags = self._new_tags(dataset) if self._request.tags else []
+        heads.sort(key=lambda head: head.branch != MAIN)
+        found = {head.branch: head for head in known}
+        if not known and (heads or tags) and not there.exists(dataset):
+            there.check_new_dataset(dataset)
+        if MAIN not in found and all(head.branch != MAIN for head in heads):
+            self._first_move(dataset)
+        whole = [head.commit for head in known if head.commit is not None]
+        for head in heads:
+            self._branch(head, found.get(head.branch), whole)
+        for tag in tags:
+            self._tag(dataset, tag, whole)
+
+    def _named(self, dataset: DatasetName, name: str) -> tuple[list[Head], list[TagName]]:
+        refs = self._source.refs
+        found = refs.branch_or_tag(dataset, name)
+        if isinstance(found, Head):
+            return [found], []
+        if found is None:
+            refs.require(dataset)
+            raise refs.no_name(dataset, name, "branch or tag")
+        tag = TagName.parse(name)
+        return [], [tag] if self._there.refs.tag(dataset, tag) is None else []
+
+    def _new_tags(self, dataset: DatasetName) -> list[TagName]:
+        """Return the tags that the other store has not, and never had. Tags do not move, so names are enough."""
+        prefix = keys.tags_prefix(dataset)
+        here, there = both(
+            partial(parts, self._source.store, prefix), partial(parts, self._there.store, prefix)
+        )
+        names = named_parts(TagName, here)
+        deleted = keys.tag_deleted_key
+        return [
+            one
+            for one in names
+            if one.component not in there and deleted(dataset, one) not in here[one.component]
+        ]
+
+    def _branch(self, head: Head, known: Head | None, whole: list[CommitId]) -> None:
+        """Copy a branch. known: where it is in the other store. whole: commits that are there with all they refer to;
+        the branch's is added."""
+        dataset, branch = head.dataset, head.branch
+        before = None if known is None else known.commit
+        done = partial(CopiedName, dataset, str(branch), "branch", commit=head.commit, before=before)
+        if head.commit is None or head.commit == before:
+            if head.commit is None and known is None:
+                self._first_move(dataset, branch)
+            self._names.append(done(state="up to date"))
+            return
+        commits, below = self._lacking(
+            head.commit, whole, CommitsAhead(self._source.objects, self._source.refs, dataset, head)
+        )
+        if before is not None and before not in below:
+            state: State = "ahead" if self._is_ahead(head.commit, before) else "diverged"
+            self._names.append(done(state=state))
+            return
+        if self._plan is not None:
+            self._count(commits, before)
+        else:
+            refs = self._there.refs
+            after = known or refs.newest(dataset, branch)
+            if after is None:
+                refs.check_new_branch(dataset, branch)
+            with self._copied(commits, head.commit, before or next(iter(whole), None), after) as session:
+                entry = RefEntry(
+                    head.commit,
+                    False,
+                    Nonce.random(),
+                    self._context.clock(),
+                    self._context.writer.author,
+                    "copy",
+                )
+                with session.ending():
+                    moved = refs.move(dataset, branch, after, entry)
+            if isinstance(moved, LostRace) and moved.winner.commit != head.commit:
+                raise moved_meanwhile(moved.winner)
+        whole.append(head.commit)
+        self._names.append(done(state="copied", commits=len(commits)))
+
+    def _tag(self, dataset: DatasetName, tag: TagName, whole: list[CommitId]) -> None:
+        value = self._source.refs.tag(dataset, tag)
+        if value is None:
+            return
+        ahead = CommitsAhead(self._source.objects, self._source.refs, dataset, None)
+        commits, _ = self._lacking(value.commit, whole, ahead)
+        if self._plan is not None:
+            self._count(commits, next(iter(whole), None))
+        else:
+            self._there.refs.check_new_tag(dataset, tag)
+            with self._copied(commits, value.commit, next(iter(whole), None)) as session, session.ending():
+                self._there.refs.set_tag(dataset, tag, value)
+        whole.append(value.commit)
+        self._names.append(
+            CopiedName(dataset, str(tag), "tag", "copied", value.commit, None, commits=len(commits))
+        )
+
+    def _lacking(
+        self, commit: CommitId, whole: list[CommitId], commits: CommitsAhead
+    ) -> tuple[list[CommitId], frozenset[CommitId]]:
+        objects = self._source.objects
+        known = [one for one in whole if objects.commit_or_none(one) is not None]
+        return lacking(commits, commit, known)
+
+    def _is_ahead(self, commit: CommitId, there: CommitId) -> bool:
+        """Return whether the other store's commit was made on top of this store's."""
+        for objects in (self._source.objects, self._there.objects):
+            if all(objects.commit_or_none(one) is not None for one in (commit, there)):
+                return is_ancestor(objects, commit, there)
+        return False
+
+    @contextmanager
+    def _copied(
+        self, commits: list[CommitId], named: CommitId, base: CommitId | None, after: Head | None = None
+    ) -> Iterator[Session]:
+        """Copy commits, and yield the session that has declared the one to name."""
+        objects, there = self._source.objects, self._there
+        with Session.open(there, self._context.writer) as session:
+            try:
+                with Receiver(session) as receiver:
+                    copying = CommitCopy(objects, session, receiver, self._context.progress, base)
+                    for commit in commits:
+                        copying.add(commit)
+                    copying.finish()
+                    self._bytes += receiver.uploaded_bytes
+                if named not in commits:
+                    check_whole(session, named)
+            except BaseException:
+                session.close()  # nothing is named, so gc need not wait
+                raise
+            session.declare(named, after)
+            yield session
+
+    def _count(self, commits: list[CommitId], base: CommitId | None) -> None:
+        assert self._plan is not None
+        near = None if base is None or base in self._planned else TreeReader(self._there.objects, base)
+        trees = TreeCopy(self._source.objects, self._plan, self._context.progress, near)
+        for commit in commits:
+            if commit not in self._planned:
+                trees.copy(commit)
+        self._planned.update(commits)
+
+    def _first_move(self, dataset: DatasetName, branch: BranchName = MAIN) -> None:
+        """Make the dataset, or a branch, without a commit."""
+        if self._plan is None and self._there.refs.newest(dataset, branch) is None:
+            writer = self._context.writer
+            entry = RefEntry(None, False, Nonce.random(), self._context.clock(), writer.author, "copy")
+            self._there.refs.move(dataset, branch, None, entry)
+
+    def refused(self, diverged: list[CopiedName]) -> Conflict:
+        """Return the error for branches of the other store that have commits of their own."""
+        first = diverged[0]
+        assert first.commit is not None and first.before is not None
+        where = f"{first.dataset}@{first.name}"
+        common: tuple[CommitId, ...] = ()
+        objects = self._source.objects
+        if objects.commit_or_none(first.before) is not None:
+            common = merge_bases(objects, first.commit, first.before)
+        more = f" (and {len(diverged) - 1:,} further branches)" if len(diverged) > 1 else ""
+        back = str(common[0])[:12] if common else "COMMIT"
+        return Conflict(
+            f"{where} of {self._there.store.url} is at {str(first.before)[:12]}, which is not in the history of "
+            f"{str(first.commit)[:12]}, so it was not moved{more}",
+            subject=where,
+            hint=f"dsv log {where} --store {self._to} shows what it has; dsv branch {where} "
+            f"{first.dataset}@{back} --reset --store {self._to} moves it back, and the same copy then forward",
+        )
+
+
+__all__ = ["Copied", "CopiedName", "CopyRequest", "copy"]

@@ -1,0 +1,99 @@
+"""dsv copy."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api.copy import Copied, CopyRequest
+from dsv.api.copy import copy as copy_names
+from dsv.cli.call import Call
+from dsv.cli.declare import command, option
+from dsv.cli.options.arguments import Author, DryRun
+from dsv.errors import UsageError
+from dsv.values.names import Target
+from dsv.values.units import format_bytes, format_count
+
+
+@command(
+    "copy",
+    unused=["--cache"],
+    examples=[
+        (
+            "dsv copy chest-xray --to s3://backup/dsv --create",
+            "all branches with all their commits, to a new store",
+        ),
+        ("dsv copy chest-xray@v1 --to partner", "one tag with its history, to the configured store partner"),
+        ("dsv copy --all --tags --to mirror", "every dataset; from cron, this keeps a mirror"),
+        ("dsv copy --all --to mirror --dry-run", "show how much the mirror lacks"),
+    ],
+    result={
+        "source": "the store that was read",
+        "to": "the store that was written",
+        "commits": "how many commits were copied",
+        "bytes": "bytes of packs and index files that were sent",
+        "objects": "with --dry-run, how many objects would be sent; else null",
+        "requests": "requests to both stores; with --dry-run, about how many the copy would take",
+        "items.dataset": "the dataset",
+        "items.name": "the branch or tag",
+        "items.kind": "branch or tag",
+        "items.state": "copied, up to date, ahead (the other store has more commits) or diverged",
+        "items.commit": "what it names; null before its first commit",
+        "items.before": "what it named in the other store; null if nothing",
+        "items.commits": "how many commits were copied for it",
+    },
+)
+def copy(
+    call: Call,
+    target: Annotated[str, typer.Argument(metavar="[DATASET][@REV]")] = "",
+    to: Annotated[str | None, option("--to URL|NAME", "The store to copy to.")] = None,
+    tags: Annotated[bool, option("--tags", "Copy tags too.")] = False,
+    every: Annotated[bool, option("--all", "Copy every dataset.")] = False,
+    create: Annotated[bool, option("--create", "Make the store if it does not exist yet.")] = False,
+    dry_run: DryRun = False,
+    author: Author = None,
+) -> None:
+    """Copy datasets to another store, with their history.
+
+    The other store gets what it lacks: commits with the same ids, and every object checked on the way. DATASET is all
+    of its branches, DATASET@REV one branch or tag; without a dataset it is the workspace's. Run it again after an
+    interruption: what was sent is not sent again. Run it from cron for a mirror: with nothing new it takes about ten
+    requests.
+
+    A branch of the other store is only moved forward. If it has commits of its own, the others are copied and the
+    exit code is 4. Branches and tags that are deleted here stay there.
+    """
+    if to is None:
+        raise UsageError("--to is needed: the store to copy to", hint="dsv copy DATASET --to URL")
+    wanted = Target.parse(target) if target else Target()
+    with call.context(writes=True, author=author) as context:
+        done = copy_names(context, wanted, to, CopyRequest(every, tags, create, dry_run))
+    if call.json:
+        head = {
+            key: getattr(done, key) for key in ("source", "to", "commits", "bytes", "objects", "requests")
+        }
+        call.items(map(call.item, done.names), head)
+        return
+    _show(call, done, dry_run=dry_run)
+
+
+def _show(call: Call, done: Copied, *, dry_run: bool) -> None:
+    rows = [
+        [
+            f"{one.dataset}@{one.name}",
+            "-" if one.commit is None else str(one.commit)[:12],
+            "would be copied" if dry_run and one.state == "copied" else one.state,
+            f"{one.commits:,}",
+        ]
+        for one in done.names
+    ]
+    call.table(["name", "commit", "state", "commits>"], rows)
+    size = f"{format_count(done.commits, 'commit')}, {format_bytes(done.bytes)}"
+    if dry_run:
+        objects = format_count(done.objects or 0, "object")
+        call.say(
+            f"would send {size} in {objects} to {done.to}, with about {format_count(done.requests, 'request')}"
+        )
+    else:
+        call.say(f"sent {size} to {done.to}, with {format_count(done.requests, 'request')}")

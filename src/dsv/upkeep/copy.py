@@ -1,0 +1,371 @@
+"""Copying commits from one store to another: what the other one lacks, under the same ids.
+
+Every object is checked against its id on the way. Chunks go over as they are compressed, in packs that are filled in
+the order of the paths; segments, nodes and recipes have the same bytes, and new locators behind them, as those say
+where things lie in one store. A commit is written when an index of the other store lists all that it refers to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import NamedTuple, Protocol
+
+from dsv.errors import IntegrityError
+from dsv.format.codec import Codec, Compressor
+from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.format.recipe import Recipe
+from dsv.format.segment import Segment
+from dsv.format.tree import Entry, Node
+from dsv.repo.errors import NOT_OURS
+from dsv.repo.objects.objects import Located, Objects, checked
+from dsv.repo.objects.ranges import RangeReader, spans
+from dsv.repo.session import Session
+from dsv.repo.tree.read import Leaf, TreeReader
+from dsv.transfer.upload import Uploader
+from dsv.values.ids import ChunkId, CommitId, Id, NodeId, PackId, RecipeId, SegmentId
+from dsv.values.paths import sort_key
+from dsv.values.progress import Progress
+
+_SPAN = 16 << 20
+"""Bytes of the largest range that is read of a pack."""
+_SEGMENTS = 32
+"""Segments whose contents are copied together: about 32,000 files."""
+_NODES = 64
+"""Nodes that are read together."""
+INDEX_BYTES = 1 << 30
+"""An index is written after so many bytes of packs: what a killed copy may have to send again."""
+_COMMITS = 64
+"""So many commits are written together."""
+_NOWHERE = Location(PackId(bytes(16)), 0, 1, 1, Codec.RAW)
+"""The place of what a plan has counted."""
+
+
+class Sink(Protocol):
+    """The other store, as far as a tree is copied to it."""
+
+    def find_chunk(self, chunk_id: ChunkId) -> Location | None:
+        """Return where the store has a chunk, in a pack that is there and stays."""
+        ...
+
+    def find_content(self, entry: Entry) -> Location | None:
+        """Return where the store has all of a file's content: its chunk or its recipe."""
+        ...
+
+    def avoids(self, pack_id: PackId) -> bool: ...
+    def take(self, source: Objects, pieces: Iterator[tuple[Location, Piece]]) -> None:
+        """Take chunks that the store lacks."""
+        ...
+
+    def put_recipe(self, recipe: Recipe, places: list[Location]) -> tuple[RecipeId, Location]: ...
+    def put_segment(self, segment: Segment, locator: Locator) -> tuple[SegmentId, Location]: ...
+    def put_node(self, node: Node, locations: list[Location]) -> tuple[NodeId, Location]: ...
+
+
+class Piece(NamedTuple):
+    """A chunk to copy, and a path of which it is a part, for messages."""
+
+    chunk: ChunkId
+    path: bytes
+
+
+class TreeCopy:
+    """Copies the trees of commits, one after the other. What one of them has is not looked at again for the next."""
+
+    def __init__(
+        self, source: Objects, sink: Sink, progress: Progress, base: TreeReader | None = None
+    ) -> None:
+        """base: a tree of the other store that its names keep, such as that of the branch's head. Only what differs
+        from it is looked for."""
+        self._source = source
+        self._sink = sink
+        self._progress = progress
+        self._base = base
+        self._placed: dict[Id, Location] = {}
+
+    def copy(self, commit_id: CommitId) -> Location:
+        """Return where the root lies in the other store. Raises `IntegrityError` for what the source can't give."""
+        tree = TreeReader(self._source, commit_id)
+        return self._node(tree, tree.commit.root, tree.top(), tree.commit.level, None)
+
+    def _node(
+        self, tree: TreeReader, node_id: Id, parts: list[Leaf], level: int, near: list[Leaf] | None
+    ) -> Location:
+        """Copy a node and all below it. near: what the base lists in place of `parts`; None above the base's root."""
+        found = self._placed.get(node_id)
+        if found is not None:
+            return found
+        if near is None and self._base is not None and self._base.commit.level == level:
+            near = self._base.top()
+        for part in near or ():
+            if part.where is not None and not self._sink.avoids(part.where.pack):
+                self._placed.setdefault(part.child.id, part.where)
+        missing = [part for part in parts if part.child.id not in self._placed]
+        if level == 1:
+            for at in range(0, len(missing), _SEGMENTS):
+                self._segments(tree, missing[at : at + _SEGMENTS], near or [])
+        else:
+            for at in range(0, len(missing), _NODES):
+                self._nodes(tree, missing[at : at + _NODES], level - 1, near)
+        places = [self._placed[part.child.id] for part in parts]
+        made, where = self._sink.put_node(Node(level, tuple(part.child for part in parts)), places)
+        _check_same(made, node_id)
+        self._placed[node_id] = where
+        return where
+
+    def _nodes(self, tree: TreeReader, parts: list[Leaf], level: int, near: list[Leaf] | None) -> None:
+        tree.below_nodes(parts, level)  # all of them at once; then one after the other
+        if near is not None and self._base is not None:
+            self._base.below_nodes([one for one in near if any(_overlap(one, part) for part in parts)], level)
+        for part in parts:
+            nearer = None
+            if near is not None and self._base is not None:
+                nearer = self._base.below_nodes([one for one in near if _overlap(one, part)], level)
+            self._node(tree, part.child.id, tree.below_nodes([part], level), level, nearer)
+
+    def _segments(self, tree: TreeReader, leaves: list[Leaf], near: list[Leaf]) -> None:
+        segments = list(tree.segments(leaves))
+        known = self._known(leaves, near)
+        lacking: dict[Id, tuple[Entry, Location | None]] = {}
+        for located in segments:
+            for entry, where in located.entries():
+                content = _content_of(entry)
+                if content is None or content in known or content in lacking:
+                    continue
+                found = self._sink.find_content(entry)
+                if found is None:
+                    lacking[content] = entry, where
+                else:
+                    known[content] = found
+        known.update(self._contents(lacking))
+        for leaf, located in zip(leaves, segments, strict=True):
+            self._progress.advance(files=located.segment.files, bytes=located.segment.total_bytes)
+            contents = (_content_of(entry) for entry in located.segment.entries())
+            places = Locator.of(known[content] for content in contents if content is not None)
+            made, where_to = self._sink.put_segment(located.segment, places)
+            _check_same(made, leaf.id)
+            self._placed[leaf.id] = where_to
+
+    def _known(self, leaves: list[Leaf], near: list[Leaf]) -> dict[Id, Location]:
+        """Return where the other store has contents of the base that may be in these segments too."""
+        known: dict[Id, Location] = {}
+        chosen = [one for one in near if any(_overlap(one, leaf) for leaf in leaves)]
+        if self._base is None or not chosen:
+            return known
+        with suppress(IntegrityError):  # without them each content is looked for
+            for located in self._base.segments(chosen):
+                for entry, where in located.entries():
+                    content = _content_of(entry)
+                    if content is not None and where is not None and not self._sink.avoids(where.pack):
+                        known[content] = where
+        return known
+
+    def _contents(self, lacking: dict[Id, tuple[Entry, Location | None]]) -> Iterator[tuple[Id, Location]]:
+        """Copy contents, and yield where they lie."""
+        recipes: list[tuple[Id, list[Recipe]]] = []
+        self._sink.take(self._source, self._pieces(lacking, recipes))
+        for content, (entry, _) in lacking.items():
+            if entry.recipe_id is None:
+                yield content, self._place(ChunkId(content))
+        for content, parts in recipes:
+            yield content, self._put_recipes(parts)
+
+    def _pieces(
+        self, lacking: dict[Id, tuple[Entry, Location | None]], recipes: list[tuple[Id, list[Recipe]]]
+    ) -> Iterator[tuple[Location, Piece]]:
+        """Yield the chunks that the other store lacks, in the order of the paths; note the recipes, which come behind
+        what they list."""
+        large = ((entry.recipe_id, at) for entry, at in lacking.values() if entry.recipe_id is not None)
+        read = iter(self._source.recipes(large))
+        under_way = set[ChunkId]()
+        for content, (entry, where) in lacking.items():
+            if entry.recipe_id is None:
+                chunks: Iterable[tuple[Id, Location | None]] = ((content, where),)
+            else:
+                parts: list[Recipe] = []
+                chunks = self._chunks(next(read), parts)
+                recipes.append((content, parts))
+            for one, place in chunks:
+                chunk = ChunkId(one)
+                if chunk not in under_way and (
+                    entry.recipe_id is None or self._sink.find_chunk(chunk) is None
+                ):
+                    under_way.add(chunk)
+                    yield place or self._source.find(ObjectKind.CHUNK, chunk), Piece(chunk, entry.path)
+
+    def _chunks(self, found: Located[Recipe], parts: list[Recipe]) -> Iterator[tuple[Id, Location | None]]:
+        recipe, locator = found.value, found.locator
+        for row, (child, length) in enumerate(recipe.rows()):
+            place = locator.get(row) if locator is not None and row < len(locator) else None
+            if recipe.level:
+                said = recipe.level - 1, length
+                yield from self._chunks(Located(*self._source.recipe(RecipeId(child), place, said)), parts)
+            else:
+                yield child, place
+        parts.append(recipe)
+
+    def _place(self, chunk: ChunkId) -> Location:
+        found = self._sink.find_chunk(chunk)
+        assert found is not None  # it was added
+        return found
+
+    def _put_recipes(self, parts: list[Recipe]) -> Location:
+        """Store recipes, each behind those that it lists; the last one is the file's own."""
+        made: dict[Id, Location] = {}
+        for recipe in parts:
+            places = [
+                made[child] if recipe.level else self._place(ChunkId(child)) for child in recipe.children()
+            ]
+            recipe_id, where = self._sink.put_recipe(recipe, places)
+            made[recipe_id] = where
+        return where
+
+
+def _content_of(entry: Entry) -> Id | None:
+    """Return the id of a file's recipe, or of its chunk; None for what has no content."""
+    if not entry.is_file or not entry.size:
+        return None
+    return entry.recipe_id or entry.file_id
+
+
+def _overlap(one: Leaf, other: Leaf) -> bool:
+    """Return whether two nodes or segments of two trees may have paths in common."""
+    return _begins_in(one, other) and _begins_in(other, one)
+
+
+def _begins_in(one: Leaf, other: Leaf) -> bool:
+    return one.before is None or sort_key(one.before) < sort_key(other.child.last)
+
+
+def _check_same(made: Id, wanted: Id) -> None:
+    if made != wanted:
+        raise IntegrityError(f"{wanted} is encoded in another way", subject=str(wanted), hint=NOT_OURS)
+
+
+class Receiver(Uploader):
+    """The sink that a copy writes to. It writes an index now and then, so that a killed copy need not begin again."""
+
+    _indexed = 0
+
+    def find_content(self, entry: Entry) -> Location | None:
+        assert entry.file_id is not None
+        found = self.find(entry.size, entry.file_id, entry.recipe_id)
+        return None if found is None else found.location
+
+    def take(self, source: Objects, pieces: Iterator[tuple[Location, Piece]]) -> None:
+        """Raise `IntegrityError` for a chunk that the source has nowhere as its id says."""
+        reader = RangeReader(source.store, source.threads)
+        for where, piece, stored in reader.read(spans(pieces, _SPAN)):
+            self._add(source, where, piece, stored)
+            if self.uploaded_bytes - self._indexed >= INDEX_BYTES:
+                self.finish()
+
+    def _add(self, source: Objects, where: Location, piece: Piece, stored: memoryview | None) -> None:
+        if stored is not None:
+            with suppress(IntegrityError):
+                data = stored[: where.stored]
+                checked(ObjectKind.CHUNK, piece.chunk, where, data)
+                self.add_stored(piece.chunk, where.codec, data, where.length)
+                return
+        try:
+            found, _ = source.read_by_index(ObjectKind.CHUNK, piece.chunk, where)
+        except IntegrityError as error:
+            name = piece.path.decode("utf-8", "backslashreplace")
+            message = f"{name} can't be copied: {error.message}"
+            raise IntegrityError(message, subject=name, hint=error.hint) from error
+        self.add_bytes(found)
+
+    def finish(self) -> None:
+        super().finish()
+        self._indexed = self.uploaded_bytes
+
+
+class CommitCopy:
+    """Copies commits in one session of the other store: those that `publish` is to name."""
+
+    def __init__(
+        self, source: Objects, session: Session, receiver: Receiver, progress: Progress, base: CommitId | None
+    ) -> None:
+        """base: the head of a branch of the other store, whose tree is the nearest to these."""
+        target = session.repository.objects
+        near = TreeReader(target, base) if base is not None and not session.avoids_any else None
+        self._source = source
+        self._session = session
+        self._receiver = receiver
+        self._trees = TreeCopy(source, receiver, progress, near)
+        self._waiting: list[tuple[CommitId, Location]] = []
+
+    def add(self, commit_id: CommitId) -> None:
+        """Copy what a commit refers to. Its parents were added before it, or are there."""
+        self._waiting.append((commit_id, self._trees.copy(commit_id)))
+        if len(self._waiting) >= _COMMITS:
+            self.finish()
+
+    def finish(self) -> None:
+        """Write the commits whose trees are copied, each behind its parents."""
+        self._receiver.finish()
+        for commit_id, root in self._waiting:
+            commit = self._source.commit(commit_id)
+            _check_same(self._session.put_commit(commit, Locator.of([root])), commit_id)
+            self._session.repository.objects.stored(commit_id, commit.encode())
+        self._waiting.clear()
+
+
+class Plan:
+    """A sink that takes nothing, and counts what it is given."""
+
+    def __init__(self, target: Objects) -> None:
+        self._indexes = target.indexes
+        self._encode = target.encode_segment
+        self._compressor = Compressor()
+        self._new: set[Id] = set()
+        self.bytes = 0
+        """As the objects would be stored, with their locators."""
+
+    @property
+    def objects(self) -> int:
+        return len(self._new)
+
+    def avoids(self, pack_id: PackId) -> bool:
+        return False
+
+    def find_chunk(self, chunk_id: ChunkId) -> Location | None:
+        return self._find(ObjectKind.CHUNK, chunk_id)
+
+    def find_content(self, entry: Entry) -> Location | None:
+        assert entry.file_id is not None
+        if entry.recipe_id is not None:
+            return self._find(ObjectKind.RECIPE, entry.recipe_id)
+        return self._find(ObjectKind.CHUNK, entry.file_id)
+
+    def take(self, source: Objects, pieces: Iterator[tuple[Location, Piece]]) -> None:
+        for where, piece in pieces:
+            if piece.chunk not in self._new:
+                self._new.add(piece.chunk)
+                self.bytes += where.stored
+
+    def put_recipe(self, recipe: Recipe, places: list[Location]) -> tuple[RecipeId, Location]:
+        encoded = recipe.encode()
+        recipe_id = RecipeId.hash(encoded)
+        return recipe_id, self._count(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(places))
+
+    def put_segment(self, segment: Segment, locator: Locator) -> tuple[SegmentId, Location]:
+        encoded = self._encode(segment)
+        segment_id = SegmentId.hash(encoded)
+        return segment_id, self._count(ObjectKind.SEGMENT, segment_id, encoded, locator)
+
+    def put_node(self, node: Node, locations: list[Location]) -> tuple[NodeId, Location]:
+        encoded = node.encode()
+        node_id = NodeId.hash(encoded)
+        return node_id, self._count(ObjectKind.NODE, node_id, encoded, Locator.of(locations))
+
+    def _count(self, kind: ObjectKind, object_id: Id, encoded: bytes, locator: Locator) -> Location:
+        found = self._find(kind, object_id)
+        if found is not None:
+            return found
+        self._new.add(object_id)
+        self.bytes += len(self._compressor.pack(encoded)[1]) + len(locator.encode())
+        return _NOWHERE
+
+    def _find(self, kind: ObjectKind, object_id: Id) -> Location | None:
+        return _NOWHERE if object_id in self._new else self._indexes.find(kind, object_id)

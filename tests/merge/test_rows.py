@@ -3,8 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv.diff.tables import TableFault
 from dsv.merge.paths import Choice
-from dsv.merge.tables import RowMerge
+from dsv.merge.tables import merge_rows
 
 Row = tuple[object, ...]
 
@@ -18,9 +19,10 @@ def merge(
     base: list[Row], ours: list[Row], theirs: list[Row], choice: Choice | None = None
 ) -> list[Row] | str:
     versions = [list(zip(*rows, strict=True)) or [(), (), ()] for rows in (base, ours, theirs)]
-    found = RowMerge(COLUMNS, "id", versions, choice).rows()  # type: ignore[arg-type]
-    if isinstance(found, str):
-        return found
+    try:
+        found, _, _ = merge_rows(COLUMNS, "id", versions, choice)  # type: ignore[arg-type]
+    except TableFault as fault:
+        return str(fault)
     every = [*base, *ours, *theirs]
     return [
         every[row] if isinstance(row, int) else tuple(every[at][column] for column, at in enumerate(row))

@@ -10,11 +10,11 @@ import itertools
 import math
 import struct
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
+import msgspec
 from blake3 import blake3
 
 from dsv.errors import Unsupported, UsageError
@@ -26,69 +26,41 @@ LARGEST: Final = 256 << 20
 MOST_DECODED = 1_000_000_000
 """Bytes that a table may take in memory, with each text of a dictionary counted once."""
 MOST_ROWS: Final = 100_000
-"""Rows that are told one by one; all are counted."""
+"""Rows that are listed one by one; all are counted."""
 _FORMATS = {
     b"csv": "csv", b"tsv": "tsv", b"parquet": "parquet", b"pq": "parquet",
     b"arrow": "arrow", b"ipc": "arrow", b"feather": "arrow",
 }  # fmt: skip
-Cells = tuple[tuple[str, Any], ...]
-"""Names of columns, each with a value."""
+Cells = dict[str, object]
+"""Names of columns, each with a value for JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowChange:
+class RowChange(msgspec.Struct, frozen=True):
     """A row that differs."""
 
     change: str
     """`added`, `removed` or `changed`."""
-    key: Cells = ()
+    key: Cells
     """The cells that identify the row."""
-    before: Cells = ()
-    after: Cells = ()
-    cells: tuple[tuple[str, Any, Any], ...] = ()
-    """Name, old and new value of each changed cell."""
-
-    def document(self) -> dict[str, object]:
-        """For JSON."""
-        changed = {name: [_plain(old), _plain(new)] for name, old, new in self.cells}
-        return {
-            "change": self.change,
-            "key": _named(self.key),
-            "before": _named(self.before) or None,
-            "after": _named(self.after) or None,
-            "cells": changed or None,
-        }
+    before: Cells | None = None
+    """The row that was removed."""
+    after: Cells | None = None
+    """The row that was added."""
+    cells: dict[str, tuple[object, object]] | None = None
+    """Old and new value of each changed cell."""
 
 
-@dataclass(slots=True)
-class TableDiff:
+class TableDiff(msgspec.Struct):
     """The differences of two versions of a table. Columns have their types."""
 
-    columns_added: list[tuple[str, str]] = field(default_factory=list)
-    columns_removed: list[tuple[str, str]] = field(default_factory=list)
-    columns_retyped: list[tuple[str, str, str]] = field(default_factory=list)
+    columns_added: dict[str, str]
+    columns_removed: dict[str, str]
+    columns_retyped: dict[str, tuple[str, str]]
     rows_added: int = 0
     rows_removed: int = 0
     rows_changed: int = 0
-    rows: list[RowChange] = field(default_factory=list)
+    rows: list[RowChange] = []
     """At most `MOST_ROWS` of the rows that differ."""
-
-    def note(self, row: RowChange, count: int = 1) -> None:
-        name = f"rows_{row.change}"
-        setattr(self, name, getattr(self, name) + count)
-        self.rows += [row] * min(count, MOST_ROWS - len(self.rows))
-
-    def document(self) -> dict[str, object]:
-        """For JSON."""
-        return {
-            "columns_added": dict(self.columns_added),
-            "columns_removed": dict(self.columns_removed),
-            "columns_retyped": {name: [old, new] for name, old, new in self.columns_retyped},
-            "rows_added": self.rows_added,
-            "rows_removed": self.rows_removed,
-            "rows_changed": self.rows_changed,
-            "rows": [row.document() for row in self.rows],
-        }
 
 
 def is_table(path: bytes) -> bool:
@@ -111,30 +83,27 @@ def require_pyarrow(reason: str = "tables are read by pyarrow") -> None:
 def diff_tables(path: bytes, before: bytes | None, after: bytes | None, key: Sequence[str] = ()) -> TableDiff:
     """Compare two versions of a file that `is_table` knows. Rows are named by the key columns.
 
-    Without a key, equal rows are the same row, whatever their order, and none is changed. Columns that one side alone
-    has are told and not compared. Raises `UsageError` for a key that a side does not have or that names two rows, and
-    `Unsupported` for what is no table.
+    Without a key, equal rows are the same row, whatever their order, and none is changed. Columns of one side alone
+    are named and not compared. Raises `UsageError` for a key that a side does not have or that names two rows, and
+    `Unsupported` for a file that is not a table.
     """
     old, new = _read(path, before or b""), _read(path, after or b"")
-    made = TableDiff()
     types, now = old.types, new.types
-    made.columns_added = [(name, kind) for name, kind in now.items() if name not in types]
-    made.columns_removed = [(name, kind) for name, kind in types.items() if name not in now]
     common = [name for name in types if name in now]
-    made.columns_retyped = [(name, types[name], now[name]) for name in common if types[name] != now[name]]
-    for name, was, kind in made.columns_retyped:
-        if {was, kind} != {"int64", "double"}:
-            old.as_written.add(name)
-            new.as_written.add(name)
-    if key:
-        _compare_by_key(path, old, new, tuple(dict.fromkeys(key)), common, made)
-    else:
-        _compare_whole_rows(old, new, common, made)
+    retyped = {name: (types[name], now[name]) for name in common if types[name] != now[name]}
+    as_written = {name for name, kinds in retyped.items() if set(kinds) != {"int64", "double"}}
+    old.as_written, new.as_written = as_written, as_written
+    made = TableDiff(
+        {name: kind for name, kind in now.items() if name not in types},
+        {name: kind for name, kind in types.items() if name not in now},
+        retyped,
+    )
+    if key or common:
+        _compare(path, old, new, list(dict.fromkeys(key)), common, made)
     return made
 
 
-@dataclass(slots=True)
-class _Table:
+class _Table(msgspec.Struct):
     """One version of a file."""
 
     typed: Any
@@ -144,75 +113,90 @@ class _Table:
     for its whole column."""
     types: dict[str, str]
     """The types that the file declares."""
-    as_written: set[str] = field(default_factory=set)
+    as_written: set[str] = set()
     """Columns to show from `exact`."""
 
-    def cells(self, at: int, names: Sequence[str] | None = None) -> Cells:
-        return tuple((name, self.cell(name, at)) for name in names or self.typed.schema.names)
+    def column(self, name: str) -> Any:
+        """Return a column to compare, which is empty in an empty file."""
+        import pyarrow
 
-    def cell(self, name: str, at: int, *, as_written: bool = False) -> Any:
-        value = shown(self.typed.column(name), at)
-        if self.exact is self.typed:
-            return value
-        written = self.exact.column(name)[at].as_py().decode("utf-8", "backslashreplace")
-        is_code = isinstance(value, int) and not isinstance(value, bool) and str(value) != written  # as 007
-        return written if as_written or is_code or name in self.as_written else value
+        return self.exact.column(name) if self.types else pyarrow.chunked_array([], pyarrow.null())
 
+    def cells(self, at: int, names: Iterable[str]) -> Cells:
+        return {name: self.cell(name, at) for name in names}
 
-def _compare_whole_rows(old: _Table, new: _Table, common: Sequence[str], made: TableDiff) -> None:
-    if not common:
-        return
-    columns = [number(old.exact.column(name), new.exact.column(name)) for name in common]
-    left, right = (_grouped(zip(*(column[side] for column in columns), strict=True)) for side in (0, 1))
-    for row, numbers in left.items():
-        if (count := len(numbers) - len(right.get(row, ()))) > 0:
-            made.note(RowChange("removed", before=old.cells(numbers[0], common)), count)
-    for row, numbers in right.items():
-        if (count := len(numbers) - len(left.get(row, ()))) > 0:
-            made.note(RowChange("added", after=new.cells(numbers[0], common)), count)
+    def cell(self, name: str, at: int, *, as_written: bool = False) -> object:
+        value = shown(self.typed.column(name)[at])
+        if self.exact is not self.typed:
+            written = self.exact.column(name)[at].as_py().decode("utf-8", "backslashreplace")
+            is_code = (
+                isinstance(value, int) and not isinstance(value, bool) and str(value) != written
+            )  # as 007
+            value = written if as_written or is_code or name in self.as_written else value
+        is_plain = value is None or isinstance(value, bool | int | str)
+        return value if is_plain or (isinstance(value, float) and math.isfinite(value)) else str(value)
 
 
-def _grouped(rows: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
-    found: dict[tuple[int, ...], list[int]] = {}
-    for at, row in enumerate(rows):
-        found.setdefault(row, []).append(at)
-    return found
-
-
-def _compare_by_key(
-    path: bytes, old: _Table, new: _Table, key: tuple[str, ...], common: Sequence[str], made: TableDiff
+def _compare(
+    path: bytes, old: _Table, new: _Table, key: list[str], common: list[str], made: TableDiff
 ) -> None:
-    tables = [table for table in (old, new) if _has_key(path, table, key)]
-    numbers = [number(*(table.exact.column(name) for table in tables)) for name in key]
-    keys = [list(zip(*(column[side] for column in numbers), strict=True)) for side in range(len(tables))]
+    for table in (old, new):
+        missing = [name for name in key if name not in table.types]
+        if missing and table.types:
+            raise UsageError(
+                f"{show(path)} has no column {missing[0]} on one side",
+                subject=missing[0],
+                hint=f"its columns are {', '.join(table.types)}",
+            )
+    numbers = [number(old.column(name), new.column(name)) for name in key or common]
+    rows = [list(zip(*columns, strict=True)) for columns in zip(*numbers, strict=True)]
     try:
-        joined = list(
-            join(*(keys[tables.index(one)] if one in tables else () for one in (old, new))).values()
-        )
+        joined = list(join(*(rows if key else map(_each_once, rows))).values())
     except RepeatedKey as error:
-        cells = (old, new)[error.version].cells(error.row, key)
+        version, row = error.args
+        cells = (old, new)[version].cells(row, key).items()
         raise UsageError(
             f"the key names two rows of {show(path)}: {', '.join(f'{name}={value}' for name, value in cells)}",
             subject=",".join(key),
             hint="give --key several times for columns that name a row together",
         ) from None
-    changed: dict[int, list[tuple[str, Any, Any]]] = {}
-    for name in common:
+    changed: dict[int, list[str]] = {}
+    for name in common if key else ():
         if name not in key:
-            mine, theirs = number(old.exact.column(name), new.exact.column(name))
+            mine, theirs = number(old.column(name), new.column(name))
             for before, after in joined:
                 if before >= 0 and after >= 0 and mine[before] != theirs[after]:
-                    changed.setdefault(before, []).append((name, *_both(old, new, name, before, after)))
-    for before, after in joined:
-        if after < 0:
-            made.note(RowChange("removed", old.cells(before, key), before=old.cells(before)))
-        elif before in changed:
-            made.note(RowChange("changed", old.cells(before, key), cells=tuple(changed[before])))
-    for after in sorted(after for before, after in joined if before < 0):
-        made.note(RowChange("added", new.cells(after, key), after=new.cells(after)))
+                    changed.setdefault(before, []).append(name)
+
+    def changes() -> Iterator[RowChange]:
+        for before, after in joined:
+            if after < 0:
+                cells = old.cells(before, old.types if key else common)
+                yield RowChange("removed", old.cells(before, key), before=cells)
+            elif before < 0:
+                cells = new.cells(after, new.types if key else common)
+                yield RowChange("added", new.cells(after, key), after=cells)
+            elif before in changed:
+                both = {name: _both(old, new, name, before, after) for name in changed[before]}
+                yield RowChange("changed", old.cells(before, key), cells=both)
+
+    made.rows_added = sum(before < 0 for before, _ in joined)
+    made.rows_removed = sum(after < 0 for _, after in joined)
+    made.rows_changed = len(changed)
+    made.rows = list(itertools.islice(changes(), MOST_ROWS))
 
 
-def _both(old: _Table, new: _Table, name: str, before: int, after: int) -> tuple[Any, Any]:
+def _each_once(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the rows, each with how often it has come up, so that none is equal to another."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    found: list[tuple[int, ...]] = []
+    for row in rows:
+        seen[row] += 1
+        found.append((*row, seen[row]))
+    return found
+
+
+def _both(old: _Table, new: _Table, name: str, before: int, after: int) -> tuple[object, object]:
     """Return a cell that differs; as it is written if that is all that differs, such as 1.5 and 1.50."""
     one, other = old.cell(name, before), new.cell(name, after)
     if str(one) != str(other):
@@ -220,42 +204,26 @@ def _both(old: _Table, new: _Table, name: str, before: int, after: int) -> tuple
     return old.cell(name, before, as_written=True), new.cell(name, after, as_written=True)
 
 
-def _has_key(path: bytes, table: _Table, key: tuple[str, ...]) -> bool:
-    """False for a version that is empty. Raises `UsageError` for one that has other columns."""
-    missing = [name for name in key if name not in table.types]
-    if missing and table.types:
-        raise UsageError(
-            f"{show(path)} has no column {missing[0]} on one side",
-            subject=missing[0],
-            hint=f"its columns are {', '.join(table.types)}",
-        )
-    return not missing
-
-
 class RepeatedKey(Exception):
-    """Two rows of a version have the same key."""
-
-    def __init__(self, version: int, row: int) -> None:
-        super().__init__(version, row)
-        self.version = version
-        self.row = row
-        """The second of them."""
+    """Two rows of a version have the same key. The arguments are the version and the second row."""
 
 
 def join(*versions: Sequence[Hashable]) -> dict[Hashable, tuple[int, ...]]:
-    """For each key that a version has, which row of each version has it (-1: none): a full outer join.
+    """Return for each key which row of each version has it (-1: none): a full outer join.
 
     versions: the keys of the rows of each. Raises `RepeatedKey`.
     """
     tables: list[dict[Hashable, int]] = []
     for version, keys in enumerate(versions):
         table: dict[Hashable, int] = {}
-        tables.append(table)
         for row, key in enumerate(keys):
             if table.setdefault(key, row) != row:
                 raise RepeatedKey(version, row)
-    every = dict.fromkeys(itertools.chain.from_iterable(tables))
-    return {key: tuple(table.get(key, -1) for table in tables) for key in every}
+        tables.append(table)
+    return {
+        key: tuple(table.get(key, -1) for table in tables)
+        for key in dict.fromkeys(itertools.chain.from_iterable(tables))
+    }
 
 
 def number(*columns: Any) -> list[Sequence[int]]:
@@ -266,20 +234,15 @@ def number(*columns: Any) -> list[Sequence[int]]:
     """
     import pyarrow
 
-    is_dictionary = pyarrow.types.is_dictionary
-    chunks = [[chunk for chunk in column.chunks if len(chunk)] for column in columns]
-    values = [one.dictionary if is_dictionary(one.type) else one for one in itertools.chain(*chunks)]
-    numbers = iter(_numbered(values))
-    found: list[Sequence[int]] = []
-    for version in chunks:
-        parts = [pyarrow.array([], pyarrow.int32())]
-        for one in version:
-            part = next(numbers)
-            parts.append(part.take(one.indices).fill_null(-1) if is_dictionary(one.type) else part)
-        joined = pyarrow.concat_arrays(parts)
-        end = joined.offset + len(joined)
-        found.append(memoryview(joined.buffers()[1])[: 4 * end].cast("i")[joined.offset :] if end else ())
-    return found
+    chunks = [chunk for column in columns for chunk in column.chunks if len(chunk)]
+    encoded = {at for at, chunk in enumerate(chunks) if pyarrow.types.is_dictionary(chunk.type)}
+    parts = _numbered([chunk.dictionary if at in encoded else chunk for at, chunk in enumerate(chunks)])
+    for at in encoded:
+        parts[at] = parts[at].take(chunks[at].indices).fill_null(-1)
+    whole = pyarrow.concat_arrays([pyarrow.array([], pyarrow.int32()), *parts])
+    numbers = memoryview(whole.buffers()[1] or b"")[: 4 * len(whole)].cast("i")
+    ends = itertools.accumulate(map(len, columns))
+    return [numbers[end - len(column) : end] for column, end in zip(columns, ends, strict=True)]
 
 
 def _numbered(arrays: Sequence[Any]) -> list[Any]:
@@ -296,22 +259,11 @@ def _numbered(arrays: Sequence[Any]) -> list[Any]:
             whole = pyarrow.concat_arrays([none, *(one.indices for one in encoded.chunks)]).fill_null(-1)
             starts = itertools.accumulate((len(one) for one in arrays), initial=0)
             return [whole.slice(start, len(one)) for start, one in zip(starts, arrays, strict=False)]
-    known: dict[Hashable, int] = {}
-    read = comparable if len(kinds) == 1 else all_shown
+    known: dict[Hashable, int] = {None: -1}
     return [
-        pyarrow.array(
-            [
-                -1 if value is None else known.setdefault(_hashable(value), len(known))
-                for start in range(0, len(one), _AT_ONCE)
-                for value in read(one.slice(start, _AT_ONCE))
-            ],
-            pyarrow.int32(),
-        )
-        for one in arrays
+        pyarrow.array([known.setdefault(_hashable(shown(one)), len(known)) for one in array], pyarrow.int32())
+        for array in arrays
     ]
-
-
-_AT_ONCE = 256  # values, each of which may be long
 
 
 def _hashable(value: Any) -> Hashable:
@@ -322,34 +274,36 @@ def _hashable(value: Any) -> Hashable:
     return value  # type: ignore[no-any-return]
 
 
-def comparable(column: Any) -> list[Any]:
-    """Return a column's values; of times and dates their numbers, as some are finer or later than Python's own."""
-    kind = _numbers(column.type)
-    values: list[Any] = (column if kind == column.type else column.cast(kind)).to_pylist()
-    return values
-
-
-def shown(column: Any, at: int) -> Any:
-    """One value: a time that Python has no value for as text, and inside of a list or a struct as its number."""
+def shown(cell: Any) -> Any:
+    """Return a cell's value: a time that Python has no value for as text, and inside of a list or a struct as its
+    number."""
     import pyarrow
 
     try:
-        return column[at].as_py()
+        return cell.as_py()
     except (ValueError, OverflowError):
-        one = column.slice(at, 1)
+        pass
     try:
-        return one.cast(pyarrow.string())[0].as_py()
+        return cell.cast(pyarrow.string()).as_py()
     except pyarrow.ArrowException:
-        return comparable(one)[0]
+        return _numbers_for_times(cell)
 
 
-def all_shown(column: Any) -> list[Any]:
-    """Return all values as `shown` gives them, to be compared with those of another type."""
-    try:
-        values: list[Any] = column.to_pylist()
-    except (ValueError, OverflowError):
-        return [shown(column, at) for at in range(len(column))]
-    return values
+def _numbers_for_times(cell: Any) -> Any:
+    import pyarrow
+
+    if not cell.is_valid:
+        return None
+    if isinstance(cell, pyarrow.MapScalar):
+        return [tuple(map(_numbers_for_times, pair.values())) for pair in cell.values]
+    if isinstance(cell, pyarrow.ListScalar):
+        return list(map(_numbers_for_times, cell.values))
+    if isinstance(cell, pyarrow.StructScalar):
+        return {name: _numbers_for_times(one) for name, one in cell.items()}
+    value = getattr(cell, "value", None)
+    if isinstance(value, pyarrow.Scalar):  # of a dictionary
+        return _numbers_for_times(value)
+    return cell.as_py() if value is None else value
 
 
 def is_nested(column: Any) -> bool:
@@ -359,36 +313,12 @@ def is_nested(column: Any) -> bool:
     return bool(pyarrow.types.is_nested(column.type))
 
 
-def _numbers(kind: Any) -> Any:
-    import pyarrow
-
-    types = pyarrow.types
-    if types.is_date32(kind) or types.is_time32(kind):
-        return pyarrow.int32()
-    if types.is_temporal(kind) and not types.is_interval(kind):
-        return pyarrow.int64()
-    parts = [kind.field(at).type for at in range(kind.num_fields)]
-    if all(_numbers(one) == one for one in parts):
-        return kind
-    if types.is_map(kind):
-        return pyarrow.map_(_numbers(kind.key_type), _numbers(kind.item_type))
-    if types.is_fixed_size_list(kind):
-        return pyarrow.list_(_numbers(kind.value_type), kind.list_size)
-    if types.is_large_list(kind):
-        return pyarrow.large_list(_numbers(kind.value_type))
-    if types.is_list(kind):
-        return pyarrow.list_(_numbers(kind.value_type))
-    if types.is_struct(kind):
-        return pyarrow.struct([(field.name, _numbers(field.type)) for field in kind])
-    return kind
-
-
-class TooLarge(Exception):
-    """A table would take too much memory."""
+class TableFault(Exception):
+    """The reason why a table can't be read or merged."""
 
 
 def read_parquet(data: bytes) -> tuple[Any, Any]:
-    """Return the table, with texts in dictionaries, and the file. Raises `TooLarge`, and what pyarrow raises."""
+    """Return the table, with texts in dictionaries, and the file. Raises `TableFault`, and what pyarrow raises."""
     import pyarrow
     from pyarrow import parquet
 
@@ -425,7 +355,7 @@ def _gathered(pieces: Iterable[Any], empty: Callable[[], Any]) -> Any:
 
 def _check_decoded(size: int) -> None:
     if size > MOST_DECODED:
-        raise TooLarge(
+        raise TableFault(
             f"it takes {format_bytes(size)} in memory, and tables of up to {format_bytes(MOST_DECODED)} are read"
         )
 
@@ -435,37 +365,46 @@ def _read(path: bytes, data: bytes) -> _Table:
 
     try:
         table = _parsed(table_format(path), data)
-    except (pyarrow.ArrowException, OSError, TooLarge, struct.error) as error:
-        raise _no_table(path, str(error).partition("\n")[0]) from error
-    names = Counter(table.typed.schema.names)
-    twice = [name for name, count in names.items() if count > 1]
-    if twice:
-        raise _no_table(path, f"several of its columns are named {twice[0]}")
+        twice = [name for name, count in Counter(table.typed.schema.names).items() if count > 1]
+        if twice:
+            raise TableFault(f"several of its columns are named {twice[0]}")
+    except (pyarrow.ArrowException, OSError, TableFault, struct.error) as error:
+        reason = str(error).partition("\n")[0]
+        raise Unsupported(
+            f"{show(path)} can't be read as a table: {reason}",
+            subject=path.decode("utf-8", "backslashreplace"),
+            hint="name other files behind --, or leave out --table",
+        ) from error
     return table
-
-
-def _no_table(path: bytes, reason: str) -> Unsupported:
-    return Unsupported(
-        f"{show(path)} can't be read as a table: {reason}",
-        subject=path.decode("utf-8", "backslashreplace"),
-        hint="name other files behind --, or leave out --table",
-    )
 
 
 def _parsed(kind: str | None, data: bytes) -> _Table:
     import pyarrow
 
     if not data:
-        table = pyarrow.table({})
-        return _Table(table, table, {})
-    source = pyarrow.BufferReader(data)
-    if kind == "parquet":
-        table, _ = read_parquet(data)
-        return _Table(table, table, _types(parquet_schema(data)))
-    if kind == "arrow":
-        table = _read_arrow(source, is_file=data.startswith(b"ARROW1"))
-        return _Table(table, table, _types(table.schema))
-    return _parse_csv("\t" if kind == "tsv" else ",", data)
+        table = exact = pyarrow.table({})
+        schema = table.schema
+    elif kind == "parquet":
+        table = exact = read_parquet(data)[0]
+        schema = parquet_schema(data)
+    elif kind == "arrow":
+        table = exact = _read_arrow(pyarrow.py_buffer(data), is_file=data.startswith(b"ARROW1"))
+        schema = table.schema
+    else:
+        table, exact = _read_csv("\t" if kind == "tsv" else ",", data)
+        schema = table.schema
+    return _Table(table, exact, {field.name: str(field.type) for field in schema})
+
+
+def _read_csv(delimiter: str, data: bytes) -> tuple[Any, Any]:
+    """Return the columns with the types that they seem to have, and the cells as written."""
+    import pyarrow
+    from pyarrow import csv
+
+    how = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    typed = csv.read_csv(pyarrow.BufferReader(data), parse_options=how)
+    written = csv.ConvertOptions(column_types=dict.fromkeys(typed.schema.names, pyarrow.binary()))
+    return typed, csv.read_csv(pyarrow.BufferReader(data), parse_options=how, convert_options=written)
 
 
 def parquet_schema(data: bytes) -> Any:
@@ -476,11 +415,10 @@ def parquet_schema(data: bytes) -> Any:
     return parquet.read_schema(pyarrow.BufferReader(data))
 
 
-def _read_arrow(source: Any, *, is_file: bool) -> Any:
+def _read_arrow(whole: Any, *, is_file: bool) -> Any:
     import pyarrow
     from pyarrow import ipc
 
-    whole = source.read_buffer()
     _check_decoded(
         sum(map(_decompressed, ipc.MessageReader.open_stream(whole.slice(8) if is_file else whole)))
     )
@@ -505,7 +443,7 @@ def _decompressed(message: Any) -> int:
 
     def follow(position: int | None) -> int:
         if position is None:
-            raise TooLarge("its size in memory is not known")
+            raise TableFault("its size in memory is not known")
         return position + int(struct.unpack_from("<I", data, position)[0])
 
     batch = follow(field(follow(0), 2))
@@ -520,31 +458,3 @@ def _decompressed(message: Any) -> int:
         if length >= 8:
             size += max(struct.unpack_from("<q", body, start)[0], 0)
     return size
-
-
-def _types(schema: Any) -> dict[str, str]:
-    return {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
-
-
-def _parse_csv(delimiter: str, data: bytes) -> _Table:
-    import pyarrow
-    from pyarrow import csv
-
-    how = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    typed = csv.read_csv(pyarrow.BufferReader(data), parse_options=how)
-    written = csv.ConvertOptions(column_types=dict.fromkeys(typed.schema.names, pyarrow.binary()))
-    exact = csv.read_csv(pyarrow.BufferReader(data), parse_options=how, convert_options=written)
-    return _Table(typed, exact, _types(typed.schema))
-
-
-def _named(cells: Cells) -> dict[str, object]:
-    return {name: _plain(value) for name, value in cells}
-
-
-def _plain(value: Any) -> object:
-    """Return a value for JSON: dates, decimals and bytes as text."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    return str(value)

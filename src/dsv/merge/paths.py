@@ -79,6 +79,13 @@ class Choice(enum.Enum):
     RESOLVED = enum.auto()
 
 
+def winner(base: object, ours: object, theirs: object) -> Choice | None:
+    """Return the side whose value a merge takes: ours if theirs brings nothing new, and None if both changed it."""
+    if theirs in (ours, base):
+        return Choice.OURS
+    return Choice.THEIRS if ours == base else None
+
+
 class Choices(msgspec.Struct, frozen=True):
     """The user's choices for conflicts, by path. The first field that has a path decides."""
 

@@ -6,11 +6,12 @@ import base64
 import csv
 import io
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from itertools import chain
+from typing import Any, NamedTuple
 
 from dsv.diff.tables import (
     RepeatedKey,
-    TooLarge,
+    TableFault,
     is_nested,
     join,
     number,
@@ -20,15 +21,16 @@ from dsv.diff.tables import (
     shown,
     table_format,
 )
-from dsv.merge.paths import Choice, MergedContent, Places
+from dsv.merge.paths import Choice, MergedContent, Places, winner
 
 MAX_TABLE = 64 << 20  # bytes of one version
 MAX_ROWS = 1_000_000
 
-Written = TypeVar("Written", str, bool)
-
 _BOM = "\ufeff"
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
+Row = int | tuple[int, ...]
+"""The number of a row that is taken as it is, or for each column the number of the row that its cell is taken from.
+Rows are counted over all versions, base first."""
 
 
 def is_table(path: bytes) -> bool:
@@ -45,94 +47,71 @@ def merge_tables(
     Raises `Unsupported` if what reads Parquet is not installed.
     """
     delimiter = _DELIMITERS.get(table_format(path) or "")
-    if delimiter is None:
-        return _merge_parquet(key, choice, base, ours, theirs)
-    return _merge_csv(delimiter, key, choice, base, ours, theirs)
+    try:
+        if delimiter is None:
+            return _merge_parquet(key, choice, base, ours, theirs)
+        return _merge_csv(delimiter, key, choice, base, ours, theirs)
+    except TableFault as fault:
+        return str(fault)
 
 
-class RowMerge:
-    """Merges the rows of three versions: base, ours and theirs.
+def merge_rows(
+    names: Sequence[str],
+    key: str,
+    versions: Sequence[Sequence[Sequence[Hashable]]],
+    choice: Choice | None = None,
+    show: Callable[[int, int], object] | None = None,
+) -> tuple[list[Row], Places, Places]:
+    """Return the merged rows in the order of ours, those with a change of theirs, and those that `choice` decided.
 
-    `versions` has the columns `names` of each, with values that are equal if the cells are. The column `key` identifies
-    rows. `show` returns the key of a row of a version for people.
+    versions: the columns `names` of base, ours and theirs, with values that are equal if the cells are
+    show: returns the key of a row of a version for people
+
+    A row that is new in theirs comes behind the row that it stands behind there. A row that both sides changed has the
+    changes of both, if they are to other columns. Raises `TableFault`.
     """
+    keys = [columns[names.index(key)] for columns in versions]
+    starts = (len(keys[0]), len(keys[0]) + len(keys[1]))
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        key: str,
-        versions: Sequence[Sequence[Sequence[Hashable]]],
-        choice: Choice | None = None,
-        show: Callable[[int, int], object] | None = None,
-    ) -> None:
-        self._names, self._key = names, key
-        self._at = names.index(key)
-        self._versions = versions
-        self._choice = choice
-        self._show = show or (lambda version, row: versions[version][self._at][row])
-        self._starts = [0]
-        for columns in versions:
-            self._starts.append(self._starts[-1] + len(columns[self._at]))
-        self.taken, self.settled = Places(), Places()
+    def named(version: int, row: int) -> object:
+        return keys[version][row] if show is None else show(version, row)
 
-    def rows(self) -> list[int | tuple[int, ...]] | str:
-        """Return the rows of the result in the order of ours, or the reason why there is none.
-
-        Rows are counted over all versions, base first. A row is the number of one that is taken as it is, or for each
-        column the number of the row that its cell is taken from. A row that is new in theirs comes behind the row that
-        it stands behind there. A row that both sides changed has the changes of both, if they are to other columns.
-        """
-        keys = [columns[self._at] for columns in self._versions]
-        try:
-            joined = join(*keys)
-        except RepeatedKey as error:
-            return f"column {self._key} has {self._show(error.version, error.row)} twice"
-        merged: dict[Hashable, int | tuple[int, ...] | None] = {}
-        for value, places in joined.items():
-            row = self._row(places)
-            if isinstance(row, str):
-                return f"the row with {self._key} {self._named(places)} {row}"
-            merged[value] = row
-        return [row for value in _order(joined, keys[1], keys[2]) if (row := merged[value]) is not None]
-
-    def _named(self, places: tuple[int, ...]) -> object:
-        version = next(version for version, row in enumerate(places) if row >= 0)
-        return self._show(version, places[version])
-
-    def _row(self, places: tuple[int, ...]) -> int | tuple[int, ...] | str | None:
-        was, mine, other = (
+    try:
+        joined = join(*keys)
+    except RepeatedKey as error:
+        raise TableFault(f"column {key} has {named(*error.args)} twice") from None
+    taken, settled = Places(), Places()
+    merged: dict[Hashable, Row | None] = {}
+    for value, places in joined.items():
+        rows = [
             None if row < 0 else [column[row] for column in columns]
-            for columns, row in zip(self._versions, places, strict=True)
-        )
+            for columns, row in zip(versions, places, strict=True)
+        ]
         ours, theirs = (
-            None if row < 0 else start + row for start, row in zip(self._starts[1:], places[1:], strict=False)
+            None if row < 0 else start + row for start, row in zip(starts, places[1:], strict=True)
         )
-        if mine == other or other == was:
-            return ours
-        if mine == was:
-            self.taken.note(f"row {self._key}={self._named(places)}")
-            return theirs
-        wins = theirs if self._choice is Choice.THEIRS else ours
-        if was is None or ours is None or theirs is None or mine is None or other is None:
-            if self._choice is None:
-                return (
-                    "was added by both" if was is None else "was removed by one side and changed by the other"
-                )
-            self.settled.note(f"row {self._key}={self._named(places)}")
-            return wins
-        assert wins is not None
-        cells: list[int] = []
-        clash = None
-        for name, before, one, another in zip(self._names, was, mine, other, strict=True):
-            if one not in (another, before) and another != before:
-                clash = name
-                cells.append(wins)
+        merged[value] = ours
+        side = winner(*rows)
+        if side is Choice.OURS:
+            continue
+        merged[value] = theirs if (side or choice) is Choice.THEIRS else ours
+        clash = ""
+        if side is None:
+            if rows[0] is None:
+                clash = "was added by both"
+            elif ours is None or theirs is None:
+                clash = "was removed by one side and changed by the other"
             else:
-                cells.append(theirs if one == before else ours)
-        if clash is not None and self._choice is None:
-            return f"was changed by both in column {clash}"
-        (self.taken if clash is None else self.settled).note(f"row {self._key}={self._named(places)}")
-        return tuple(cells)
+                sides = [winner(*cells) for cells in zip(*rows, strict=True)]
+                clashes = [name for name, each in zip(names, sides, strict=True) if each is None]
+                clash = f"was changed by both in column {clashes[-1]}" if clashes else ""
+                merged[value] = tuple(theirs if (each or choice) is Choice.THEIRS else ours for each in sides)
+        where = named(*next((version, row) for version, row in enumerate(places) if row >= 0))
+        if clash and choice is None:
+            raise TableFault(f"the row with {key} {where} {clash}")
+        (settled if clash else taken).note(f"row {key}={where}")
+    found = [merged[value] for value in _order(joined, keys[1], keys[2])]
+    return [row for row in found if row is not None], taken, settled
 
 
 def _order(
@@ -156,92 +135,72 @@ def _order(
 class _Csv(NamedTuple):
     """A CSV file."""
 
-    columns: list[str]
+    names: list[str]
     cells: list[list[str]]
     """The cells of each column."""
-    header: str
     texts: list[str]
     """The text of each row, without its line end."""
-    line_end: str
-    bom: str
-    """The byte order mark before the header."""
-    ends: bool
-    """The last row has a line end too."""
+    form: tuple[str, str, str, str]
+    """The text of the header, the line end, the byte order mark before the header, and the last row's line end."""
 
 
-def _merge_csv(delimiter: str, key: str, choice: Choice | None, *versions: bytes) -> MergedContent | str:
-    tables: list[_Csv] = []
-    for version in versions:
-        table = _read_csv(delimiter, version)
-        if isinstance(table, str):
-            return table
-        tables.append(table)
-    base, ours, theirs = tables
-    fault = _column_fault(key, [table.columns for table in tables])
-    if fault is not None:
-        return fault
-    merge = RowMerge(ours.columns, key, [list(map(list, table.cells)) for table in tables], choice)
-    rows = merge.rows()
-    if isinstance(rows, str):
-        return rows
-    every = [*base.texts, *ours.texts, *theirs.texts]
-    columns = [
-        [*one, *two, *three] for one, two, three in zip(*(table.cells for table in tables), strict=True)
-    ]
-    lines = [_changed(base.header, ours.header, theirs.header)]
+def _merge_csv(delimiter: str, key: str, choice: Choice | None, *versions: bytes) -> MergedContent:
+    tables = [_read_csv(delimiter, version) for version in versions]
+    names = _check_columns(key, *(table.names for table in tables))
+    rows, taken, settled = merge_rows(names, key, [table.cells for table in tables], choice)
+    header, line_end, bom, end = (
+        theirs if winner(base, ours, theirs) is Choice.THEIRS else ours
+        for base, ours, theirs in zip(*(table.form for table in tables), strict=True)
+    )
+    texts = list(chain.from_iterable(table.texts for table in tables))
+    columns = [list(chain(*cells)) for cells in zip(*(table.cells for table in tables), strict=True)]
+    lines = [header]
     for row in rows:
         if isinstance(row, int):
-            lines.append(every[row])
+            lines.append(texts[row])
         else:
             lines.append(_write_row(delimiter, [column[at] for column, at in zip(columns, row, strict=True)]))
-    line_end = _changed(base.line_end, ours.line_end, theirs.line_end)
-    bom, ends = _changed(base.bom, ours.bom, theirs.bom), _changed(base.ends, ours.ends, theirs.ends)
-    data = (bom + line_end.join(lines) + (line_end if ends else "")).encode()
-    return MergedContent(data, merge.taken, merge.settled)
+    data = bom + line_end.join(lines) + (line_end if end else "")
+    return MergedContent(data.encode(), taken, settled)
 
 
-def _changed(base: Written, ours: Written, theirs: Written) -> Written:
-    """Return the value of the side that changed it; ours if both did."""
-    return theirs if ours == base else ours
+def _check_columns(key: str, names: list[str], *others: list[str]) -> list[str]:
+    if any(other != names for other in others):
+        raise TableFault("its columns were changed")
+    if key not in names:
+        raise TableFault(f"it has no column {key}")
+    if len(set(names)) != len(names):
+        raise TableFault("it has two columns of one name")
+    return names
 
 
-def _column_fault(key: str, columns: list[list[str]]) -> str | None:
-    if any(one != columns[0] for one in columns):
-        return "its columns were changed"
-    if key not in columns[0]:
-        return f"it has no column {key}"
-    if len(set(columns[0])) != len(columns[0]):
-        return "it has two columns of one name"
-    return None
-
-
-def _read_csv(delimiter: str, data: bytes) -> _Csv | str:
+def _read_csv(delimiter: str, data: bytes) -> _Csv:
     try:
         text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        return "it is not UTF-8"
-    bom = _BOM if text.startswith(_BOM) else ""
-    try:
+        bom = _BOM if text.startswith(_BOM) else ""
         records = list(_records(delimiter, text[len(bom) :]))
+    except UnicodeDecodeError:
+        raise TableFault("it is not UTF-8") from None
     except csv.Error as error:
-        return f"it is no table: {error}"
+        raise TableFault(f"it is no table: {error}") from None
     if not records:
-        return "it has no header"
-    (header, written), *records = records
-    line_end = _end(written) or "\n"
+        raise TableFault("it has no header")
+    (names, header), *records = records
+    line_end = _end(header) or "\n"
     if len(records) > MAX_ROWS:
-        return f"it has more than {MAX_ROWS:,} rows"
-    columns: list[list[str]] = [[] for _ in header]
+        raise TableFault(f"it has more than {MAX_ROWS:,} rows")
+    columns: list[list[str]] = [[] for _ in names]
     texts: list[str] = []
-    for line, (cells, as_written) in enumerate(records, 2):
-        if len(cells) != len(header):
-            return f"its row {line} has {len(cells)} cells, and its header {len(header)}"
-        if _end(as_written) not in (line_end, ""):
-            return f"its row {line} ends in another way than its header"
+    for line, (cells, written) in enumerate(records, 2):
+        if len(cells) != len(names):
+            raise TableFault(f"its row {line} has {len(cells)} cells, and its header {len(names)}")
+        if _end(written) not in (line_end, ""):
+            raise TableFault(f"its row {line} ends in another way than its header")
         for column, cell in zip(columns, cells, strict=True):
             column.append(cell)
-        texts.append(as_written.removesuffix(line_end))
-    return _Csv(header, columns, written.removesuffix(line_end), texts, line_end, bom, text.endswith("\n"))
+        texts.append(written.removesuffix(line_end))
+    last = "\n" if text.endswith("\n") else ""
+    return _Csv(names, columns, texts, (header.removesuffix(line_end), line_end, bom, last))
 
 
 def _records(delimiter: str, text: str) -> Iterator[tuple[list[str], str]]:
@@ -270,42 +229,43 @@ def _write_row(delimiter: str, row: Sequence[str]) -> str:
     return written.getvalue().removesuffix("\r\n")
 
 
-def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedContent | str:
+def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedContent:
     require_pyarrow("to merge Parquet files by their rows, dsv needs pyarrow")
     import pyarrow
-    from pyarrow import parquet
+    from pyarrow import compute, parquet
 
     try:
         if any(parquet.read_metadata(io.BytesIO(version)).num_rows > MAX_ROWS for version in versions):
-            return f"it has more than {MAX_ROWS:,} rows"
+            raise TableFault(f"it has more than {MAX_ROWS:,} rows")
         schemas = [parquet_schema(version) for version in versions]
-        if not (schemas[1].equals(schemas[0]) and schemas[1].equals(schemas[2])):
-            return "its columns were changed"
-        fault = _column_fault(key, [schemas[1].names])
-        if fault is not None:
-            return fault
+        if not all(schema.equals(schemas[1]) for schema in schemas):
+            raise TableFault("its columns were changed")
+        names = _check_columns(key, schemas[1].names)
         read = [read_parquet(version) for version in versions]
-    except TooLarge as error:
-        return str(error)
     except (pyarrow.ArrowException, OSError) as error:
-        return f"it is no Parquet file: {str(error).splitlines()[0]}"
+        raise TableFault(f"it is no Parquet file: {str(error).splitlines()[0]}") from None
     tables = [table for table, _ in read]
-    if any(_has_gap(table.column(key)) for table in tables):
-        return f"column {key} has a row without a value"
-    if is_nested(tables[0].column(key)):
-        return f"column {key} has values that are no keys"
-    names = schemas[1].names
+    keys = [table.column(key) for table in tables]
+    if any(compute.any(compute.is_null(column, nan_is_null=True)).as_py() for column in keys):
+        raise TableFault(f"column {key} has a row without a value")
+    if is_nested(keys[0]):
+        raise TableFault(f"column {key} has values that are no keys")
     numbers = [number(*(table.column(name) for table in tables)) for name in names]
-    columns = [[one[version] for one in numbers] for version in range(3)]
-    merge = RowMerge(
-        names, key, columns, choice, lambda version, row: shown(tables[version].column(key), row)
+    columns = list(zip(*numbers, strict=True))
+    rows, taken, settled = merge_rows(
+        names, key, columns, choice, lambda version, row: shown(keys[version][row])
     )
-    rows = merge.rows()
-    if isinstance(rows, str):
-        return rows
-    metadata = _merge_metadata(merge, choice, *(schema.metadata or {} for schema in schemas))
-    if isinstance(metadata, str):
-        return metadata
+    metadata: dict[bytes, bytes] = {}
+    for name in {**(schemas[1].metadata or {}), **(schemas[2].metadata or {})}:
+        values = [(schema.metadata or {}).get(name) for schema in schemas]
+        side, where = winner(*values), f"metadata {name.decode('utf-8', 'backslashreplace')}"
+        if (side or choice) is None:
+            raise TableFault(f"both changed its {where}")
+        if side is not Choice.OURS:
+            (taken if side else settled).note(where)
+        value = values[2 if (side or choice) is Choice.THEIRS else 1]
+        if value is not None:
+            metadata[name] = value
     try:
         every = pyarrow.concat_tables(tables).unify_dictionaries()
         cells = [
@@ -316,39 +276,8 @@ def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedC
         ]
         data = _write_parquet(cells, schemas[1].with_metadata(metadata or None), _compression(read[1][1]))
     except pyarrow.ArrowException as error:
-        return f"its columns can't be put together: {str(error).splitlines()[0]}"
-    return MergedContent(data, merge.taken, merge.settled)
-
-
-def _has_gap(column: Any) -> bool:
-    import pyarrow
-    from pyarrow import compute
-
-    floating = pyarrow.types.is_floating(column.type)
-    return bool(column.null_count or (floating and compute.any(compute.is_nan(column)).as_py()))
-
-
-def _merge_metadata(
-    merge: RowMerge, choice: Choice | None, base: Values, ours: Values, theirs: Values
-) -> Values | str:
-    merged: Values = {}
-    for name in {**ours, **theirs}:
-        was, one, other = (values.get(name) for values in (base, ours, theirs))
-        value = other if one == was else one
-        if one not in (was, other) and other != was:
-            shown_name = name.decode("utf-8", "backslashreplace")
-            if choice is None:
-                return f"both changed its metadata {shown_name}"
-            merge.settled.note(f"metadata {shown_name}")
-            value = other if choice is Choice.THEIRS else one
-        elif one != other and one == was:
-            merge.taken.note(f"metadata {name.decode('utf-8', 'backslashreplace')}")
-        if value is not None:
-            merged[name] = value
-    return merged
-
-
-Values = dict[bytes, bytes]
+        raise TableFault(f"its columns can't be put together: {str(error).splitlines()[0]}") from None
+    return MergedContent(data, taken, settled)
 
 
 def _write_parquet(columns: Sequence[Any], schema: Any, compression: str) -> bytes:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import msgspec
 import typer
 
 from dsv.api.diff import Comparison, Side
@@ -196,7 +197,7 @@ def _items(call: Call, found: Comparison, shown: _Shown) -> Iterator[dict[str, o
         if shown.text:
             item["lines"] = lines
         if shown.table:
-            item["table"] = None if table is None else table.document()
+            item["table"] = msgspec.to_builtins(table)
         yield item
 
 
@@ -291,11 +292,13 @@ def _write_table(call: Call, table: TableDiff, ink: Ink) -> None:
     )
     for row in table.rows[:ROWS]:
         mark = {"added": "+", "removed": "-", "changed": "~"}[row.change]
-        cells = row.after if row.change == "added" else row.before
-        if row.change == "changed":
-            told_cells = [*_cells(row.key), *(f"{name}: {old} -> {new}" for name, old, new in row.cells)]
+        if row.cells is not None:
+            told_cells = [
+                *_cells(row.key),
+                *(f"{name}: {old} -> {new}" for name, (old, new) in row.cells.items()),
+            ]
         else:
-            told_cells = _cells(cells)
+            told_cells = _cells(row.before or row.after or {})
         style = {"+": Style.ADDED, "-": Style.REMOVED, "~": Style.CHANGED}[mark]
         call.out.line("  " + ink.paint(style, printable(f"{mark} {'  '.join(told_cells)}")))
     more = len(table.rows) - ROWS
@@ -304,13 +307,13 @@ def _write_table(call: Call, table: TableDiff, ink: Ink) -> None:
 
 
 def _column_lines(table: TableDiff) -> Iterator[tuple[str, str]]:
-    for name, kind in table.columns_added:
+    for name, kind in table.columns_added.items():
         yield f"column + {name} ({kind})", Style.ADDED
-    for name, kind in table.columns_removed:
+    for name, kind in table.columns_removed.items():
         yield f"column - {name} ({kind})", Style.REMOVED
-    for name, old, new in table.columns_retyped:
+    for name, (old, new) in table.columns_retyped.items():
         yield f"column ~ {name} ({old} -> {new})", Style.CHANGED
 
 
-def _cells(cells: Sequence[tuple[str, object]]) -> list[str]:
-    return [f"{name}={value}" for name, value in cells]
+def _cells(cells: Mapping[str, object]) -> list[str]:
+    return [f"{name}={value}" for name, value in cells.items()]

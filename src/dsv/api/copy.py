@@ -88,7 +88,7 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
     """
     request = request or CopyRequest()
     with (
-        context.repository(target if not request.every else None) as source,
+        context.repository(target if target.rev is not None else None) as source,
         _other(context, to, create=request.create and not request.dry_run) as there,
     ):
         _check_kinds(source, there)

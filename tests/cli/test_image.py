@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.run.node_order import NodeOrder, OrderedData
+from dsv.run.node_order import NodeOrder
 from dsv.run.record import RunId, RunRecord, RunState
 from dsv.run.record_store import RunStore
 from dsv.store.directory import DirectoryStore
@@ -60,24 +60,23 @@ def test_users_of_group_0_share_a_cache_and_need_nothing_else(inside: Inside) ->
     assert inside("cache", "pets@v2", user=OTHER).strip() == data
 
 
-def test_a_node_does_its_part_of_a_run(inside: Inside, pets: Dsv, tmp_path: Path) -> None:
-    commit = pets.ok("resolve", "pets").out.strip()
+def test_a_node_completes_the_record_of_a_run(inside: Inside, pets: Dsv, tmp_path: Path) -> None:
     name = DatasetName.parse("pets")
     start = RunRecord(
-        run=RUN, dataset=name, commit=CommitId.parse(commit), target="pets", data=(), state=RunState.RUNNING,
-        engine="kubernetes", params={}, out="/out", host="a", user="ada", started_ms=1,
+        run=RUN, dataset=name, commit=CommitId.parse(pets.ok("resolve", "pets").out.strip()), target="pets", data=(),
+        state=RunState.RUNNING, engine="kubernetes", params={}, out="/out", host="a", user="ada", started_ms=1,
     )  # fmt: skip
     store = Path(pets.ok("config", "store").out.strip())
     runs = RunStore(DirectoryStore(store))
     runs.write(name, RUN, "start", start.encode())
     subprocess.run(["chmod", "-R", "g=u", store], check=True)
-    order = NodeOrder(run=RUN, data=(OrderedData(dataset="pets", commit=commit),), out="/out")
-    (tmp_path / "out" / "order.json").write_bytes(order.encode())
-    script = 'cat "$DSV_DATA/a.txt"; cp "$DSV_DATA/a.txt" "$DSV_OUT"'
-    inside("node", "/out/order.json", "--", "sh", "-c", script, options=("--tmpfs=/tmp",))
-    assert (tmp_path / "out" / "a.txt").read_text() == "beta\n"
-    record = runs.read(runs.listing(name, RUN)[0])
-    assert (record.state, record.exit_code) == (RunState.ENDED, 0)
+    (tmp_path / "out" / "order.json").write_bytes(NodeOrder(run=RUN, dataset=name, out="/out").encode())
+    (tmp_path / "out" / "ended").write_text("code=0 why= begun=10 over=12 memory=7 cpu=5 whole=yes\n")
+    (tmp_path / "out" / "log.0").write_text("beta\n")
+    inside("node", "/out/order.json", "--left", "/out", options=("--tmpfs=/tmp",))
+    stored = runs.listing(name, RUN)[0]
+    record = runs.read(stored)
+    assert (record.state, record.exit_code, runs.log(stored)) == (RunState.ENDED, 0, b"beta\n")
     assert [part.node for part in record.parts] == [0]
 
 

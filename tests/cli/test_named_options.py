@@ -35,13 +35,13 @@ REFUSED = {
     "evict": "--unused-for --max-size --max-files --min-free",
     "run": "--data --engine --code --out --gpus --cpus --memory --time --nodes "
     "--retries -p/--param --parallel",
-    "node": "--rank --attempt -j/--jobs",
+    "node": "--rank --attempt",
     "runs": "--dataset -n/--limit --filter",
     "stop": "--grace",
 }
 """For each command the options that refuse such a word by what it is, as a message calls them."""
 NEEDED_HERE = {"evict": [], "with": ["nowhere"]}
-MORE = {"run": ["--dry-run", "--", "true"], "with": ["--", "true"], "node": ["--", "true"]}
+MORE = {"run": ["--dry-run", "--", "true"], "with": ["--", "true"], "node": ["--left", "."]}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dsv.run.engines.slurm.script import comment
-from dsv.run.node_order import NodeOrder, OrderedData
+from dsv.run.node_order import NodeOrder
 from dsv.run.record import LOG, RECORD, EndCause, JobRef, LogInfo, RunId, RunRecord, RunState, Usage
 from dsv.run.record_store import RunStore
 from dsv.store.directory import DirectoryStore
@@ -58,8 +58,7 @@ class Left:
                 "argv": "".join(f"{each}\0" for each in TYPED).encode(),
             },
         )
-        data = OrderedData(dataset="pets", commit=str(self.commit))
-        order = NodeOrder(run=RUN, data=(data,), out=str(self.out), keep_output=True)
+        order = NodeOrder(run=RUN, dataset=PETS, out=str(self.out), keep_output=True)
         (dsv.home / "order.json").write_bytes(order.encode())
 
     @property
@@ -162,10 +161,15 @@ def test_what_is_not_to_be_told_here_is_left_to_others(left: Left, case: str) ->
     assert LOG not in parts and (case == "has its record") is (RECORD in parts)
 
 
-def test_words_after_left_are_refused(left: Left) -> None:
-    order = str(left.dsv.home / "order.json")
-    refused = left.dsv("node", order, "--left", str(left.folder), "--", "true")
-    assert refused.code == 2 and "--left runs no command" in refused.err
+@pytest.mark.parametrize("content", [b"", b"{}", b"no json"])
+def test_a_file_that_is_no_order(dsv: Dsv, content: bytes) -> None:
+    path = dsv.home / "order.json"
+    path.write_bytes(content)
+    refused = dsv("node", str(path), "--left", str(dsv.home))
+    assert refused.code == 5 and "is no order for the nodes of a run" in refused.err
+    missing = dsv("node", str(dsv.home / "none"), "--left", str(dsv.home))
+    assert missing.code == 125 and "No such file" in missing.err
+    assert dsv("node", str(path)).code == 2
 
 
 def test_an_order_may_come_from_stdin(left: Left) -> None:

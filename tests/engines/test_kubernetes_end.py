@@ -8,7 +8,7 @@ import pytest
 
 from dsv.run.engines.kubernetes.capacity import refusal_of_pods
 from dsv.run.engines.kubernetes.job_status import JobSnapshot, Obstacle, Pod, ended, gone, status
-from dsv.run.engines.kubernetes.pod_files import LeftInPod
+from dsv.run.engines.kubernetes.pod_files import is_over
 from dsv.run.record import EndCause, RunPart, RunState
 
 
@@ -323,7 +323,7 @@ def test_whether_another_attempt_follows_what_its_nodes_left(ends: str, over: bo
         )
         for attempt, nodes in enumerate(attempts, 1) for node, end in enumerate(nodes) if end != "-"
     ]  # fmt: skip
-    assert LeftInPod.is_over(parts, len(attempts[0]), retries=1) is over
+    assert is_over(parts, len(attempts[0]), retries=1) is over
 
 
 @pytest.mark.parametrize("nodes_agree", [True, False])

@@ -18,10 +18,11 @@ from dsv.run.engines.kubernetes.engine import Kubernetes
 from dsv.run.engines.kubernetes.manifest import merge
 from dsv.run.engines.kubernetes.options import KubernetesOptions, object_name
 from dsv.run.engines.machine import Machine
-from dsv.run.node_order import NodeOrder, OrderedData, StoreAccess
+from dsv.run.node_order import NodeOrder, StoreAccess
 from dsv.run.plan import _output as output_of
 from dsv.run.record import RunId
 from dsv.run.resources import Capacity, Resources
+from dsv.values.names import DatasetName
 
 RUN = "20261122-101530-1f2e3d4c"
 OPTIONS: dict[str, Any] = {
@@ -197,8 +198,7 @@ def test_a_queue_decides_when_its_jobs_begin() -> None:
     job = planned(queue="gpu")["Job"]
     assert job["spec"]["suspend"] is True and job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu"
     assert planned()["Job"]["spec"]["suspend"] is False
-    data = (OrderedData(dataset="xray", commit="ab" * 32),)
-    order = NodeOrder(run=RunId.parse(RUN), data=data).encode().decode()
+    order = NodeOrder(run=RunId.parse(RUN), dataset=DatasetName("xray"), out="/out").encode().decode()
     for options in ({"queue": "gpu"}, {}):
         hold = pod_of(replace(JOB, close=("node", "-"), order=order), **options)["initContainers"][0]
         assert any(each["name"] == "DSV_QUEUED" for each in hold["env"]) is bool(options)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from dsv.run.engines.base import NodeLeft
 from dsv.run.engines.kubernetes.options import OWN
 from dsv.run.engines.kubernetes.pod_files import (
     SIGNALS,
-    LeftInPod,
     read_left,
     read_log,
     run_script,
@@ -48,7 +48,7 @@ class Pod:
             )  # fmt: skip
         return self.last.wait(), (self.own / "shown").read_bytes()
 
-    def left(self) -> LeftInPod | None:
+    def left(self) -> NodeLeft | None:
         return read_left(self.own, node=0, attempt=1, host="n")
 
 

@@ -22,8 +22,9 @@ from dsv.run.engines.slurm.job_status import read_exit_files
 from dsv.run.engines.slurm.options import SlurmOptions
 from dsv.run.engines.slurm.run import Follower
 from dsv.run.engines.slurm.script import Batch, render
-from dsv.run.node_order import NodeOrder, OrderedData
-from dsv.run.record import JobRef
+from dsv.run.node_order import NodeOrder
+from dsv.run.record import JobRef, RunId
+from dsv.values.names import DatasetName
 from tests.waiting import until
 
 RUN = "20261122-070000-0a1b2c3d"
@@ -297,8 +298,7 @@ def test_a_variable_that_did_not_come_along_is_missed(tmp_path: Path) -> None:
 
 def test_a_store_that_hangs_does_not_hold_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What completes the record is told to end, so that others do it, and the job ends as its command did."""
-    data = (OrderedData(dataset="digits", commit="ab" * 32),)
-    order = NodeOrder(run=RUN, data=data).encode().decode()
+    order = NodeOrder(run=RunId(RUN), dataset=DatasetName("digits"), out="/out").encode().decode()
     it = batch(tmp_path, "sh", "-c", "exit 3", program="slow", close=("node",), order=order)
     monkeypatch.setattr("dsv.run.engines.slurm.script.CLOSE_SECONDS", 1)
     own = {"slow": "exec tail -f /dev/null", "sleep": ""}

@@ -1,4 +1,4 @@
-"""The nodes of a run: running one node's part, and completing the record where the job ran."""
+"""Complete the record of a run where its job ran."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from typing import Final
 
 from msgspec import structs
 
-from dsv.api.cache import Stager
 from dsv.api.context import Context
-from dsv.api.run import LateRunStore
 from dsv.api.run_trees import commit_output
-from dsv.cache.root import CacheRoot
-from dsv.errors import DsvError, NoRoom, NotFound, as_launch_error
+from dsv.errors import NotFound
 from dsv.periodic import Periodic
 from dsv.repo.repository import Repository
 from dsv.run.completing import (
@@ -27,21 +24,16 @@ from dsv.run.completing import (
     finish,
     forget_job,
     kept_log,
-    put_together,
     with_metrics,
     with_what_it_left,
 )
-from dsv.run.dirs import RunPlace, read_metrics
+from dsv.run.dirs import read_metrics
 from dsv.run.engine_list import Engines, FoundJob
-from dsv.run.engines.attach import Signals
-from dsv.run.engines.base import Ended, JobStatus, NodeLeft
-from dsv.run.engines.reaper import GRACE
-from dsv.run.node import NodeSeat, run_node
+from dsv.run.engines.base import Ended, Engine, JobStatus, NodeLeft
 from dsv.run.node_order import NodeOrder
 from dsv.run.record import (
     RECORD,
     EndCause,
-    RunId,
     RunOutput,
     RunPart,
     RunRecord,
@@ -53,7 +45,7 @@ from dsv.run.record import (
     start_name,
     start_number,
 )
-from dsv.run.record_store import RunStore, Spool, StoredRun
+from dsv.run.record_store import RunStore, StoredRun
 
 ARGV: Final = "argv"
 """The file with the command as it was typed, each word ended by a NUL byte."""
@@ -76,8 +68,7 @@ def output_kept(
         def keep(repository: Repository) -> RunOutput | None:
             if not order.keep_output:
                 return None
-            run = RunId.parse(order.run)
-            return commit_output(context, lambda: repository, order.dataset, folder, run, opened)
+            return commit_output(context, lambda: repository, order.dataset, folder, order.run, opened)
 
         yield keep
 
@@ -95,23 +86,21 @@ def read_argv(folder: Path) -> tuple[str, ...] | None:
 
 
 _ALIVE: Final = 5.0
-_ALONE: Final = NodeSeat()
 
 
 def complete_left(
-    context: Context, engines: Engines, order: NodeOrder, folder: Path, seat: NodeSeat = _ALONE
+    context: Context, engines: Engines, order: NodeOrder, folder: Path, node: int = 0, attempt: int = 1
 ) -> bool:
     """Complete the record of a run from what its job left in this folder, and return whether that was done.
 
     False if others do it: the run has its record, its start is not in the store yet, not all nodes have ended, or its
     end can't be told here. Several machines may do so at once: one of them wins.
 
-    seat: the node whose folder it is, if each node has its own
+    node, attempt: of the folder, if each node has its own
     """
-    run = RunId.parse(order.run)
     with context.repository() as repository:
         runs = RunStore(repository.store)
-        found = runs.listing(order.dataset, run)
+        found = runs.listing(order.dataset, order.run)
         if not found or RECORD in found[0].parts:
             return False
         try:
@@ -119,17 +108,17 @@ def complete_left(
         except NotFound:  # whoever submitted it has not written its start yet
             return False
         engine = engines.make(start.engine, start.pool)
-        left = None if engine is None else engine.left_on_node(folder, seat.rank, seat.attempt)
+        left = None if engine is None else engine.left_on_node(folder, node, attempt)
         if engine is None or left is None:
             return False
         secrets = KnownSecrets.on_node(start, engines.environ, read_argv(folder))
         if not isinstance(left, Ended):
-            return _complete_node(context, repository, engines, order, start, left, secrets)
+            return _complete_node(context, repository, engine, order, start, left, secrets)
         if start.job is None or (start.then and not left.launched):
             return False
         job = FoundJob(engine, start.job, JobStatus(RunState.ENDED, left.exit_code, left))
         whole, log = with_what_it_left(completed(start, left), job, secrets, logged=order.log)
-        with _seen_alive(folder), output_kept(context, order, Path(order.out or ".")) as keep:
+        with _seen_alive(folder), output_kept(context, order, Path(order.out)) as keep:
             whole = finish(runs, replace(whole, output=keep(repository)), log)
         forget_job(whole, engines)
         return True
@@ -138,7 +127,7 @@ def complete_left(
 def _complete_node(
     context: Context,
     repository: Repository,
-    engines: Engines,
+    engine: Engine,
     order: NodeOrder,
     start: RunRecord,
     left: NodeLeft,
@@ -154,11 +143,13 @@ def _complete_node(
     log = left.read_log() if order.log else None
     if order.log and log is None:
         return False
-    queued = bool(engines.environ.get("DSV_QUEUED"))
-    part = left.put_back() if queued and left.was_stopped else left.part
+    queued = bool(engine.environ.get("DSV_QUEUED"))
+    part = left.part
+    if queued and left.was_stopped:  # the queue may begin it again
+        part = replace(part, end=EndCause.EVICTED, error="the cluster took its place away")
     if queued:
         part = _numbered(part, runs.node_parts(runs.listing(order.dataset, start.run)[0]))
-    out, lost = Path(order.out or "."), 0
+    out, lost = Path(order.out), 0
     if left.is_clear or part.end is EndCause.EVICTED:
         kept = None if log is None else kept_log(start, lambda: log, secrets)
         if kept is not None:
@@ -171,7 +162,7 @@ def _complete_node(
         return False
     told = runs.node_parts_and_usage(stored)
     parts = [each for each, _ in told]
-    over = left.is_over(parts, start.nodes, start.retries) if left.is_clear else None
+    over = engine.is_over(parts, start.nodes, start.retries) if left.is_clear else None
     of_last = [each for each in told if each[0].attempt == part.attempt]
     with output_kept(context, order, out) as keep:
 
@@ -183,7 +174,7 @@ def _complete_node(
             return replace(record, usage=usage, output=keep(repository))
 
         if over:
-            put_together(runs, stored, start, parts, whole)
+            complete_from_parts(runs, stored, start, parts, whole)
         elif over is None and (len(of_last) == start.nodes or not left.is_clear):
             _send_output(runs, stored, start, keep(repository))
     return bool(over)
@@ -220,52 +211,3 @@ def _seen_alive(folder: Path) -> Iterator[None]:
         yield
     finally:
         telling.stop()
-
-
-def node(
-    context: Context,
-    cache: Path,
-    order: NodeOrder,
-    seat: NodeSeat,
-    command: tuple[str, ...],
-    place: RunPlace,
-    *,
-    signals: Signals | None = None,
-    jobs: int | None = None,
-    grace: float = GRACE,
-) -> tuple[RunPart, DsvError | None]:
-    """Stage the data in this cache, run the command with leases on it, and send the node's part of the record.
-
-    Return that part, and why it is not in the store; it then waits on this machine. Several nodes that share a cache
-    fill it together. Raises what `run_node` raises.
-    """
-    with as_launch_error(), Stager(context, CacheRoot(cache), jobs=jobs) as stager:
-        store = stager.targets.find(order.data[0].target()).store
-        part, log = run_node(
-            order,
-            seat,
-            command,
-            place=place,
-            stage=stager.stage,
-            signals=signals,
-            progress=context.progress,
-            grace=grace,
-        )
-    spool, run = Spool(place.spool, store), RunId.parse(order.run)
-    try:
-        if log is not None:
-            spool.keep(order.dataset, run, node_log_name(seat.rank, seat.attempt), log)
-        spool.keep(order.dataset, run, part_name(seat.rank, seat.attempt), encode_part(part))
-    except OSError as error:
-        return part, NoRoom(f"what node {seat.rank} of run {run} left can't be kept: {error}", subject=run)
-    try:
-        with ExitStack() as opened:
-            spool.send(LateRunStore(context, store, opened), only=run)
-        folder = place.folder(order.dataset, run) / "out" if order.out is None else Path(order.out)
-        with context.repository() as repository, output_kept(context, order, folder) as keep:
-            complete_from_parts(
-                RunStore(repository.store), order, run, lambda whole: replace(whole, output=keep(repository))
-            )
-    except DsvError as error:
-        return part, error
-    return part, None

@@ -47,7 +47,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Runs": {
         "run": "Run a command on a cached commit, in a container",
-        "node": "Do what one node does for a run of a cluster",
+        "node": "Complete the record of a run from what its job left",
         "pools": "Show the pools that runs may go to, and what is free there",
         "runs": "Show, search, sort and compare the records of runs",
         "logs": "Print what a run writes, or wrote",

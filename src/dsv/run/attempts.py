@@ -136,7 +136,7 @@ class Attempts:
             job,
             output,
             self.signals,
-            lost=lambda: lost_lease(self.leases),
+            lost=self._lost_lease,
             note=self.note,
             over=self._over,
             grace=self.grace,
@@ -170,41 +170,25 @@ class Attempts:
         return replace(ended.usage or Usage(), gpus=self._gpus)
 
     def _part(self, ended: Ended) -> RunPart:
-        return part_of(
-            ended,
+        """Return the record's part for one attempt."""
+        by = self.records.stopped_by(self.launch.run)
+        if by is None and ended.signal is not None:
+            by = SignalName(ended.signal).name
+        return RunPart(
             attempt=self.launch.attempt,
             host=self.launch.place.host,
             started_ms=self._ended_ms if self._began is None else self._began_ms,
             ended_ms=self._ended_ms,
-            by=self.records.stopped_by(self.launch.run),
+            end=ended.cause,
+            exit_code=ended.exit_code,
+            exit_signal=exit_signal(ended.exit_code) if ended.launched and ended.seen else None,
+            cancelled_by=by if ended.cause is EndCause.CANCELLED else None,
+            error=ended.reason,
         )
 
-
-def lost_lease(leases: Sequence[Lease]) -> str | None:
-    """Return why data is not held any more, or None."""
-    return next((each.reason or "a lease was lost" for each in leases if each.lost.is_set()), None)
-
-
-def part_of(
-    ended: Ended, *, attempt: int, host: str, started_ms: int, ended_ms: int, by: str | None = None
-) -> RunPart:
-    """Return the record's part for one attempt on this machine.
-
-    by: who asked for its end; None for the signal that dsv passed on, if there was one
-    """
-    if by is None and ended.signal is not None:
-        by = SignalName(ended.signal).name
-    return RunPart(
-        attempt=attempt,
-        host=host,
-        started_ms=started_ms,
-        ended_ms=ended_ms,
-        end=ended.cause,
-        exit_code=ended.exit_code,
-        exit_signal=exit_signal(ended.exit_code) if ended.launched and ended.seen else None,
-        cancelled_by=by if ended.cause is EndCause.CANCELLED else None,
-        error=ended.reason,
-    )
+    def _lost_lease(self) -> str | None:
+        """Return why data is not held any more, or None."""
+        return next((each.reason or "a lease was lost" for each in self.leases if each.lost.is_set()), None)
 
 
 def _hidden(launch: Launch, text: str | None) -> str | None:

@@ -19,7 +19,7 @@ from dsv.run.dirs import Metrics, job_folder, parse_metrics, read_metrics, remov
 from dsv.run.engine_list import Engines, FoundJob, find_job
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus, NoEngine
 from dsv.run.engines.log import KeptLog, LogKeeper
-from dsv.run.node_order import PASSED, NodeOrder
+from dsv.run.node_order import PASSED
 from dsv.run.record import (
     LOG,
     RECORD,
@@ -32,7 +32,6 @@ from dsv.run.record import (
     RunState,
     deciding_part,
     ended_at,
-    may_try_again,
     on_one_clock,
 )
 from dsv.run.record_store import RunStore, Spool, StoredRun, encode_within_bounds
@@ -116,11 +115,6 @@ def run_times(start: RunRecord, parts: Sequence[RunPart], noticed_ms: int | None
     return began, over if last is None else max(first[last] + longest[last], began + sum(longest.values()))
 
 
-def assemble(start: RunRecord, parts: Iterable[RunPart], log: LogInfo | None = None) -> RunRecord:
-    """Return the whole record of a run of which all nodes have left their parts."""
-    return replace(completed(start, end_of_parts(start, parts)), log=log)
-
-
 def end_of_parts(start: RunRecord, parts: Iterable[RunPart]) -> Ended:
     """Tell from the parts of its nodes how a run ended."""
     found = tuple(sorted(parts, key=lambda each: (each.attempt, each.node)))
@@ -145,50 +139,21 @@ def _who_failed_first(start: RunRecord, part: RunPart) -> str | None:
 
 def complete_from_parts(
     runs: RunStore,
-    order: NodeOrder,
-    run: RunId,
-    whole: Callable[[RunRecord], RunRecord],
-) -> None:
-    """Complete the record if all nodes have left their parts. Several may do so at once: one of them wins.
-
-    whole: adds what the parts don't tell
-    """
-    found = runs.listing(order.dataset, run)
-    if not found or RECORD in found[0].parts:
-        return
-    try:
-        start = runs.read(found[0])
-    except DsvError:
-        return  # whoever submitted it has not written its start yet, and completes it
-    parts = runs.node_parts(found[0])
-    if is_over(start, parts):
-        put_together(runs, found[0], start, parts, whole)
-
-
-def put_together(
-    runs: RunStore,
     stored: StoredRun,
     start: RunRecord,
     parts: Iterable[RunPart],
     whole: Callable[[RunRecord], RunRecord],
 ) -> None:
-    """Complete the record of a run that is over from these parts, and from the logs of its nodes."""
+    """Complete the record of a run that is over, of which all nodes have left their parts and their logs.
+
+    whole: adds what the parts don't tell
+    """
     keeper = LogKeeper()
     keeper.add(join_logs(runs.node_logs(stored), start.nodes))
     log = keeper.kept(Masker())
-    record = assemble(start, parts, LogInfo(log.total, len(log.data)) if log.data else None)
+    info = LogInfo(log.total, len(log.data)) if log.data else None
+    record = replace(completed(start, end_of_parts(start, parts)), log=info)
     finish(runs, whole(record), log.data or None)
-
-
-def is_over(start: RunRecord, parts: Iterable[RunPart]) -> bool:
-    """Check that every node of the last attempt has ended, and that no other attempt is due."""
-    found = list(parts)
-    last = max((each.attempt for each in found), default=0)
-    of_last = {each.node for each in found if each.attempt == last and each.end is not None}
-    decided = deciding_part(found)
-    if decided is None or len(of_last) < start.nodes:
-        return False
-    return last > start.retries or not may_try_again(decided)
 
 
 def join_logs(logs: Iterable[tuple[int, int, bytes]], nodes: int) -> bytes:

@@ -13,7 +13,7 @@ from dsv.errors import UsageError
 from dsv.run.dirs import RunPlace, code_folder, code_state, data_mounts, job_folder, output_folder
 from dsv.run.engine_list import Chosen
 from dsv.run.engines.base import OUT, Job, Mount, Plan
-from dsv.run.node_order import NO_ACCESS, NodeOrder, OrderedData, StoreAccess
+from dsv.run.node_order import NO_ACCESS, NodeOrder, StoreAccess
 from dsv.run.parameters import SweepSeat
 from dsv.run.record import CodeState, LogInfo, RunData, RunId, RunRecord, RunState
 from dsv.run.spec import JobSpec, recorded
@@ -250,17 +250,11 @@ class Launch:
         }
 
     def _order(self) -> str:
-        """Return the order for the node that completes the record. It has no parameters: they may hold a secret."""
-        data = [
-            OrderedData(name=each.name, dataset=each.dataset, commit=each.commit.hex(), path=each.path)
-            for each in (self._run_data(name, staged) for name, staged in self.staged.items())
-        ]
+        """Return the order for the node that completes the record."""
         order = NodeOrder(
             run=self.run,
-            data=tuple(data),
+            dataset=self.main.dataset,
             out=str(self.out),
-            nodes=self.spec.nodes,
-            retries=self.spec.retries,
             log=self.spec.log,
             keep_output=self.keeps_output,
             author=self.place.author if self.keeps_output else None,

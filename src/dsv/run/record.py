@@ -450,7 +450,7 @@ class RunRecord:
         """Decode the record stored at the key `subject`. Raise `IntegrityError`, or `Unsupported` for a newer
         version."""
         try:
-            record = msgspec.convert(_load(data, subject, "record"), cls, dec_hook=_convert)
+            record = msgspec.convert(_load(data, subject, "record"), cls, dec_hook=parse_name)
             record.commits  # noqa: B018 (that they can be read)
         except (msgspec.ValidationError, UsageError) as error:
             raise IntegrityError(f"{subject} is no record of a run: {error}", subject=subject) from error
@@ -491,7 +491,7 @@ def _load(data: bytes, subject: str, what: str) -> dict[str, Json]:
     return document
 
 
-def _convert(kind: type, value: Json) -> object:
+def parse_name(kind: type, value: Json) -> object:
     """Ids and names become what they are only by their own parsers."""
     if kind in (CommitId, DatasetName, RunId, SweepId) and isinstance(value, str):
         try:
@@ -503,7 +503,7 @@ def _convert(kind: type, value: Json) -> object:
 
 # msgspec learns a dataclass when it first meets it, and two threads that make it do so at once crash the process
 # (0.22: SIGSEGV). A listing of runs reads them in several threads, so it learns all of a record's here.
-msgspec.json.Decoder(RunRecord, dec_hook=_convert)
+msgspec.json.Decoder(RunRecord, dec_hook=parse_name)
 
 
 MAX_PART: Final = 1 << 20

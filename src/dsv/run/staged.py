@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from dsv.run.node_order import StoreAccess
@@ -51,10 +50,6 @@ class Lease(Protocol):
     def release(self) -> None: ...
 
 
-Stage: TypeAlias = "Callable[[Target, RunId], tuple[Staged, Lease]]"
-"""Stages data and holds it for a run, from before it is looked for until the lease is released."""
-
-
 class Staging(Protocol):
     """The functions of the store and the cache that a run needs."""
 
@@ -63,7 +58,7 @@ class Staging(Protocol):
         ...
 
     def stage(self, target: Target, run: RunId) -> tuple[Staged, Lease]:
-        """Do as a `Stage`."""
+        """Stage the target, and hold it for a run, from before it is looked for until the lease is released."""
         ...
 
     def elsewhere(self) -> tuple[str, ...]:

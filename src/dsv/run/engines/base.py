@@ -249,36 +249,18 @@ class JobStatus:
         return not self.state.is_terminal
 
 
-class NodeLeft(Protocol):
+@dataclass(frozen=True, slots=True)
+class NodeLeft:
     """The end of the command on one node, from what it left there; of an engine whose nodes each keep that."""
 
-    @property
-    def part(self) -> RunPart: ...
-
-    @property
-    def usage(self) -> Usage | None: ...
-
-    @property
-    def is_clear(self) -> bool:
-        """True if the node can tell why it ended. Only the cluster knows why it stopped or killed a command."""
-        ...
-
-    @property
-    def was_stopped(self) -> bool:
-        """True if the cluster ended the node, and not dsv the command."""
-        ...
-
-    def put_back(self) -> RunPart:
-        """Return the part of a job in a queue, which may begin again after the cluster has stopped it."""
-        ...
-
-    def read_log(self) -> LogKeeper | None:
-        """Return what the command wrote; None if no copy was made."""
-        ...
-
-    def is_over(self, parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
-        """Check that no other attempt follows those that left these parts. None if only the cluster can tell."""
-        ...
+    part: RunPart
+    usage: Usage | None
+    is_clear: bool
+    """The node can tell why it ended. Only the cluster knows why it stopped or killed a command."""
+    was_stopped: bool
+    """The cluster ended the node, and not dsv the command."""
+    read_log: Callable[[], LogKeeper | None]
+    """Reads what the command wrote; None if no copy was made."""
 
 
 class Handle(Protocol):
@@ -434,6 +416,10 @@ class Engine(ABC):
 
         None if that can't be told there. On one machine, the process that is attached to the job knows it.
         """
+        return None
+
+    def is_over(self, parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
+        """Check that no other attempt follows those that left these parts. None if only the cluster can tell."""
         return None
 
     def find_image(self, reference: str) -> ImageIdentity | None:

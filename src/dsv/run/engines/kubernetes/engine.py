@@ -29,6 +29,7 @@ from dsv.run.engines.base import (
     Handle,
     Job,
     JobStatus,
+    NodeLeft,
     NoEngine,
     Plan,
     PrivateFile,
@@ -67,10 +68,10 @@ from dsv.run.engines.kubernetes.options import (
     Manifest,
     object_name,
 )
-from dsv.run.engines.kubernetes.pod_files import LeftInPod, read_left
+from dsv.run.engines.kubernetes.pod_files import is_over, read_left
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
-from dsv.run.record import JobRef, RunState
+from dsv.run.record import JobRef, RunPart, RunState
 from dsv.run.resources import Capacity, Resources
 from dsv.values.json import Json
 
@@ -338,8 +339,11 @@ class Kubernetes(Engine):
     def _ref(self, job: KubernetesJob, facts: JobSnapshot) -> JobRef:
         return JobRef(self.name, facts.run or "", self._identity(), job.id)
 
-    def left_on_node(self, folder: Path, node: int, attempt: int) -> LeftInPod | None:
+    def left_on_node(self, folder: Path, node: int, attempt: int) -> NodeLeft | None:
         return read_left(folder, node=node, attempt=attempt, host=self.environ.get("DSV_HOST"))
+
+    def is_over(self, parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
+        return is_over(parts, nodes, retries)
 
     def _find(self, ref: JobRef) -> KubernetesJob | None:
         if ref.engine != self.name or not is_installed():

@@ -329,10 +329,10 @@ def _variables(job: Job, name: str) -> dict[str, str | Manifest]:
     if job.nodes > 1:
         addresses = [f"{name}-{index}.{name}" for index in range(job.nodes)]
         found["DSV_NODES"] = " ".join(addresses)
-        found |= node_environment(0, addresses, _port(job.run))
+        found |= node_environment(addresses, meeting_port(job.run))
         found |= dict.fromkeys(("NODE_RANK", "PET_NODE_RANK"), _annotation(INDEX_KEY))
     if is_gang(job):
-        found[GANG_PORT] = str(_port(job.run) + 1)
+        found[GANG_PORT] = str(meeting_port(job.run) + 1)
     return found
 
 
@@ -369,13 +369,6 @@ def _hold_variables(job: Job, name: str, options: KubernetesOptions) -> dict[str
 def grace_seconds(job: Job) -> int:
     """Return the grace period of the pods: long enough to send output to the store, if the job does."""
     return OUTPUT_SECONDS if NodeOrder.sends_output(job.order, job.run) else GRACE_SECONDS
-
-
-def _port(run: str) -> int:
-    try:
-        return meeting_port(run)
-    except ValueError:  # not the id of a run
-        return meeting_port("-0")
 
 
 def _security(options: KubernetesOptions) -> Manifest:

@@ -9,12 +9,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from dsv.fs.files import open_plain
-from dsv.run.engines.base import stage_facts
+from dsv.run.engines.base import NodeLeft, stage_facts
 from dsv.run.engines.kubernetes.options import NOT_AGAIN, OWN
 from dsv.run.engines.log import LogKeeper
 from dsv.run.record import EndCause, RunPart, Usage, deciding_part, exit_signal, may_try_again
@@ -57,42 +57,25 @@ def run_script() -> str:
     return script("watch", "wait_for_nodes", "copy_log", "run")
 
 
-@dataclass(frozen=True, slots=True)
-class LeftInPod:
-    """The end of one node in one attempt, from the files in its pod. A `NodeLeft`."""
-
-    part: RunPart
-    usage: Usage | None
-    is_clear: bool
-    was_stopped: bool
-    folder: Path
-
-    def read_log(self) -> LogKeeper | None:
-        return read_log(self.folder)
-
-    def put_back(self) -> RunPart:
-        return replace(self.part, end=EndCause.EVICTED, error="the cluster took its place away")
-
-    @staticmethod
-    def is_over(parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
-        """Return whether no attempt follows those of these parts, by the rules of the Job. None if only the cluster
-        knows: a node has not reported every attempt, or no node failed by itself."""
-        found = list(parts)
-        last = max((each.attempt for each in found), default=0)
-        decided = deciding_part(found)
-        if decided is None or len({(each.attempt, each.node) for each in found}) < nodes * last:
-            return None
-        if decided.succeeded:
-            return True
-        if decided.end is EndCause.CANCELLED or any(each.end is EndCause.EVICTED for each in found):
-            return None
-        failed = [each for each in found if not each.succeeded and each.end is not EndCause.CANCELLED]
-        if any(each.attempt == last and each.exit_code in NOT_AGAIN for each in failed):
-            return True
-        return len({each.attempt for each in failed}) > retries or not may_try_again(decided)
+def is_over(parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
+    """Return whether no attempt follows those of these parts, by the rules of the Job. None if only the cluster knows:
+    a node has not reported every attempt, or no node failed by itself."""
+    found = list(parts)
+    last = max((each.attempt for each in found), default=0)
+    decided = deciding_part(found)
+    if decided is None or len({(each.attempt, each.node) for each in found}) < nodes * last:
+        return None
+    if decided.succeeded:
+        return True
+    if decided.end is EndCause.CANCELLED or any(each.end is EndCause.EVICTED for each in found):
+        return None
+    failed = [each for each in found if not each.succeeded and each.end is not EndCause.CANCELLED]
+    if any(each.attempt == last and each.exit_code in NOT_AGAIN for each in failed):
+        return True
+    return len({each.attempt for each in failed}) > retries or not may_try_again(decided)
 
 
-def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> LeftInPod | None:
+def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> NodeLeft | None:
     """Return None if the command never began, or did not end by itself."""
     said = dict(re.findall(r"([a-z]+)=(\S*)", _text(folder / "ended")))
     if said.get("whole") != "yes" or not said.get("code", "").isdecimal():
@@ -121,7 +104,7 @@ def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> Lef
         may_be_killed = stopped is not None and (end is None or stopped < end)
     is_clear = why in CAUSES or not (signalled is not None or may_be_killed)
     was_stopped = not is_clear and stopped is not None and signalled is None
-    return LeftInPod(part, usage_of(said), is_clear, was_stopped, folder)
+    return NodeLeft(part, usage_of(said), is_clear, was_stopped, partial(read_log, folder))
 
 
 def read_log(folder: Path) -> LogKeeper | None:

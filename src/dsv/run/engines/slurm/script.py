@@ -315,7 +315,7 @@ def render(batch: Batch) -> str:
         _complete(batch, close_seconds),
         PREPARE,
         PASSING.format(names=" ".join(sorted(batch.passed))) if batch.passed else "",
-        MEETING_SCRIPT.format(port=_port(job.run)) if job.nodes > 1 else "",
+        MEETING_SCRIPT.format(port=meeting_port(job.run)) if job.nodes > 1 else "",
         _task(batch),
         _steps(batch),
         FINISH,
@@ -347,13 +347,6 @@ def sbatch_options(batch: Batch) -> list[str]:
     if job.time_seconds is not None:  # Slurm's limit counts from when the job has its nodes
         found.append(f"--time={math.ceil((job.time_seconds + batch.options.stage_seconds + GRACE) / 60)}")
     return [*found, *batch.sbatch]
-
-
-def _port(run: str) -> int:
-    try:
-        return meeting_port(run)
-    except ValueError:  # no id of a run
-        return meeting_port("-0")
 
 
 def _task(batch: Batch) -> str:

@@ -125,3 +125,23 @@ def as_launch_error() -> Iterator[None]:
         raise
     except DsvError as error:
         raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
+
+
+def memory_ran_out() -> bool:
+    """Tell whether this process reached its limit of memory (`ulimit -v`).
+
+    Python then raises other errors than MemoryError too: a SystemError that says nothing, a SyntaxError.
+    """
+    try:
+        with open("/proc/self/limits") as limits, open("/proc/self/status") as status:  # noqa: PTH123 (no import)
+            limit = next(line.split()[3] for line in limits if line.startswith("Max address space"))
+            peak = next(line.split()[1] for line in status if line.startswith("VmPeak"))
+        return limit.isdigit() and int(limit) - int(peak) * 1024 < _LARGEST_PIECE
+    except MemoryError:
+        return True
+    except (OSError, StopIteration):
+        return False
+
+
+_LARGEST_PIECE = 2 << 20
+"""Bytes: the largest piece of memory that Python asks for before it raises something else than MemoryError."""

@@ -7,6 +7,7 @@ import os
 import resource
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,14 +98,52 @@ def test_c_leads_out_of_a_working_folder_that_is_gone(pets: Dsv) -> None:
     subprocess.run(["sh", "-c", shell], cwd=gone, env=dict(pets.environ), check=True)
 
 
-@pytest.mark.parametrize(
-    "kilobytes", [25_000, 120_000]
-)  # between: a thread of Python that finds no memory never starts
-def test_too_little_memory_is_said(pets: Dsv, kilobytes: int) -> None:
-    for command in (["ls"], ["sync", "-m", "x"], ["clone", "pets", f"../clone{kilobytes}"]):
-        done = limited(pets, resource.RLIMIT_AS, kilobytes << 10, *command)
+def test_too_little_memory_is_said(pets: Dsv) -> None:
+    """With less, Python 3.11 may run in a circle while it raises a MemoryError, or never start a thread."""
+    for command in (["ls"], ["sync", "-m", "x"], ["clone", "pets", "../clone"]):
+        done = limited(pets, resource.RLIMIT_AS, 120_000 << 10, *command)
         assert done.code in (0, 7), done
         assert done.code == 0 or "hint: ulimit -v " in done.err, done
+
+
+AT_THE_LIMIT = """
+import os, resource, sys
+from contextlib import suppress
+from dsv.cli.failure import of_error
+size = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + (64 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (size, size))
+taken = []
+with suppress(MemoryError):
+    while sys.argv[1] == "reached":
+        taken.append(bytes(1 << 20))
+del taken
+failure = of_error(SystemError("error return without exception set"))
+print(failure.exit_code, failure.text())
+"""
+
+
+@pytest.mark.parametrize(("limit", "code"), [("reached", 7), ("far away", 70)])
+def test_an_error_of_python_at_the_limit_of_memory_is_one_of_memory(limit: str, code: int) -> None:
+    """Some versions of Python raise a SystemError where a frame finds no memory."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_LIMIT, limit], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(f"{code} error: dsv "), done
+    assert "SystemError: error return without exception set" in done.stdout
+    assert ("hint: ulimit -v " in done.stdout) == (code == 7)
+
+
+def test_a_command_line_without_memory_to_load_says_so(dsv: Dsv) -> None:
+    """The same, while the modules are loaded that report every other failure."""
+    program = (
+        "import sys, dsv.errors; dsv.errors.memory_ran_out = lambda: True; sys.modules['dsv.cli.app'] = None; "
+        "sys.argv[1:] = ['ls']; from dsv.cli.main import main; sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=dict(dsv.environ), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 7, done
+    assert done.stderr.startswith("error: dsv can't start: no memory\nhint: ulimit -v "), done
 
 
 @pytest.mark.parametrize("files", [6, 8, 12])  # with fewer, Python itself does not start everywhere
@@ -138,6 +177,7 @@ def test_a_limit_is_told_as_one_whatever_met_it() -> None:
     circle.__cause__.__cause__ = circle
     assert of_error(circle).exit_code == 6
     assert of_error(RuntimeError("can't start new thread")).exit_code == 7
+    assert of_error(ImportError("x.so: failed to map segment from shared object")).exit_code == 7
     assert of_error(RuntimeError("something else")).exit_code == 70
 
 

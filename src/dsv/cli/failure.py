@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dsv.cli.output import printable, to_json
 from dsv.cli.style import PLAIN, Ink, Style
-from dsv.errors import DsvError, LaunchError, NoRoom
+from dsv.errors import DsvError, LaunchError, NoRoom, memory_ran_out
 
 READER_GONE = 141
 """A shell's exit code for a program that a closed pipe ended: 128 + SIGPIPE."""
@@ -106,11 +106,14 @@ def of_error(error: BaseException) -> Failure:
         subject = None if error.filename is None else _name(error.filename)
         message = f"{subject}: {reason}" if subject else reason
         return Failure(kind, code, message, subject, retryable=kind == "unreachable")
-    said = f": {error}" if str(error) else ""
+    met = f"{type(error).__name__}: {error}".removesuffix(": ")
+    if memory_ran_out():
+        reason, hint = _LIMITS[errno.ENOMEM]
+        return Failure(NoRoom.kind, NoRoom.exit_code, f"dsv can't go on: {reason} ({met})", hint=hint)
     return Failure(
         "unexpected",
         70,
-        f"dsv met an unexpected {type(error).__name__}{said}",
+        f"dsv met an unexpected {met}",
         hint="run it again with --debug, and report what it prints",
     )
 

@@ -11,6 +11,8 @@ from contextlib import suppress
 
 from dsv import __version__
 
+NO_MEMORY = b"error: dsv can't start: no memory\nhint: ulimit -v shows how much memory a process may have\n"
+
 
 def main() -> int:
     """Run the command line of this process and return its exit code."""
@@ -32,11 +34,19 @@ def main() -> int:
         from dsv.cli.catalogue import root_help
 
         return _print(root_help(_columns(1)))
-    from dsv.cli.app import exit_now, hear_of_children, run
-    from dsv.cli.process_env import of_process
+    from dsv.errors import memory_ran_out
 
-    hear_of_children()
-    code = run(arguments, of_process())
+    try:
+        from dsv.cli.app import exit_now, hear_of_children, run
+        from dsv.cli.process_env import of_process
+
+        hear_of_children()
+        code = run(arguments, of_process())
+    except Exception:
+        if not memory_ran_out():
+            raise
+        os.write(2, NO_MEMORY)
+        return 7
     exit_now(code)
     return code
 

@@ -200,18 +200,22 @@ def store_size(store: Store) -> int:
 
 
 KILLED_SYNC = """
-import os, signal, stat, sys
+import os, signal, stat, sys, threading
 from pathlib import Path
 from tests.kit.people import Person
 
 packs, left = map(int, sys.argv[3:])
+any_object_is_the_next, one_at_a_time = packs > 0, threading.Lock()
 link, write, process = os.link, os.write, os.getpid()
 
 def counting_packs(source, target, *, src_dir_fd=None, **options):
     global packs
     large = os.stat(source, dir_fd=src_dir_fd).st_size > 1 << 20
-    link(source, target, src_dir_fd=src_dir_fd, **options)
-    packs -= large
+    with one_at_a_time:
+        if packs <= 0 and (large or any_object_is_the_next):
+            os.kill(process, signal.SIGKILL)
+        link(source, target, src_dir_fd=src_dir_fd, **options)
+        packs -= large
 
 def counting_bytes(descriptor, data):
     global left
@@ -245,7 +249,7 @@ def test_a_sync_killed_in_the_middle_of_its_writes_is_continued(tmp_path: Path) 
         (1, 0),
         (1, 10 << 20),
         (2, 5 << 20),
-    ]  # packs stored, bytes after them
+    ]  # packs stored; bytes after them, of packs that were not yet written by then
     for packs, written in moments:
         before = len(pack_sizes(store))
         command = [

@@ -135,6 +135,7 @@ def test_a_file_that_means_nothing_counts_as_missing(
     root: CacheRoot, reads: list[Place], content: bytes
 ) -> None:
     evict_nothing(root)
+    root.inventory.chmod(0o600)
     root.inventory.write_bytes(content)
     reads.clear()
     evict_nothing(root)

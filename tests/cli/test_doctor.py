@@ -63,7 +63,9 @@ def test_no_word_is_broken_on_a_terminal(pets: Dsv) -> None:
     shown = pets("doctor", terminal=True, width=60)
     lines = re.sub(r"\x1b[^m]*m", "", shown.out).splitlines()
     assert {word for line in lines for word in line[23:].split()} >= {
-        word for word in whole if "/" not in word and not word.isdecimal()
+        word
+        for word in whole
+        if "/" not in word and not any(map(str.isdigit, word))  # no time or size
     }
     assert all(len(line) <= 60 or len(line[23:].split()) == 1 for line in lines)
 
@@ -73,7 +75,7 @@ def test_nothing_is_set_up_yet(dsv: Dsv) -> None:
     assert bad(found) == {"store"}
     assert found["store"]["state"] == "warn"
     assert "dsv init" in found["store"]["hint"]
-    assert not (dsv.home / ".local").exists()
+    assert not list((dsv.home / ".local").rglob("dsv"))  # the programs of an engine may keep theirs there
     assert "is not there yet" in found["cache"]["text"]
     assert not (dsv.home / ".cache").exists()
 

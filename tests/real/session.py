@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import shlex
@@ -15,6 +14,8 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from dsv.fs.process import user_name
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -67,9 +68,14 @@ def typed(lines: Sequence[str], folder: Path, environ: Mapping[str, str]) -> str
     )
     assert done.returncode == 0, done.stdout
     text = done.stdout.expandtabs().replace(str(folder), SHOWN_FOLDER).replace(str(home), SHOWN_HOME)
-    user, host = re.escape(getpass.getuser()), re.escape(socket.gethostname())
-    text = re.sub(rf"\b{user}@{host}\b", SHOWN_PERSON, text)
-    return re.sub(rf"\b{user}\b", SHOWN_PERSON.partition("@")[0], text)
+    return with_shown_person(text, user_name(), socket.gethostname())
+
+
+def with_shown_person(text: str, user: str, host: str) -> str:
+    """The text with another user and host, where dsv names them: the user's name may be an English word."""
+    user = re.escape(user)
+    text = re.sub(rf"\b{user}@{re.escape(host)}\b", SHOWN_PERSON, text)
+    return re.sub(rf"(?m)(?<=held by ){user}\b|(?<=  ){user}$", SHOWN_PERSON.partition("@")[0], text)
 
 
 def comparable(session: str) -> str:

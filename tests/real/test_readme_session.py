@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.dsv import plain_environment
-from tests.real.session import README, RELABELLING, block, commands, comparable, typed
+from tests.real.session import README, RELABELLING, block, commands, comparable, typed, with_shown_person
 
 
 @pytest.mark.parametrize("page", [README, RELABELLING], ids=lambda page: page.stem)
@@ -25,3 +25,9 @@ def test_what_differs_each_time_is_not_compared() -> None:
     assert comparable(one) == comparable(other)
     assert comparable(one) != comparable(one.replace("cb0a5bd5a894", "effa83581b8b")), "another commit"
     assert comparable(one) != comparable(one.replace("first", "second"))
+
+
+def test_a_user_whose_name_is_an_english_word_is_replaced_only_where_dsv_names_users() -> None:
+    text = "a plain process\nmain  13 s ago  plain\n  held by plain@host until\nkept: held by plain until"
+    shown = "a plain process\nmain  13 s ago  ann\n  held by ann@laptop until\nkept: held by ann until"
+    assert with_shown_person(text, "plain", "host") == shown

@@ -35,7 +35,15 @@ from dsv.format.index import Index, IndexBuilder, IndexFilter
 from dsv.format.index_merge import IndexMerge
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.recipe import Recipe
-from dsv.format.records import DatasetErased, FormatEntry, GcCondemned, RefEntry, SessionOpen, TagValue
+from dsv.format.records import (
+    DatasetErased,
+    FormatEntry,
+    GcCondemned,
+    GcDecision,
+    RefEntry,
+    SessionOpen,
+    TagValue,
+)
 from dsv.format.segment import Segment
 from dsv.format.tree import Node
 from dsv.repo.refs.resolve import resolve
@@ -66,6 +74,7 @@ DECODERS: Mapping[str, Callable[[bytes], object]] = {
     "session-open": SessionOpen.decode,
     "dataset-erased": DatasetErased.decode,
     "gc-condemned": GcCondemned.decode,
+    "gc-decision": GcDecision.decode,
     "run": lambda data: RunRecord.decode(data, "run"),
     "segment": Segment.decode,
     "node": Node.decode,

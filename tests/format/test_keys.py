@@ -35,6 +35,7 @@ def test_the_layout_of_a_store() -> None:
     assert keys.session_verdict_key(session) == f"sessions/{'0' * 32}/verdict"
     assert keys.session_closed_key(session) == f"sessions/{'0' * 32}/closed"
     assert keys.gc_condemned_key(1) == "gc/0000000000000001/condemned"
+    assert keys.gc_decision_key(1) == "gc/0000000000000001/decision"
     assert keys.gc_done_key(1) == "gc/0000000000000001/done"
     assert keys.gc_damage_key(10) == "gc/damage-000000000000000a"
     assert keys.run_key(LUNGS, "r1", "start") == "runs/team-a%2Flungs/r1/start"
@@ -54,6 +55,7 @@ def test_what_is_built_is_parsed(number: int) -> None:
     assert keys.parse_format_key(keys.format_key(number)) == number
     assert keys.parse_gc_damage_key(keys.gc_damage_key(number)) == number
     assert keys.parse_gc_key(keys.gc_condemned_key(number)) == (number, "condemned")
+    assert keys.parse_gc_key(keys.gc_decision_key(number)) == (number, "decision")
     assert keys.parse_gc_key(keys.gc_done_key(number)) == (number, "done")
 
 

@@ -39,6 +39,7 @@ from dsv.format.records import (
     FeatureRule,
     FormatEntry,
     GcCondemned,
+    GcDecision,
     GcDone,
     Limits,
     RefEntry,
@@ -114,6 +115,8 @@ def build(*, named: bool = False, node_locators: bool = False) -> dict[str, byte
         made.put(keys.erased_key(erased_id(store, erased)), record.encode())
         _damage(made)
         _expiry(made, first)
+        decision = GcDecision(0, (name_of("condemned 0").pack,), _nonce("decision"), TIME + 50, "golden 5")
+        made.put(keys.gc_decision_key(0), decision.encode())
     return dict(sorted(made.keys.items()))
 
 

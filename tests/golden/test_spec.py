@@ -121,7 +121,7 @@ def split(column: bytes) -> list[bytes]:
 def test_all_tables_were_found() -> None:
     assert set(OBJECTS) == {"segment", "node", "recipe", "locator"}
     assert set(LAYOUTS) == {"pack", "index", "index row", "index filter"}
-    assert len(RECORDS) == 16 + 4
+    assert len(RECORDS) == 17 + 4
     assert all(table for found in (OBJECTS, LAYOUTS, RECORDS) for table in found.values())
 
 
@@ -245,6 +245,7 @@ RECORD_TYPES: dict[str, Any] = {
     "session-verdict": records.SessionVerdict,
     "session-closed": records.SessionClosed,
     "gc-condemned": records.GcCondemned,
+    "gc-decision": records.GcDecision,
     "gc-done": records.GcDone,
     "damage": damage.Damage,
     "dataset-erased": records.DatasetErased,

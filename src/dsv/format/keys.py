@@ -240,16 +240,20 @@ def gc_condemned_key(epoch: int) -> str:
     return f"{GC_PREFIX}{_up(epoch)}/condemned"
 
 
+def gc_decision_key(epoch: int) -> str:
+    return f"{GC_PREFIX}{_up(epoch)}/decision"
+
+
 def gc_done_key(epoch: int) -> str:
     return f"{GC_PREFIX}{_up(epoch)}/done"
 
 
 def parse_gc_key(key: str) -> tuple[int, str] | None:
-    """Epoch, and `condemned` or `done`."""
+    """Epoch, and `condemned`, `decision` or `done`."""
     parts = key.split("/")
     if len(parts) != 3 or parts[0] != "gc" or not _SEQ.fullmatch(parts[1]):
         return None
-    return (int(parts[1], 16), parts[2]) if parts[2] in ("condemned", "done") else None
+    return (int(parts[1], 16), parts[2]) if parts[2] in ("condemned", "decision", "done") else None
 
 
 DAMAGE_PREFIX = f"{GC_PREFIX}damage-"

@@ -44,6 +44,11 @@ _GC_CONDEMNED = Record(
     tuple[Count, tuple[Raw16, ...], Raw16, Millis, Short],
     limit=CONDEMNED_MAX,
 )
+_GC_DECISION = Record(
+    "gc-decision",
+    tuple[Count, tuple[Raw16, ...], Raw16, Millis, Short],
+    limit=CONDEMNED_MAX,
+)
 _GC_DONE = Record("gc-done", tuple[Count, Raw16, Millis])
 
 
@@ -295,6 +300,30 @@ class GcCondemned(msgspec.Struct, frozen=True):
         epoch, packs, nonce, time_ms, tool = _GC_CONDEMNED.decode(data)
         if list(packs) != sorted(set(packs)):
             raise envelope.damaged("gc-condemned", "its packs are not sorted")
+        return cls(epoch, tuple(map(PackId, packs)), Nonce(nonce), time_ms, tool)
+
+
+class GcDecision(msgspec.Struct, frozen=True):
+    """The packs that this epoch deletes, whoever continues it: none if it was given up."""
+
+    epoch: int
+    packs: tuple[PackId, ...]
+    nonce: Nonce
+    time_ms: int
+    tool: str
+
+    def encode(self) -> bytes:
+        """Raise `ValueError` where the packs are not sorted."""
+        if list(self.packs) != sorted(set(self.packs)):
+            raise ValueError("the packs to delete are sorted, each once")
+        packs = tuple(bytes(pack) for pack in self.packs)
+        return _GC_DECISION.encode((self.epoch, packs, bytes(self.nonce), self.time_ms, self.tool))
+
+    @classmethod
+    def decode(cls, data: Buffer) -> GcDecision:
+        epoch, packs, nonce, time_ms, tool = _GC_DECISION.decode(data)
+        if list(packs) != sorted(set(packs)):
+            raise envelope.damaged("gc-decision", "its packs are not sorted")
         return cls(epoch, tuple(map(PackId, packs)), Nonce(nonce), time_ms, tool)
 
 

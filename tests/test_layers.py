@@ -321,6 +321,12 @@ def test_few_libraries_at_the_bottom(part: str) -> None:
     report([line for source in here for line in strange_libraries(source)])
 
 
+def test_numpy_is_for_those_who_read_whole_stores() -> None:
+    """To import it takes longer than most commands do."""
+    others = [source for source in sources() if source.part != "upkeep"]
+    report([source.at(line, name) for source in others for line, name in imports(source) if "numpy" in name])
+
+
 def test_model_is_values_without_io() -> None:
     report([line for source in sources() if source.part == "model" for line in does_io(source)])
 

@@ -137,6 +137,11 @@ REBUILT_FOR_KEY = f"{FORMAT_PREFIX}rebuilt-for"
 # --- refs
 
 
+def dataset_prefix(dataset: DatasetName) -> str:
+    """Return the prefix of all names of a dataset."""
+    return f"{REFS_PREFIX}{dataset.component}/"
+
+
 def branches_prefix(dataset: DatasetName) -> str:
     return f"{REFS_PREFIX}{dataset.component}/branches/"
 
@@ -205,6 +210,15 @@ def parse_expiry_key(key: str) -> tuple[DatasetName, int] | None:
     return None if dataset is None else (dataset, _TOP_SEQ - int(parts[3], 16))
 
 
+def parse_tag_key(key: str) -> tuple[DatasetName, TagName, bool] | None:
+    """Dataset, tag, and whether the key says that the tag is deleted."""
+    parts = key.split("/")
+    if len(parts) != 5 or parts[0] != "refs" or parts[2] != "tags" or parts[4] not in ("value", "deleted"):
+        return None
+    dataset, tag = _parse_name(DatasetName, parts[1]), _parse_name(TagName, parts[3])
+    return None if dataset is None or tag is None else (dataset, tag, parts[4] == "deleted")
+
+
 def erased_key(erased: ErasedId) -> str:
     """Return the key of a dataset's tombstone, below a name that no dataset can have."""
     return f"{REFS_PREFIX}{erased.hex()}/erased"
@@ -234,6 +248,13 @@ def session_verdict_key(session: SessionId) -> str:
 
 def session_closed_key(session: SessionId) -> str:
     return session_prefix(session) + "closed"
+
+
+def parse_session_key(key: str) -> tuple[SessionId, str] | None:
+    """Session, and the part behind it: `open`, `beat-…`, `verdict`, `closed`."""
+    parts = key.split("/")
+    session = _parse_id(SessionId, parts[1]) if len(parts) == 3 and parts[0] == "sessions" else None
+    return None if session is None else (session, parts[2])
 
 
 def gc_condemned_key(epoch: int) -> str:

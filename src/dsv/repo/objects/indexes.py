@@ -252,7 +252,7 @@ class Indexes:
         """List again; True where an index file appeared that was not loaded before."""
         appeared = False
         for _ in range(_LISTINGS):
-            self.listed = list_indexes(self._store, self._record, self.damaged)
+            self.list_again()
             wanted = self.listed.standing.files
             if self._search is None:
                 for index_id in self._loaded.keys() - wanted.keys():
@@ -263,6 +263,18 @@ class Indexes:
             if all(index_id in self._loaded for index_id in missing):
                 break
         return appeared
+
+    def list_again(self) -> None:
+        """List the index files, and read none of them."""
+        self.listed = list_indexes(self._store, self._record, self.damaged)
+
+    def local_copy(self, index_id: IndexId) -> memoryview | None:
+        """Return a local copy of an index file, mapped and unchecked."""
+        return self._metadata.map("index", str(index_id))
+
+    def keep_copy(self, index_id: IndexId, data: memoryview) -> None:
+        """Keep a local copy of what was read from the store, and checked."""
+        self._metadata.put("index", str(index_id), data)
 
     def reload(self) -> bool:
         """Ask the store for what came from local copies, whose ids prove nothing, and for files that a merge
@@ -393,7 +405,7 @@ class Indexes:
         try:
             parsed = Index.parse(encoded, name)
         except IntegrityError as error:
-            if self._has_originals(index_id):
+            if self.has_originals(index_id):
                 self.damaged.add(index_id)
                 return None
             hint = put_back(keys.index_key(index_id))
@@ -401,7 +413,7 @@ class Indexes:
         self._metadata.put("index", name, encoded)
         return parsed
 
-    def _has_originals(self, index_id: IndexId) -> bool:
+    def has_originals(self, index_id: IndexId) -> bool:
         """Return whether all that a merge wrote to the file is listed in other files too.
 
         Only a record of one run says so: that run is its own. Of the runs of earlier merges, which a record may name as

@@ -1,0 +1,181 @@
+"""The objects that commits consist of, each read once, a segment at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dsv.errors import IntegrityError, NotFound
+from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.format.recipe import SINGLE_CHUNK_MAX
+from dsv.format.segment import Segment
+from dsv.format.tree import Kind
+from dsv.repo.errors import NOT_OURS
+from dsv.repo.objects.objects import Located, Objects
+from dsv.store.base import together
+from dsv.upkeep.ids import Seen as Seen
+from dsv.upkeep.roots import Roots as Roots
+from dsv.upkeep.roots import read_roots as read_roots
+from dsv.values.ids import CommitId, Id, NodeId, RecipeId, SegmentId
+from dsv.values.progress import NoProgress, Progress
+
+Found: TypeAlias = Callable[[ObjectKind, bytes], None]
+"""Takes ids of one kind, 32 bytes each, one after the other."""
+Large: TypeAlias = list[tuple[RecipeId, Location | None]]
+"""Recipes, and where a locator says that they lie."""
+
+_COMMITS = 64
+"""Commits whose trees are walked together."""
+_NODES = 32
+"""Nodes of one level whose children are held in memory."""
+_RECIPES = 1024
+"""Recipes that are read together."""
+
+
+def reach(
+    objects: Objects,
+    commits: Iterable[CommitId],
+    found: Found,
+    seen: Seen,
+    progress: Progress | None = None,
+) -> None:
+    """Give `found` the ids of every node, segment, recipe and chunk below these commits; a chunk may come often.
+
+    seen: nodes, segments and recipes that are left out, with all that is below them; those that come are added.
+    Raises what reading raises: nothing is passed over.
+    """
+    waiting: Large = []
+    for located in walk_segments(objects, commits, found, seen, progress):
+        chunks, large = contents(located)
+        if chunks:
+            found(ObjectKind.CHUNK, chunks)
+        waiting += large
+        if len(waiting) >= _RECIPES:
+            reach_recipes(objects, waiting, found, seen)
+            waiting = []
+    reach_recipes(objects, waiting, found, seen)
+
+
+def walk_segments(
+    objects: Objects,
+    commits: Iterable[CommitId],
+    found: Found,
+    seen: Seen,
+    progress: Progress | None = None,
+) -> Iterator[Located[Segment]]:
+    """Yield the segments of these commits that were not seen, and give `found` their ids and those of the nodes."""
+    shown = NoProgress() if progress is None else progress
+    source = iter(commits)
+    while batch := list(islice(source, _COMMITS)):
+        roots: dict[int, list[tuple[Id, Location | None]]] = {}
+        read = together([partial(objects.commit_and_locator, one) for one in batch])
+        for commit, locator in read:
+            where = locator.get(0) if locator is not None and len(locator) else None
+            roots.setdefault(commit.level, []).append((commit.root, where))
+        for level, listed in roots.items():
+            new = seen.add(b"".join(one for one, _ in listed))
+            if new.any():
+                chosen = [_placed(objects, ObjectKind.NODE, *listed[at]) for at in np.flatnonzero(new)]
+                found(ObjectKind.NODE, b"".join(one for one, _ in chosen))
+                for located in _segments_below(objects, level, chosen, found, seen):
+                    shown.advance(files=located.value.files, bytes=located.value.total_bytes)
+                    yield located
+
+
+def _segments_below(
+    objects: Objects, level: int, nodes: Sequence[tuple[Id, Location | None]], found: Found, seen: Seen
+) -> Iterator[Located[Segment]]:
+    kind = ObjectKind.SEGMENT if level == 1 else ObjectKind.NODE
+    for start in range(0, len(nodes), _NODES):
+        below: list[tuple[Id, Location | None]] = []
+        window = nodes[start : start + _NODES]
+        read = objects.nodes((NodeId(one), where) for one, where in window)
+        for (node_id, _), located in zip(window, read, strict=True):
+            if located.value.level != level:
+                raise _broken(
+                    f"node {node_id} has level {located.value.level}, and {level} belongs there", node_id
+                )
+            ids = [child.id for child in located.value.children]
+            new = np.flatnonzero(seen.add(b"".join(ids)))
+            below += _located(objects, kind, [ids[at] for at in new], new, located) if len(new) else []
+        if below:
+            found(kind, b"".join(one for one, _ in below))
+        if level > 1:
+            yield from _segments_below(objects, level - 1, below, found, seen)
+        else:
+            yield from objects.segments((SegmentId(one), where) for one, where in below)
+
+
+def contents(located: Located[Segment]) -> tuple[bytes, Large]:
+    """Return the ids of the chunks of a segment's small files, and the recipes of its large ones."""
+    segment = located.value
+    if not segment.recipe_ids and not segment.without_content:
+        return segment.file_ids, []
+    sizes = np.frombuffer(segment.sizes, np.uint64)
+    is_file = np.frombuffer(segment.kinds, np.uint8) <= Kind.EXECUTABLE
+    of_files = sizes[is_file]
+    small = (of_files > 0) & (of_files <= SINGLE_CHUNK_MAX)
+    chunks = np.frombuffer(segment.file_ids, np.uint8).reshape(-1, 32)[small].tobytes()
+    if not segment.recipe_ids:
+        return chunks, []
+    rows = np.flatnonzero(sizes[sizes > 0] > SINGLE_CHUNK_MAX)
+    recipes = [RecipeId(segment.recipe_ids[at : at + 32]) for at in range(0, len(segment.recipe_ids), 32)]
+    places = _places(located.locator, rows)
+    return chunks, list(zip(recipes, places, strict=True))
+
+
+def reach_recipes(objects: Objects, wanted: Large, found: Found, seen: Seen) -> None:
+    """Give `found` the ids of these recipes that were not seen, of the recipes below them, and of their chunks."""
+    said: list[tuple[int, int] | None] = [None] * len(wanted)
+    while wanted:
+        new = np.flatnonzero(seen.add(b"".join(one for one, _ in wanted)))
+        chosen = [_placed(objects, ObjectKind.RECIPE, *wanted[at]) for at in new]
+        expected = [said[at] for at in new]
+        if chosen:
+            found(ObjectKind.RECIPE, b"".join(one for one, _ in chosen))
+        wanted, said, chunks = [], [], list[bytes]()
+        read = objects.recipes((RecipeId(one), where) for one, where in chosen)
+        for (recipe_id, _), located, by_parent in zip(chosen, read, expected, strict=True):
+            recipe = located.value
+            if by_parent not in (None, (recipe.level, recipe.size)):
+                raise _broken(f"recipe {recipe_id} is not what the recipe above it says", recipe_id)
+            if not recipe.level:
+                chunks.append(recipe.ids)
+                continue
+            places = _places(located.locator, range(len(recipe)))
+            wanted += zip(map(RecipeId, recipe.children()), places, strict=True)
+            said += [(recipe.level - 1, length) for length in recipe.lengths]
+        if chunks:
+            found(ObjectKind.CHUNK, b"".join(chunks))
+
+
+def _located(
+    objects: Objects, kind: ObjectKind, ids: Sequence[Id], rows: Any, parent: Located[Any]
+) -> list[tuple[Id, Location | None]]:
+    """Return ids with the places that the locator of their parent gives in these rows, or else the index."""
+    places = _places(parent.locator, rows)
+    return [_placed(objects, kind, one, where) for one, where in zip(ids, places, strict=True)]
+
+
+def _places(locator: Locator | None, rows: Iterable[int]) -> list[Location | None]:
+    count = 0 if locator is None else len(locator)
+    return [locator.get(int(row)) if locator is not None and row < count else None for row in rows]
+
+
+def _placed(
+    objects: Objects, kind: ObjectKind, object_id: Id, where: Location | None
+) -> tuple[Id, Location | None]:
+    """Return an object with a place by the index, if no locator gives one: then many can be read together."""
+    if where is None and objects.local(kind, object_id) is None:
+        with suppress(NotFound):
+            where = objects.indexes.find(kind, object_id)
+    return object_id, where
+
+
+def _broken(what: str, object_id: Id) -> IntegrityError:
+    return IntegrityError(what, subject=str(object_id), hint=NOT_OURS)

@@ -1,0 +1,352 @@
+"""The commits that something in a store names, from listings that are checked to be complete."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from dsv.errors import UPGRADE, IntegrityError, NotFound, Unsupported, UsageError
+from dsv.format import keys
+from dsv.format.records import SessionVerdict, TagValue
+from dsv.repo.errors import put_back, read_record
+from dsv.repo.objects.objects import Objects
+from dsv.repo.repository import Repository
+from dsv.store.base import Item, Store, StoreMissing, together
+from dsv.values.ids import CommitId, SessionId
+from dsv.values.names import MAIN, BranchName, DatasetName, TagName
+
+Freed = Callable[[DatasetName], Collection[CommitId]]
+"""Return the commits of a dataset whose content may go, though a branch or a run names them."""
+
+_ROUNDS = 3
+"""So often the names are listed until all listings agree: somebody may make a name meanwhile."""
+_AT_ONCE = 128
+"""Records and commits that are asked for together."""
+_RUN_MAX = 32 << 20
+_RUN_PART = re.compile(r"record|start(-[0-9]+)?", re.ASCII)
+_FIRST = (
+    *("branches/main/ffffffffffffffff", "main/ffffffffffffffff", "ffffffffffffffff"),
+    *("value", "start", "open"),
+)
+"""What every dataset, branch, tag, run and session has below its folder."""
+
+
+T = TypeVar("T")
+
+
+class IncompleteListing(IntegrityError):
+    """Listings of a store contradict each other, or what is known to be there."""
+
+
+class Roots(msgspec.Struct, frozen=True):
+    """Every commit that must stay, and why: what names it, or the branch in whose history it is."""
+
+    commits: dict[CommitId, tuple[str, ...]]
+
+
+class Name(NamedTuple):
+    """Something that names a commit of a dataset."""
+
+    dataset: DatasetName | None
+    """None for a session, which does not say it."""
+    commit: CommitId
+    why: str
+    """As `scans@main`, `tag scans@v1`, `run 20261120-132145-1f2e3d4c`, `session 1f2e…`."""
+    branch: BranchName | None = None
+    """The branch of which this is a move."""
+    holds: bool = True
+    """The commit stays even if it counts as freed: the head of a branch, a tag, a session at work."""
+
+
+def read_roots(
+    repository: Repository,
+    datasets: Iterable[DatasetName] | None = None,
+    freed: Freed = lambda _: (),
+) -> Roots:
+    """Return every commit that something names, with all its ancestors, but for those that are freed.
+
+    These are all moves of all branches, deleted ones too, all tags and run records, and the verdicts of sessions that
+    are not closed. datasets: what names commits of these alone, without sessions.
+
+    Raises `IntegrityError` if a listing or a branch's moves have a gap (`IncompleteListing`), or a record can't be
+    read: an error never counts as absence. Sessions are listed first, so that a commit that is published meanwhile is
+    found by its session or by its branch.
+    """
+    chosen = None if datasets is None else list(datasets)
+
+    def look() -> Roots:
+        names = read_names(repository, chosen)
+        parents = Parents(repository.objects)
+        found = _keep(parents, names, freed)
+        if chosen is None:
+            _check_commits(repository, parents.known, names)
+        return Roots(found)
+
+    return _until_complete(look)
+
+
+def read_names(repository: Repository, datasets: Iterable[DatasetName] | None = None) -> list[Name]:
+    """Return everything that names a commit, as `read_roots`. Of the moves of a branch the last one comes first."""
+    if datasets is not None:
+        chosen = list(datasets)
+        return [name for one in chosen for name in (*_of_refs(repository, one), *_of_runs(repository, one))]
+    return [*_of_sessions(repository), *_of_refs(repository, None), *_of_runs(repository, None)]
+
+
+def _keep(parents: Parents, names: Iterable[Name], freed: Freed) -> dict[CommitId, tuple[str, ...]]:
+    by_dataset: dict[DatasetName | None, list[Name]] = {}
+    for name in names:
+        by_dataset.setdefault(name.dataset, []).append(name)
+    found: dict[CommitId, dict[str, None]] = {}
+    for dataset, some in by_dataset.items():
+        gone = frozenset() if dataset is None else frozenset(freed(dataset))
+        for name in some:
+            if name.holds or name.commit not in gone:
+                found.setdefault(name.commit, {})[name.why] = None
+        met: set[CommitId] = set()
+        for name in sorted(some, key=lambda one: one.branch != MAIN):
+            for commit_id in parents.walk([name.commit], met):
+                if commit_id not in found and commit_id not in gone:
+                    found[commit_id] = {f"history of {name.why}": None}
+    return {commit_id: tuple(why) for commit_id, why in found.items()}
+
+
+class Parents:
+    """The parents of commits, each read once."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self.known: dict[CommitId, tuple[CommitId, ...]] = {}
+
+    def walk(self, starts: Iterable[CommitId], met: set[CommitId]) -> Iterator[CommitId]:
+        """Yield these commits and their ancestors, but for those that were met, which are added."""
+        waiting = [one for one in dict.fromkeys(starts) if one not in met]
+        while waiting:
+            met.update(waiting)
+            for some in _batches(waiting):
+                self._read(some)
+            yield from waiting
+            above = dict.fromkeys(parent for one in waiting for parent in self.known[one])
+            waiting = [one for one in above if one not in met]
+
+    def _read(self, wanted: list[CommitId]) -> None:
+        unread = [one for one in wanted if one not in self.known]
+        read = together([partial(self._objects.commit, one) for one in unread])
+        self.known.update((one, commit.parents) for one, commit in zip(unread, read, strict=True))
+
+
+def list_all(store: Store, prefix: str, depth: int = 0) -> list[Item]:
+    """Return what a listing has. Raises `IncompleteListing` where others show that it was cut short.
+
+    Nothing may come after its last key, and the folders below the prefix, down to this depth, must be those of its
+    keys. Somebody may write meanwhile, so listings that differ are made again.
+    """
+    return _until_complete(partial(_list_all, store, prefix, depth))
+
+
+def _until_complete(look: Callable[[], T]) -> T:
+    for _ in range(_ROUNDS - 1):
+        try:
+            return look()
+        except IncompleteListing:
+            continue
+    return look()
+
+
+def _list_all(store: Store, prefix: str, depth: int) -> list[Item]:
+    found = list(store.list(prefix))
+    last = max((item.key for item in found), default=None)
+    further = next(iter(store.list(prefix, last)), None)
+    if further is not None:
+        raise cut_short(store, prefix, f"it lacked {further.key}")
+    folders: dict[str, set[str]] = {prefix: set()} if depth else {}
+    for item in found:
+        parts = item.key[len(prefix) :].split("/")
+        for level in range(min(depth, len(parts) - 1)):
+            above = prefix + "".join(f"{part}/" for part in parts[:level])
+            folders.setdefault(above, set()).add(parts[level])
+    together([partial(_check_folders, store, above, known) for above, known in folders.items()])
+    return found
+
+
+def _check_folders(store: Store, above: str, known: set[str]) -> None:
+    named = set(store.folders(above))
+    lacking = min(known - named, default=None)
+    if lacking is not None:
+        raise cut_short(store, above, f"it lacked the folder {lacking}, which has keys")
+    for extra in sorted(named - known):  # a folder on a disk may be empty
+        below = f"{above}{extra}/"
+        if next(iter(store.list(below)), None) is not None or any(
+            _exists(store, below + one) for one in _FIRST
+        ):
+            raise cut_short(store, above, f"it lacked all keys of {below}")
+
+
+def _exists(store: Store, key: str) -> bool:
+    try:
+        store.get(key, _RUN_MAX)
+    except StoreMissing:
+        raise
+    except NotFound:
+        return False
+    return True
+
+
+def cut_short(store: Store, prefix: str, what: str) -> IncompleteListing:
+    """Return the error for a listing that contradicts another one."""
+    return IncompleteListing(
+        f"a listing of {prefix} in {store.url} is not complete: {what}",
+        subject=prefix,
+        hint="run the same command again; if it stays so, look at the store's own tools",
+    )
+
+
+def _of_refs(repository: Repository, only: DatasetName | None) -> Iterator[Name]:
+    """Yield what the moves of branches and the tags of a dataset name; None: of all datasets."""
+    store = repository.store
+    prefix, depth = (keys.REFS_PREFIX, 3) if only is None else (keys.dataset_prefix(only), 2)
+    branches: dict[tuple[DatasetName, BranchName], set[int]] = {}
+    values, deleted = set[tuple[DatasetName, TagName]](), set[tuple[DatasetName, TagName]]()
+    for item in list_all(store, prefix, depth):
+        if (move := keys.parse_branch_key(item.key)) is not None:
+            branches.setdefault(move[:2], set()).add(move[2])
+        elif (parsed := keys.parse_tag_key(item.key)) is not None:
+            (deleted if parsed[2] else values).add(parsed[:2])
+    for (dataset, branch), numbers in branches.items():
+        yield from _of_branch(repository, dataset, branch, numbers)
+    for some in _batches(sorted(values - deleted)):
+        read = together([partial(_tag, repository, *one) for one in some])
+        for (dataset, tag), commit_id in zip(some, read, strict=True):
+            yield Name(dataset, commit_id, f"tag {dataset}@{tag}")
+
+
+def _of_branch(
+    repository: Repository, dataset: DatasetName, branch: BranchName, numbers: set[int]
+) -> Iterator[Name]:
+    """Yield what the moves of a branch name, the last one first."""
+    last = max(numbers)
+    for some in _batches(range(last, -1, -1)):
+        read = together([partial(repository.refs.entry, dataset, branch, number) for number in some])
+        for number, entry in zip(some, read, strict=True):
+            if entry is None or number not in numbers:
+                lacked = keys.branch_key(dataset, branch, number)
+                what = f"{lacked} is gone" if entry is None else f"it lacked {lacked}"
+                raise cut_short(repository.store, keys.branch_prefix(dataset, branch), what)
+            if entry.commit is not None:
+                yield Name(dataset, entry.commit, f"{dataset}@{branch}", branch, holds=number == last)
+
+
+def _tag(repository: Repository, dataset: DatasetName, tag: TagName) -> CommitId:
+    value = read_record(TagValue.decode, repository.store, keys.tag_key(dataset, tag))
+    repository.refs.check_names("tag", (value.dataset, value.tag), (dataset, tag))
+    return value.commit
+
+
+def _of_sessions(repository: Repository) -> Iterator[Name]:
+    """Yield what sessions that are not closed are about to name."""
+    listed = [
+        keys.parse_session_key(item.key) for item in list_all(repository.store, keys.SESSIONS_PREFIX, 1)
+    ]
+    known = {one[0] for one in listed if one is not None}
+    closed = {one[0] for one in listed if one is not None and one[1] == "closed"}
+    for some in _batches(sorted(known - closed)):
+        read = together([partial(_verdict, repository.store, one) for one in some])
+        for session_id, verdict in zip(some, read, strict=True):
+            if verdict is not None:
+                yield Name(None, verdict, f"session {session_id}")
+
+
+def _verdict(store: Store, session_id: SessionId) -> CommitId | None:
+    try:
+        return read_record(SessionVerdict.decode, store, keys.session_verdict_key(session_id)).commit
+    except StoreMissing:
+        raise
+    except NotFound:
+        return None
+
+
+class _Named(msgspec.Struct):
+    dataset: str
+    commit: str
+
+
+class _Tree(msgspec.Struct):
+    tree: str | None = None
+
+
+class _Run(_Named):
+    """The members of a run's record that name commits."""
+
+    kind: str
+    version: int
+    data: list[_Named]
+    code: _Tree | None = None
+    output: _Tree | None = None
+
+
+def _of_runs(repository: Repository, only: DatasetName | None) -> Iterator[Name]:
+    """Yield what the records of runs name. only: the runs of this dataset, or of all, and its commits alone."""
+    store = repository.store
+    prefix, depth = (keys.RUNS_PREFIX, 2) if only is None else (keys.runs_prefix(only), 1)
+    listed = [keys.parse_run_key(item.key) for item in list_all(store, prefix, depth)]
+    parts = [one for one in listed if one is not None and _RUN_PART.fullmatch(one[2])]
+    for some in _batches(parts):
+        read = together([partial(_run, store, *one) for one in some])
+        for (_, run, _), named in zip(some, read, strict=True):
+            yield from (
+                Name(dataset, one, f"run {run}", holds=False) for dataset, one in dict.fromkeys(named)
+            )
+
+
+def _run(store: Store, dataset: DatasetName, run: str, part: str) -> list[tuple[DatasetName, CommitId]]:
+    """Return the commits that one part of a run's record names, each with its dataset."""
+    key = keys.run_key(dataset, run, part)
+    try:
+        record = msgspec.json.decode(store.get(key, _RUN_MAX), type=_Run)
+        if record.kind != "dsv run" or record.dataset != dataset or record.version < 1:
+            raise ValueError("it is of something else")
+        if record.version > 1:
+            raise Unsupported(f"{key} in {store.url} was written by a newer dsv", subject=key, hint=UPGRADE)
+        trees = [one.tree for one in (record.code, record.output) if one is not None and one.tree is not None]
+        named = [(one.dataset, one.commit) for one in (record, *record.data)]
+        named += [(record.dataset, tree) for tree in trees]
+        return [(DatasetName.parse(of), CommitId.parse(one)) for of, one in named]
+    except (msgspec.DecodeError, ValueError, UsageError) as error:
+        raise IntegrityError(
+            f"the record of a run can't be read: {error} ({key} in {store.url})",
+            subject=key,
+            hint=put_back(key),
+        ) from error
+
+
+def _check_commits(repository: Repository, reached: Collection[CommitId], names: Iterable[Name]) -> None:
+    """Raise `IntegrityError` if the listing of all commits contradicts the names: if it lacks a commit that something
+    names, or has one that was made for a branch that is there, and was not listed."""
+    store = repository.store
+    listed = {keys.parse_commit_key(item.key) for item in list_all(store, keys.COMMIT_PREFIX)} - {None}
+    lacking = min(set(reached) - listed, default=None)
+    if lacking is not None:
+        raise cut_short(
+            store, keys.COMMIT_PREFIX, f"it lacked {keys.commit_key(lacking)}, or that commit is gone"
+        )
+    known = {(one.dataset, one.branch) for one in names}
+    asked: set[tuple[DatasetName, BranchName]] = set()
+    for some in _batches(sorted(one for one in listed if one is not None and one not in reached)):
+        for commit in together([partial(repository.objects.commit_or_none, one) for one in some]):
+            if commit is not None and commit.dataset is not None and commit.branch is not None:
+                asked.add((commit.dataset, commit.branch))
+    for dataset, branch in sorted(asked - known):
+        if repository.refs.entry(dataset, branch, 0) is not None:
+            first = keys.branch_key(dataset, branch, 0)
+            raise cut_short(store, keys.REFS_PREFIX, f"it lacked {first}")
+
+
+def _batches(many: Iterable[T]) -> Iterator[list[T]]:
+    source = iter(many)
+    while batch := list(islice(source, _AT_ONCE)):
+        yield batch

@@ -171,7 +171,7 @@ def test_a_refused_session_is_over_for_gc(world: World) -> None:
     with pytest.raises(Conflict):
         commit(world.fresh, {"x": b"x"})
     repository = world.fresh
-    with pytest.raises(Conflict), naming(repository, WRITER, world.commits[0]):
+    with pytest.raises(Conflict), naming(repository, WRITER, DATASET, world.commits[0], ""):
         repository.refs.move(DATASET, MAIN, repository.refs.head(DATASET, MAIN), entry(world.commits[0]))
     assert sessions("/open") == sessions("/closed")
 

@@ -11,19 +11,22 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dsv import reader
-from dsv.errors import IntegrityError
+from dsv.errors import Conflict, IntegrityError, NotFound
 from dsv.format import expiry as records
 from dsv.format import keys
 from dsv.format.expiry import ExpiryAction, ExpiryEntry
 from dsv.format.records import TagValue
 from dsv.repo.expiry import ExpiryLog, append, expired, fold, read_expiry
 from dsv.repo.format_log import EXPIRED_COMMITS
+from dsv.repo.move_refs import _chain_of, _in_order
+from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
+from dsv.repo.session import naming
 from dsv.store.base import Bytes, Put
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce
-from dsv.values.names import TagName
+from dsv.values.names import Rev, TagName
 from tests.kit.repositories import DATASET, WRITER, commit, create
 from tests.store.wrapper import Wrapper
 
@@ -188,3 +191,70 @@ def test_an_entry_names_commits_in_order_and_each_once() -> None:
             replace(made, commits=commits).encode()
     whole = replace(made, commits=too_many[1:], message="m" * 65_536, author="ä" * 1024)
     assert ExpiryEntry.decode(whole.encode()) == whole
+
+
+def tag(repository: Repository, one: CommitId, name: str = "v1") -> None:
+    value = TagValue(one, Nonce.random(), 0, "a", "")
+    with naming(repository, WRITER, DATASET, one, f"tag {name}"):
+        repository.refs.set_tag(DATASET, TagName.parse(name), value)
+
+
+def test_a_name_is_not_put_to_an_expired_commit(repository: Repository) -> None:
+    first, _ = [commit(repository, {"a": b"%d" % at}) for at in range(2)]
+    before = Repository.open(repository.store, None)  # from before the feature
+    put(Repository.open(repository.store, None), EXPIRE, first)
+    with pytest.raises(NotFound, match="was expired on"):
+        tag(Repository.open(repository.store, None), first)
+    assert Repository.open(repository.store, None).refs.tags(DATASET) == []
+    tag(before, first)
+    log = read_expiry(Repository.open(repository.store, None).refs, DATASET)
+    assert log.states == {}, (
+        "one that could not know the feature finds it behind its own write, and undoes that"
+    )
+    assert log.entries[-1].message == "tag v1 names it"
+
+
+def test_a_commit_that_expires_while_it_is_named_stays(repository: Repository) -> None:
+    first, _ = [commit(repository, {"a": b"%d" % at}) for at in range(2)]
+    other = Repository.open(repository.store, None)
+    value = TagValue(first, Nonce.random(), 0, "a", "")
+    with naming(repository, WRITER, DATASET, first, "tag v1"):
+        put(other, EXPIRE, first)
+        repository.refs.set_tag(DATASET, TagName.parse("v1"), value)
+    assert read_expiry(other.refs, DATASET).states == {}
+
+
+def test_one_who_names_a_freed_commit_is_told(repository: Repository) -> None:
+    first, _ = [commit(repository, {"a": b"%d" % at}) for at in range(2)]
+    other = Repository.open(repository.store, None)
+    value = TagValue(first, Nonce.random(), 0, "a", "")
+    message = f"tag v1 of scans names commit {str(first)[:12]}, which expired meanwhile"
+    with (
+        pytest.raises(Conflict, match=message),
+        naming(repository, WRITER, DATASET, first, "tag v1"),
+    ):
+        put(other, EXPIRE, first)
+        put(other, FREE, first)
+        repository.refs.set_tag(DATASET, TagName.parse("v1"), value)
+
+
+def test_ids_tags_and_ancestors_of_an_expired_commit_are_refused(repository: Repository) -> None:
+    first, second, third = [commit(repository, {"a": b"%d" % at}) for at in range(3)]
+    tag(repository, second)
+    put(repository, EXPIRE, first)
+    opened = Repository.open(repository.store, None)
+    for text in (str(first), str(first)[:12], "main~2", "v1~1"):
+        with pytest.raises(NotFound, match="was expired on"):
+            resolve(opened.refs, opened.objects, DATASET, Rev.parse(text))
+        found = resolve(opened.refs, opened.objects, DATASET, Rev.parse(text), expired_too=True)
+        assert found.commit == first
+    for text, one in (("main", third), ("v1", second), ("main~1", second), (str(third), third)):
+        assert resolve(opened.refs, opened.objects, DATASET, Rev.parse(text)).commit == one
+
+
+def test_the_log_moves_with_the_names(repository: Repository) -> None:
+    for one in IDS[:3]:
+        put(repository, EXPIRE, one)
+    chain = [keys.expiry_key(DATASET, number) for number in range(3)]
+    assert {_chain_of(key) for key in chain} == {chain[0]}
+    assert _in_order([chain[2], chain[0]]) == chain, "one that a listing has missed is copied too, in order"

@@ -190,7 +190,7 @@ def test_a_store_that_no_longer_lets_one_writer_win_gets_no_ref() -> None:
     assert caught.value.exit_code == 5 and str(caught.value.subject).endswith("/open")
     with (
         pytest.raises(IntegrityError, match="no longer lets one writer win"),
-        naming(repository, WRITER, first),
+        naming(repository, WRITER, DATASET, first, ""),
     ):
         pytest.fail("a name was about to be written")
     assert {item.key: store.get(item.key) for item in store.list("refs/")} == before
@@ -315,11 +315,11 @@ def test_a_store_that_lists_in_no_order_says_so_for_ever() -> None:
 def test_a_commit_that_gc_is_removing_gets_no_new_name(repository: Repository) -> None:
     rng = random.Random(8)
     head = commit(repository, {"small": b"x", "large": rng.randbytes(3 << 20)})
-    with naming(repository, WRITER, head):
+    with naming(repository, WRITER, DATASET, head, ""):
         pass
     condemn(repository, 0, packs(repository))
-    with pytest.raises(Conflict, match="being removed"), naming(repository, WRITER, head):
+    with pytest.raises(Conflict, match="being removed"), naming(repository, WRITER, DATASET, head, ""):
         pytest.fail("a name was given")
     repository.store.put_if_absent(keys.gc_done_key(0), GcDone(0, Nonce.random(), 0).encode())
-    with naming(Repository.open(repository.store, None), WRITER, head):
+    with naming(Repository.open(repository.store, None), WRITER, DATASET, head, ""):
         pass

@@ -219,7 +219,12 @@ def put_move(
         author=context.writer.author,
         action=str(action),
     )
-    kept = naming(repository, context.writer, commit, after) if commit is not None else nullcontext()
+    dataset, branch = where
+    kept = (
+        naming(repository, context.writer, dataset, commit, f"branch {branch}", after)
+        if commit is not None
+        else nullcontext()
+    )
     with kept:
         moved = repository.refs.move(*where, after, entry)
         if isinstance(moved, LostRace):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv.api.settings import BUILT_IN
-from dsv.errors import Conflict, DsvError, NotFound, Unreachable, UsageError
+from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, Unreachable, UsageError
 from dsv.periodic import now_ms
 from dsv.values.names import Target, clean_path
 from dsv.values.progress import NoProgress
@@ -103,7 +103,12 @@ class Context:
             with self.store() as store:
                 repository = self.open_repository(store, target)
                 with tracking(self, repository):
-                    yield repository
+                    try:
+                        yield repository
+                    except IntegrityError as error:
+                        from dsv.repo.expiry import explained
+
+                        raise explained(repository, error) from error
         except Unreachable as error:
             self._offer_offline(error, target or Target())
             raise
@@ -186,8 +191,10 @@ class Context:
             check_binding(workspace, repository)
             yield repository
 
-    def resolve(self, repository: Repository, target: Target) -> Resolved:
-        """Return the commit that a target means, in a workspace or outside. Raises `NotFound`, `UsageError`."""
+    def resolve(self, repository: Repository, target: Target, *, expired_too: bool = False) -> Resolved:
+        """Return the commit that a target means, in a workspace or outside. Raises `UsageError`, `NotFound`, also for
+        a commit that is expired unless `expired_too`, but not for the base of the workspace.
+        """
         workspace = None if target.dataset is not None else self.workspace_or_none()
         if target.dataset is None:
             if workspace is None:
@@ -197,14 +204,17 @@ class Context:
                     hint="dsv datasets lists the names",
                 )
             check_binding(workspace, repository)
-            return self._resolve_in(repository, workspace, target)
-        return self._resolve_named(repository, target.dataset, target)
+            return self._resolve_in(repository, workspace, target, expired_too)
+        return self._resolve_named(repository, target.dataset, target, expired_too)
 
-    def _resolve_in(self, repository: Repository, workspace: Workspace, target: Target) -> Resolved:
+    def _resolve_in(
+        self, repository: Repository, workspace: Workspace, target: Target, expired_too: bool
+    ) -> Resolved:
         from dsv.repo.refs.resolve import Resolved, resolve
 
         if target.rev is not None:
-            return resolve(repository.refs, repository.objects, workspace.dataset, target.rev)
+            refs, objects = repository.refs, repository.objects
+            return resolve(refs, objects, workspace.dataset, target.rev, expired_too=expired_too)
         base = workspace.base()
         if base is None:
             raise NotFound(
@@ -212,11 +222,14 @@ class Context:
             )
         return Resolved(workspace.dataset, base)
 
-    def _resolve_named(self, repository: Repository, dataset: DatasetName, target: Target) -> Resolved:
+    def _resolve_named(
+        self, repository: Repository, dataset: DatasetName, target: Target, expired_too: bool
+    ) -> Resolved:
         from dsv.repo.refs.resolve import resolve
 
         try:
-            return resolve(repository.refs, repository.objects, dataset, target.rev)
+            refs, objects = repository.refs, repository.objects
+            return resolve(refs, objects, dataset, target.rev, expired_too=expired_too)
         except NotFound as error:
             workspace = self.workspace_or_none()
             if target.rev is None and workspace is not None and not repository.refs.exists(dataset):

@@ -277,7 +277,9 @@ class _Copying:
             after = known or refs.newest(dataset, branch)
             if after is None:
                 refs.check_new_branch(dataset, branch)
-            with self._copied(commits, head.commit, before or next(iter(whole), None), after) as session:
+            with self._copied(
+                dataset, commits, head.commit, before or next(iter(whole), None), after
+            ) as session:
                 entry = RefEntry(
                     head.commit,
                     False,
@@ -303,7 +305,10 @@ class _Copying:
             self._count(commits, next(iter(whole), None))
         else:
             self._there.refs.check_new_tag(dataset, tag)
-            with self._copied(commits, value.commit, next(iter(whole), None)) as session, session.ending():
+            with (
+                self._copied(dataset, commits, value.commit, next(iter(whole), None)) as session,
+                session.ending(),
+            ):
                 self._there.refs.set_tag(dataset, tag, value)
         whole.append(value.commit)
         self._names.append(
@@ -326,7 +331,12 @@ class _Copying:
 
     @contextmanager
     def _copied(
-        self, commits: list[CommitId], named: CommitId, base: CommitId | None, after: Head | None = None
+        self,
+        dataset: DatasetName,
+        commits: list[CommitId],
+        named: CommitId,
+        base: CommitId | None,
+        after: Head | None = None,
     ) -> Iterator[Session]:
         """Copy commits, and yield the session that has declared the one to name."""
         objects, there = self._source.objects, self._there
@@ -339,7 +349,7 @@ class _Copying:
                     copying.finish()
                     self._bytes += receiver.uploaded_bytes
                 if named not in commits:
-                    check_whole(session, named)
+                    check_whole(session, dataset, named)
             except BaseException:
                 session.close()  # nothing is named, so gc need not wait
                 raise

@@ -17,6 +17,7 @@ from dsv.format.commit import Commit
 from dsv.format.records import Action
 from dsv.repo import history
 from dsv.repo.history import CommitsAhead
+from dsv.repo.refs.expiry import State, read_expiry
 from dsv.store.base import together
 from dsv.values.ids import CommitId
 from dsv.values.names import Rev, Target
@@ -181,6 +182,8 @@ class LogItem:
     """The change against the first parent, if the caller asked for it."""
     step: Step | None = None
     """The change of the file whose history is shown."""
+    expired: State | None = None
+    """Set if the commit is expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,13 +234,16 @@ def log(context: Context, target: Target, query: Query | None = None) -> Iterato
         dataset = target.dataset or context.workspace().dataset
         heads, tags = repository.refs.names(dataset)
         names = _by_commit(heads, tags)
+        expired = read_expiry(repository.refs, dataset).states
         head = next((one for one in heads if one.branch == branch), None)
         most = query.limit if query.takes_all else None
         commits = CommitsAhead(repository.objects, repository.refs, dataset, head, most)
 
         def whole(item: LogItem) -> LogItem:
-            found = _change(repository, item, PathSet.of(query.paths)) if query.stat else None
-            return replace(item, names=tuple(names.get(item.id, ())), found=found)
+            state = expired.get(item.id)
+            has_trees = state is None or not state.freed
+            found = _change(repository, item, PathSet.of(query.paths)) if query.stat and has_trees else None
+            return replace(item, names=tuple(names.get(item.id, ())), found=found, expired=state)
 
         yield map(whole, _items(repository, commits, start, query))
 
@@ -363,7 +369,7 @@ def _start(context: Context, repository: Repository, target: Target) -> tuple[Co
         head = repository.refs.head_or_none(workspace.dataset, workspace.branch)
         if head is not None and head.commit is not None:
             return head.commit, head.branch
-    resolved = context.resolve(repository, target)
+    resolved = context.resolve(repository, target, expired_too=True)
     return resolved.commit, resolved.branch
 
 

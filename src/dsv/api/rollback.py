@@ -106,7 +106,7 @@ def _check_rule(repository: Repository, head: Head, author: str, after: TreeRead
 def _publish(opened: OpenWorkspace, draft: Draft, commit: Commit, source: CommitId) -> None:
     """Nothing is noted in the journal: if this is killed before the files are here, `dsv pull` brings them."""
     with Session.open(opened.repository, opened.writer) as session:
-        check_whole(session, source)
+        check_whole(session, draft.dataset, source)
         locator = opened.repository.objects.commit_locator(source)
         done = publish_commit(session, opened.writer, draft, commit, locator, opened.lock.check)
     if isinstance(done, LostRace):

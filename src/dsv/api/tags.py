@@ -44,7 +44,7 @@ def tag(context: Context, name: TagName, target: Target, message: str = "") -> T
             author=context.writer.author,
             message=message,
         )
-        with naming(repository, context.writer, resolved.commit):
+        with naming(repository, context.writer, resolved.dataset, resolved.commit, f"tag {name}"):
             made = repository.refs.set_tag(resolved.dataset, name, value)
         return _item(resolved.dataset, name, made)
 

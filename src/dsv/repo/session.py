@@ -31,6 +31,7 @@ from dsv.format.records import (
 from dsv.periodic import Periodic
 from dsv.repo.damage import learn_damage
 from dsv.repo.errors import ONE_WINS_AGAIN, may_write, read_record
+from dsv.repo.expiry import check_not_expired, keep_named
 from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.refs.branches import Head, LostRace, Moved
 from dsv.repo.repository import Repository
@@ -261,21 +262,27 @@ class Session:
 
 @contextlib.contextmanager
 def naming(
-    repository: Repository, writer: Writer, commit_id: CommitId, after: Head | None = None
+    repository: Repository,
+    writer: Writer,
+    dataset: DatasetName,
+    commit_id: CommitId,
+    name: str,
+    after: Head | None = None,
 ) -> Iterator[None]:
     """Let what is written in this context name the commit: the store has it whole, and gc will know of it.
 
-    after: the move of a branch that the new name is to follow.
+    name: what is written, such as `tag v1`, for messages. after: the move of a branch that the new name is to follow.
 
-    Raises `IntegrityError` if the store has no such commit, whatever local copies say, and `Conflict` if gc is
-    removing it or has fenced this session.
+    Raises `IntegrityError` if the store has no such commit, whatever local copies say, `NotFound` if it is expired, and
+    `Conflict` if gc is removing it or has fenced this session.
     """
     repository.objects.check_stored([commit_id])
     with Session.open(repository, writer) as session:
-        check_whole(session, commit_id)
+        check_whole(session, dataset, commit_id)
         session.declare(commit_id, after)
         with session.ending():
             yield
+            keep_named(repository, writer, dataset, commit_id, name)
 
 
 def point_branch(
@@ -288,12 +295,18 @@ def point_branch(
 ) -> Moved | LostRace:
     """Move a branch to a commit, or make it there. after: its head now. Raises as `naming`."""
     entry = RefEntry(commit_id, False, Nonce.random(), repository.clock(), writer.author, action)
-    with naming(repository, writer, commit_id, after):
+    dataset, branch = where
+    with naming(repository, writer, dataset, commit_id, f"branch {branch}", after):
         return repository.refs.move(*where, after, entry)
 
 
-def check_whole(session: Session, commit_id: CommitId) -> None:
-    """Raise `Conflict` if something of the commit lies in condemned packs only. Asks nothing if none is."""
+def check_whole(session: Session, dataset: DatasetName, commit_id: CommitId) -> None:
+    """Raise `NotFound` if the commit is expired, and `Conflict` if something of it lies in condemned packs only.
+
+    After the session was opened: a gc that frees the commit from now on waits for the session's verdict. Asks nothing
+    if no commit of the store ever expired, and no pack is condemned.
+    """
+    check_not_expired(session.repository.refs, dataset, commit_id)
     if not session.condemned:
         return
     tree = TreeReader(session.repository.objects, commit_id)

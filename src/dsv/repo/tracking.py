@@ -118,6 +118,10 @@ class Answers:
         self._listed: set[tuple[DatasetName, Kind]] = set()
         self._commits: dict[DatasetName, dict[str, str]] = {}
 
+    def datasets(self) -> set[DatasetName]:
+        """Return the datasets that something was answered about."""
+        return {dataset for dataset, _ in self._found} | self._commits.keys()
+
     def list_datasets(self, names: Iterable[DatasetName]) -> None:
         self._datasets = list(names)
 
@@ -162,7 +166,7 @@ class Answers:
 
         names: the URL of the place where names are. A failure is none: nothing depends on these files.
         """
-        datasets = {dataset for dataset, _ in self._found} | set(self._commits)
+        datasets = self.datasets()
         if not datasets and self._datasets is None:
             return
         with suppress(OSError):
@@ -188,8 +192,7 @@ class Answers:
         renewed_ms: int = _RENEWED_MS,
     ) -> None:
         """Add the answers about a dataset to one file. Raises `OSError`."""
-        answered = {one for one, _ in self._found} | self._commits.keys()
-        if dataset not in answered and path.exists():
+        if dataset not in self.datasets() and path.exists():
             return
         before = read(path)
         branches, tags = (self._merged(before, dataset, kind, names, now_ms) for kind in ("branches", "tags"))

@@ -90,7 +90,7 @@ def commit_changes(
     repository.refs.check_mover(draft.after, writer.author, merge=len(draft.parents) > 1)
     with Session.open(repository, writer) as session, Uploader(session) as uploader:
         for commit_id in sorted(built_on - {draft.head}):  # the branch keeps its own from gc
-            check_whole(session, commit_id)
+            check_whole(session, draft.dataset, commit_id)
         tree = write_tree(uploader, base, changes(uploader))
         if _same_as_parent(repository, draft, tree):
             session.close()

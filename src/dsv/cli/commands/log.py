@@ -20,7 +20,7 @@ from dsv.cli.views.history import COMMIT_KEYS, Graph, commit_line, commit_lines
 from dsv.errors import UsageError
 from dsv.values.ids import CommitId
 from dsv.values.names import Target
-from dsv.values.units import parse_moment
+from dsv.values.units import parse_moment, rfc3339
 
 if TYPE_CHECKING:
     from dsv.format.commit import Commit
@@ -105,6 +105,8 @@ _MOVE_KEYS = {
     result={
         **{f"items.{key}": meaning for key, meaning in COMMIT_KEYS.items()},
         "items.names": "branches and tags that name it now",
+        "items.expired": "when and by whom it was expired (time, author), and whether gc has removed its content "
+        "(freed); else null",
         "items.folders": "with --stat: its change, as the folders of 'dsv diff --stat --json'; else null",
         "items.path": "with --follow: the path of the file in this commit; else null",
         "items.change": "with --follow: added, changed, renamed or retyped; else null",
@@ -185,10 +187,18 @@ def _item(item: LogItem) -> dict[str, object]:
     return {
         **to_item(item.commit, COMMIT_KEYS, commit=item.id),
         "names": list(item.names),
+        "expired": _expired(item),
         "folders": None if folders is None else list(map(told.folder_item, folders)),
         **{key: followed.get(key) for key in ("path", "change", "old_path", "similarity")},
         "present": None if item.step is None else item.step.present,
     }
+
+
+def _expired(item: LogItem) -> dict[str, object] | None:
+    if item.expired is None:
+        return None
+    entry = item.expired.entry
+    return {"time": rfc3339(entry.time_ms), "author": entry.author, "freed": item.expired.freed}
 
 
 def _write(call: Call, items: Iterable[LogItem], graph: Graph | None, *, oneline: bool) -> None:
@@ -210,12 +220,20 @@ def _write(call: Call, items: Iterable[LogItem], graph: Graph | None, *, oneline
         first = False
 
 
+def _names(item: LogItem) -> tuple[str, ...]:
+    """Return the commit's names, and that it is expired: reading it is refused."""
+    if item.expired is None:
+        return item.names
+    entry = item.expired.entry
+    return (*item.names, f"expired {rfc3339(entry.time_ms)[:10]} by {entry.author}")
+
+
 def _lines(call: Call, item: LogItem, *, oneline: bool) -> list[str]:
     ink = call.around.stdout_ink
     if oneline:
-        lines = [commit_line(item.id, item.commit, item.names, ink)]
+        lines = [commit_line(item.id, item.commit, _names(item), ink)]
     else:
-        lines = commit_lines(item.id, item.commit, item.names, ink)
+        lines = commit_lines(item.id, item.commit, _names(item), ink)
     if item.step is None and item.found is None:
         return lines
     from dsv.cli.views import differences as told

@@ -158,6 +158,8 @@ class Objects:
         self.threads = ReadThreads()
         """Threads that read from the store. Whoever opened the store closes them."""
         self._answers = answers
+        self.opened: set[CommitId] = set()
+        """The commits whose trees were opened."""
         self.indexes = Indexes(store, metadata)
         self.packs = Packs(store, self.indexes, metadata)
         self._metadata = metadata

@@ -9,6 +9,7 @@ import msgspec
 from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.format import keys
 from dsv.repo.refs.branches import Head, deleted
+from dsv.repo.refs.expiry import check_not_expired
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 
@@ -27,8 +28,12 @@ class Resolved(msgspec.Struct, frozen=True):
     tag: TagName | None = None
 
 
-def resolve(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev | None) -> Resolved:
-    """Return the commit that `rev` (None: the head of `main`) names in a dataset. Raises `NotFound`, `UsageError`."""
+def resolve(
+    refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev | None, *, expired_too: bool = False
+) -> Resolved:
+    """Return the commit that `rev` (None: the head of `main`) names in a dataset. Raises `UsageError`, `NotFound`, also
+    for a commit that is expired unless `expired_too`.
+    """
     if rev is None:
         return _branch_head(refs.head(dataset, MAIN))
     found = _named(refs, objects, dataset, rev)
@@ -45,7 +50,9 @@ def resolve(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev | None)
             )
         commit = parents[0]
     if commit != found.commit:
-        return Resolved(dataset, commit)
+        found = Resolved(dataset, commit)
+    if found.branch is None and not expired_too:
+        check_not_expired(refs, dataset, commit)
     return found
 
 

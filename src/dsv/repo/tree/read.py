@@ -87,6 +87,7 @@ class TreeReader:
     def __init__(self, objects: Objects, commit_id: CommitId) -> None:
         self.objects = objects
         self.commit_id = commit_id
+        objects.opened.add(commit_id)
         self.commit, self._locator = objects.commit_and_locator(commit_id)
         self._top: list[Leaf] | None = None
         self._below: dict[tuple[Id, bytes], list[Leaf]] = {}

@@ -127,7 +127,7 @@ class Publisher:
             if (
                 self._base is not None and self._begins_branch
             ):  # no branch of this name keeps the base from gc
-                check_whole(session, self._base)
+                check_whole(session, self._workspace.dataset, self._base)
             files = self._expect(scan)
             uploader.resume(journal.left.packs, journal.left.recipes)
             saved = Saved()

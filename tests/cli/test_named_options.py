@@ -33,8 +33,8 @@ REFUSED = {
     "with": "--data -j/--jobs",
     "hold": "--for",
     "evict": "--unused-for --max-size --max-files --min-free",
-    "run": "--data --engine --code --out --gpus --cpus --memory --time --nodes "
-    "--retries -p/--param --parallel",
+    "run": "--data --engine --code --out -p/--param --gpus --cpus --memory --time --nodes "
+    "--retries --parallel",
     "node": "--rank --attempt",
     "runs": "--dataset -n/--limit --filter",
     "stop": "--grace",

@@ -112,11 +112,11 @@ def load_pool(settings: Settings, name: str, origin: str) -> Pool:
 def _run_settings(settings: Settings, name: str) -> dict[str, Any]:
     """Return what the settings of a pool say about its runs. Raise `UsageError`."""
     found = {}
-    for option in POOL_OPTIONS:
+    for field_name, option in POOL_OPTIONS.items():
         setting = settings.get(key := f"pools.{name}.{option.flag}")
         try:
             if setting is not None:
-                found[option.field] = option.parse(setting.value)
+                found[field_name] = option.parse(setting.value)
         except UsageError as error:
             hint = f"dsv config {key} VALUE"
             raise UsageError(f"{key}: {error.message}", subject=key, hint=hint) from None

@@ -8,6 +8,7 @@ The metavar of an argument appears in the usage line. The function returns the e
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -175,6 +176,31 @@ def option(written: str, help: str, **more: Any) -> Any:  # noqa: A002 (typer's 
     names = [word for word in written.split() if word.startswith("-")]
     metavar = next((word for word in written.split() if not word.startswith("-")), None)
     return typer.Option(*names, metavar=metavar, help=help, **more)
+
+
+def with_parameters(more: Mapping[str, Any]) -> Callable[[Body], Body]:
+    """Give a function with `**options` these parameters by name, annotated as typer reads them, after its first two."""
+
+    def declare(body: Body) -> Body:
+        signature = inspect.signature(body, eval_str=True)
+        call, target, *own = (
+            each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD
+        )
+        added = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=False if get_args(kind)[0] is bool else None,
+                annotation=kind,
+            )
+            for name, kind in more.items()
+        ]
+        own = [each.replace(kind=each.KEYWORD_ONLY) for each in own]
+        body.__signature__ = signature.replace(parameters=[call, target, *added, *own])  # type: ignore[attr-defined]
+        body.__annotations__ |= more
+        return body
+
+    return declare
 
 
 def text(value: str) -> str:

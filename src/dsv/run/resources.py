@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dsv.errors import UsageError
 from dsv.values.json import Json
-from dsv.values.units import format_bytes, format_count
+from dsv.values.units import format_bytes, format_count, parse_duration, parse_size
 
 ALL_GPUS: Final = -1
 MAX_NODES: Final = 10_000
 MAX_RETRIES: Final = 1000
+LEAST_MEMORY: Final = 6 << 20
+"""Bytes: less than that no docker gives a container."""
 
 _CPUS = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,3})?", re.ASCII)
 _GPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}", re.ASCII)
@@ -21,26 +24,47 @@ _TPU = re.compile(r"(v[0-9]{1,2}[a-z]?)-([1-9][0-9]{0,4})", re.ASCII)
 _TOPOLOGY = re.compile(r"[1-9][0-9]{0,3}(?:x[1-9][0-9]{0,3}){1,2}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
-    """The resources that one run requests, for each node except `tpu`, `nodes` and `retries`."""
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a field of `JobSpec` is filled: by an option of `dsv run`, or by a setting of the run's pool."""
 
-    gpus: int | None = None
-    """A number, `ALL_GPUS` or None."""
-    gpu_type: str | None = None
-    """A part of the model's name, such as A100."""
-    tpu: str | None = None
-    """A slice such as v5e-8."""
-    tpu_topology: str | None = None
-    """The shape of the slice, such as 2x4."""
-    cpus: float | None = None
-    """May be a fraction."""
-    memory_bytes: int | None = None
-    time_seconds: int | None = None
-    """The limit for one attempt."""
-    nodes: int = 1
-    retries: int = 0
-    """The number of attempts after failed ones."""
+    written: str
+    """As the help shows it, such as `--cpus N`; the key of a pool's setting."""
+    help: str
+    parse: Callable[[Any], Any]
+    """Converts what was typed to the value of the field. Raises `UsageError`."""
+    several: bool = False
+    """It may be given several times."""
+    text: bool = False
+    """It is kept as text in the record, and so has to be UTF-8."""
+    anew: bool = False
+    """`--again` accepts another value."""
+
+    @property
+    def flag(self) -> str:
+        return next(word for word in reversed(self.written.split()) if word[0] == "-" or word == self.written)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def option(
+    written: str,
+    meaning: str,
+    parse: Callable[[Any], Any] = _as_it_is,
+    default: Any = None,
+    **more: bool,
+) -> Any:
+    """Make a field of `JobSpec`, or of a class below it, that an option of `dsv run` fills. That is all that an option
+    needs; what engines and records make of it is theirs."""
+    made = {"default_factory": dict} if more.get("several") else {"default": default}
+    return field(**made, metadata={"option": Option(written, meaning, parse, **more)})
+
+
+def setting(key: str, parse: Callable[[str], Any], default: Any = None) -> Any:
+    """Make such a field that a pool's setting fills. `POOL_FIELDS` of api/settings.py describes the key."""
+    return field(default=default, metadata={"option": Option(key, "", parse)})
 
 
 def parse_gpus(text: str) -> int:
@@ -82,6 +106,64 @@ def parse_nodes(text: str | int) -> int:
 def parse_retries(text: str | int) -> int:
     """Raise `UsageError`."""
     return _whole(str(text), "number of retries", 0, MAX_RETRIES, "--retries 2")
+
+
+def parse_memory(text: str) -> int:
+    size = parse_size(text)
+    if size < LEAST_MEMORY:
+        raise UsageError(
+            f"{text} of memory is too little to start a command", subject=text, hint="--memory 16G"
+        )
+    return size
+
+
+def parse_time(text: str) -> int:
+    seconds = parse_duration(text)
+    if seconds < 1:
+        raise UsageError(
+            f"a time limit has to be at least a second, not {text}", subject=text, hint="--time 12h"
+        )
+    return seconds
+
+
+def parse_words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"{text!r} can't be split into words: {error}", subject=text) from error
+
+
+def parse_yes(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise UsageError(f"{text!r} is neither yes nor no", subject=text)
+    return text == "yes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """The resources that one run requests, for each node except `tpu`, `nodes` and `retries`. Its record has fields of
+    the same names."""
+
+    gpus: int | None = option("--gpus N|all", "How many GPUs the job gets.", parse_gpus)
+    """A number, `ALL_GPUS` or None."""
+    gpu_type: str | None = setting("gpu_type", parse_gpu_type)
+    """A part of the model's name, such as A100."""
+    tpu: str | None = setting("tpu", parse_tpu)
+    """A slice such as v5e-8."""
+    tpu_topology: str | None = setting("tpu_topology", parse_topology)
+    """The shape of the slice, such as 2x4."""
+    cpus: float | None = option("--cpus N", "CPUs that each node of the job gets.", parse_cpus)
+    """May be a fraction."""
+    memory_bytes: int | None = option(
+        "--memory SIZE", "Memory that each node of the job gets; more ends it.", parse_memory
+    )
+    time_seconds: int | None = option(
+        "--time DURATION", "How long an attempt may take; then it is ended.", parse_time
+    )
+    """The limit for one attempt."""
+    nodes: int = option("--nodes N", "On how many machines of a cluster it runs.", parse_nodes, 1)
+    retries: int = option("--retries N", "How often it is started again if it fails.", parse_retries, 0)
+    """The number of attempts after failed ones."""
 
 
 def check_resources(wanted: Resources) -> None:

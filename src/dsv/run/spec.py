@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,27 +17,41 @@ from dsv.run.parameters import SweepSeat
 from dsv.run.record import CodeState, RunData, RunId, RunRecord
 from dsv.run.resources import (
     ALL_GPUS,
+    Option,
     PassedOver,
     Pool,
     Resources,
     check_resources,
-    parse_cpus,
-    parse_gpu_type,
+    option,
     parse_gpus,
-    parse_nodes,
-    parse_retries,
-    parse_topology,
-    parse_tpu,
+    parse_yes,
+    setting,
 )
 from dsv.values.json import Json, check_json, json_or_text
 from dsv.values.names import Rev, Target, is_data_name, parse_data
 from dsv.values.secrets import HIDDEN
-from dsv.values.units import parse_duration, parse_size
-
-LEAST_MEMORY: Final = 6 << 20
-"""Bytes: less than that no docker gives a container."""
+from dsv.values.units import parse_duration
 
 _ENV_NAME = re.compile(r"[^=\s\0]+")
+
+
+def parse_params(texts: Iterable[str]) -> dict[str, Json]:
+    """`K=V`, as given with `-p`. What is JSON is taken as such (`0.1`, `true`, `[1,2]`), else it is a string.
+
+    So `-p v='"1.10"'` is a string. Raises `UsageError`.
+    """
+    params: dict[str, Json] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"{text!r} is not NAME=VALUE", subject=text, hint="-p lr=0.1")
+        if name in params:
+            raise UsageError(f"there are two parameters named {name}", subject=name)
+        try:
+            params[name] = check_json(json_or_text(value))
+        except ValueError as error:
+            raise UsageError(f"the parameter {name} can't be JSON: {error}", subject=name) from error
+    return params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +59,26 @@ class JobSpec(Task):
     """The specification of a run. Paths are relative to the caller's working directory."""
 
     target: Target
-    data: Mapping[str, Target] = field(default_factory=dict)
-    """Further targets by their names below `/data`."""
-    engine: str | None = None
-    code: Path | None = None
-    out: Path | None = None
+    data: Mapping[str, Target] = option(
+        "--data NAME=TARGET", "Further data, at /data/NAME.", parse_data, several=True
+    )
+    """By the names below `/data`."""
+    engine: str | None = option("--engine ENGINE", "docker, podman or process; else the first that answers.")
+    code: Path | None = option("--code DIR", "The code: read-only at /code, the working directory.", Path)
+    out: Path | None = option(
+        "--out DIR", "The folder for /out, instead of one of the run's own.", Path, anew=True
+    )
     """None for a folder in the user's state directory."""
+    keep_output: bool = option(
+        "--keep-output", "Commit what is in /out into the store, at the end.", default=False, anew=True
+    )
+    params: Mapping[str, Json] = option(
+        "-p --param K=V", "A parameter, in DSV_PARAMS and the record.", parse_params,
+        several=True, text=True, anew=True,
+    )  # fmt: skip
+    name: str | None = option("--name NAME", "A name for the container and the record.", text=True, anew=True)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Names and values. Records never have the values."""
-    params: Mapping[str, Json] = field(default_factory=dict)
-    name: str | None = None
     pool: Pool | None = None
     """The pool that was chosen."""
     passed_over: tuple[PassedOver, ...] = ()
@@ -64,13 +87,11 @@ class JobSpec(Task):
     """The pools to try next if the run doesn't begin in time."""
     recorded_code: CodeState | None = None
     """The code of a repeated run, which the store has."""
-    keep_output: bool = False
-    """Commit the output folder into the store when the job has ended."""
     sweep: SweepSeat | None = None
     """The run's position in a sweep."""
     pins: Mapping[str, str] = field(default_factory=dict)
     """The commits of the targets when the sweep started, by the targets' text."""
-    log: bool = True
+    log: bool = setting("log", parse_yes, True)
     """Keep the output of the job."""
     again_of: RunId | None = None
 
@@ -95,25 +116,6 @@ def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[st
         else:
             unset.append(name)
     return env, tuple(unset)
-
-
-def parse_params(texts: Iterable[str]) -> dict[str, Json]:
-    """`K=V`, as given with `-p`. What is JSON is taken as such (`0.1`, `true`, `[1,2]`), else it is a string.
-
-    So `-p v='"1.10"'` is a string. Raises `UsageError`.
-    """
-    params: dict[str, Json] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise UsageError(f"{text!r} is not NAME=VALUE", subject=text, hint="-p lr=0.1")
-        if name in params:
-            raise UsageError(f"there are two parameters named {name}", subject=name)
-        try:
-            params[name] = check_json(json_or_text(value))
-        except ValueError as error:
-            raise UsageError(f"the parameter {name} can't be JSON: {error}", subject=name) from error
-    return params
 
 
 def seated(spec: JobSpec, seat: SweepSeat) -> JobSpec:
@@ -152,111 +154,33 @@ def _recorded_gpus(text: str | None) -> int | None:
     return None if text is None else parse_gpus(text)
 
 
-def _parse_memory(text: str) -> int:
-    size = parse_size(text)
-    if size < LEAST_MEMORY:
-        raise UsageError(
-            f"{text} of memory is too little to start a command", subject=text, hint="--memory 16G"
-        )
-    return size
-
-
-def _parse_time(text: str) -> int:
-    seconds = parse_duration(text)
-    if seconds < 1:
-        raise UsageError(
-            f"a time limit has to be at least a second, not {text}", subject=text, hint="--time 12h"
-        )
-    return seconds
-
-
-def _parse_words(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise UsageError(f"{text!r} can't be split into words: {error}", subject=text) from error
-
-
-def _parse_yes(text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise UsageError(f"{text!r} is neither yes nor no", subject=text)
-    return text == "yes"
-
-
 def _parse_jobs(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise UsageError(f"{text!r} is not a number of processes", subject=text)
     return int(text)
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
+_RESOURCES: Final = tuple(each.name for each in fields(Resources))
+_FIELDS: Final[dict[str, Option]] = {
+    each.name: each.metadata["option"]
+    for each in sorted(fields(JobSpec), key=lambda each: each.name in _RESOURCES)
+    if "option" in each.metadata
+}
+OPTIONS: Final = {name: each for name, each in _FIELDS.items() if each.help}
+"""The options that fill fields of `JobSpec`, by these: all but `--env`, whose values may be the caller's."""
+POOL_OPTIONS: Final = {name: each for name, each in _FIELDS.items() if not each.help} | {
+    "wait": Option("wait", "", parse_duration),
+    "jobs": Option("jobs", "", _parse_jobs),
+}
+"""A pool's settings for each run, by the field of `JobSpec` if that has one."""
 
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option of `dsv run`, or a pool's setting for its runs."""
-
-    flag: str
-    """The option as typed, or the key in the pool's table."""
-    field: str
-    """The field of `JobSpec`."""
-    parse: Callable[[Any], Any] = _as_it_is
-    """Convert the typed text to the value of the field."""
-    record: str | None = None
-    """The field of `RunRecord` with the value; None if it is recorded in another way, or not at all."""
-    write: Callable[[Any], Any] = _as_it_is
-    """Convert the value for the record."""
-    read: Callable[[Any], Any] = _as_it_is
-    """Convert the recorded value back."""
-    anew: bool = False
-    """`--again` accepts another value."""
-
-
-OPTIONS: Final = (
-    Option("--data", "data", parse_data),
-    Option("--image", "image"),
-    Option("--engine", "engine"),
-    Option("--code", "code", Path),
-    Option("--gpus", "gpus", parse_gpus, "gpus", _gpus_text, _recorded_gpus),
-    Option("--cpus", "cpus", parse_cpus, "cpus"),
-    Option("--memory", "memory_bytes", _parse_memory, "memory_bytes"),
-    Option("--time", "time_seconds", _parse_time, "time_seconds"),
-    Option("--nodes", "nodes", parse_nodes, "nodes"),
-    Option("--retries", "retries", parse_retries, "retries"),
-    Option("--out", "out", Path, anew=True),
-    Option("--keep-output", "keep_output", anew=True),
-    Option("--param", "params", parse_params, anew=True),
-    Option("--name", "name", anew=True),
-)
-"""All but `--env`, whose values may be the caller's. To add one: a parameter of the command, a field of `JobSpec`
-(of `Task`, if engines carry it out) with its row here, and a field of `RunRecord`."""
-
-POOL_OPTIONS: Final = (
-    Option("gpu_type", "gpu_type", parse_gpu_type, "gpu_type"),
-    Option("tpu", "tpu", parse_tpu, "tpu"),
-    Option("tpu_topology", "tpu_topology", parse_topology, "tpu_topology"),
-    Option("shm_size", "shm_bytes", parse_size),
-    Option("engine_args", "engine_args", _parse_words),
-    Option("forward_credentials", "forward", _parse_yes),
-    Option("log", "log", _parse_yes),
-    Option("wait", "wait", parse_duration),
-    Option("jobs", "jobs", _parse_jobs),
-)
-"""A pool's settings for each run. To add one, add a row here and a key in `POOL_FIELDS` of api/settings.py."""
-
-_ALL: Final = (*OPTIONS, *POOL_OPTIONS)
 _Asked = TypeVar("_Asked", bound=Resources)
 
 
 def on_pool(wanted: _Asked, pool: Pool) -> _Asked:
     """Return what a run asks for, with what the settings of this pool say and not those of another."""
     defaults = {each.name: each.default for each in fields(wanted)}
-    said = {
-        each.field: pool.run.get(each.field, defaults[each.field])
-        for each in POOL_OPTIONS
-        if each.field in defaults
-    }
+    said = {name: pool.run.get(name, defaults[name]) for name in POOL_OPTIONS if name in defaults}
     if wanted.gpus is None:
         said["gpu_type"] = None
     return replace(wanted, **said)
@@ -264,28 +188,28 @@ def on_pool(wanted: _Asked, pool: Pool) -> _Asked:
 
 def parse_options(typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a `JobSpec` from what was typed for each. Raise `UsageError`."""
-    return {each.field: each.parse(typed[each.field]) for each in OPTIONS if each.field in typed}
+    return {name: each.parse(typed[name]) for name, each in OPTIONS.items() if name in typed}
 
 
-def recorded(spec: JobSpec) -> dict[str, Any]:
-    """Return the fields of a `RunRecord` that hold options as they are."""
-    return {each.record: each.write(getattr(spec, each.field)) for each in _ALL if each.record is not None}
+def recorded(spec: Resources) -> dict[str, Any]:
+    """Return the resources as a `RunRecord` has them."""
+    found = {name: getattr(spec, name) for name in _RESOURCES}
+    return {
+        **found,
+        "gpus": "all" if spec.gpus == ALL_GPUS else None if spec.gpus is None else str(spec.gpus),
+    }
 
 
 def asked(spec: JobSpec) -> dict[str, Any]:
     """Return the resources that a run asks for, as its record will have them."""
-    names = {each.name for each in fields(Resources)}
-    nothing = Resources()
-    return {
-        each.field: each.write(getattr(spec, each.field))
-        for each in _ALL
-        if each.field in names and getattr(spec, each.field) != getattr(nothing, each.field)
-    }
+    nothing = recorded(Resources())
+    return {name: value for name, value in recorded(spec).items() if value != nothing[name]}
 
 
 def restored(record: RunRecord) -> dict[str, Any]:
-    """Return the fields of a `JobSpec` that a record holds as they are."""
-    return {each.field: each.read(getattr(record, each.record)) for each in _ALL if each.record is not None}
+    """Return the resources of a recorded run as its spec had them."""
+    found = {name: getattr(record, name) for name in _RESOURCES}
+    return {**found, "gpus": None if record.gpus is None else parse_gpus(record.gpus)}
 
 
 @dataclass(frozen=True, slots=True)

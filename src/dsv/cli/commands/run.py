@@ -2,107 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dsv.cli.call import Call
-from dsv.cli.declare import COMMAND, command, text, whole
+from dsv.cli.declare import COMMAND, command, option, text, whole, with_parameters
+from dsv.run.spec import OPTIONS
 
-Data = Annotated[
-    list[str] | None, typer.Option("--data", metavar="NAME=TARGET", help="Further data, at /data/NAME.")
-]
-Image = Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="The container's image.")]
-Engine = Annotated[
-    str | None,
-    typer.Option(
-        "--engine", metavar="ENGINE", help="docker, podman or process; else the first that answers."
-    ),
-]
-Code = Annotated[
-    str | None,
-    typer.Option("--code", metavar="DIR", help="The code: read-only at /code, the working directory."),
-]
-On = Annotated[
-    str | None,
-    typer.Option(
-        "--on", parser=text, metavar="POOL[,POOL]", help="The pools to try; 'here' is this machine."
-    ),
-]
-Force = Annotated[
-    bool,
-    typer.Option(
-        "--force",
-        help="Take code of more than 200 MB.",
-    ),
-]
-Out = Annotated[
-    str | None,
-    typer.Option("--out", metavar="DIR", help="The folder for /out, instead of one of the run's own."),
-]
-KeepOutput = Annotated[
-    bool, typer.Option("--keep-output", help="Commit what is in /out into the store, at the end.")
-]
-Gpus = Annotated[str | None, typer.Option("--gpus", metavar="N|all", help="How many GPUs the job gets.")]
-Cpus = Annotated[str | None, typer.Option("--cpus", metavar="N", help="CPUs that each node of the job gets.")]
-Memory = Annotated[
-    str | None,
-    typer.Option("--memory", metavar="SIZE", help="Memory that each node of the job gets; more ends it."),
-]
-Time = Annotated[
-    str | None,
-    typer.Option("--time", metavar="DURATION", help="How long an attempt may take; then it is ended."),
-]
-Nodes = Annotated[
-    str | None, typer.Option("--nodes", metavar="N", help="On how many machines of a cluster it runs.")
-]
-Retries = Annotated[
-    str | None,
-    typer.Option("--retries", metavar="N", help="How often it is started again if it fails."),
-]
-Env = Annotated[
-    list[str] | None,
-    typer.Option("-e", "--env", metavar="K[=V]", help="A variable; K alone passes your value."),
-]
-Param = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-p", "--param", parser=text, metavar="K=V", help="A parameter, in DSV_PARAMS and the record."
-    ),
-]
-Sweep = Annotated[
-    bool, typer.Option("--sweep", help="A run for each combination of the values in -p K=V,V,…")
-]
-Parallel = Annotated[
-    int | None,
-    typer.Option(
-        "--parallel", parser=whole(1), metavar="N", help="How many runs of a sweep at once (default: 1)."
-    ),
-]
-Name = Annotated[
-    str | None,
-    typer.Option("--name", parser=text, metavar="NAME", help="A name for the container and the record."),
-]
-Again = Annotated[
-    str | None,
-    typer.Option("--again", metavar="RUN", help="Repeat this run, as far as that can be done."),
-]
-Offline = Annotated[
-    bool, typer.Option("--offline", help="Don't ask the store; the record is sent by a later run.")
-]
-JsonFile = Annotated[
-    str | None,
-    typer.Option(
-        "--json-file", metavar="FILE", help="Write the result there: stdout and stderr are the job's."
-    ),
-]
-DryRun = Annotated[
-    bool, typer.Option("-n", "--dry-run", help="Print what would be executed, and start nothing.")
-]
-
-Detach = Annotated[
-    bool, typer.Option("-d", "--detach", help="Run in the background: print the run's id and return.")
-]
+_NAMED: dict[str, Any] = {
+    name: Annotated[
+        list[str] | None if each.several else bool if each.written == each.flag else str | None,
+        option(each.written, each.help, parser=text if each.text else None),
+    ]
+    for name, each in OPTIONS.items()
+}
+"""The parameters of the options that fill a field of `JobSpec`, by this."""
 
 
 @command(
@@ -148,33 +63,40 @@ Detach = Annotated[
         "sweep.runs": "with --sweep: its runs, as dsv runs --json shows them",
     },
 )
+@with_parameters(_NAMED)
 def run(
     call: Call,
     target: Annotated[str | None, typer.Argument(metavar="[TARGET]")] = None,
-    data: Data = None,
-    image: Image = None,
-    engine: Engine = None,
-    on: On = None,
-    code: Code = None,
-    force: Force = False,
-    out: Out = None,
-    keep_output: KeepOutput = False,
-    gpus: Gpus = None,
-    cpus: Cpus = None,
-    memory_bytes: Memory = None,
-    time_seconds: Time = None,
-    nodes: Nodes = None,
-    retries: Retries = None,
-    env: Env = None,
-    params: Param = None,
-    sweep: Sweep = False,
-    parallel: Parallel = None,
-    name: Name = None,
-    again: Again = None,
-    offline: Offline = False,
-    json_file: JsonFile = None,
-    dry_run: DryRun = False,
-    detach: Detach = False,
+    on: Annotated[
+        str | None, option("--on POOL[,POOL]", "The pools to try; 'here' is this machine.", parser=text)
+    ] = None,
+    force: Annotated[bool, option("--force", "Take code of more than 200 MB.")] = False,
+    env: Annotated[
+        list[str] | None, option("-e --env K[=V]", "A variable; K alone passes your value.")
+    ] = None,
+    sweep: Annotated[
+        bool, option("--sweep", "A run for each combination of the values in -p K=V,V,…")
+    ] = False,
+    parallel: Annotated[
+        int | None,
+        option("--parallel N", "How many runs of a sweep at once (default: 1).", parser=whole(1)),
+    ] = None,
+    again: Annotated[
+        str | None, option("--again RUN", "Repeat this run, as far as that can be done.")
+    ] = None,
+    offline: Annotated[
+        bool, option("--offline", "Don't ask the store; the record is sent by a later run.")
+    ] = False,
+    json_file: Annotated[
+        str | None, option("--json-file FILE", "Write the result there: stdout and stderr are the job's.")
+    ] = None,
+    dry_run: Annotated[
+        bool, option("-n --dry-run", "Print what would be executed, and start nothing.")
+    ] = False,
+    detach: Annotated[
+        bool, option("-d --detach", "Run in the background: print the run's id and return.")
+    ] = False,
+    **options: Any,
 ) -> int:
     """Run a command on a cached commit, in a container.
 
@@ -186,8 +108,7 @@ def run(
     With --detach the run goes on without this terminal, with its lease and its record. With --json that prints the
     keys run and out alone.
     """
-    typed = dict(locals())
-    del typed["call"]
+    typed = {name: value for name, value in locals().items() if name not in ("call", "options")} | options
     from dsv.cli.launch import launch
     from dsv.cli.options.run import Typed
     from dsv.cli.sweep import is_sweep

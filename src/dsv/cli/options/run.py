@@ -69,8 +69,8 @@ def member_spec(call: Call, typed: Typed, context: Context, place: RunPlace) -> 
 
 def _again(call: Call, typed: Typed, context: Context, place: RunPlace, env: Mapping[str, str]) -> JobSpec:
     assert typed.again is not None
-    for option in OPTIONS:
-        if option.field in typed.options and not option.anew:
+    for name, option in OPTIONS.items():
+        if name in typed.options and not option.anew:
             raise UsageError(
                 f"{option.flag} of a repeated run is what it was", hint=f"dsv run --again {typed.again}"
             )

@@ -31,8 +31,9 @@ from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.node_order import NO_ACCESS, StoreAccess
 from dsv.run.record import EndCause, JobRef, RunPart, RunState, Usage
-from dsv.run.resources import Capacity, Resources
+from dsv.run.resources import Capacity, Option, Resources, option, parse_words, parse_yes, setting
 from dsv.values.json import Json
+from dsv.values.units import parse_size
 
 CANNOT_LAUNCH: Final = 125
 CANNOT_INVOKE: Final = 126
@@ -57,12 +58,12 @@ class Task(Resources):
     """The options of a run that an engine gets unchanged."""
 
     command: tuple[str, ...] = ()
-    image: str | None = None
-    shm_bytes: int | None = None
+    image: str | None = option("--image IMAGE", "The container's image.")
+    shm_bytes: int | None = setting("shm_size", parse_size)
     """None for half of the job's memory."""
-    engine_args: tuple[str, ...] = ()
+    engine_args: tuple[str, ...] = setting("engine_args", parse_words, ())
     """Further options of the engine itself."""
-    forward: bool = False
+    forward: bool = setting("forward_credentials", parse_yes, False)
     """Pass the caller's credentials for the store to dsv in the cluster."""
 
 
@@ -442,35 +443,22 @@ def stage_facts(text: str) -> dict[str, Any]:
         return {}
 
 
-SEEN_TO: Final = frozenset({"time_seconds", "retries"})
-"""Of one machine's jobs dsv ends those that take too long, and starts those again that failed."""
-_GIVEN: Final = {
-    "gpus": "--gpus",
-    "gpu_type": "gpu_type",
-    "tpu": "tpu",
-    "tpu_topology": "tpu_topology",
-    "cpus": "--cpus",
-    "memory_bytes": "--memory",
-    "time_seconds": "--time",
-    "nodes": "--nodes",
-    "retries": "--retries",
-    "shm_bytes": "shm_size",
-    "engine_args": "engine_args",
-    "forward": "forward_credentials",
-}
-"""Resources that not every engine can give: the field, and the option or the setting of a pool for it."""
+SEEN_TO: Final = frozenset({"image", "time_seconds", "retries"})
+"""What no engine has to give. Images are checked by themselves; of one machine's jobs, dsv ends those that take too
+long, and starts those again that failed."""
 
 
 def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:
     """Raise `UsageError` if the engine can't give what the job asks for on any machine."""
     nothing = Task()
-    for name, option in _GIVEN.items():
-        asked = getattr(wanted, name, getattr(nothing, name)) != getattr(nothing, name)
-        if asked and name not in engine.gives | SEEN_TO:
+    for each in fields(Task):
+        option: Option | None = each.metadata.get("option")
+        asked = getattr(wanted, each.name, getattr(nothing, each.name)) != getattr(nothing, each.name)
+        if asked and option is not None and each.name not in engine.gives | SEEN_TO:
             raise UsageError(
-                f"the {engine.name} engine can't give a job {option}",
-                subject=option,
-                hint=f"leave out {option}, or name a pool that has it by --on (dsv pools lists them)",
+                f"the {engine.name} engine can't give a job {option.flag}",
+                subject=option.flag,
+                hint=f"leave out {option.flag}, or name a pool that has it by --on (dsv pools lists them)",
             )
 
 

@@ -37,6 +37,8 @@ def test_the_layout_of_a_store() -> None:
     assert keys.gc_condemned_key(1) == "gc/0000000000000001/condemned"
     assert keys.gc_decision_key(1) == "gc/0000000000000001/decision"
     assert keys.gc_done_key(1) == "gc/0000000000000001/done"
+    assert keys.gc_verified_key(10) == "gc/verified-000000000000000a"
+    assert keys.pack_search_prefix("0") == "packs/0" and keys.pack_search_prefix("0102") == "packs/01/0102"
     assert keys.gc_damage_key(10) == "gc/damage-000000000000000a"
     assert keys.run_key(LUNGS, "r1", "start") == "runs/team-a%2Flungs/r1/start"
 
@@ -54,6 +56,7 @@ def test_a_later_move_has_a_smaller_key(one: int, other: int) -> None:
 def test_what_is_built_is_parsed(number: int) -> None:
     assert keys.parse_format_key(keys.format_key(number)) == number
     assert keys.parse_gc_damage_key(keys.gc_damage_key(number)) == number
+    assert keys.parse_gc_verified_key(keys.gc_verified_key(number)) == number
     assert keys.parse_gc_key(keys.gc_condemned_key(number)) == (number, "condemned")
     assert keys.parse_gc_key(keys.gc_decision_key(number)) == (number, "decision")
     assert keys.parse_gc_key(keys.gc_done_key(number)) == (number, "done")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from dsv.errors import IntegrityError, Unsupported
 from dsv.format.commit import Commit
-from dsv.format.damage import Damage
+from dsv.format.damage import Damage, Verified
 from dsv.format.envelope import CHECK_SIZE, sealed
 from dsv.format.expiry import ExpiryAction, ExpiryEntry
 from dsv.format.locator import ObjectKind
@@ -120,6 +120,16 @@ RECORDS["damage"] = st.builds(
     ),
     st.sets(_NAMED, max_size=4).map(lambda p: tuple(sorted(p))),
     st.booleans(),
+    draw.nonces,
+    draw.millis,
+    draw.texts,
+    draw.texts,
+)
+RECORDS["verified"] = st.builds(
+    Verified,
+    st.just(1),
+    st.binary(min_size=64, max_size=64),
+    st.sets(st.integers(0, 15), max_size=4).map(lambda p: tuple(sorted(p))),
     draw.nonces,
     draw.millis,
     draw.texts,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from itertools import accumulate
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from dsv.format import keys
-from dsv.format.damage import Damage
+from dsv.format.damage import Damage, Verified
 from dsv.format.expiry import ExpiryAction, ExpiryEntry
 from dsv.format.index import Index, encode_filter, merge_all
 from dsv.format.index_merge import IndexMerge, MergedFile
@@ -295,6 +296,9 @@ def _damage(made: StoreMaker) -> None:
         "golden 5",
     )
     made.put(keys.gc_damage_key(0), found.encode())
+    times = struct.pack("<16I", *(0 if at % 3 else 1_795_000_000 + at for at in range(16)))
+    verified = Verified(1, times, (1, 4), _nonce("verified"), TIME, AUTHOR, "golden 5")
+    made.put(keys.gc_verified_key(0), verified.encode())
 
 
 def _nonce(label: str) -> Nonce:

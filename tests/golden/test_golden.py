@@ -79,7 +79,11 @@ def test_every_kind_of_object_is_there(golden: dict[str, bytes]) -> None:
     lines = {data.split(b"\n")[0].decode() for data in golden.values() if data.startswith(b"dsv ")}
     second = ("ref", "tag", "commit") if golden is not GOLDEN else ()
     kinds = [*RECORDS, "branch-rule", "index-merge"] if golden is not GOLDEN else RECORDS
-    kinds = [*kinds, "dataset-erased", "damage", "expiry", "gc-decision"] if golden is NODES else kinds
+    kinds = (
+        [*kinds, "dataset-erased", "damage", "verified", "expiry", "gc-decision"]
+        if golden is NODES
+        else kinds
+    )
     assert lines == {f"dsv {kind} {2 if kind in second else 1}" for kind in kinds}
 
 

@@ -121,7 +121,7 @@ def split(column: bytes) -> list[bytes]:
 def test_all_tables_were_found() -> None:
     assert set(OBJECTS) == {"segment", "node", "recipe", "locator"}
     assert set(LAYOUTS) == {"pack", "index", "index row", "index filter"}
-    assert len(RECORDS) == 17 + 4
+    assert len(RECORDS) == 18 + 4
     assert all(table for found in (OBJECTS, LAYOUTS, RECORDS) for table in found.values())
 
 
@@ -248,6 +248,7 @@ RECORD_TYPES: dict[str, Any] = {
     "gc-decision": records.GcDecision,
     "gc-done": records.GcDone,
     "damage": damage.Damage,
+    "verified": damage.Verified,
     "dataset-erased": records.DatasetErased,
     "branch-rule": records.BranchRule,
     "expiry": expiry.ExpiryEntry,
@@ -275,7 +276,10 @@ def fits(value: object, kind: str) -> bool:
         return value is None or fits(value, kind[:-1])
     if kind in ("id32", "id16"):
         return isinstance(value, bytes) and len(value) == int(kind[2:])
-    return type(value) is {"bool": bool, "uint": int, "time": int, "text": str, "long text": str}[kind]
+    return (
+        type(value)
+        is {"bool": bool, "uint": int, "bytes": bytes, "time": int, "text": str, "long text": str}[kind]
+    )
 
 
 def plain(value: Any) -> Any:

@@ -35,6 +35,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Store": {
         "store": "Check a store, compact its index, move or repair refs",
+        "verify": "Look for damage in a store, and say what was lost",
         "copy": "Copy datasets to another store, with their history",
     },
     "Cache": {

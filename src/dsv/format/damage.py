@@ -1,16 +1,18 @@
-"""Damage marks: which places of a store nobody may rely on, and which objects were found to be lost.
+"""Damage marks: which places of a store nobody may rely on, and which objects were found to be lost; and the record of
+which packs were verified when.
 
-Like the format log, each record gives the whole state, and the last one counts.
+Like the format log, each record of either kind gives the whole state, and the last one counts.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from dsv.format import envelope
-from dsv.format.envelope import Buffer, Count, Millis, Raw16, Raw32, Record, Short
+from dsv.format.envelope import U32, Buffer, Count, Millis, Raw16, Raw32, Record, Short
 from dsv.format.locator import ObjectKind
 from dsv.values.ids import Id, Nonce, PackId
 
@@ -38,6 +40,21 @@ _KINDS = frozenset(ObjectKind) - {ObjectKind.LOCATOR}
 Place = tuple[PackId, ObjectKind, Id]
 """An object in a pack."""
 Named = tuple[ObjectKind, Id]
+
+
+MAX_DIGITS = 4
+_VERIFIED = Record(
+    "verified",
+    tuple[
+        Count,
+        Annotated[bytes, Meta(max_length=4 << 4 * MAX_DIGITS)],
+        tuple[U32, ...],
+        Raw16,
+        Millis,
+        Short,
+        Short,
+    ],
+)
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -89,4 +106,44 @@ class Damage(msgspec.Struct, frozen=True):
                 return "what it names is not sorted, each once"
             if len(what) > MAX_MARKS:
                 return f"it names {len(what)} of one sort, over the limit of {MAX_MARKS}"
+        return None
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """When the packs of each slice were last verified. A slice has the packs whose ids begin with the same digits."""
+
+    digits: int
+    """Hex digits that the packs of a slice share: there are 16^digits slices."""
+    times: bytes
+    """A `u32` for each slice: seconds since 1970 by the store's clock, 0 if it was not verified yet."""
+    fresh: tuple[int, ...]
+    """Slices that were verified just before this was written: their time is that of this record in the store. Sorted,
+    each once."""
+    nonce: Nonce
+    time_ms: int
+    author: str
+    tool: str
+
+    def encode(self) -> bytes:
+        """Raise `ValueError` where the numbers of slices do not agree."""
+        if fault := self._fault():
+            raise ValueError(fault)
+        return _VERIFIED.encode((
+            self.digits, self.times, self.fresh, bytes(self.nonce), self.time_ms, self.author,
+            self.tool,
+        ))  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: Buffer) -> Verified:
+        digits, times, fresh, nonce, time_ms, author, tool = _VERIFIED.decode(data)
+        found = cls(digits, times, fresh, Nonce(nonce), time_ms, author, tool)
+        if fault := found._fault():
+            raise envelope.damaged("verified", fault)
+        return found
+
+    def _fault(self) -> str | None:
+        if not 1 <= self.digits <= MAX_DIGITS or len(self.times) != 4 * 16**self.digits:
+            return "it does not have a time for each slice"
+        if list(self.fresh) != sorted(set(self.fresh)) or any(one >= 16**self.digits for one in self.fresh):
+            return "its slices are not sorted, each once"
         return None

@@ -290,6 +290,24 @@ def parse_gc_damage_key(key: str) -> int | None:
     return int(text, 16) if key.startswith(DAMAGE_PREFIX) and _SEQ.fullmatch(text) else None
 
 
+VERIFIED_PREFIX = f"{GC_PREFIX}verified-"
+
+
+def gc_verified_key(number: int) -> str:
+    """Return the key of the n-th record of what was verified when, from 0. The last one counts."""
+    return f"{VERIFIED_PREFIX}{_up(number)}"
+
+
+def parse_gc_verified_key(key: str) -> int | None:
+    text = key.removeprefix(VERIFIED_PREFIX)
+    return int(text, 16) if key.startswith(VERIFIED_PREFIX) and _SEQ.fullmatch(text) else None
+
+
+def pack_search_prefix(digits: str) -> str:
+    """Return the prefix of the packs whose ids begin with these lower-case hex digits."""
+    return f"{PACK_PREFIX}{digits[:2]}/{digits}" if len(digits) > 1 else f"{PACK_PREFIX}{digits}"
+
+
 def runs_prefix(dataset: DatasetName) -> str:
     return f"{RUNS_PREFIX}{dataset.component}/"
 

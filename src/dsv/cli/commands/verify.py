@@ -1,0 +1,184 @@
+"""dsv verify."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from dsv.api.verify import VerifyRequest
+from dsv.api.verify import verify as verify_store
+from dsv.cli.call import Call
+from dsv.cli.declare import command, option
+from dsv.errors import IntegrityError, Unreachable, UsageError
+from dsv.upkeep.verify import Lost, Verification
+from dsv.values.names import Target
+from dsv.values.paths import show
+from dsv.values.units import format_bytes, format_count, parse_duration, rfc3339
+
+_PATHS = 10
+"""Paths of a commit that are shown."""
+_COMMITS = 20
+"""Commits, and other things, that are shown."""
+
+
+@command(
+    "verify",
+    unused=["--cache"],
+    examples=[
+        ("dsv verify", "is everything there that commits refer to: every name, commit, index file and pack"),
+        ("dsv verify --full", "the same, and read every byte of every pack"),
+        ("dsv verify chest-xray --full", "what one dataset refers to, with all of its history"),
+        ("dsv verify chest-xray@v1", "what one commit refers to"),
+        ("dsv verify --budget 2h", "from cron: read packs for two hours, those read longest ago first"),
+    ],
+    result={
+        "whole": "nothing is lost or damaged that a commit refers to",
+        "commits": "how many commits were looked at",
+        "packs": "how many packs were listed",
+        "packs_read": "how many packs were read and compared with their ids",
+        "bytes_read": "how many bytes that is",
+        "lost_objects": "how many objects that commits refer to can't be read",
+        "at_risk": "how many can be read, but only from packs whose own tables are damaged",
+        "oldest_unverified": "every pack was read since then, in UTC; null if some never were, or none were read",
+        "damaged_packs": "the ids of damaged packs, and what is wrong with each",
+        "faults": "damaged branches, tags, run records, commits and index files: what, name, text and hint",
+        "unasked": "packs that could not be asked for, and why",
+        "items.path": "a lost file; null if part of a tree is lost",
+        "items.upto": "the last path of a part of a tree that can't be read; else null",
+        "items.entries": "how many paths such a part has; else null",
+        "items.commits": "the ids of the commits that have it",
+        "items.names": "what names these commits: branches, tags, runs",
+    },
+)
+def verify(
+    call: Call,
+    targets: Annotated[list[str] | None, typer.Argument(metavar="[DATASET[@REV]...]")] = None,
+    full: Annotated[bool, option("--full", "Read every byte of every pack.")] = False,
+    budget: Annotated[
+        str | None, option("--budget TIME", "Read packs for so long: 2h, 30m. The others come next time.")
+    ] = None,
+) -> int:
+    """Look for damage in a store, and say what was lost.
+
+    Every name, commit, part of a tree and index entry is looked at, and whether every pack is there with its size.
+    Contents are read with --full: each byte of each pack is compared with its id. --budget reads part of the packs, the
+    next ones each time: all packs before any twice, by any number of machines. It looks at the rest only if a pack is
+    damaged.
+
+    What is damaged is marked in the store. From then on nobody relies on it, and the next 'dsv sync' or 'dsv put' of
+    the same content stores it again, which mends every commit that has it. Nothing is removed.
+
+    The exit code is 5 while something is lost, and 6 if the store could not be asked for all of it.
+    """
+    if budget is not None and (full or targets):
+        raise UsageError(
+            "--budget is for the packs of the whole store",
+            hint="dsv verify --budget 2h, or dsv verify --full",
+        )
+    request = VerifyRequest(
+        tuple(map(Target.parse, targets or ())),
+        full,
+        None if budget is None else float(parse_duration(budget)),
+    )
+    with call.context(writes=True) as context:
+        done = verify_store(context, request)
+    oldest = None if not done.oldest else rfc3339(done.oldest * 1000)
+    if call.json:
+        call.items(_items(done), _head(done, oldest))
+    else:
+        _show(call, done)
+        if done.oldest is not None:
+            call.line(f"oldest unverified: {oldest or 'some packs were never read'}")
+    if not done.is_whole:
+        return IntegrityError.exit_code
+    return Unreachable.exit_code if done.unasked else 0
+
+
+def _head(done: Verification, oldest: str | None) -> dict[str, object]:
+    return {
+        "whole": done.is_whole,
+        "commits": len(done.names),
+        "packs": done.packs_seen,
+        "packs_read": done.packs_read,
+        "bytes_read": done.bytes_read,
+        "lost_objects": done.lost_objects,
+        "at_risk": done.at_risk,
+        "oldest_unverified": oldest,
+        "damaged_packs": [{"pack": str(one.pack), "text": one.fault} for one in done.packs],
+        "faults": [
+            {"what": one.what, "name": one.name, "text": one.text, "hint": one.hint} for one in done.faults
+        ],
+        "unasked": [
+            {"pack": str(one.pack), "text": one.failure.message if one.failure else ""}
+            for one in done.unasked
+        ],
+    }
+
+
+def _items(done: Verification) -> Iterator[dict[str, object]]:
+    for one in done.lost:
+        shared = {
+            "commits": [str(commit) for commit in one.commits],
+            "names": list(dict.fromkeys(why for commit in one.commits for why in done.names.get(commit, ()))),
+        }
+        for path in one.part.paths:
+            yield {"path": path.decode("utf-8", "backslashreplace"), "upto": None, "entries": None, **shared}
+        if one.part.last is not None:
+            last = one.part.last.decode("utf-8", "backslashreplace")
+            yield {"path": None, "upto": last, "entries": one.part.entries, **shared}
+
+
+def _show(call: Call, done: Verification) -> None:
+    for fault in done.faults[:_COMMITS]:
+        call.line(f"{fault.what} {fault.name}: {fault.text}")
+    by_commit: dict[str, list[Lost]] = {}
+    for one in done.lost:
+        for commit_id in one.commits:
+            by_commit.setdefault(str(commit_id), []).append(one)
+    named = {str(commit_id): why for commit_id, why in done.names.items()}
+    for commit in sorted(by_commit, key=lambda one: named[one][:1] and named[one][0].startswith("history"))[
+        :_COMMITS
+    ]:
+        call.line(f"{commit[:12]} ({', '.join(named[commit][:3])}) has lost:")
+        lines = [line for one in by_commit[commit] for line in _lines(one)]
+        for line in lines[:_PATHS]:
+            call.line(f"  {line}")
+        if len(lines) > _PATHS:
+            call.line(f"  and {len(lines) - _PATHS:,} more")
+    for left in (len(done.faults) - _COMMITS, len(by_commit) - _COMMITS):
+        if left > 0:
+            call.line(f"and {left:,} more; --json lists all")
+    for pack in done.packs[:_COMMITS]:
+        call.say(f"pack {pack.pack}: {pack.fault}")
+    for unasked in done.unasked[:_COMMITS]:
+        assert unasked.failure is not None
+        call.warn(f"pack {unasked.pack} could not be read: {unasked.failure.message}")
+    read = f", {done.packs_read:,} of them read ({format_bytes(done.bytes_read)})" if done.packs_read else ""
+    call.say(
+        f"{format_count(len(done.names), 'commit')}, {format_count(done.packs_seen, 'pack')}{read}: {_verdict(done)}"
+    )
+    if done.lost_objects:
+        call.say("dsv sync or dsv put of the same files stores them again, for all commits that have them")
+
+
+def _lines(one: Lost) -> Iterator[str]:
+    yield from map(show, one.part.paths)
+    if one.part.last is not None:
+        upto = f" up to {show(one.part.last)}" if one.part.last else ""
+        yield f"{format_count(one.part.entries, 'path')}{upto}, which can't be listed"
+
+
+def _verdict(done: Verification) -> str:
+    if done.lost_objects:
+        text = f"{format_count(done.lost_objects, 'object')} lost"
+    elif done.at_risk:
+        text = f"nothing is lost, but {format_count(done.at_risk, 'object')} are only in packs with damaged tables"
+    elif done.faults:
+        text = f"{format_count(len(done.faults), 'name')} or index files are damaged"
+    elif done.packs:
+        text = f"{format_count(len(done.packs), 'pack')} damaged, with nothing that is not elsewhere too"
+    else:
+        text = "no damage"
+    return text if not done.unasked else f"{text} in what could be read"

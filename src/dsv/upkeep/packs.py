@@ -1,0 +1,180 @@
+"""Reading whole packs, and checking every byte of them against their ids."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from dsv.errors import DsvError, IntegrityError, NotFound, Unsupported
+from dsv.format import keys
+from dsv.format.codec import Codec, unpack
+from dsv.format.locator import PACK_MAX, Location, Locator, ObjectKind
+from dsv.format.pack import PackTable, parse_footer, read_table
+from dsv.fs.process import processors
+from dsv.repo.objects.objects import LOCATOR_ROWS, Objects
+from dsv.store.base import CutShortError, Store, StoreMissing
+from dsv.values.ids import Id, NodeId, PackId, RecipeId, SegmentId
+
+Row = tuple[ObjectKind, Id, Location]
+T = TypeVar("T")
+_CONTEXTS: dict[int, str] = {
+    ObjectKind.RECIPE: RecipeId.context,
+    ObjectKind.SEGMENT: SegmentId.context,
+    ObjectKind.NODE: NodeId.context,
+}
+
+
+class CheckedPack(msgspec.Struct, frozen=True):
+    """What was found out about a pack."""
+
+    pack: PackId
+    size: int = 0
+    fault: str | None = None
+    """What is wrong with it; None if nothing is, or if the store could not be asked."""
+    gone: bool = False
+    bad: tuple[tuple[ObjectKind, Id], ...] = ()
+    """Objects whose bytes are damaged, locators left out: nothing is lost with one."""
+    unread: bool = False
+    """Nothing of it can be used: it is gone, or neither its table nor an index says what is in it."""
+    rows: tuple[Row, ...] = ()
+    """Of a damaged pack, the objects that it has, the damaged ones too."""
+    failure: DsvError | None = None
+    """Why the store could not be asked."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.fault is None and self.failure is None
+
+
+def check_packs(
+    objects: Objects,
+    packs: Iterable[T],
+    pack_of: Callable[[T], PackId | None],
+    rows_of: Callable[[PackId], list[Row]],
+) -> Iterator[tuple[T, CheckedPack | None]]:
+    """Yield each item with its pack, checked, in their order; several packs are read at a time. Items without a pack
+    come in their turn.
+
+    rows_of: what an index says of a pack whose own table is damaged.
+    """
+    threads = min(8, 2 * processors() + 2)
+    waiting: deque[tuple[T, Future[CheckedPack] | None]] = deque()
+    pool = objects.threads.pool(threads)
+    try:
+        for item in packs:
+            pack = pack_of(item)
+            waiting.append(
+                (item, None if pack is None else pool.submit(check_pack, objects.store, pack, rows_of))
+            )
+            if len(waiting) > threads:
+                yield _ended(objects, *waiting.popleft())
+        while waiting:
+            yield _ended(objects, *waiting.popleft())
+    finally:
+        for _, abandoned in waiting:
+            if abandoned is not None:
+                abandoned.cancel()
+
+
+def _ended(objects: Objects, item: T, future: Future[CheckedPack] | None) -> tuple[T, CheckedPack | None]:
+    return item, None if future is None else objects.threads.wait_for(future)
+
+
+def check_pack(store: Store, pack: PackId, rows_of: Callable[[PackId], list[Row]]) -> CheckedPack:
+    """Read a pack and check it. What looks damaged or lost is asked for once more before it counts as that."""
+    for attempt in range(2):
+        try:
+            data = memoryview(store.get(keys.pack_key(pack), PACK_MAX))
+        except StoreMissing as error:
+            return CheckedPack(pack, failure=error)
+        except NotFound:
+            found = CheckedPack(pack, fault="it is gone", gone=True, unread=True)
+        except CutShortError as error:
+            found = CheckedPack(pack, failure=error)
+        except IntegrityError as error:
+            found = CheckedPack(pack, fault=error.message, unread=True)
+        except DsvError as error:
+            return CheckedPack(pack, failure=error)
+        else:
+            found = check_bytes(pack, data, rows_of if attempt else lambda _: [])
+        if found.is_whole:
+            return found
+    return found
+
+
+def check_bytes(pack: PackId, data: memoryview, rows_of: Callable[[PackId], list[Row]]) -> CheckedPack:
+    """Check the bytes of a whole pack, and of each object in it."""
+    fault: str | None = None
+    try:
+        table = read_table(data)
+        bad = _bad_rows(data, table)
+    except Unsupported as error:
+        return CheckedPack(pack, len(data), failure=error)
+    except IntegrityError as error:
+        return _without_table(pack, data, error, rows_of)
+    footer = parse_footer(data)
+    if blake3(data[:-40]).digest() != footer.hash:
+        fault = "its bytes are not those its footer was written for"
+    if bad:
+        fault = f"{len(bad)} of its {len(table)} objects are damaged"
+    if fault is None:
+        return CheckedPack(pack, len(data))
+    named = tuple((row.kind, row.id) for row in bad if row.kind is not ObjectKind.LOCATOR)
+    return CheckedPack(pack, len(data), fault, bad=named, rows=tuple(table.indexed(pack)))
+
+
+def _bad_rows(data: memoryview, table: PackTable) -> list:  # type: ignore[type-arg]
+    """Return the rows whose bytes do not unpack to their ids."""
+    bad = []
+    ids, kinds, codecs = table.ids, table.kinds, table.codecs
+    columns = zip(table.offsets, table.stored, table.lengths, strict=True)
+    for at, (offset, stored, length) in enumerate(columns):
+        content: memoryview | bytes = data[offset : offset + stored]
+        kind = kinds[at]
+        if kind == ObjectKind.LOCATOR:
+            try:
+                Locator.decode(content, LOCATOR_ROWS.get(ObjectKind(kinds[at - 1]), 0))
+            except (IntegrityError, Unsupported):
+                bad.append(table.row(at))
+            continue
+        if codecs[at] != Codec.RAW:
+            try:
+                content = unpack(Codec.ZSTD, content, length)
+            except IntegrityError:
+                bad.append(table.row(at))
+                continue
+        context = _CONTEXTS.get(kind)
+        digest = blake3(content) if context is None else blake3(content, derive_key_context=context)
+        if digest.digest() != ids[32 * at : 32 * at + 32]:
+            bad.append(table.row(at))
+    return bad
+
+
+def is_object(kind: ObjectKind, object_id: Id, content: memoryview | bytes) -> bool:
+    """Return whether these unpacked bytes are those of the id."""
+    context = _CONTEXTS.get(kind)
+    digest = blake3(content) if context is None else blake3(content, derive_key_context=context)
+    return digest.digest() == object_id
+
+
+def object_at(data: memoryview, kind: ObjectKind, object_id: Id, where: Location) -> bytes | None:
+    """Return an object out of a pack's bytes; None if it is damaged there."""
+    with suppress(IntegrityError):
+        content = unpack(where.codec, data[where.offset : where.offset + where.stored], where.length)
+        if is_object(kind, object_id, content):
+            return content
+    return None
+
+
+def _without_table(
+    pack: PackId, data: memoryview, error: IntegrityError, rows_of: Callable[[PackId], list[Row]]
+) -> CheckedPack:
+    rows = rows_of(pack)
+    bad = tuple((kind, one) for kind, one, where in rows if object_at(data, kind, one, where) is None)
+    return CheckedPack(pack, len(data), error.message, bad=bad, unread=not rows, rows=tuple(rows))

@@ -1,0 +1,442 @@
+"""Whether everything that commits refer to is in a store, and what was lost if it is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv.errors import IntegrityError, NotFound
+from dsv.format import keys
+from dsv.format.commit import Commit
+from dsv.format.damage import MAX_MARKS, Damage
+from dsv.format.index import IN_PACK
+from dsv.format.locator import Location, ObjectKind
+from dsv.format.records import Writer
+from dsv.repo.damage import mark_damage, read_damage
+from dsv.repo.repository import Repository
+from dsv.store.base import StoreMissing, together
+from dsv.upkeep.ids import Heads, IdSet, Seen, is_in
+from dsv.upkeep.losses import Losses, Part
+from dsv.upkeep.packs import CheckedPack, check_packs
+from dsv.upkeep.reach import reach
+from dsv.upkeep.roots import Name, read_names
+from dsv.upkeep.rows import AllRows, is_elsewhere
+from dsv.upkeep.schedule import Schedule
+from dsv.values.ids import CommitId, Id, Nonce, PackId
+from dsv.values.names import BranchName, DatasetName
+from dsv.values.progress import NoProgress, Progress
+
+_NOTE_SECONDS = 60.0
+"""What was verified is noted in the store this often."""
+_AT_ONCE = 128
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """Something other than the content of a path that is damaged."""
+
+    what: str
+    """`branch`, `tag`, `run`, `commit` or `index`."""
+    name: str
+    text: str
+    hint: str | None = None
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """A part of trees that can't be read, and the commits that have it."""
+
+    part: Part
+    commits: tuple[CommitId, ...]
+
+
+class Verification(msgspec.Struct):
+    """The result. Nothing is lost if `lost` and `faults` are empty, and if `unasked` is too, that is sure."""
+
+    names: dict[CommitId, tuple[str, ...]] = {}
+    """Of each commit that was looked at, what names it."""
+    faults: list[Fault] = []
+    packs: list[CheckedPack] = []
+    """The damaged ones."""
+    lost: list[Lost] = []
+    lost_objects: int = 0
+    at_risk: int = 0
+    """Objects that can be read, and are only in packs whose own tables are damaged."""
+    unasked: list[CheckedPack] = []
+    packs_seen: int = 0
+    packs_read: int = 0
+    bytes_read: int = 0
+    repaired: int = 0
+    """Objects that were stored again."""
+    oldest: int | None = None
+    """Every pack was verified since then, in seconds since 1970 by the store's clock; 0: some never were."""
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.lost_objects and not self.faults and not self.at_risk
+
+
+class Verifier:
+    """One verification of a store. The steps are the methods, in their order."""
+
+    def __init__(
+        self, repository: Repository, writer: Writer, scratch: Path, progress: Progress | None = None
+    ) -> None:
+        """scratch: a folder for what does not fit into memory, which does not exist yet."""
+        self.repository = repository
+        self.objects = repository.objects
+        self._writer = writer
+        self._progress = NoProgress() if progress is None else progress
+        self.result = Verification()
+        self.needed = IdSet(scratch)
+        self.rows: AllRows | None = None
+        found = read_damage(repository)
+        self.marks = None if found is None else found[1]
+        self._checked: dict[PackId, CheckedPack] = {}
+        """Packs that were read as a whole."""
+        self.lost: Heads = np.zeros(0, np.uint64)
+        """Heads of the ids of needed objects that can't be read."""
+        self.at_risk: Heads = np.zeros(0, np.uint64)
+        """The same of those that only a pack with a damaged table has."""
+        self.named: set[tuple[ObjectKind, Id]] = set()
+        """The needed objects that can't be read, or are at risk."""
+
+    # --- names and commits
+
+    def look_at_names(self, datasets: Iterable[DatasetName], commits: dict[CommitId, str]) -> None:
+        """Find the commits that these datasets name, and further ones with what they are called."""
+        named: dict[CommitId, dict[str, None]] = {one: {why: None} for one, why in commits.items()}
+        for dataset in datasets:
+            for commit_id, why in self._commits_of(dataset):
+                named.setdefault(commit_id, {})[why] = None
+        self.result.names = {one: tuple(why) for one, why in named.items()}
+
+    def _commits_of(self, dataset: DatasetName) -> Iterator[tuple[CommitId, str]]:
+        names = self._names_of(dataset)
+        gone = _freed(self.repository, dataset)
+        waiting = [
+            (name.commit, name.why if name.holds or name.branch is None else f"history of {name.why}")
+            for name in names
+        ]
+        met: set[CommitId] = set()
+        while waiting:
+            new = {one: why for one, why in reversed(waiting) if one not in met}
+            yield from ((one, why) for one, why in waiting if one not in gone)
+            met.update(new)
+            waiting = []
+            order = list(new)
+            for start in range(0, len(order), _AT_ONCE):
+                some = order[start : start + _AT_ONCE]
+                for one, commit in zip(
+                    some,
+                    together([partial(self._commit, one, freed=one in gone) for one in some]),
+                    strict=True,
+                ):
+                    if commit is not None:
+                        why = new[one] if new[one].startswith("history of ") else f"history of {new[one]}"
+                        waiting += [(parent, why) for parent in commit.parents if parent not in met]
+
+    def _names_of(self, dataset: DatasetName) -> list[Name]:
+        try:
+            return read_names(self.repository, [dataset])
+        except (IntegrityError, NotFound):
+            return list(self._names_singly(dataset))
+
+    def _names_singly(self, dataset: DatasetName) -> Iterator[Name]:
+        """Yield what can be read, of a dataset of which something can't be."""
+        refs, faults = self.repository.refs, self.result.faults
+        moves: dict[BranchName, set[int]] = {}
+        for item in self.repository.store.list(keys.branches_prefix(dataset)):
+            move = keys.parse_branch_key(item.key)
+            if move is not None:
+                moves.setdefault(move[1], set()).add(move[2])
+        for branch, numbers in moves.items():
+            for number in range(max(numbers), -1, -1):
+                why, key = f"{dataset}@{branch}", keys.branch_key(dataset, branch, number)
+                try:
+                    entry = refs.entry(dataset, branch, number)
+                except (IntegrityError, NotFound) as error:
+                    faults.append(Fault("branch", why, error.message, error.hint))
+                    continue
+                if entry is None:
+                    faults.append(
+                        Fault("branch", why, f"move {number} of branch {branch} of {dataset} is gone ({key})")
+                    )
+                elif entry.commit is not None:
+                    yield Name(dataset, entry.commit, why, branch)
+        try:
+            for tag, value in refs.tags(dataset):
+                yield Name(dataset, value.commit, f"tag {dataset}@{tag}")
+        except (IntegrityError, NotFound) as error:
+            faults.append(Fault("tag", str(dataset), error.message, error.hint))
+
+    def _commit(self, commit_id: CommitId, *, freed: bool) -> Commit | None:
+        """Return a commit as the store has it, if that is whole; else a local copy. freed: nothing need be there."""
+        try:
+            found = self.objects.stored_commit(commit_id)
+            if found is not None:
+                return found
+            error: IntegrityError | None = None
+        except StoreMissing:
+            raise
+        except IntegrityError as raised:
+            error = raised
+        if freed:
+            return self.objects.local_commit(commit_id)
+        text = f"commit {commit_id} is gone" if error is None else error.message
+        self.result.faults.append(
+            Fault("commit", str(commit_id), text, "dsv verify --repair, on a machine that has a copy of it")
+        )
+        return self.objects.local_commit(commit_id)
+
+    # --- what commits refer to
+
+    def look_at_trees(self) -> None:
+        """Find every object that the commits refer to."""
+
+        def found(kind: ObjectKind, ids: bytes) -> None:
+            self.needed.add(ids)
+
+        damaged = {fault.name for fault in self.result.faults if fault.what == "commit"}
+        commits = [one for one in self.result.names if str(one) not in damaged]
+        self._progress.start(None, None)
+        try:
+            reach(self.objects, commits, found, Seen(), self._progress)
+        except (IntegrityError, NotFound):
+            losses = Losses(self.objects, np.zeros(0, np.uint64), self.needed)
+            for one in commits:
+                losses.of_commit(one)
+        self._progress.finish()
+
+    # --- packs
+
+    def look_at_packs(self, *, only_needed: bool) -> None:
+        """Compare what index files say with a listing of all packs, and read those about which there is doubt.
+
+        only_needed: packs without anything that the commits refer to are passed over.
+        """
+        rows = self.rows = AllRows(self.objects)
+        for index_id, error in rows.damaged.items():
+            self.result.faults.append(Fault("index", str(index_id), error.message, error.hint))
+        listed = {
+            pack: item.size
+            for item in self.repository.store.list(keys.PACK_PREFIX)
+            if (pack := keys.parse_pack_key(item.key)) is not None
+        }
+        self.result.packs_seen = len(listed)
+        sizes = rows.expected_sizes()
+        doubtful = self._doubtful(
+            {
+                pack: int(size)
+                for pack, size in zip(rows.packs, sizes, strict=True)
+                if listed.get(pack, -1) < size
+            }
+        )
+        if self.marks is not None:
+            doubtful |= {*self.marks.packs, *(pack for pack, _, _ in self.marks.objects)}
+        if only_needed:
+            doubtful &= self._needed_packs()
+        self.read_packs(sorted(doubtful - self._checked.keys()))
+
+    def _doubtful(self, sizes: dict[PackId, int]) -> set[PackId]:
+        """Return those of these packs that are not there with so many bytes. Each is looked for, as a listing may have
+        ended early."""
+        found: set[PackId] = set()
+        packs = list(sizes)
+        for start in range(0, len(packs), _AT_ONCE):
+            some = packs[start : start + _AT_ONCE]
+            for pack, there in zip(some, together([partial(self._size, one) for one in some]), strict=True):
+                if there < sizes[pack]:
+                    found.add(pack)
+        return found
+
+    def _size(self, pack: PackId) -> int:
+        key = keys.pack_key(pack)
+        return next((item.size for item in self.repository.store.list(key) if item.key == key), -1)
+
+    def _needed_packs(self) -> set[PackId]:
+        assert self.rows is not None
+        found: set[int] = set()
+        for first in range(256):
+            rows, heads = self.rows.bucket(first)
+            found.update(np.unique(rows["pack"][is_in(heads, self.needed.bucket(first))]).tolist())
+        return {self.rows.packs[one] for one in found}
+
+    def read_packs(self, packs: Iterable[PackId]) -> None:
+        """Read whole packs, and note what is damaged."""
+        for _, checked in check_packs(self.objects, packs, lambda one: one, self._rows_of):
+            if checked is not None:
+                self._add(checked)
+
+    def read_needed(self) -> None:
+        """Read every pack that has something that the commits refer to."""
+        if self.rows is None:
+            self.rows = AllRows(self.objects)
+        self.read_packs(sorted(self._needed_packs() - self._checked.keys()))
+
+    def read_slices(self, schedule: Schedule, seconds: float | None) -> None:
+        """Read the packs of the store, slice by slice, until the time is over: at least one slice, and each once."""
+        count = sum(1 for _ in self.repository.store.list(keys.pack_search_prefix("00"))) * 256
+        schedule.fit(count)
+        ends = None if seconds is None else time.monotonic() + seconds
+        digits, left = schedule.digits, set(range(len(schedule.times)))
+        while left:
+            noted = time.monotonic()
+            done: list[int] = []
+            for slice_, checked in check_packs(
+                self.objects,
+                self._packs_of(schedule, schedule.order(left), partial(_is_over, ends, noted)),
+                lambda item: item[1],
+                self._rows_of,
+            ):
+                if checked is None:
+                    done.append(slice_[0])
+                else:
+                    self._add(checked)
+            self.mark()
+            schedule.note(done)
+            left.difference_update(done)
+            if (ends is not None and time.monotonic() >= ends) or schedule.digits != digits:
+                break
+        self.result.oldest = schedule.oldest()
+
+    def _packs_of(
+        self, schedule: Schedule, order: list[int], is_over: Callable[[], bool]
+    ) -> Iterator[tuple[int, PackId | None]]:
+        """Yield the packs of slices, and behind each slice its number alone."""
+        for at, slice_ in enumerate(order):
+            if at and is_over():
+                return
+            for item in self.repository.store.list(schedule.prefix(slice_)):
+                pack = keys.parse_pack_key(item.key)
+                if pack is not None and pack not in self._checked:
+                    yield slice_, pack
+            yield slice_, None
+
+    def _rows_of(self, pack: PackId) -> list[tuple[ObjectKind, Id, Location]]:
+        rows = self.rows or AllRows(self.objects)
+        return rows.of_packs({pack})[pack]
+
+    def _add(self, checked: CheckedPack) -> None:
+        self.result.packs_read += not checked.gone
+        self.result.bytes_read += checked.size
+        self._progress.advance(bytes=checked.size, transferred=checked.size)
+        self._checked[checked.pack] = msgspec.structs.replace(checked, rows=())
+        if checked.failure is not None:
+            self.result.unasked.append(checked)
+        elif checked.fault is not None:
+            self.result.packs.append(checked)
+
+    # --- losses
+
+    def compare(self) -> None:
+        """Find out which needed objects can't be read, as far as what was read shows, and which paths they make up."""
+        if self.rows is None:
+            self.rows = AllRows(self.objects)
+        if any(one.gone for one in self.result.packs):
+            self.rows = AllRows(
+                self.objects
+            )  # gc may have deleted packs since, and the index files that named them
+        damaged = {one.pack: one for one in self.result.packs}
+        bad_packs = self._numbers(one for one, what in damaged.items() if what.unread)
+        doubtful = self._numbers(one for one, what in damaged.items() if _is_table(what))
+        bad = {(what.pack, kind, one) for what in damaged.values() for kind, one in what.bad}
+        partly = self._numbers(one for one, what in damaged.items() if what.bad)
+        lost, at_risk = [], []
+        self.named = set()
+        for first in range(256):
+            rows, heads = self.rows.bucket(first)
+            good = (rows["where"] == IN_PACK) & ~np.isin(rows["pack"], bad_packs)
+            for at in np.flatnonzero(np.isin(rows["pack"], partly) & good):
+                ((kind, one, where),) = self.rows.decoded(rows[at : at + 1])
+                good[at] = (where.pack, kind, one) not in bad
+            needed = self.needed.bucket(first)
+            there = is_in(needed, np.unique(heads[good | is_elsewhere(rows)]))
+            lost.append(needed[~there])
+            safe = good & ~np.isin(rows["pack"], doubtful)
+            at_risk.append(needed[there & ~is_in(needed, np.unique(heads[safe | is_elsewhere(rows)]))])
+            unsafe = rows[is_in(heads, np.union1d(lost[-1], at_risk[-1])) & (rows["where"] == IN_PACK)]
+            self.named.update((kind, one) for kind, one, _ in self.rows.decoded(unsafe))
+        self.lost, self.at_risk = np.concatenate(lost), np.concatenate(at_risk)
+        self.result.lost_objects, self.result.at_risk = len(self.lost), len(self.at_risk)
+        self.result.lost = self._parts() if len(self.lost) else []
+
+    def _numbers(self, packs: Iterable[PackId]) -> NDArray[np.uint32]:
+        assert self.rows is not None
+        found = [self.rows.number(one) for one in packs]
+        return np.array([one for one in found if one is not None], np.uint32)
+
+    def _parts(self) -> list[Lost]:
+        losses = Losses(self.objects, self.lost)
+        by_part: dict[bytes, list[CommitId]] = {}
+        for one in self.result.names:
+            with suppress(IntegrityError, NotFound):  # the commit itself, which is among the faults
+                for key in losses.of_commit(one):
+                    by_part.setdefault(key, []).append(one)
+        self.named |= losses.named
+        return [Lost(losses.parts[key], tuple(commits)) for key, commits in by_part.items()]
+
+    def mark(self) -> None:
+        """Write down in the store what must not be relied on, and take back what was found whole."""
+        checked, named = self._checked, set(self.named)
+
+        def change(last: Damage | None) -> Damage | None:
+            packs = set() if last is None else {one for one in last.packs if one not in checked}
+            places = set() if last is None else {one for one in last.objects if one[0] not in checked}
+            missing = set() if last is None else {one for one in last.missing if self._may_be_missing(one)}
+            for one in checked.values():
+                if one.unread or (one.fault is not None and _is_table(one)):
+                    packs.add(one.pack)
+                elif one.fault is not None:
+                    places.update((one.pack, kind, object_id) for kind, object_id in one.bad)
+                elif one.failure is not None and last is not None:
+                    packs.update({one.pack} & set(last.packs))
+                    places.update(place for place in last.objects if place[0] == one.pack)
+            missing |= named
+            while len(places) > MAX_MARKS:  # the packs with most of them are marked as a whole
+                counts: dict[PackId, int] = {}
+                for pack, _, _ in places:
+                    counts[pack] = counts.get(pack, 0) + 1
+                most = max(counts, key=lambda one: counts[one])
+                packs.add(most)
+                places = {place for place in places if place[0] != most}
+            whole = (
+                len(missing) <= MAX_MARKS and len(packs) <= MAX_MARKS and (last is None or last.all_missing)
+            )
+            found = (
+                tuple(sorted(packs)[:MAX_MARKS]), tuple(sorted(places)), tuple(sorted(missing)[:MAX_MARKS]), whole,
+            )  # fmt: skip
+            if last is None and found == ((), (), (), True):
+                return None
+            if last is not None and found == (last.packs, last.objects, last.missing, last.all_missing):
+                return last
+            return Damage(*found, Nonce(bytes(16)), 0, "", "")
+
+        changed = mark_damage(self.repository, self._writer, change)
+        if changed is not None:
+            self.marks = changed
+
+    def _may_be_missing(self, one: tuple[ObjectKind, Id]) -> bool:
+        kind, object_id = one
+        return self.objects.indexes.find(kind, object_id, usable=self.objects.packs.may_rely) is None
+
+
+def _is_table(checked: CheckedPack) -> bool:
+    """Return whether a pack is damaged in something else than its objects: its table, or its hash."""
+    return checked.fault is not None and not checked.bad and not checked.gone
+
+
+def _is_over(ends: float | None, noted: float) -> bool:
+    now = time.monotonic()
+    return now - noted > _NOTE_SECONDS or (ends is not None and now >= ends)
+
+
+def _freed(repository: Repository, dataset: DatasetName) -> set[CommitId]:
+    from dsv.repo.expiry import read_expiry
+
+    return read_expiry(repository.refs, dataset).freed

@@ -1,0 +1,152 @@
+"""`dsv verify`: damage is found, listed as what a person lost, and marked."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from dsv.api.verify import VerifyRequest, verify
+from dsv.format.locator import ObjectKind
+from dsv.upkeep import schedule
+from dsv.upkeep.verify import Verification
+from dsv.values.names import Target
+from tests.api.test_damage_marks import flip, on_another_machine
+from tests.kit.people import Files, Person
+
+FILES: Files = {f"d/{n}": b"%d" % n * 40 for n in range(30)} | {"large": random.Random(3).randbytes(5 << 20)}
+FULL = VerifyRequest(full=True)
+
+
+@pytest.fixture
+def ann(tmp_path: Path) -> Person:
+    return Person.who_synced(tmp_path, dict(FILES))
+
+
+def paths(found: Verification) -> set[bytes]:
+    return {path for one in found.lost for path in one.part.paths}
+
+
+@pytest.mark.parametrize(
+    "request_", [VerifyRequest(), FULL, VerifyRequest((Target.parse("scans"),), full=True)]
+)
+def test_a_whole_store_is_found_whole(ann: Person, request_: VerifyRequest) -> None:
+    ann.write({"new": b"new"})
+    ann.sync()
+    for who in (ann, on_another_machine(ann, "bob")):
+        found = verify(who.context(who.home.parent), request_)
+        assert found.is_whole and not found.packs and not found.unasked and len(found.names) == 2
+        assert bool(found.packs_read) == request_.full
+
+
+def test_a_flipped_bit_is_found_listed_marked_and_healed_by_the_next_sync(ann: Person) -> None:
+    base = ann.sync().commit
+    flip(ann, ObjectKind.CHUNK)
+    bob = on_another_machine(ann, "bob")
+    assert verify(bob.context(ann.home), VerifyRequest()).is_whole  # it reads no contents
+    found = verify(bob.context(ann.home), FULL)
+    assert paths(found) == {b"d/0"} and found.lost_objects == 1 and not found.is_whole
+    assert found.names[base] and found.lost[0].commits == (base,)  # type: ignore[index]
+    assert not verify(bob.context(ann.home), VerifyRequest()).is_whole  # it stays known
+    assert ann.sync().reuploaded == 1
+    assert verify(bob.context(ann.home), VerifyRequest()).is_whole
+    assert verify(bob.context(ann.home), FULL).is_whole
+
+
+@pytest.mark.parametrize("kind", [ObjectKind.SEGMENT, ObjectKind.NODE, ObjectKind.RECIPE])
+@pytest.mark.parametrize("fresh", [False, True])
+def test_damaged_metadata_is_found(ann: Person, kind: ObjectKind, fresh: bool) -> None:
+    flip(ann, kind)
+    who = on_another_machine(ann, "bob") if fresh else ann
+    found = verify(who.context(ann.home), FULL)
+    assert not found.is_whole and found.lost
+    if kind is ObjectKind.RECIPE:
+        assert paths(found) == {b"large"}
+    else:
+        assert found.lost[0].part.last == (b"large" if kind is ObjectKind.SEGMENT else b"")
+        assert found.lost[0].part.entries == len(FILES)
+    assert ann.sync().reuploaded
+    assert verify(who.context(ann.home), FULL).is_whole
+
+
+def test_lost_packs_and_short_ones_are_found_without_reading(ann: Person) -> None:
+    ann.write({"other": b"other" * 99})
+    ann.sync()
+    first, second, *_ = sorted(
+        (Path(ann.store) / "packs").glob("*/*"), key=lambda one: one.stat().st_mtime_ns
+    )
+    first.unlink()
+    second.chmod(0o644)
+    second.write_bytes(second.read_bytes()[:-1])
+    bob = on_another_machine(ann, "bob")
+    found = verify(ann.context(), VerifyRequest())
+    assert {one.gone for one in found.packs} == {True, False} and not found.is_whole
+    assert ann.sync().reuploaded
+    assert not verify(bob.context(ann.home), VerifyRequest()).lost
+
+
+def test_damage_of_a_hundred_packs_is_listed(tmp_path: Path) -> None:
+    ann = Person.who_synced(tmp_path, {"start": b"start"})
+    for number in range(100):
+        ann.write({f"f/{number}": b"%d" % number * 50})
+        ann.sync()
+    flipped = flip(ann, ObjectKind.CHUNK)
+    assert len(flipped) == 101
+    found = verify(on_another_machine(ann, "bob").context(ann.home), FULL)
+    assert len(found.packs) == 101
+    assert paths(found) == {b"start", *(b"f/%d" % number for number in range(100))}
+
+
+def test_a_damaged_table_loses_nothing_and_is_reported(ann: Person) -> None:
+    for path in (Path(ann.store) / "packs").glob("*/*"):
+        path.chmod(0o644)
+        data = bytearray(path.read_bytes())
+        data[-20] ^= 1  # of the hash
+        path.write_bytes(data)
+    found = verify(ann.context(), FULL)
+    assert not found.lost and found.at_risk and not found.is_whole
+    assert ann.sync().reuploaded
+    assert verify(ann.context(), FULL).is_whole
+
+
+@pytest.mark.parametrize("what", ["commit", "move", "index"])
+def test_damaged_names_commits_and_indexes_are_named(ann: Person, what: str) -> None:
+    ann.write({"new": b"new"})
+    base = ann.sync().commit
+    folder = {"commit": "commits", "move": "refs/scans/branches/main", "index": "index"}[what]
+    path = sorted((Path(ann.store) / folder).iterdir())[1]
+    if what == "commit":
+        path = Path(ann.store) / "commits" / str(base)
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-3] + b"???")
+    found = verify(on_another_machine(ann, "bob").context(ann.home), VerifyRequest())
+    assert not found.is_whole and found.faults, found
+
+
+def test_every_slice_is_verified_before_any_twice(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(40):
+        ann.write({"f": b"%d" % number})
+        ann.sync()
+    monkeypatch.setattr(schedule, "_PACKS", 2)
+    people = [ann, on_another_machine(ann, "bob")]
+    read = 0
+    packs = len(list((Path(ann.store) / "packs").glob("*/*")))
+    dates = []
+    for turn in range(300):
+        found = verify(people[turn % 2].context(ann.home), VerifyRequest(budget=0.0))
+        assert found.is_whole and found.oldest is not None
+        read += found.packs_read
+        dates.append(found.oldest)
+        if found.oldest:
+            break
+    assert read == packs  # each once, by both together
+    assert dates[-1] and not any(dates[:-1])
+    assert len(list((Path(ann.store) / "gc").glob("verified-*"))) <= 9
+
+
+def test_a_budget_run_finds_damage_and_says_what_was_lost(ann: Person) -> None:
+    flip(ann, ObjectKind.CHUNK)
+    found = verify(on_another_machine(ann, "bob").context(ann.home), VerifyRequest(budget=60.0))
+    assert paths(found) == {b"d/0"} and found.oldest
+    assert ann.sync().reuploaded == 1

@@ -1,0 +1,76 @@
+"""What `dsv verify` prints, and its exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsv.format.locator import ObjectKind
+from dsv.store.base import NoAnswer
+from dsv.store.directory import DirectoryStore
+from tests.api.test_damage_marks import flip
+from tests.kit.dsv import Dsv, assert_documented
+from tests.kit.people import Person
+
+
+@pytest.fixture
+def store(pets: Dsv) -> Path:
+    return Path(pets.ok("config", "store").out.strip())
+
+
+def test_a_whole_store(pets: Dsv) -> None:
+    done = pets.ok("verify")
+    assert not done.out and "no damage" in done.err
+    done = pets.ok("verify", "--full", "pets@v1")
+    assert "1 commit" in done.err
+    found = pets.ok("verify", "--full", "--json").json
+    assert found["whole"] and found["commits"] == 2 and found["packs_read"] == found["packs"]
+    assert found["oldest_unverified"] is not None
+    assert "oldest unverified: 20" in pets.ok("verify", "--budget", "1m").out
+
+
+def test_damage_is_told_as_what_was_lost(pets: Dsv, store: Path) -> None:
+    flip(Person(pets.home, str(store)), ObjectKind.CHUNK)
+    done = pets("verify", "--full")
+    assert done.code == 5
+    assert "(pets@main" in done.out and "tag pets@v1" in done.out and "'a.txt'" in done.out
+    found = pets("verify", "--json")
+    assert found.code == 5
+    assert_documented("verify", found.json)
+    lost = {one["path"] for one in found.json["items"]}
+    assert "a.txt" in lost
+    assert {why for one in found.json["items"] for why in one["names"]} >= {"tag pets@v1"}
+    pets.ok("sync")
+    assert "a.txt" not in {
+        one["path"] for one in pets("verify", "--json").json["items"] if "pets@main" in one["names"]
+    }
+
+
+def test_what_could_not_be_asked_is_not_lost(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    get = DirectoryStore.get
+
+    def failing(self: DirectoryStore, key: str, limit: int = 1 << 27) -> bytes:
+        if key.startswith("packs/"):
+            raise NoAnswer("no route to host")
+        return get(self, key, limit)
+
+    monkeypatch.setattr(DirectoryStore, "get", failing)
+    done = pets("verify", "--full", "--json")
+    assert done.code == 6 and done.json["unasked"] and not done.json["items"]
+
+
+def test_a_listing_that_ends_early_is_not_damage(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = DirectoryStore.list
+
+    def short(self: DirectoryStore, prefix: str, start_after: str | None = None) -> object:
+        found = listed(self, prefix, start_after)
+        return iter(list(found)[:1]) if prefix == "packs/" else found
+
+    monkeypatch.setattr(DirectoryStore, "list", short)
+    assert pets.ok("verify", "--json").json["packs_read"] == 0
+
+
+def test_wrong_options(pets: Dsv) -> None:
+    assert pets("verify", "--budget", "2h", "--full").code == 2
+    assert pets("verify", "nothing").code == 3

@@ -37,6 +37,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "store": "Check a store, compact its index, move or repair refs",
         "verify": "Look for damage in a store, and say what was lost",
         "copy": "Copy datasets to another store, with their history",
+        "expire": "Let old commits of a dataset expire, or keep them again",
     },
     "Cache": {
         "cache": "Make commits appear as files in the cache",

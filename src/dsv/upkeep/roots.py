@@ -94,8 +94,12 @@ def read_names(repository: Repository, datasets: Iterable[DatasetName] | None = 
     """Return everything that names a commit, as `read_roots`. Of the moves of a branch the last one comes first."""
     if datasets is not None:
         chosen = list(datasets)
-        return [name for one in chosen for name in (*_of_refs(repository, one), *_of_runs(repository, one))]
-    return [*_of_sessions(repository), *_of_refs(repository, None), *_of_runs(repository, None)]
+        return [
+            name
+            for one in chosen
+            for name in (*names_of_refs(repository, one), *names_of_runs(repository, one))
+        ]
+    return [*_of_sessions(repository), *names_of_refs(repository, None), *names_of_runs(repository)]
 
 
 def _keep(parents: Parents, names: Iterable[Name], freed: Freed) -> dict[CommitId, tuple[str, ...]]:
@@ -206,7 +210,7 @@ def cut_short(store: Store, prefix: str, what: str) -> IncompleteListing:
     )
 
 
-def _of_refs(repository: Repository, only: DatasetName | None) -> Iterator[Name]:
+def names_of_refs(repository: Repository, only: DatasetName | None) -> Iterator[Name]:
     """Yield what the moves of branches and the tags of a dataset name; None: of all datasets."""
     store = repository.store
     prefix, depth = (keys.REFS_PREFIX, 3) if only is None else (keys.dataset_prefix(only), 2)
@@ -289,7 +293,7 @@ class _Run(_Named):
     output: _Tree | None = None
 
 
-def _of_runs(repository: Repository, only: DatasetName | None) -> Iterator[Name]:
+def names_of_runs(repository: Repository, only: DatasetName | None = None) -> Iterator[Name]:
     """Yield what the records of runs name. only: the runs of this dataset, or of all, and its commits alone."""
     store = repository.store
     prefix, depth = (keys.RUNS_PREFIX, 2) if only is None else (keys.runs_prefix(only), 1)

@@ -1,0 +1,141 @@
+"""dsv expire."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api.expire import Expiry, ExpiryItem, expire_commits, undo_expire
+from dsv.cli.call import Call
+from dsv.cli.declare import command, option, text, whole
+from dsv.cli.options.arguments import Author, DryRun
+from dsv.cli.output import local_time
+from dsv.errors import UsageError
+from dsv.upkeep.expire import Rules
+from dsv.values.names import DatasetName, Rev
+from dsv.values.units import format_count, parse_duration
+
+Keep = int | None
+Last = Annotated[Keep, option("--keep-last N", "Keep the last N commits of each branch.", parser=whole(1))]
+Hourly = Annotated[Keep, option("--keep-hourly N", "Keep the last of each of N hours.", parser=whole(1))]
+Daily = Annotated[Keep, option("--keep-daily N", "Keep the last of each of N days (UTC).", parser=whole(1))]
+Weekly = Annotated[
+    Keep, option("--keep-weekly N", "Keep the last of each of N weeks, from Monday.", parser=whole(1))
+]
+Monthly = Annotated[Keep, option("--keep-monthly N", "Keep the last of each of N months.", parser=whole(1))]
+Yearly = Annotated[Keep, option("--keep-yearly N", "Keep the last of each of N years.", parser=whole(1))]
+Tagged = Annotated[bool, option("--keep-tagged", "Keep what has a tag, which always stays, and no more.")]
+OlderThan = Annotated[
+    str | None, option("--older-than DURATION", "Only commits that were stored longer ago expire.")
+]
+AlsoRuns = Annotated[
+    bool, option("--also-runs", "Commits expire even if a run of the last year has used them.")
+]
+Undo = Annotated[bool, option("--undo", "Keep COMMITs again, or all of the last expire.")]
+Message = Annotated[str, option("-m --message TEXT", "Why, for the log.", parser=text)]
+
+
+@command(
+    "expire",
+    unused=["--cache"],
+    examples=[
+        ("dsv expire chest-xray --keep-last 20 --keep-daily 30 --dry-run", "what would expire, and why not"),
+        ("dsv expire chest-xray --keep-daily 30 --keep-monthly 12 --older-than 90d", "use it in cron"),
+        ("dsv expire chest-xray --keep-tagged", "all but heads of branches and what has a tag"),
+        ("dsv expire chest-xray --undo", "keep again what the last expire took"),
+        ("dsv expire chest-xray --undo 3f2a9c41", "keep one commit again"),
+    ],
+    result={
+        "dataset": "the dataset",
+        "dry_run": "true if nothing was done",
+        "items.commit": "a commit that was not expired before, newest first; with --undo: that is kept again",
+        "items.time": "when it was made",
+        "items.author": "who made it",
+        "items.branch": "the branch that it was made for; null in an old store",
+        "items.message": "its message",
+        "items.expired": "whether it is expired now, or would be",
+        "items.reasons": "why it stays; empty if it does not",
+    },
+)
+def expire(
+    call: Call,
+    dataset: Annotated[str, typer.Argument(metavar="DATASET")],
+    commits: Annotated[list[str] | None, typer.Argument(metavar="[COMMIT]...")] = None,
+    keep_last: Last = None,
+    keep_hourly: Hourly = None,
+    keep_daily: Daily = None,
+    keep_weekly: Weekly = None,
+    keep_monthly: Monthly = None,
+    keep_yearly: Yearly = None,
+    keep_tagged: Tagged = False,
+    older_than: OlderThan = None,
+    also_runs: AlsoRuns = False,
+    undo: Undo = False,
+    dry_run: DryRun = False,
+    message: Message = "",
+    author: Author = None,
+) -> None:
+    """Let old commits of a dataset expire, or keep them again.
+
+    A commit expires if no rule keeps it, and if it is older than --older-than. The rules are those of restic forget,
+    applied to the commits of each branch by their times in UTC. Always kept are the heads of branches, what has a tag,
+    the commits in which a branch and main meet, and those of runs of the last year.
+
+    Expired commits stay in 'dsv log', and can't be read. 'dsv gc' removes what only they have, two weeks later at the
+    earliest; until then --undo keeps them again.
+    """
+    rules = Rules(
+        keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly, keep_tagged,
+        None if older_than is None else parse_duration(older_than), also_runs,
+    )  # fmt: skip
+    name = DatasetName.parse(dataset)
+    if undo and (rules.any or also_runs or dry_run):
+        raise UsageError("--undo takes commits and -m, and no rule", subject="--undo")
+    if commits and not undo:
+        raise UsageError(
+            "commits are named with --undo alone; otherwise rules say which expire",
+            subject=commits[0],
+            hint=f"dsv expire {name} --undo {commits[0]}",
+        )
+    with call.context(writes=not dry_run, author=author) as context:
+        if undo:
+            kept = undo_expire(context, name, [Rev.parse(one) for one in commits or ()], message)
+            _tell_undone(call, name, kept)
+        else:
+            _tell(call, expire_commits(context, name, rules, message, dry_run=dry_run))
+
+
+def _tell_undone(call: Call, dataset: DatasetName, kept: list[ExpiryItem]) -> None:
+    if call.json:
+        call.items(map(call.item, kept), {"dataset": dataset, "dry_run": False})
+        return
+    for item in kept:
+        call.line(f"kept again {_row(item)}")
+    if not kept:
+        call.say(f"none of these commits of {dataset} is expired")
+
+
+def _tell(call: Call, done: Expiry) -> None:
+    if call.json:
+        call.items(map(call.item, done.items), {"dataset": done.dataset, "dry_run": done.dry_run})
+        return
+    gone = [item for item in done.items if item.expired]
+    for item in done.items:
+        if item.expired:
+            call.line(f"{'would expire' if done.dry_run else 'expired'} {_row(item)}")
+        elif done.dry_run:
+            call.line(f"stays {_row(item)}: {'; '.join(item.reasons)}")
+    stay = format_count(len(done.items) - len(gone), "commit")
+    if done.dry_run or not gone:
+        verb = "would expire" if done.dry_run else "expired"
+        call.say(f"{format_count(len(gone), 'commit')} {verb}, {stay} of {done.dataset} stay")
+    else:
+        call.say(
+            f"{format_count(len(gone), 'commit')} expired, {stay} of {done.dataset} stay; "
+            f"dsv expire {done.dataset} --undo takes this back, until gc removes the content"
+        )
+
+
+def _row(item: ExpiryItem) -> str:
+    return f"{str(item.commit)[:12]} {local_time(item.time_ms)} {item.message.partition(chr(10))[0]}".rstrip()

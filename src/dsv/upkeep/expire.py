@@ -1,0 +1,287 @@
+"""Which commits of a dataset expire, by rules like those of `restic forget`, and why the others stay."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from dsv.errors import Denied, DsvError, NotFound
+from dsv.format import keys
+from dsv.format.expiry import ExpiryAction
+from dsv.repo import history
+from dsv.repo.expiry import ExpiryLog, append, read_expiry
+from dsv.store.base import StoreMissing, together
+from dsv.upkeep.roots import Name, list_all, names_of_refs, names_of_runs
+from dsv.values.names import MAIN
+from dsv.values.units import format_duration
+
+if TYPE_CHECKING:
+    from dsv.format.commit import Commit
+    from dsv.format.records import Writer
+    from dsv.repo.repository import Repository
+    from dsv.store.base import Store
+    from dsv.values.ids import CommitId
+    from dsv.values.names import DatasetName
+
+RUNS_KEEP: Final = 365 * 86400
+"""Seconds for which the record of a run keeps its commits."""
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """Which commits stay. A rule that is None keeps none."""
+
+    last: int | None = None
+    hourly: int | None = None
+    daily: int | None = None
+    weekly: int | None = None
+    monthly: int | None = None
+    yearly: int | None = None
+    tagged: bool = False
+    """Nothing but what always stays: heads of branches, and tags."""
+    older_than: int | None = None
+    """Commits that were stored in these seconds stay."""
+    also_runs: bool = False
+    """The records of runs keep nothing."""
+
+    @property
+    def any(self) -> bool:
+        """Return whether a rule was given, so that it is known what is to stay."""
+        return self.tagged or self.older_than is not None or any(count for _, count, _ in self.buckets)
+
+    @property
+    def buckets(self) -> list[tuple[str, int | None, Callable[[datetime, int], str]]]:
+        """Return for each rule its name, its count, and what tells its periods apart; times are in UTC."""
+        return [
+            ("last", self.last, lambda _, number: str(number)),
+            ("hourly", self.hourly, lambda time, _: time.strftime("%Y-%m-%d %H:00")),
+            ("daily", self.daily, lambda time, _: time.strftime("%Y-%m-%d")),
+            ("weekly", self.weekly, lambda time, _: time.strftime("%G-W%V")),
+            ("monthly", self.monthly, lambda time, _: time.strftime("%Y-%m")),
+            ("yearly", self.yearly, lambda time, _: time.strftime("%Y")),
+        ]
+
+
+class Dated(msgspec.Struct, frozen=True):
+    """What the rules look at in a commit."""
+
+    commit: CommitId
+    time_ms: int
+    branch: str | None
+    """The branch that it was made for. Each branch has its own commits kept."""
+
+
+def kept_by_rules(commits: Iterable[Dated], rules: Rules) -> dict[CommitId, list[str]]:
+    """Return the commits that the rules keep, each with the reasons.
+
+    Of each branch, from the newest commit on, a rule keeps the first commit of each period until it has kept so many.
+    A rule that has kept fewer at the end also keeps the oldest commit, as restic does. Commits of one time are taken
+    in the order in which they are given.
+    """
+    by_branch: dict[str | None, list[Dated]] = {}
+    for one in commits:
+        by_branch.setdefault(one.branch, []).append(one)
+    kept: dict[CommitId, list[str]] = {}
+    for branch, some in by_branch.items():
+        of = f" of {branch}" if branch is not None else ""
+        ordered = sorted(some, key=lambda one: -one.time_ms)
+        for name, count, period in rules.buckets:
+            left, before = count or 0, None
+            for number, one in enumerate(ordered):
+                if not left:
+                    break
+                now = period(datetime.fromtimestamp(one.time_ms / 1000, UTC), number)
+                is_oldest = number == len(ordered) - 1
+                if now != before or is_oldest:
+                    what = f"the oldest{of}, for --keep-{name}" if now == before else f"{name}{of}"
+                    at = "" if name == "last" or now == before else f", {now}"
+                    kept.setdefault(one.commit, []).append(what + at)
+                    left, before = left - 1, now
+    return kept
+
+
+class Considered(msgspec.Struct, frozen=True):
+    """One commit of a dataset, and why it stays."""
+
+    commit_id: CommitId
+    commit: Commit
+    reasons: tuple[str, ...]
+    """None if it expires."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The commits of a dataset that are not expired yet, newest first."""
+
+    dataset: DatasetName
+    considered: tuple[Considered, ...]
+
+    @property
+    def commits(self) -> list[CommitId]:
+        """Return the commits that expire."""
+        return [one.commit_id for one in self.considered if not one.reasons]
+
+
+def plan_expiry(repository: Repository, dataset: DatasetName, rules: Rules, *, dry_run: bool = False) -> Plan:
+    """Return which commits of a dataset expire: those of all moves of its branches, and their ancestors.
+
+    Heads of branches and tagged commits stay, those in which a branch and `main` meet, so that they can be merged, and
+    those of the runs of the last year. Ages are told by the store's clock, the periods of the rules by the times that
+    the commits carry. Raises `NotFound` if there is no dataset, and what reading raises: nothing is passed over.
+    """
+    repository.refs.head(dataset, MAIN)
+    names = list(names_of_refs(repository, dataset))
+    gone = read_expiry(repository.refs, dataset).states
+    listed = list(history.walk(repository.objects, dict.fromkeys(one.commit for one in names)))
+    standing = [(commit_id, commit) for commit_id, commit in listed if commit_id not in gone]
+    reasons: dict[CommitId, list[str]] = {commit_id: [] for commit_id, _ in standing}
+    for one in names:
+        if one.holds and one.commit in reasons:
+            reasons[one.commit].append(_named(one))
+    for commit_id, why in _forks(repository, names):
+        if commit_id in reasons:
+            reasons[commit_id].append(why)
+    dated = [Dated(one, commit.time_ms, commit.branch) for one, commit in standing]
+    for commit_id, found in kept_by_rules(dated, rules).items():
+        reasons[commit_id] += found
+    _keep_young(repository, reasons, rules.older_than, dry_run=dry_run)
+    if not rules.also_runs:
+        _keep_of_runs(repository, dataset, reasons, dry_run=dry_run)
+    return Plan(
+        dataset,
+        tuple(Considered(commit_id, commit, tuple(reasons[commit_id])) for commit_id, commit in standing),
+    )
+
+
+def _named(name: Name) -> str:
+    return f"head of {name.branch}" if name.branch is not None else name.why.replace(f"{name.dataset}@", "")
+
+
+def _forks(repository: Repository, names: Sequence[Name]) -> Iterable[tuple[CommitId, str]]:
+    """Yield the commits in which `main` and each other branch meet: merging the branch takes their trees."""
+    heads = {one.branch: one.commit for one in names if one.branch is not None and one.holds}
+    main = heads.pop(MAIN, None)
+    for branch, commit_id in heads.items():
+        if main is not None:
+            for base in history.merge_bases(repository.objects, main, commit_id):
+                yield base, f"where {branch} and main meet"
+
+
+def _keep_young(
+    repository: Repository, reasons: dict[CommitId, list[str]], older_than: int | None, *, dry_run: bool
+) -> None:
+    wanted = [commit for commit, found in reasons.items() if not found]
+    if older_than is None or not wanted:
+        return
+    now = store_time(repository, dry_run=dry_run)
+    calls = [partial(repository.store.modified, keys.commit_key(one)) for one in wanted]
+    for commit, made in zip(wanted, together(calls), strict=True):
+        if now - made < older_than:
+            reasons[commit].append(f"younger than {format_duration(older_than)}")
+
+
+def _keep_of_runs(
+    repository: Repository, dataset: DatasetName, reasons: dict[CommitId, list[str]], *, dry_run: bool
+) -> None:
+    """Records of runs of any dataset may name a commit of this one."""
+    wanted = {commit for commit, found in reasons.items() if not found}
+    if not wanted:
+        return
+    named = [one for one in names_of_runs(repository) if one.dataset == dataset and one.commit in wanted]
+    if not named:
+        return
+    parts: dict[str, str] = {}
+    for item in list_all(repository.store, keys.RUNS_PREFIX, 2):
+        parsed = keys.parse_run_key(item.key)
+        if parsed is not None:
+            parts.setdefault(f"run {parsed[1]}", item.key)
+    now = store_time(repository, dry_run=dry_run)
+    calls = [partial(_modified, repository.store, parts.get(one.why)) for one in named]
+    for one, made in zip(named, together(calls), strict=True):
+        if made is not None and now - made < RUNS_KEEP and one.why not in reasons[one.commit]:
+            reasons[one.commit].append(one.why)
+
+
+def _modified(store: Store, key: str | None) -> float | None:
+    """Return None for a record that was deleted meanwhile."""
+    try:
+        return None if key is None else store.modified(key)
+    except StoreMissing:
+        raise
+    except NotFound:
+        return None
+
+
+def store_time(repository: Repository, *, dry_run: bool = False) -> float:
+    """Return what time it is by the store's clock, in seconds since 1970: that of a key that is made for it.
+
+    dry_run: somebody who may not write gets the time of this machine.
+    """
+    store, key = repository.store, f"{keys.PROBE_PREFIX}{secrets.token_hex(8)}"
+    try:
+        store.put_if_absent(key, b"")
+    except Denied:
+        if not dry_run:
+            raise
+        return repository.clock() / 1000
+    try:
+        return store.modified(key)
+    finally:
+        with suppress(DsvError):
+            store.delete(key)
+
+
+def expire(repository: Repository, writer: Writer, plan: Plan, message: str = "") -> ExpiryLog:
+    """Let the commits of a plan expire, and return the log.
+
+    What a branch or a tag names by then stays: the names are looked at again after the entry, as whoever makes a name
+    looks at the log after that.
+    """
+    wanted = set(plan.commits)
+    if not wanted:
+        return read_expiry(repository.refs, plan.dataset)
+    append(repository, writer, plan.dataset, ExpiryAction.EXPIRE, lambda _: wanted, message)
+
+    def named(log: ExpiryLog) -> set[CommitId]:
+        heads, tags = repository.refs.names(plan.dataset)
+        now = {*(head.commit for head in heads), *(value.commit for _, value in tags)}
+        return {one for one in now if one in log.expired}
+
+    why = "a branch or a tag names it"
+    return append(repository, writer, plan.dataset, ExpiryAction.UNDO, named, why)
+
+
+class Undone(msgspec.Struct, frozen=True):
+    """What an undo has done."""
+
+    commits: tuple[CommitId, ...]
+    """These are kept again."""
+    freed: tuple[CommitId, ...]
+    """The content of these is gone."""
+
+
+def last_expiry(log: ExpiryLog) -> list[CommitId]:
+    """Return the commits that the last expiry took, whether they are kept again or not."""
+    of_expiry = [entry for entry in log.entries if entry.action is ExpiryAction.EXPIRE]
+    same = [entry for entry in of_expiry if entry.nonce == of_expiry[-1].nonce]
+    return sorted({commit for entry in same for commit in entry.commits})
+
+
+def undo_expiry(
+    repository: Repository,
+    writer: Writer,
+    dataset: DatasetName,
+    commits: Sequence[CommitId],
+    message: str = "",
+) -> Undone:
+    """Keep expired commits again. Those whose content gc has freed are left as they are."""
+    before = read_expiry(repository.refs, dataset).expired
+    log = append(repository, writer, dataset, ExpiryAction.UNDO, lambda _: commits, message)
+    return Undone(
+        tuple(one for one in commits if one in before and one not in log.states),
+        tuple(one for one in commits if one in log.freed),
+    )

@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ import hypothesis
 import pytest
 
 import dsv
+from dsv.store.retry import Retrying, RetryPolicy
 from tests import exhaustive
 from tests.labs import dsv_image as dsv_images
 from tests.labs import shelf
@@ -173,6 +175,13 @@ def home(homes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     return folder
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what a store fails at be tried again as often as ever, but soon; tests/store has the real waits."""
+    policy = RetryPolicy(first_wait=0.001, longest_wait=0.01, silent_until=0.1, refused_until=0.1)
+    monkeypatch.setattr("dsv.store.open.Retrying", partial(Retrying, policy=policy))
 
 
 @pytest.fixture(scope="session")

@@ -15,10 +15,12 @@ ROOT = Path(__file__).parents[1]
 # start holds the lock which every wait for the end of a thread needs.
 DEADLOCKED = """
 import threading
+import pytest
 
 def test_before():
     pass
 
+@pytest.mark.timeout(6)
 def test_deadlocked():
     def hold():
         lock.acquire()
@@ -45,7 +47,7 @@ def test_after():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_deadlocked_test_ends_with_the_stacks_of_all_threads(tmp_path: Path, workers: int) -> None:
     (tmp_path / "test_dead.py").write_text(DEADLOCKED)
-    limits = ["--timeout", "6", "-o", "faulthandler_timeout=3"]
+    limits = ["-o", "faulthandler_timeout=3"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path),
          "-p", "tests.conftest", "-p", "no:cacheprovider", "-n", str(workers), *limits, "test_dead.py"],

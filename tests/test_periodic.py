@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 
 from dsv.periodic import NEVER, Periodic
+from tests.waiting import PATIENCE
 
 
 def test_work_is_done_again_and_again_until_it_is_stopped() -> None:
@@ -15,7 +16,7 @@ def test_work_is_done_again_and_again_until_it_is_stopped() -> None:
     periodic = Periodic("test", work)
     periodic.start()
     for _ in range(3):
-        assert done.acquire(timeout=60)
+        assert done.acquire(timeout=PATIENCE)
     assert periodic.stop()
     assert periodic.stopping
     while done.acquire(blocking=False):
@@ -39,7 +40,7 @@ def test_work_that_need_not_be_done_again_ends_the_thread() -> None:
 
     periodic = Periodic("test", work)
     periodic.start()
-    assert called.wait(60)
+    assert called.wait(PATIENCE)
     assert periodic.stop()
 
 
@@ -53,7 +54,7 @@ def test_work_that_hangs_is_not_waited_for_longer_than_asked() -> None:
 
     periodic = Periodic("test", work)
     periodic.start()
-    assert entered.wait(60)
+    assert entered.wait(PATIENCE)
     assert not periodic.stop(timeout=0.01)
     leave.set()
     assert periodic.stop()
@@ -73,4 +74,4 @@ def test_it_can_be_stopped_by_its_own_work() -> None:
 
     periodic = Periodic("test", work)
     periodic.start()
-    assert ended.wait(60)
+    assert ended.wait(PATIENCE)

@@ -10,7 +10,7 @@ PATIENCE = 300.0
 
 
 def until(condition: Callable[[], object], what: str = "it", patience: float = PATIENCE) -> None:
-    """Wait until the condition is true. A file that is renamed or removed while it looks makes it look again."""
+    """Wait until the condition is true. It looks again if a file or a process goes meanwhile."""
     deadline = time.monotonic() + patience
     while not _holds(condition):
         assert time.monotonic() < deadline, f"{what} never came true"
@@ -20,5 +20,5 @@ def until(condition: Callable[[], object], what: str = "it", patience: float = P
 def _holds(condition: Callable[[], object]) -> bool:
     try:
         return bool(condition())
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False

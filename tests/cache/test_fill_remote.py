@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
+from tests.waiting import PATIENCE
 
 from dsv.cache import record
 from dsv.cache.fill import files, parts, place_files
@@ -46,7 +47,7 @@ def cache(
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(120)
+    thread.join(PATIENCE)
     assert results, "it waits for ever"
     if isinstance(results[0], BaseException):
         raise results[0]

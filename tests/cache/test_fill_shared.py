@@ -184,7 +184,7 @@ def test_nor_when_the_commit_was_evicted_and_filled_again_meanwhile(
     for record in root.claims(FillRequest("xrays", commit, STORE).place).glob("entry-*"):
         record.unlink()
     Remover().remove(root.trash / "evicted")
-    second = filler.start(root, world.folder, commit, pause=0.1)
+    second = filler.start(root, world.folder, commit, wait_after=3)  # until the first is let go
     until(lambda: len(list(root.fill(FillRequest("xrays", commit, STORE).place).glob("at-*"))) == 1)
     let_go(process, world)
     assert filler.finish(second)["path"] == str(visible)
@@ -195,7 +195,7 @@ def test_nor_when_the_commit_was_evicted_and_filled_again_meanwhile(
 def test_what_an_earlier_claimer_left_torn_is_replaced(root: CacheRoot, world: World) -> None:
     """As after a power cut: the names are there, their bytes are not."""
     commit = world.commit(FILES)
-    process = filler.start(root, world.folder, commit, part_bytes=PART, pause=0.02)
+    process = filler.start(root, world.folder, commit, part_bytes=PART, wait_after=41)
     until(lambda: len(world.fetched()) > 40)
     process.kill()
     process.communicate()

@@ -116,7 +116,7 @@ def test_a_sync_of_an_interrupted_fill_gives_it_up_if_the_disk_lost_something(sc
     process = scene.begin("-e", "inject=syncfs:error=EIO:delay_enter=2s")
     until(lambda: any("syncfs" in what for _, what in scene.calls()))
     os.kill(int(scene.rows()[0][0]), signal.SIGINT)
-    process.communicate(timeout=60)  # strace ends with the last process
+    process.communicate(timeout=PATIENCE)  # strace ends with the last process
     assert list((scene.root.path / ".dsv/fill").rglob("tree")) == []
     assert scene.fill()["fetched"] == sum(file.size for file in FILES)
     scene.world.check(scene.commit, scene.visible)

@@ -80,6 +80,7 @@ def test_nothing_is_set_up_yet(dsv: Dsv) -> None:
     assert not (dsv.home / ".cache").exists()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_store_that_does_not_answer(pets: Dsv) -> None:
     pets.ok("config", "stores.lake.url", "s3://lake/dsv")
     pets.ok("config", "stores.lake.endpoint", "http://127.0.0.1:9")

@@ -16,6 +16,7 @@ import pytest
 from dsv.cli.failure import of_error
 from dsv.errors import LaunchError, Unreachable
 from tests.kit.dsv import PROGRAM, Dsv, Result
+from tests.waiting import PATIENCE
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 NAME = "tr\u00e4in.txt"
@@ -41,7 +42,7 @@ def limited(dsv: Dsv, kind: int, limit: int, *arguments: str) -> Result:
         cwd=dsv.cwd,
         env=dict(dsv.environ),
         capture_output=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
         preexec_fn=lambda: resource.setrlimit(kind, (limit, limit)),
     )

@@ -175,6 +175,7 @@ def test_columns_that_most_runs_lack_make_room_for_metrics(dsv: Dsv) -> None:
     assert "Hidden columns: another_long_name (see --csv)" in shown.err
 
 
+@pytest.mark.usefixtures("impatient")
 def test_what_is_known_here_is_told_while_the_store_is_away(pets: Dsv) -> None:
     """A run whose record waits to be sent, by its id or its end; a run that only the store knows is not told of."""
     store = pets.home / ".local/share/dsv/store"

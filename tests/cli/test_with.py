@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 from dsv.cache import hold
 from dsv.cache.hold import Order
 from tests.kit.dsv import PROGRAM, Dsv
+from tests.waiting import PATIENCE
 
 # Says that it has begun, then writes down each signal; ends with code 9 on SIGTERM.
 LISTENER = """
@@ -37,7 +38,7 @@ while True:
 
 
 def until(true: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not (found := true()):
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -60,9 +61,10 @@ def keepers(parent: int) -> list[int]:
     """The keepers among a process's children."""
     found = []
     for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        if {hold.PROGRAM.encode(), b"lease"} <= set(words):
-            found.append(int(child))
+        with suppress(OSError):  # one that has ended just now
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if {hold.PROGRAM.encode(), b"lease"} <= set(words):
+                found.append(int(child))
     return found
 
 
@@ -118,14 +120,14 @@ def test_two_jobs_of_one_user_hold_the_same_data_while_everything_is_evicted(
     assert len(leases(pets)) == 2
     assert pets.ok("evict", "--all").out == ""
     Path(f"{marks[0]}.end").touch()
-    assert jobs[0].wait(60) == 0
+    assert jobs[0].wait(PATIENCE) == 0
     for _ in range(5):
         kept = pets.ok("evict", "--all")
         assert kept.out == "" and "in use by sh (process " in kept.err
         assert (folder / "a.txt").exists()
     assert pets("evict", "pets@v1").code == 4
     Path(f"{marks[1]}.end").touch()
-    assert jobs[1].wait(60) == 0, jobs[1].stderr
+    assert jobs[1].wait(PATIENCE) == 0, jobs[1].stderr
     assert pets.ok("evict", "--all").out.startswith("evicted pets@")
     for job in jobs:
         job.communicate()
@@ -138,7 +140,7 @@ def test_each_signal_is_passed_on_once(pets: Dsv, tmp_path: Path) -> None:
         for at, number in enumerate(sent):
             process.send_signal(number)
             until(lambda at=at: len(lines(heard)) > at + 1, f"{number} to arrive")
-        assert process.wait(60) == 9
+        assert process.wait(PATIENCE) == 9
     assert lines(heard)[1:] == [number.name for number in sent]
 
 
@@ -168,7 +170,7 @@ def test_the_terminals_interrupt_reaches_the_command_once(pets: Dsv, tmp_path: P
         process.send_signal(signal.SIGUSR1)
         until(lambda: len(lines(heard)) > 2, "SIGUSR1 to arrive")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 9
+        assert process.wait(PATIENCE) == 9
         assert lines(heard)[1:] == ["SIGINT", "SIGUSR1", "SIGTERM"]
     finally:
         process.kill()
@@ -217,7 +219,7 @@ def test_a_keeper_that_is_killed_is_started_again(pets: Dsv, tmp_path: Path) -> 
         assert len(keepers(process.pid)) == 1
         until(lambda: len(leases(pets)) == 1, "the lease of the first to be ended")
         os.kill(pid, signal.SIGTERM)
-        assert process.wait(60) == 9
+        assert process.wait(PATIENCE) == 9
     assert leases(pets) == []
 
 
@@ -240,7 +242,7 @@ def test_a_command_whose_data_is_lost_is_ended(tmp_path: Path) -> None:
     assert said.decode().split() == ["watch", lines(heard)[0].split()[1]]
     os.write(answers[1], b"lost pets was evicted\n")
     os.close(answers[1])
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 125
     assert told == "error: the data is no longer held, so the command was stopped: pets was evicted\n"
     assert lines(heard)[1:] == ["SIGTERM"]

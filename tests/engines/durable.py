@@ -202,8 +202,10 @@ class DurableJobs:
 def _reapers_of(pid: int) -> list[int]:
     found = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            with suppress(OSError):  # one that has ended just now
-                if b"reaper.py\0reap" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(int(child))
+        with suppress(OSError):  # a thread, or a process, that has ended just now
+            found += [
+                int(child)
+                for child in children.read_text().split()
+                if b"reaper.py\0reap" in Path(f"/proc/{child}/cmdline").read_bytes()
+            ]
     return found

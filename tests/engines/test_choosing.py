@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -83,10 +84,14 @@ def test_a_docker_program_that_is_podman_is_not_docker(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_hangs_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv.run.engines.containers.engine.PROBE_SECONDS", 8.0)
     _program(tmp_path / "bin", "docker", "exec sleep 600")
     _program(tmp_path / "bin", "podman", PODMAN)
-    assert choose({"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, None, "image").engine.name == "podman"
+    for seconds in (1.0, 10.0, 100.0):  # until the machine is fast enough for the one that answers
+        monkeypatch.setattr("dsv.run.engines.containers.engine.PROBE_SECONDS", seconds)
+        with suppress(LaunchError):
+            assert choose({"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, None, "image").engine.name == "podman"
+            return
+    pytest.fail("podman answers at once")
 
 
 def test_where_none_answers_each_says_why(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from dsv.run.engines.slurm.script import Batch, render
 from dsv.run.node_order import NodeOrder
 from dsv.run.record import JobRef, RunId
 from dsv.values.names import DatasetName
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 RUN = "20261122-070000-0a1b2c3d"
 SRUN = """
@@ -169,7 +169,10 @@ def run_script(
     )
     env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n", "SLURM_JOB_NUM_NODES": str(batch.job.nodes)}
     done = subprocess.run(
-        ["bash", "-c", render(batch)], env={**env, "NODES": nodes, **more}, timeout=60, capture_output=True
+        ["bash", "-c", render(batch)],
+        env={**env, "NODES": nodes, **more},
+        timeout=PATIENCE,
+        capture_output=True,
     )
     calls = tmp_path / "calls"
     return done.returncode, calls.read_text() if calls.exists() else ""
@@ -333,7 +336,7 @@ def test_an_end_that_is_seen_late_is_the_jobs_own(tmp_path: Path) -> None:
     assert handle.ended is None
     (folder / "node.1.0").write_text("n1 10 0 12\n")
     (folder / "end").write_text("0 1\n")
-    assert over.wait(60)
+    assert over.wait(PATIENCE)
     assert handle.ended is not None and (handle.ended.exit_code, handle.ended.seen) == (0, True)
     assert sorted(path.name for path in folder.iterdir()) == ["attended", "end", "node.1.0"]
 

@@ -97,10 +97,10 @@ def elsewhere(folder: Path, age: float, *, alive: float | None = None) -> Path:
 
 
 def test_a_holder_on_another_host_is_judged_by_what_it_says(folder: Path) -> None:
-    elsewhere(folder, 30)
+    elsewhere(folder, 1)
     taken = Lock.take(folder, "dsv sync")
     assert isinstance(taken, Held) and taken.owner is not None and taken.owner.host == "gpu7"
-    elsewhere(folder, 3600, alive=30)
+    elsewhere(folder, 3600, alive=1)
     assert isinstance(Lock.take(folder, "dsv sync"), Held)
     elsewhere(folder, 3600, alive=61)
     taken = Lock.take(folder, "dsv sync")

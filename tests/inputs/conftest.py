@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dsv.api import environment
-from dsv.store import open as open_module
-from dsv.store.retry import Retrying, RetryPolicy
 from tests.inputs.scene import FILES, Scene, write
 
 
@@ -22,10 +19,8 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a store fails at is tried again as often as ever, but soon; tests/store has the real waits."""
-    policy = RetryPolicy(first_wait=0.001, longest_wait=0.01, silent_until=0.1, refused_until=0.1)
-    monkeypatch.setattr(open_module, "Retrying", partial(Retrying, policy=policy))
+def _impatient(impatient: None) -> None:
+    """In all of these tests."""
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,7 @@ def plain_environment(home: Path) -> dict[str, str]:
     return {
         "HOME": str(home),
         "PATH": os.environ["PATH"],
-        "DSV_COMPLETION_SECONDS": "60",
+        "DSV_COMPLETION_SECONDS": str(PATIENCE),
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_SYSTEM": os.devnull,
         "AWS_EC2_METADATA_DISABLED": "true",

@@ -103,7 +103,7 @@ def alive(folder: Path, name: str) -> bool:
 def stop(folder: Path, name: str, *, grace: float = 20) -> None:
     """End one process of this folder, by force where it does not go by itself; no error if it is gone."""
     pidfile = folder / f"{name}.pid"
-    for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
+    for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, 60.0)):
         pid = _living(pidfile)
         if pid is None:
             break
@@ -120,7 +120,7 @@ def kill(folder: Path, name: str) -> None:
     pid = _living(pidfile)
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
-    if not wait_until(lambda: _living(pidfile) is None, 10):
+    if not wait_until(lambda: _living(pidfile) is None, 120):
         raise LabError(f"{name} does not end")
 
 

@@ -130,7 +130,7 @@ class Host:
                     os.kill(pid, signal.SIGKILL)
             return not living
 
-        if not wait_until(gone, 10):
+        if not wait_until(gone, 120):
             raise LabError(f"host {self.number} does not end: {_session(self.kernel.pid)}")
 
     def unplug(self) -> None:
@@ -234,7 +234,7 @@ class NfsHosts:
         server = ["ganesha.nfsd", "-F", "-f", str(config), "-L", str(log)]
         server += ["-p", str(self.folder / "server.own.pid")]
         start(self.folder, "ganesha", ["ip", "netns", "exec", self.namespace, *server])
-        if not wait_until(lambda: "NFS SERVER INITIALIZED" in _text(log), 30):
+        if not wait_until(lambda: "NFS SERVER INITIALIZED" in _text(log), 300):
             raise LabError(f"the NFS server did not come up; its log ends:\n{tail(log)}")
 
     def power_off_server(self) -> None:
@@ -295,7 +295,7 @@ def down(folder: Path) -> None:
         for pid in _inhabitants(namespace):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        if wait_until(lambda: not _inhabitants(namespace), 3):
+        if wait_until(lambda: not _inhabitants(namespace), 10):
             break
     subprocess.run(["ip", "netns", "del", namespace], env=environment(), check=False, capture_output=True)
 

@@ -16,6 +16,7 @@ from tests.labs import machine
 from tests.labs.docker_engine import ContainerEngine
 from tests.labs.nfs_hosts import NfsHosts
 from tests.labs.s3_server import S3Server
+from tests.waiting import PATIENCE
 
 
 def test_ceph_lets_one_of_many_writers_win(ceph_s3: S3Server) -> None:
@@ -61,7 +62,7 @@ def test_a_host_that_loses_power_leaves_what_it_wrote(nfs_hosts: NfsHosts) -> No
     count = f"n=0; while true; do {step}; done"
     host = nfs_hosts.boot(1, ["sh", "-c", count])
     beat = nfs_hosts.export / "beat"
-    assert machine.wait_until(beat.exists, 60)
+    assert machine.wait_until(beat.exists, PATIENCE)
     host.power_off()
     last = beat.read_text()
     seen = nfs_hosts.run(2, ["sh", "-c", "cat beat; hostname; date +%s"], clock_offset=86_400)
@@ -76,10 +77,10 @@ def test_an_unplugged_host_waits_and_goes_on(nfs_hosts: NfsHosts) -> None:
     tries = nfs_hosts.out / "tries"
     waits = "until [ -e /mnt/out/unplugged ]; do sleep 0.1; done"
     host = nfs_hosts.boot(3, ["sh", "-c", f"touch ready; {waits}; touch /mnt/out/tries; touch late"])
-    assert machine.wait_until((nfs_hosts.export / "ready").exists, 60)
+    assert machine.wait_until((nfs_hosts.export / "ready").exists, PATIENCE)
     host.unplug()
     told.touch()
-    assert machine.wait_until(tries.exists, 60)
+    assert machine.wait_until(tries.exists, PATIENCE)
     time.sleep(2)
     assert not (nfs_hosts.export / "late").exists()
     host.plug_in()

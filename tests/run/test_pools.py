@@ -26,6 +26,7 @@ from dsv.run.pools import (
 )
 from dsv.run.record import RunState
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, PassedOver, Resources
+from tests.waiting import PATIENCE
 
 WANTED = Resources(gpus=8)
 _OTHER = "it can begin as well, and doesn't have the data cached"
@@ -120,7 +121,7 @@ def test_pools_are_asked_at_once_and_one_that_hangs_is_left_behind() -> None:
     def ask(pool: str) -> PoolFacts:
         if pool == "hangs":
             never.wait()
-        together.wait(60)
+        together.wait(PATIENCE)
         if pool == "fails":
             raise Unreachable("the token was revoked")
         return facts(pool)

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from dsv.store.options import StoreOptions
 from tests.labs.machine import free_ports, listening, wait_until
+from tests.waiting import PATIENCE
 
 PROGRAM = "azurite-blob"
 ACCOUNT = "devstoreaccount1"
@@ -49,7 +50,7 @@ class Azurite:
         digest = hmac.new(base64.b64decode(KEY), text.encode(), hashlib.sha256).digest()
         headers["Authorization"] = f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"
         asked = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             connection.request(method, f"/{ACCOUNT}/{path}?{asked}", body or None, headers)
             answer = connection.getresponse()
@@ -101,7 +102,7 @@ def running(folder: Path) -> Iterator[Azurite]:
             cwd=folder,
         )
     try:
-        assert wait_until(lambda: listening(port), 30), (folder / "azurite.log").read_text()
+        assert wait_until(lambda: listening(port), PATIENCE), (folder / "azurite.log").read_text()
         yield Azurite(port)
     finally:
         process.terminate()

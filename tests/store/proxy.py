@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from tests.labs.s3_server import S3Server
+from tests.waiting import PATIENCE
 
 _ENTRY = re.compile(rb"<Contents>.*?<Key>(.*?)</Key>.*?</Contents>", re.S)
 _PASSED_ON = ("range", "content-type", "if-none-match", "content-length")
@@ -172,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(server.endpoint).netloc
         for attempt in (1, 2):
             connection = getattr(self.connections, "one", None) or http.client.HTTPConnection(
-                address, timeout=60
+                address, timeout=PATIENCE
             )
             self.connections.one = connection
             try:

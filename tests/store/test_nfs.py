@@ -11,6 +11,7 @@ import pytest
 
 import dsv
 from tests.labs.nfs_hosts import Host, NfsHosts
+from tests.waiting import PATIENCE
 
 PROJECT = Path(__file__).parents[2]
 SEARCHED = {"PYTHONPATH": f"{Path(dsv.__file__).parents[1]}:{PROJECT}", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -21,7 +22,7 @@ def start(lab: NfsHosts, number: int, *argv: str) -> Host:
 
 
 def result(host: Host) -> dict[str, object]:
-    ended = host.wait(120)
+    ended = host.wait(2 * PATIENCE)
     assert ended.status == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert isinstance(found, dict)

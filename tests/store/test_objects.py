@@ -16,6 +16,7 @@ from dsv.store.open import open_raw, open_store
 from dsv.store.options import StoreOptions
 from tests.store.buckets import Bucket
 from tests.store.wire import Wire, answer, s3_error, serving
+from tests.waiting import PATIENCE
 
 Call = Callable[[Store], object]
 CALLS: dict[str, Call] = {
@@ -107,7 +108,7 @@ def test_silence(call: str) -> None:
 def test_a_large_upload_has_more_time_than_a_small_request() -> None:
     """A slow line is no silent server."""
     with serving(relay=lambda request: time.sleep(0.6) or answer("200 OK")) as wire:
-        store = store_at(wire, read_timeout=0.3, transfer_timeout=20.0)
+        store = store_at(wire, read_timeout=0.3, transfer_timeout=PATIENCE)
         assert store.put_if_absent("k", bytes(1 << 20)) is Put.WON
         with pytest.raises(NoAnswer):
             store.put_if_absent("k", bytes(10))

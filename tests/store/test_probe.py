@@ -141,7 +141,7 @@ def test_probes_at_the_same_time_do_not_meet() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert [proof.ok for proof in proofs] == [True] * 4
 
 

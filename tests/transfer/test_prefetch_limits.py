@@ -19,6 +19,7 @@ from dsv.transfer import prefetch as readers_module
 from dsv.transfer.prefetch import FILES, SLOT, Order, Readers, Slot, read_batch
 from dsv.workspace.scan.folder import Relation
 from dsv.workspace.scan.result import Gone, Pending
+from tests.waiting import PATIENCE
 
 
 def small_pipe() -> tuple[Connection, Connection]:
@@ -51,7 +52,7 @@ def test_neither_side_waits_for_room_that_the_other_does_not_make(
 
         thread = threading.Thread(target=read, daemon=True)
         thread.start()
-        thread.join(60)
+        thread.join(PATIENCE)
         waits = thread.is_alive()
         os.kill(readers._readers[0]._process.pid, signal.SIGKILL)
         thread.join()

@@ -11,7 +11,7 @@ import pytest
 
 import dsv
 from tests.labs.nfs_hosts import Host, NfsHosts
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 PROJECT = Path(__file__).parents[2]
 SEARCHED = {"PYTHONPATH": f"{Path(dsv.__file__).parents[1]}:{PROJECT}", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -32,7 +32,7 @@ def start(lab: NfsHosts, number: int, role: str, folder: Path, *rest: str, clock
 
 
 def result(host: Host) -> dict[str, object]:
-    ended = host.wait(150)
+    ended = host.wait(2 * PATIENCE)
     assert ended.status == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert isinstance(found, dict)

@@ -57,6 +57,22 @@ def test_a_named_store_brings_what_its_table_says() -> None:
     assert (lake.profile, lake.ca_bundle, lake.region) == ("lake-ro", "/etc/ssl/lake.pem", None)
     assert made.store("other").url == "/home/ann/other"
     assert made.names("stores") == ["lake", "other"]
+    assert made.mirrors() == []
+
+
+@pytest.mark.parametrize("written", ['["s3://copy/dsv", "~/copy", "other"]', '"s3://copy/dsv, ~/copy,other"'])
+def test_mirrors_are_a_list_or_have_commas_between_them(written: str) -> None:
+    text = f"""
+    store = "lake"
+    stores.lake = {{url = "s3://lake/dsv", mirrors = {written}}}
+    stores.other = {{url = "s3://other", profile = "mirror"}}
+    """
+    made = settings(read_config(text.encode(), USER))
+    found = [(one.url, one.profile) for one in made.mirrors()]
+    assert found == [("s3://copy/dsv", None), ("/home/ann/copy", None), ("s3://other", "mirror")]
+    assert settings(Source("DSV_STORE", {"store": "/elsewhere"}), *made.sources).mirrors() == []
+    with pytest.raises(UsageError, match="relative folder"):
+        settings(read_config(b'store = "x"\n[stores.x]\nurl = "/x"\nmirrors = "./copy"', USER)).mirrors()
 
 
 def test_one_field_of_a_named_store_may_come_from_another_file() -> None:

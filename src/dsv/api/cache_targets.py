@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from blake3 import blake3
 
+from dsv.api.mirrors import mirror_places, open_with, reading
 from dsv.cache.names import bind, bound_store, known_store, met, show_tag
 from dsv.cache.root import CacheRoot, Place, explain, folder_name, own_folder
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
@@ -238,7 +240,14 @@ class Targets:
         if choice.url.startswith("memory:"):
             return None
         options = asdict(self._context.store_options(choice))
-        arguments = {"url": choice.url, "names": choice.names, "options": options, "dot": str(self.root.dot)}
+        arguments: dict[str, Any] = {
+            "url": choice.url,
+            "names": choice.names,
+            "options": options,
+            "dot": str(self.root.dot),
+        }
+        if self._context.settings.mirrors():
+            arguments["mirrors"] = [(*one, asdict(known)) for *one, known in mirror_places(self._context)]
         from dsv.cache.fill.helper_process import HelperSpec
 
         return HelperSpec("dsv.api.cache_targets:open_source", arguments)
@@ -312,7 +321,7 @@ class Targets:
         if self._repository is None:
             if self._offline:
                 raise Unreachable("the store is not asked, as --offline says", hint="leave out --offline")
-            self._repository = self._stack.enter_context(self._context.repository(target))
+            self._repository = self._stack.enter_context(reading(self._context, target))
         return self._repository
 
     def _ask(self, target: Target, selection: PathSet) -> Found:
@@ -358,7 +367,13 @@ class Targets:
                 show_tag(self.root, found.place, tag)
 
 
-def open_source(url: str, names: str | None, options: dict[str, object], dot: str) -> StoreSource:
+def open_source(
+    url: str,
+    names: str | None,
+    options: dict[str, object],
+    dot: str,
+    mirrors: Sequence[tuple[str, str | None, dict[str, Any]]] = (),
+) -> StoreSource:
     """Open the source of a fill in a helper process, with the arguments of `Targets.helper`."""
     from dsv.cache.fill.source import StoreSource
     from dsv.repo.repository import Repository
@@ -366,5 +381,12 @@ def open_source(url: str, names: str | None, options: dict[str, object], dot: st
     from dsv.store.options import StoreOptions
 
     root = CacheRoot(Path(dot).parent)
-    store = open_store(url, StoreOptions(**options), names=names)  # type: ignore[arg-type]
-    return StoreSource(lambda: Repository.open(store, root.metadata))
+    known = StoreOptions(**options)  # type: ignore[arg-type]
+
+    def opened() -> Repository:
+        return Repository.open(open_store(url, known, names=names), root.metadata)
+
+    if not mirrors:
+        return StoreSource(opened)
+    places = [(one, place, StoreOptions(**more)) for one, place, more in mirrors]
+    return StoreSource(partial(open_with, opened, url, places, root.metadata))

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from dsv.api.cache_targets import lending
 from dsv.api.context import Context, write_tracking
+from dsv.api.mirrors import reading
 from dsv.api.sparse import chosen_by
 from dsv.api.workspaces import check_no_cache
 from dsv.errors import Conflict, UsageError
@@ -90,7 +91,7 @@ def clone(
         )
     dataset = target.dataset
     root = context.cwd / (folder or Path(dataset.rsplit("/", 1)[-1]))
-    with context.repository(target) as repository, ExitStack() as stack:
+    with reading(context, target) as repository, ExitStack() as stack:
         if target.rev is None:
             branch, commit = MAIN, repository.refs.head(dataset, MAIN).commit
         else:

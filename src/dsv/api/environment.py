@@ -46,6 +46,12 @@ def read_config(data: bytes, origin: str) -> Source:
             unknown.append(key)
         elif isinstance(value, str):
             values[key] = value
+        elif (
+            key.endswith(".mirrors")
+            and isinstance(value, list)
+            and all(isinstance(one, str) for one in value)
+        ):
+            values[key] = ",".join(value)
         elif is_engines_key(key):
             raw[key] = _jsonable(value)
             values[key] = json.dumps(raw[key], ensure_ascii=False)

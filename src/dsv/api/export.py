@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import IO
 
 from dsv.api.context import Context
+from dsv.api.mirrors import reading
 from dsv.exchange.export import Exported, Selection, refuse_shards, write_tar
 from dsv.exchange.export import export_path as write_path
 from dsv.exchange.export_url import UrlExport
@@ -15,7 +16,7 @@ from dsv.values.names import Target
 
 def export_stream(context: Context, target: Target, out: IO[bytes]) -> Exported:
     """Write a tar of the files at and below the target's path, with names from there."""
-    with context.repository(target) as repository:
+    with reading(context, target) as repository:
         selection = Selection(repository.objects, context.resolve(repository, target).commit, target)
         write_tar(selection, out)
         return selection.exported()
@@ -27,7 +28,7 @@ def export_path(context: Context, target: Target, to: str) -> Exported:
     It appears when it is whole. Raises `Conflict` if something is in the way, and `Unsupported` for a name of shards.
     """
     refuse_shards(to)
-    with context.repository(target) as repository:
+    with reading(context, target) as repository:
         selection = Selection(repository.objects, context.resolve(repository, target).commit, target)
         write_path(selection, to)
         return selection.exported()
@@ -46,7 +47,7 @@ def export_url(
     """
     refuse_shards(url)
     place = open_place(url, options or context.store_options(context.settings.store()))
-    with context.repository(target) as repository:
+    with reading(context, target) as repository:
         selection = Selection(repository.objects, context.resolve(repository, target).commit, target)
         notes = context.metadata / "stores" / str(repository.id) / "exports"
         export = UrlExport(place, url, notes, context.progress, force=force)

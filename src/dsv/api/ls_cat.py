@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from dsv.api.context import Context
+from dsv.api.mirrors import reading
 from dsv.errors import NotFound, UsageError
 from dsv.format.tree import Entry, Kind
 from dsv.repo.refs.resolve import Resolved
@@ -88,7 +89,7 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
         raise UsageError(
             "dsv cat needs a path", subject=str(target), hint=f"dsv cat {near or f'{target}:PATH'}"
         )
-    with context.repository(target) as repository:
+    with reading(context, target) as repository:
         resolved = context.resolve(repository, target)
         tree = TreeReader(repository.objects, resolved.commit)
         found = tree.entry(path)

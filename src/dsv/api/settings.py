@@ -30,6 +30,7 @@ STORE_FIELDS: Mapping[str, str] = {
     "profile": "the AWS profile whose credentials are used",
     "ca_bundle": "a PEM file of certificate authorities to trust",
     "names": "where its names are kept, if not in the store itself: a folder or a URL",
+    "mirrors": "stores with copies of it, which are read if it does not answer: URLs or names, with commas in between",
 }
 CACHE_FIELDS: Mapping[str, str] = {"path": "the cache's folder"}
 POOL_FIELDS: Mapping[str, str] = {
@@ -190,7 +191,7 @@ class Settings:
         address = known.pop("url")
         if address is None:
             raise self._no_such("stores", "url", setting)
-        names = known.pop("names")
+        names, _ = known.pop("names"), known.pop("mirrors")
         rest = {
             part: self._location(found) if part == "ca_bundle" else found.value
             for part, found in known.items()
@@ -198,6 +199,19 @@ class Settings:
         }
         choice = StoreChoice(self._location(address), setting.origin, name, **rest)
         return _with_names(choice, kept, None if names is None else self._located(names))
+
+    def mirrors(self) -> list[StoreChoice]:
+        """Return the stores that are read if the one in effect does not answer. Raises as `store`."""
+        choice = self.store()
+        found = None if choice.name is None else self.get(f"stores.{choice.name}.mirrors")
+        words = [] if found is None else [word.strip() for word in found.value.split(",")]
+        assert found is not None or not words
+        return [self._mirror(Setting(found.key, word, found.origin)) for word in words if found and word]
+
+    def _mirror(self, setting: Setting) -> StoreChoice:
+        if is_name(setting.value):
+            return self.store(setting.value)
+        return StoreChoice(self._location(setting), setting.origin)
 
     def place_of_names(self) -> Setting | None:
         """Return where the settings say that the names of the store in effect are; None if the store itself has them.

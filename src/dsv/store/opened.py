@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dsv.errors import DsvError, Unsupported
+from dsv.errors import DsvError, Unreachable, Unsupported
 from dsv.format.keys import needs_winner
 from dsv.store.base import LARGEST, Bytes, Item, Put, Store
 from dsv.store.retry import Retrying
@@ -64,6 +64,11 @@ class OpenStore:
         self.names = data if names is None else names
         self.before_close: list[Callable[[], None]] = []
         """Called when the store is closed, while it can still be read."""
+        self.refusal: DsvError | None = None
+        """Raised by every write, for a store that is only to be read; None for any other."""
+        self.has_mirrors = False
+        """Once packs can't be reached, they are not asked for again: others have what is in them."""
+        self._away: Unreachable | None = None
         self._open_names = open_names
         self._left: list[Store] = []
         self._counts = dict.fromkeys(Counts.__struct_fields__, 0)
@@ -131,12 +136,21 @@ class OpenStore:
 
     def get_range(self, key: str, start: int, length: int) -> memoryview:
         self._add(ranges=1)
-        data = self._place_of(key).get_range(key, start, length)
+        if self._away is not None:
+            raise self._away
+        try:
+            data = self._place_of(key).get_range(key, start, length)
+        except Unreachable as error:
+            if self.has_mirrors:
+                self._away = error
+            raise
         self._add(bytes_down=len(data))
         return data
 
     def put_if_absent(self, key: str, data: Bytes) -> Put:
         self._add(puts=1)
+        if self.refusal is not None:
+            raise self.refusal
         put = self._place_of(key).put_if_absent(key, data)
         self._add(bytes_up=len(data), won=int(put is Put.WON))
         return put
@@ -161,6 +175,8 @@ class OpenStore:
 
     def delete(self, key: str) -> None:
         self._add(deletes=1)
+        if self.refusal is not None:
+            raise self.refusal
         self._place_of(key).delete(key)
 
     def free_bytes(self) -> int | None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from dsv.errors import IntegrityError, NotFound, Unsupported
+from dsv.errors import IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.format import codec, keys, recipe, tree
 from dsv.format.commit import Commit
 from dsv.format.envelope import RECORD_MAX
@@ -22,16 +22,16 @@ from dsv.repo.objects.indexes import Indexes
 from dsv.repo.objects.packs import Packs
 from dsv.repo.objects.ranges import RangeReader, ReadThreads, spans
 from dsv.store.base import StoreMissing, TooLargeError, both, together
-from dsv.values.ids import ChunkId, CommitId, Id, NodeId, RecipeId, SegmentId
+from dsv.values.ids import ChunkId, CommitId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.paths import MAX_TARGET
 
 if TYPE_CHECKING:
+    from dsv.errors import DsvError
     from dsv.format.envelope import Buffer
     from dsv.format.tree import Entry
     from dsv.repo.objects.metadata import MetadataCache
     from dsv.repo.tracking import Answers
     from dsv.store.base import Bytes, Store
-    from dsv.values.ids import PackId
 
 _HEADER: Final = 64
 """More than any header line and the counts behind it."""
@@ -53,6 +53,9 @@ LOCATOR_ROWS: Final = {
     ObjectKind.RECIPE: recipe.MAX_ROWS,
 }
 """Rows of the locator that travels with an object."""
+
+_ELSEWHERE: Final = Location(PackId(bytes(16)), 0, 1, 1, codec.Codec.RAW)
+"""The place of what was read from a mirror."""
 
 FRAME_SLACK: Final = 64 << 10
 """Bytes by which a zstd frame may be larger than what it holds."""
@@ -150,6 +153,13 @@ _METADATA_HELD = 32 << 20  # bytes, unpacked
 Named = TypeVar("Named", bound=Id)
 
 
+class Mirror(Protocol):
+    """Something else that has objects of a store; `why` says what became of them there."""
+
+    def read(self, kind: ObjectKind, object_id: Id, why: DsvError) -> bytes | None: ...
+    def commit(self, commit_id: CommitId, why: DsvError) -> Commit | None: ...
+
+
 class Objects:
     """All objects with an id in one store."""
 
@@ -168,6 +178,8 @@ class Objects:
         self._segments = SegmentDecoder()
         self.copy_of: Callable[[Entry], Path] | None = None
         """Finds a file's content on this machine, if the store is not asked for it. Raises `Unreachable`."""
+        self.mirrors: Mirror | None = None
+        """Read for what this store has lost, or once it does not answer. A writer has none."""
 
     def also_read(self, copies: MetadataCache) -> None:
         """Look for metadata there too, before the store is asked."""
@@ -176,9 +188,14 @@ class Objects:
     def commit(self, commit_id: CommitId) -> Commit:
         """Return a commit that something names. Raises `IntegrityError` where it is not there, or not what its id
         says."""
-        found = self.commit_or_none(commit_id)
-        if found is None:
-            raise missing_commit(commit_id, self.store.url)
+        try:
+            found = self.commit_or_none(commit_id)
+            if found is None:
+                raise missing_commit(commit_id, self.store.url)
+        except (IntegrityError, Unreachable) as error:
+            found = None if self.mirrors is None else self.mirrors.commit(commit_id, error)
+            if found is None:
+                raise
         if self._answers is not None:
             self._answers.add_commit(commit_id, found)
         return found
@@ -250,6 +267,10 @@ class Objects:
         try:
             data = bytes(self.store.get(keys.locator_key(commit_id), _LOCATOR_MAX))
         except (NotFound, IntegrityError):
+            return None
+        except Unreachable:
+            if self.mirrors is None:
+                raise
             return None
         locator = _locator(data, MAX_ROWS)
         if locator is not None:
@@ -332,6 +353,15 @@ class Objects:
 
         tried: where it was not, or was damaged. What is found lost or damaged is noted for later commands.
         """
+        try:
+            return self._read_here(kind, object_id, tried)
+        except (IntegrityError, Unreachable) as error:
+            found = None if self.mirrors is None else self.mirrors.read(kind, object_id, error)
+            if found is None:
+                raise
+            return found, _ELSEWHERE
+
+    def _read_here(self, kind: ObjectKind, object_id: Id, tried: Location | None) -> tuple[bytes, Location]:
         first: tuple[Location, NotFound | IntegrityError] | None = None
         gone: list[PackId] = []
         for where in self._places(kind, object_id):
@@ -379,6 +409,9 @@ class Objects:
                 data, locator = self._accept(kind, object_id, where, stored)
             except (NotFound, IntegrityError):
                 data = None
+            except Unreachable:
+                if self.mirrors is None:
+                    raise
         if data is None:
             data, where = self.read_by_index(kind, object_id, where)
             locator = self._tail(kind, where)

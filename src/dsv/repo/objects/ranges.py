@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
-from dsv.errors import IntegrityError, NotFound
+from dsv.errors import IntegrityError, NotFound, Unreachable
 from dsv.format import keys
 from dsv.format.locator import Location
 from dsv.values.ids import PackId
@@ -177,6 +177,10 @@ class RangeReader:
             return memoryview(self._store.get_range(keys.pack_key(span.pack), span.start, span.size))
         except (NotFound, IntegrityError):
             return None
+        except Unreachable:
+            if getattr(self._store, "has_mirrors", False):
+                return None
+            raise
 
 
 def _end(where: Location) -> int:

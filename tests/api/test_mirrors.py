@@ -1,0 +1,191 @@
+"""Mirrors of a store: what it has lost, or can't give any more, is read from them, and the user is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from dsv.api.cache import cache
+from dsv.api.cache_targets import Targets, open_source
+from dsv.api.clone import clone
+from dsv.api.context import Context
+from dsv.api.copy import CopyRequest, copy
+from dsv.api.ls_cat import cat
+from dsv.api.mirrors import reading
+from dsv.api.settings import Settings, Source
+from dsv.cache.root import CacheRoot
+from dsv.errors import DsvError, IntegrityError, Unreachable
+from dsv.format import keys
+from dsv.store import open as opening
+from dsv.store.directory import DirectoryStore
+from dsv.store.opened import OpenStore
+from dsv.transfer.download import Wanted
+from dsv.values.names import Target
+from dsv.values.progress import NoProgress
+from tests.kit.people import Files, Person, read_folder
+from tests.store.faulty import Fault, Faulty, Kind, Operation
+
+
+class Notes(NoProgress):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+@dataclass
+class World:
+    """A store in a folder with a mirror in another, and people with machines of their own."""
+
+    base: Path
+    files: Files
+    notes: Notes = field(default_factory=Notes)
+
+    def context(self, machine: str = "bob", mirrors: str | None = None) -> Context:
+        home = self.base / machine
+        person = Person(home, "lake")
+        (home / "work").mkdir(parents=True, exist_ok=True)
+        known = {"stores.lake.url": str(self.base / "lake"), "store": "lake", "cache": str(home / "cache")}
+        known["stores.lake.mirrors"] = mirrors or f"{self.base / 'gone'},{self.base / 'mirror'}"
+        settings = Settings([Source("test", known)], home / "work", home, home / "state")
+        return replace(person.context(home / "work"), settings=settings, progress=self.notes)
+
+    def lake(self) -> DirectoryStore:
+        return DirectoryStore(self.base / "lake")
+
+    def lose_packs(self) -> None:
+        store = self.lake()
+        for item in list(store.list(keys.PACK_PREFIX)):
+            store.delete(item.key)
+
+    def go_away(self) -> None:
+        (self.base / "lake").rename(self.base / "away")
+
+    def read(self, machine: str, path: str = "f/0007") -> bytes:
+        with cat(self.context(machine), Target.parse(f"scans:{path}")) as pieces:
+            return b"".join(pieces)
+
+    def check_all(self, machine: str) -> None:
+        """Clone and cache have every file."""
+        for made in (
+            clone(self.context(machine), Target.parse("scans")).root,
+            cache(self.context(machine), self.base / machine / "cache", [Target.parse("scans")])[0].path,
+        ):
+            found = {name.removesuffix(".sh"): data for name, data in read_folder(Path(made)).items()}
+            assert found == self.files
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    files: Files = {f"f/{number:04}": b"%d" % number * 50 for number in range(300)}
+    files["large"] = bytes(range(256)) * 12_000
+    ann = Person(tmp_path / "ann", str(tmp_path / "lake"))
+    ann.init()
+    ann.write(files)
+    ann.sync()
+    copy(ann.context(), Target.parse("scans"), str(tmp_path / "mirror"), CopyRequest(create=True))
+    yield World(tmp_path, files)
+
+
+def test_a_lost_pack_is_read_from_the_mirror(world: World) -> None:
+    world.lose_packs()
+    assert world.read("bob") == world.files["f/0007"]
+    told = [one for one in world.notes.said if "mirror" in one]
+    assert any(str(world.base / "mirror") in one and "is gone" in one for one in told)
+    assert any(str(world.base / "gone") in one and "can't be read" in one for one in told)
+    world.check_all("eve")
+
+
+def test_without_a_mirror_that_has_it_the_loss_is_an_error(world: World) -> None:
+    world.lose_packs()
+    for pack in list(DirectoryStore(world.base / "mirror").list(keys.PACK_PREFIX)):
+        DirectoryStore(world.base / "mirror").delete(pack.key)
+    with pytest.raises(IntegrityError, match="is gone") as raised:
+        world.read("bob")
+    assert str(world.base / "lake") in raised.value.message
+
+
+def test_a_lost_commit_is_read_from_the_mirror(world: World) -> None:
+    store = world.lake()
+    for prefix in (keys.COMMIT_PREFIX, keys.LOCATOR_PREFIX):
+        for item in list(store.list(prefix)):
+            store.delete(item.key)
+    assert world.read("bob") == world.files["f/0007"]
+
+
+def test_a_store_that_is_away_is_replaced_by_its_mirror(world: World) -> None:
+    assert world.read("bob") == world.files["f/0007"]
+    store_id = world.lake().get(keys.format_key(0))
+    world.go_away()
+    world.notes.said.clear()
+    assert world.read("bob", "f/0008") == world.files["f/0008"]
+    assert any("is read instead" in one and str(world.base / "mirror") in one for one in world.notes.said)
+    world.check_all("bob")
+    bound = replace(world.context("bob"), cwd=world.base / "bob" / "work" / "scans").workspace()
+    assert bytes(bound.store_id) in store_id and bound.store == "lake"
+    with pytest.raises(Unreachable, match="has never reached it"):
+        world.read("new")
+
+
+def test_a_helper_process_reads_mirrors_too(world: World) -> None:
+    world.lose_packs()
+    context = world.context("bob")
+    with Targets(context, CacheRoot(world.base / "bob" / "cache")) as targets:
+        assert targets.repository.objects.mirrors is not None
+        spec = targets.helper()
+        assert spec is not None
+        for _ in range(2):  # with a lost pack, then with nothing there
+            source = open_source(**json.loads(json.dumps(spec.arguments)))
+            commit = targets.find(Target.parse("scans")).commit
+            entry = source.tree(commit).entry(b"f/0009")
+            assert entry is not None
+            [(_, pieces)] = source.files([Wanted(*entry)])
+            assert b"".join(pieces) == world.files["f/0009"]
+            if (world.base / "lake").exists():
+                world.go_away()
+
+
+def test_a_store_that_goes_away_in_the_middle_is_asked_no_more(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = str(world.base / "lake")
+    before = opening.open_store
+    dying: list[Faulty] = []
+
+    def open_dying(url: str, *rest: object, **named: object) -> OpenStore:
+        if url != lake:
+            return before(url, *rest, **named)  # type: ignore[arg-type]
+        plan = {
+            number: Fault(Kind.REFUSED) for number in range(2, 1000)
+        }  # of the reads of packs, the first succeeds
+        dying.append(Faulty(DirectoryStore(world.base / "lake"), plan, only=[Operation.RANGE]))
+        return OpenStore(dying[-1])
+
+    monkeypatch.setattr(opening, "open_store", open_dying)
+    assert world.read("bob") == world.files["f/0007"]
+    assert dying[-1].calls == 2
+    clone(world.context("eve"), Target.parse("scans"))
+    found = read_folder(world.base / "eve" / "work" / "scans")
+    assert found == world.files and dying[-1].calls <= 3
+
+
+def test_nothing_is_written_to_a_mirror(world: World) -> None:
+    world.read("bob")
+    world.go_away()
+    before = [item.key for item in DirectoryStore(world.base / "mirror").list("")]
+    context = world.context("bob")
+    with reading(context, Target.parse("scans")) as repository:
+        for write in (
+            lambda: repository.store.put_if_absent("probe/x", b""),
+            lambda: repository.store.delete("x"),
+        ):
+            with pytest.raises(Unreachable, match="nothing is written to its mirror"):
+                write()
+    with pytest.raises(DsvError), context.repository(Target.parse("scans")):
+        pass
+    assert [item.key for item in DirectoryStore(world.base / "mirror").list("")] == before

@@ -12,7 +12,9 @@ from dsv.api.branches import moved_meanwhile
 from dsv.api.context import tracking
 from dsv.errors import Conflict, NotFound, Unsupported, UsageError
 from dsv.format import keys
+from dsv.format.expiry import ExpiryAction
 from dsv.format.records import RefEntry
+from dsv.repo.expiry import append, keep_named, read_expiry
 from dsv.repo.history import CommitsAhead, is_ancestor, lacking, merge_bases
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.refs.branches import Head, LostRace
@@ -44,6 +46,8 @@ class CopyRequest:
     create: bool = False
     """Make the other store if it is not there."""
     dry_run: bool = False
+    history: int | None = None
+    """Of each branch, the content of so many commits is copied, by first parents; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class CopiedName:
     """The commit that the other store named."""
     commits: int = 0
     """Commits that were copied."""
+    expired: int = 0
+    """Further commits that are expired in the other store from the beginning: it has their records alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +189,8 @@ class _Copying:
         self._bytes = 0
         self._plan = Plan(there.objects) if request.dry_run else None
         self._planned: set[CommitId] = set()
+        self._kept: set[CommitId] = set()
+        """With a limited history, the commits of the dataset whose content is copied."""
 
     @property
     def moved(self) -> bool:
@@ -215,6 +223,8 @@ class _Copying:
             if not heads:
                 source.require(dataset)
             tags = self._new_tags(dataset) if self._request.tags else []
+        if self._request.history is not None:
+            self._kept = self._recent(dataset, heads, tags, self._request.history)
         heads.sort(key=lambda head: head.branch != MAIN)
         found = {head.branch: head for head in known}
         if not known and (heads or tags) and not there.exists(dataset):
@@ -226,6 +236,35 @@ class _Copying:
             self._branch(head, found.get(head.branch), whole)
         for tag in tags:
             self._tag(dataset, tag, whole)
+
+    def _recent(
+        self, dataset: DatasetName, heads: list[Head], tags: list[TagName], count: int
+    ) -> set[CommitId]:
+        """Return the last so many commits of each branch, by first parents, and those that tags name."""
+        values = [self._source.refs.tag(dataset, tag) for tag in tags]
+        kept = {value.commit for value in values if value is not None}
+        for head in heads:
+            commit = head.commit
+            for _ in range(count):
+                if commit is not None:
+                    kept.add(commit)
+                    commit = next(iter(self._source.objects.commit(commit).parents), None)
+        return kept
+
+    def _expired(self, dataset: DatasetName, commits: list[CommitId], named: CommitId) -> set[CommitId]:
+        """Return those of the commits that are copied without their content: what expired in either store, and what
+        is older than the history that was asked for. Raises `Conflict` if the one to name is among them."""
+        here, there = (read_expiry(one.refs, dataset).states for one in (self._source, self._there))
+        for repository, states in ((self._source, here), (self._there, there)):
+            if named in states:
+                raise Conflict(
+                    f"commit {str(named)[:12]} of {dataset} is expired in {repository.store.url}, so nothing can name "
+                    "it there",
+                    subject=str(named),
+                    hint=f"dsv log {dataset} --store {repository.store.url} shows which commits are left",
+                )
+        limited = self._request.history is not None
+        return {one for one in commits if one in here or one in there or (limited and one not in self._kept)}
 
     def _named(self, dataset: DatasetName, name: str) -> tuple[list[Head], list[TagName]]:
         refs = self._source.refs
@@ -270,16 +309,16 @@ class _Copying:
             state: State = "ahead" if self._is_ahead(head.commit, before) else "diverged"
             self._names.append(done(state=state))
             return
+        expired = self._expired(dataset, commits, head.commit)
         if self._plan is not None:
-            self._count(commits, before)
+            self._count(commits, expired, before)
         else:
             refs = self._there.refs
             after = known or refs.newest(dataset, branch)
             if after is None:
                 refs.check_new_branch(dataset, branch)
-            with self._copied(
-                dataset, commits, head.commit, before or next(iter(whole), None), after
-            ) as session:
+            base = before or next(iter(whole), None)
+            with self._copied(dataset, (commits, expired), head.commit, base, after) as session:
                 entry = RefEntry(
                     head.commit,
                     False,
@@ -290,10 +329,12 @@ class _Copying:
                 )
                 with session.ending():
                     moved = refs.move(dataset, branch, after, entry)
+                    keep_named(self._there, self._context.writer, dataset, head.commit, f"branch {branch}")
             if isinstance(moved, LostRace) and moved.winner.commit != head.commit:
                 raise moved_meanwhile(moved.winner)
         whole.append(head.commit)
-        self._names.append(done(state="copied", commits=len(commits)))
+        full = len(commits) - len(expired)
+        self._names.append(done(state="copied", commits=full, expired=len(expired)))
 
     def _tag(self, dataset: DatasetName, tag: TagName, whole: list[CommitId]) -> None:
         value = self._source.refs.tag(dataset, tag)
@@ -301,19 +342,21 @@ class _Copying:
             return
         ahead = CommitsAhead(self._source.objects, self._source.refs, dataset, None)
         commits, _ = self._lacking(value.commit, whole, ahead)
+        expired = self._expired(dataset, commits, value.commit)
+        base = next(iter(whole), None)
         if self._plan is not None:
-            self._count(commits, next(iter(whole), None))
+            self._count(commits, expired, base)
         else:
             self._there.refs.check_new_tag(dataset, tag)
             with (
-                self._copied(dataset, commits, value.commit, next(iter(whole), None)) as session,
+                self._copied(dataset, (commits, expired), value.commit, base) as session,
                 session.ending(),
             ):
                 self._there.refs.set_tag(dataset, tag, value)
+                keep_named(self._there, self._context.writer, dataset, value.commit, f"tag {tag}")
         whole.append(value.commit)
-        self._names.append(
-            CopiedName(dataset, str(tag), "tag", "copied", value.commit, None, commits=len(commits))
-        )
+        counts = len(commits) - len(expired), len(expired)
+        self._names.append(CopiedName(dataset, str(tag), "tag", "copied", value.commit, None, *counts))
 
     def _lacking(
         self, commit: CommitId, whole: list[CommitId], commits: CommitsAhead
@@ -333,37 +376,45 @@ class _Copying:
     def _copied(
         self,
         dataset: DatasetName,
-        commits: list[CommitId],
+        which: tuple[list[CommitId], set[CommitId]],
         named: CommitId,
         base: CommitId | None,
         after: Head | None = None,
     ) -> Iterator[Session]:
-        """Copy commits, and yield the session that has declared the one to name."""
+        """Copy commits, and yield the session that has declared the one to name. which: all of
+        them, and those that are expired."""
+        commits, expired = which
         objects, there = self._source.objects, self._there
         with Session.open(there, self._context.writer) as session:
             try:
                 with Receiver(session) as receiver:
                     copying = CommitCopy(objects, session, receiver, self._context.progress, base)
                     for commit in commits:
-                        copying.add(commit)
+                        copying.add(commit, expired=commit in expired)
                     copying.finish()
                     self._bytes += receiver.uploaded_bytes
                 if named not in commits:
                     check_whole(session, dataset, named)
+                self._expire(dataset, expired)
             except BaseException:
                 session.close()  # nothing is named, so gc need not wait
                 raise
             session.declare(named, after)
             yield session
 
-    def _count(self, commits: list[CommitId], base: CommitId | None) -> None:
+    def _expire(self, dataset: DatasetName, commits: set[CommitId]) -> None:
+        """Say that commits have no content in the other store, before anything there leads to them."""
+        for action in (ExpiryAction.EXPIRE, ExpiryAction.FREE) if commits else ():
+            append(self._there, self._context.writer, dataset, action, lambda _: commits, "not copied")
+
+    def _count(self, commits: list[CommitId], expired: set[CommitId], base: CommitId | None) -> None:
         assert self._plan is not None
         near = None if base is None or base in self._planned else TreeReader(self._there.objects, base)
         trees = TreeCopy(self._source.objects, self._plan, self._context.progress, near)
         for commit in commits:
-            if commit not in self._planned:
+            if commit not in self._planned and commit not in expired:
                 trees.copy(commit)
-        self._planned.update(commits)
+                self._planned.add(commit)
 
     def _first_move(self, dataset: DatasetName, branch: BranchName = MAIN) -> None:
         """Make the dataset, or a branch, without a commit."""

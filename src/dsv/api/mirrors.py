@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from dsv.api.context import tracking
-from dsv.errors import DsvError, Unreachable
+from dsv.errors import DsvError, IntegrityError, Unreachable
 from dsv.fs.files import read_small, replace_file
 from dsv.fs.folders import make_shared_folder
 from dsv.values.ids import StoreId
@@ -88,7 +88,12 @@ def reading(context: Context, target: Target | None) -> Iterator[Repository]:
                     make_shared_folder(note.parent)
                     replace_file(note, str(repository.id).encode(), sync=False)
         with tracking(context, repository):
-            yield repository
+            try:
+                yield repository
+            except IntegrityError as error:
+                from dsv.repo.expiry import explained
+
+                raise explained(repository, error) from error
 
 
 def use_mirrors(repository: Repository, mirrors: Mirrors) -> None:

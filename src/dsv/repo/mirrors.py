@@ -28,9 +28,10 @@ class Mirrors:
     def __init__(self, url: str, openers: tuple[Opener, ...], tell: Callable[[str], None]) -> None:
         """url: of the store. tell: is given one line when something is first read from a mirror."""
         self._url = url
-        self._openers = openers
+        self._openers = list(openers)
+        """Of those that were not opened yet."""
         self._tell = tell
-        self._opened: list[Repository] | None = None
+        self._opened: list[Repository] = []
         self._told: set[str] = set()
         self._lock = threading.Lock()
 
@@ -66,22 +67,25 @@ class Mirrors:
     def close(self) -> None:
         """Close the stores that were opened."""
         with self._lock:
-            opened, self._opened = self._opened or [], []
+            opened, self._opened, self._openers = self._opened, [], []
         for one in opened:
             one.store.close()
 
     def _all(self) -> Iterator[Repository]:
-        with self._lock:
-            if self._opened is None:
-                self._opened = list(self._open())
-            return iter(list(self._opened))
+        """Yield those that are open, then open the next one."""
+        number = 0
+        while (mirror := self._get(number)) is not None:
+            yield mirror
+            number += 1
 
-    def _open(self) -> Iterator[Repository]:
-        for opener in self._openers:
-            try:
-                yield opener()
-            except DsvError as error:
-                self._tell(f"a mirror of {self._url} can't be read: {error.message}")
+    def _get(self, number: int) -> Repository | None:
+        with self._lock:
+            while number == len(self._opened) and self._openers:
+                try:
+                    self._opened.append(self._openers.pop(0)())
+                except DsvError as error:
+                    self._tell(f"a mirror of {self._url} can't be read: {error.message}")
+            return self._opened[number] if number < len(self._opened) else None
 
     def _say(self, mirror: Repository, why: DsvError) -> None:
         url = mirror.store.url

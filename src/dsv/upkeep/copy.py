@@ -293,11 +293,12 @@ class CommitCopy:
         self._session = session
         self._receiver = receiver
         self._trees = TreeCopy(source, receiver, progress, near)
-        self._waiting: list[tuple[CommitId, Location]] = []
+        self._waiting: list[tuple[CommitId, Location | None]] = []
 
-    def add(self, commit_id: CommitId) -> None:
-        """Copy what a commit refers to. Its parents were added before it, or are there."""
-        self._waiting.append((commit_id, self._trees.copy(commit_id)))
+    def add(self, commit_id: CommitId, *, expired: bool = False) -> None:
+        """Copy what a commit refers to, or nothing of that if it is expired. Its parents were added before it, or are
+        there."""
+        self._waiting.append((commit_id, None if expired else self._trees.copy(commit_id)))
         if len(self._waiting) >= _COMMITS:
             self.finish()
 
@@ -306,7 +307,8 @@ class CommitCopy:
         self._receiver.finish()
         for commit_id, root in self._waiting:
             commit = self._source.commit(commit_id)
-            _check_same(self._session.put_commit(commit, Locator.of([root])), commit_id)
+            locator = None if root is None else Locator.of([root])
+            _check_same(self._session.put_commit(commit, locator), commit_id)
             self._session.repository.objects.stored(commit_id, commit.encode())
         self._waiting.clear()
 

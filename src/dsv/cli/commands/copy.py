@@ -9,7 +9,7 @@ import typer
 from dsv.api.copy import Copied, CopyRequest
 from dsv.api.copy import copy as copy_names
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option
+from dsv.cli.declare import command, option, whole
 from dsv.cli.options.arguments import Author, DryRun
 from dsv.errors import UsageError
 from dsv.values.names import Target
@@ -26,6 +26,10 @@ from dsv.values.units import format_bytes, format_count
         ),
         ("dsv copy chest-xray@v1 --to partner", "one tag with its history, to the configured store partner"),
         ("dsv copy --all --tags --to mirror", "every dataset; from cron, this keeps a mirror"),
+        (
+            "dsv copy chest-xray --to mirror --history 1",
+            "the newest commit of each branch; older ones count as expired",
+        ),
         ("dsv copy --all --to mirror --dry-run", "show how much the mirror lacks"),
     ],
     result={
@@ -42,12 +46,16 @@ from dsv.values.units import format_bytes, format_count
         "items.commit": "what it names; null before its first commit",
         "items.before": "what it named in the other store; null if nothing",
         "items.commits": "how many commits were copied for it",
+        "items.expired": "how many further ones came without content, as they are expired or older than --history",
     },
 )
 def copy(
     call: Call,
     target: Annotated[str, typer.Argument(metavar="[DATASET][@REV]")] = "",
     to: Annotated[str | None, option("--to URL|NAME", "The store to copy to.")] = None,
+    history: Annotated[
+        str, option("--history N|all", "Of each branch, copy the content of the last N commits; else all.")
+    ] = "all",
     tags: Annotated[bool, option("--tags", "Copy tags too.")] = False,
     every: Annotated[bool, option("--all", "Copy every dataset.")] = False,
     create: Annotated[bool, option("--create", "Make the store if it does not exist yet.")] = False,
@@ -61,14 +69,18 @@ def copy(
     interruption: what was sent is not sent again. Run it from cron for a mirror: with nothing new it takes about ten
     requests.
 
+    Commits that are expired here come without their content, and are expired there too. So are those that --history
+    leaves out, for good: the log shows them, and nothing brings their content there later.
+
     A branch of the other store is only moved forward. If it has commits of its own, the others are copied and the
     exit code is 4. Branches and tags that are deleted here stay there.
     """
     if to is None:
         raise UsageError("--to is needed: the store to copy to", hint="dsv copy DATASET --to URL")
     wanted = Target.parse(target) if target else Target()
+    kept = None if history == "all" else whole(1)(history)
     with call.context(writes=True, author=author) as context:
-        done = copy_names(context, wanted, to, CopyRequest(every, tags, create, dry_run))
+        done = copy_names(context, wanted, to, CopyRequest(every, tags, create, dry_run, kept))
     if call.json:
         head = {
             key: getattr(done, key) for key in ("source", "to", "commits", "bytes", "objects", "requests")

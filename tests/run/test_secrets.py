@@ -294,6 +294,7 @@ def test_a_long_argument_takes_no_longer_than_its_length(before: str, piece: str
         "AIzaSy0123456789abcdef0123456789abcdef012",
         "glpat-0123456789abcdef0123",
         "https://0123456789abcdef01234567@sentry.example.org/1",
+        "token:eyJ0123456789ab.eyJ0123456789ab.0123456789ab",
         "s3://AKIAX:abcdefghij/bcdefghij+bcdefghij0123456789@bucket/prefix",
     ],
 )

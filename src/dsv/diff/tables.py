@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
@@ -188,12 +188,8 @@ def _compare(
 
 def _each_once(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Return the rows, each with how often it has come up, so that none is equal to another."""
-    seen: Counter[tuple[int, ...]] = Counter()
-    found: list[tuple[int, ...]] = []
-    for row in rows:
-        seen[row] += 1
-        found.append((*row, seen[row]))
-    return found
+    seen: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+    return [(*row, next(seen[row])) for row in rows]
 
 
 def _both(old: _Table, new: _Table, name: str, before: int, after: int) -> tuple[object, object]:
@@ -249,7 +245,7 @@ def _numbered(arrays: Sequence[Any]) -> list[Any]:
     import pyarrow
 
     kinds = {one.type for one in arrays}
-    if len(kinds) == 1 and not is_nested(arrays[0]):
+    if len(kinds) == 1 and not pyarrow.types.is_nested(arrays[0].type):
         try:
             encoded = pyarrow.chunked_array(arrays).dictionary_encode().unify_dictionaries()
         except pyarrow.ArrowException:  # a type for which it has no way to do so
@@ -304,13 +300,6 @@ def _numbers_for_times(cell: Any) -> Any:
     if isinstance(value, pyarrow.Scalar):  # of a dictionary
         return _numbers_for_times(value)
     return cell.as_py() if value is None else value
-
-
-def is_nested(column: Any) -> bool:
-    """Return whether its values are lists or structs."""
-    import pyarrow
-
-    return bool(pyarrow.types.is_nested(column.type))
 
 
 class TableFault(Exception):
@@ -380,13 +369,14 @@ def _read(path: bytes, data: bytes) -> _Table:
 
 def _parsed(kind: str | None, data: bytes) -> _Table:
     import pyarrow
+    from pyarrow import parquet
 
     if not data:
         table = exact = pyarrow.table({})
         schema = table.schema
     elif kind == "parquet":
         table = exact = read_parquet(data)[0]
-        schema = parquet_schema(data)
+        schema = parquet.read_schema(pyarrow.BufferReader(data))
     elif kind == "arrow":
         table = exact = _read_arrow(pyarrow.py_buffer(data), is_file=data.startswith(b"ARROW1"))
         schema = table.schema
@@ -405,14 +395,6 @@ def _read_csv(delimiter: str, data: bytes) -> tuple[Any, Any]:
     typed = csv.read_csv(pyarrow.BufferReader(data), parse_options=how)
     written = csv.ConvertOptions(column_types=dict.fromkeys(typed.schema.names, pyarrow.binary()))
     return typed, csv.read_csv(pyarrow.BufferReader(data), parse_options=how, convert_options=written)
-
-
-def parquet_schema(data: bytes) -> Any:
-    """Return the schema that the file declares."""
-    import pyarrow
-    from pyarrow import parquet
-
-    return parquet.read_schema(pyarrow.BufferReader(data))
 
 
 def _read_arrow(whole: Any, *, is_file: bool) -> Any:

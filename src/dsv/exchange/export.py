@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import shutil
@@ -107,7 +108,7 @@ def write_tar(selection: Selection, out: IO[bytes], name: str = "") -> None:
                 info.type = tarfile.DIRTYPE
             else:
                 info.size = entry.size
-            tar.addfile(info, _Pieces(pieces))
+            tar.addfile(info, io.BufferedReader(_Pieces(pieces), 1 << 20))
 
 
 def export_path(selection: Selection, to: str) -> None:
@@ -199,22 +200,19 @@ def _write_folder(selection: Selection, root: Path) -> None:
     root.chmod(0o755)
 
 
-class _Pieces:
+class _Pieces(io.RawIOBase):
     """A file for `tarfile` to read, made of pieces."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-        self._rest = b""
+        self._pieces = filter(None, pieces)
+        self._rest = memoryview(b"")
 
-    def read(self, size: int = 1 << 20, /) -> bytes:
-        found: list[bytes] = []
-        while size:
-            if not self._rest:
-                piece = next(self._pieces, None)
-                if piece is None:
-                    break
-                self._rest = piece
-            found.append(self._rest[:size])
-            self._rest = self._rest[size:]
-            size -= len(found[-1])
-        return b"".join(found)
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
+        self._rest = self._rest or memoryview(next(self._pieces, b""))
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count

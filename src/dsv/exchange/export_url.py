@@ -162,12 +162,11 @@ class UrlExport:
     ) -> None:
         waiting: deque[tuple[str, Entry, Future[str | None]]] = deque()
         folders: set[str] = set()
-        bytes_waiting, saved = 0, time.monotonic()
+        saved = time.monotonic()
 
         def end_one() -> None:
-            nonlocal bytes_waiting, saved
+            nonlocal saved
             key, entry, future = waiting.popleft()
-            bytes_waiting -= entry.size
             self._journal.add(key, future.result(), entry)
             self._progress.advance(files=1, bytes=entry.size, transferred=entry.size)
             if time.monotonic() - saved > SAVE_SECONDS:
@@ -186,8 +185,7 @@ class UrlExport:
                 else:
                     future = pool.submit(self._write, key, list(pieces), entry.size)
                 waiting.append((key, entry, future))
-                bytes_waiting += entry.size
-                while bytes_waiting > UNDER_WAY or len(waiting) > 4 * JOBS:
+                while len(waiting) > 4 * JOBS or sum(one.size for _, one, _ in waiting) > UNDER_WAY:
                     end_one()
             while waiting:
                 end_one()
@@ -232,9 +230,8 @@ class UrlExport:
                 with suppress(Exception):
                     file.discard() if self._is_store else file.close()
                 if self._is_store:
-                    file.closed = (
-                        True  # else fsspec closes it later, and some servers show the incomplete file
-                    )
+                    # Else fsspec closes it later, and some servers show the incomplete file.
+                    file.closed = True
                 else:
                     with suppress(Exception):
                         self._fs.rm_file(draft)
@@ -261,12 +258,9 @@ class UrlExport:
         """Return every file there, and the folders. Removes the parts that killed exports have left."""
         with self.place.at_work("listed"):
             self._fs.invalidate_cache()
-            try:
-                listed: dict[str, Info] = self._fs.find(
-                    self.place.root, detail=True, withdirs=not self._is_store
-                )
-            except FileNotFoundError:
-                listed = {}
+            listed: dict[str, Info] = {}
+            with suppress(FileNotFoundError):
+                listed = self._fs.find(self.place.root, detail=True, withdirs=not self._is_store)
         files: dict[bytes, Info] = {}
         folders: set[bytes] = set()
         for key, info in listed.items():

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -194,27 +195,9 @@ class FolderSource:
             upcoming = self._upcoming.popleft()
             self._begun.append((upcoming, self._pool.submit(self.read, upcoming)))
             self._bytes += upcoming.size or 0
-        while self._begun:
+        while self._begun and sort_key(self._begun[0][0].path) <= sort_key(file.path):
             begun, future = self._begun.popleft()
             self._bytes -= begun.size or 0
             if begun is file:
-                return reading(future.result())
-            if sort_key(begun.path) > sort_key(file.path):
-                self._begun.appendleft((begun, future))
-                self._bytes += begun.size or 0
-                break
+                return BytesIO(future.result()).readinto
         return self.open(file)
-
-
-def reading(data: bytes) -> ReadInto:
-    """Return a function that reads bytes."""
-    position = 0
-
-    def read(buffer: memoryview) -> int:
-        nonlocal position
-        count = min(len(buffer), len(data) - position)
-        buffer[:count] = data[position : position + count]
-        position += count
-        return count
-
-    return read

@@ -11,10 +11,11 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from typing import Any, Final, Self
 
 from dsv.errors import IntegrityError, Unsupported
-from dsv.exchange.import_ import SMALL, FolderSource, ReadInto, RemoteFile, Skipped, reading
+from dsv.exchange.import_ import SMALL, FolderSource, ReadInto, RemoteFile, Skipped
 from dsv.exchange.remote import Place, absent, changed, is_same, open_place, version_of
 from dsv.fs.files import what_it_is
 from dsv.store.options import StoreOptions
@@ -102,7 +103,7 @@ class TarSource:
 
     def _open(self, member: tarfile.TarInfo) -> ReadInto:
         if self._last is not None and self._last[0] == member.name:  # a link, or the file that it leads to
-            return reading(self._last[1])
+            return BytesIO(self._last[1]).readinto
         opened = self._tar.extractfile(member)
         assert opened is not None
         if member.size > SMALL:
@@ -111,7 +112,7 @@ class TarSource:
         if len(data) != member.size:
             raise tarfile.ReadError("unexpected end of data")
         self._last = member.name, data
-        return reading(data)
+        return BytesIO(data).readinto
 
     def _sorted_out(self) -> tuple[list[RemoteFile], list[Skipped]]:
         files: list[RemoteFile] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from dsv.diff.lines import Edit, edits, split_lines
@@ -54,8 +54,8 @@ def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> list[bytes | FromThe
     left, right = edits(was, mine), edits(was, other)
     if not left or not right:
         return [theirs if not left else ours]
-    regions = [_Region(*one) for one in _regions(was, mine, other, left, right)]
-    regions = _joined([part for one in _merged(regions) for part in one.refined(mine, other)], mine)
+    touching = _merged(_regions(was, mine, other, left, right))
+    regions = _joined([part for one in touching for part in one.refined(mine, other)], mine)
     pieces: list[bytes | FromTheirs | Conflict] = []
     at = 0
     for one in regions:
@@ -98,10 +98,9 @@ class _Region:
         return made
 
 
-_Made = tuple[int | None, int, int, int, int]
-
-
-def _regions(was: Lines, ours: Lines, theirs: Lines, left: list[Edit], right: list[Edit]) -> Iterator[_Made]:
+def _regions(
+    was: Lines, ours: Lines, theirs: Lines, left: list[Edit], right: list[Edit]
+) -> Iterator[_Region]:
     """Yield the regions that a side or both changed, from the top down, except those that both changed alike."""
     at = at_right = 0
     to_ours = to_theirs = 0  # what is added to a line of the base to get that of a side
@@ -110,12 +109,13 @@ def _regions(was: Lines, ours: Lines, theirs: Lines, left: list[Edit], right: li
         other = right[at_right] if at_right < len(right) else Edit(len(was) + 2, 0, 0, 0)
         end, end_right = one.start + one.removed, other.start + other.removed
         if end < other.start:
-            yield _OURS, one.there, one.there + one.added, one.start + to_theirs, end + to_theirs
+            yield _Region(_OURS, one.there, one.there + one.added, one.start + to_theirs, end + to_theirs)
         elif end_right < one.start:
-            yield _THEIRS, other.start + to_ours, end_right + to_ours, other.there, other.there + other.added
+            there = other.there, other.there + other.added
+            yield _Region(_THEIRS, other.start + to_ours, end_right + to_ours, *there)
         elif not _alike(one, other, ours, theirs):
             start, stop = min(one.start, other.start), max(end, end_right)
-            yield (
+            yield _Region(
                 None,
                 one.there + start - one.start,
                 one.there + one.added + stop - end,
@@ -134,7 +134,7 @@ def _alike(one: Edit, other: Edit, ours: Lines, theirs: Lines) -> bool:
     return ours[one.there : one.there + one.added] == theirs[other.there : other.there + other.added]
 
 
-def _merged(regions: Sequence[_Region]) -> list[_Region]:
+def _merged(regions: Iterable[_Region]) -> list[_Region]:
     """Regions that touch each other on a side become one: a conflict, unless both are of one side."""
     found: list[_Region] = []
     for one in regions:

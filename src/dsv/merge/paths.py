@@ -302,23 +302,21 @@ class _Decider:
             return _take_theirs(pair)
         if ours.after == theirs.after:
             return _keep_ours(pair)
-        reason = ""
-        if all(one is not None and one.is_file for one in (ours.before, ours.after, theirs.after)):
-            merged = self._file(ours, theirs)
-            if isinstance(merged, Decision):
-                return merged
-            reason = merged
-        return self._conflict(pair, ours, theirs, reason)
+        merged = self._file(ours, theirs)
+        return merged if isinstance(merged, Decision) else self._conflict(pair, ours, theirs, merged)
 
     def _file(self, ours: Change, theirs: Change) -> Decision | str:
-        """Content and mode apart from each other; why the content can't be merged."""
+        """Merge content and mode apart from each other, or return why the content can't be merged."""
         base, mine, other = ours.before, ours.after, theirs.after
-        assert base is not None and mine is not None and other is not None
+        if base is None or mine is None or other is None:
+            return ""
+        if not (base.is_file and mine.is_file and other.is_file):
+            return ""
         kind = mine.kind if mine.kind != base.kind else other.kind
-        if _content(other) in (_content(mine), _content(base)):
-            return Decision(ours.path, mine, mine._replace(kind=kind), ours.location)
-        if _content(mine) == _content(base):
-            return Decision(ours.path, mine, other._replace(kind=kind), theirs.location)
+        side = winner(*((each.size, each.file_id) for each in (base, mine, other)))
+        if side is not None:
+            kept, location = (mine, ours.location) if side is Choice.OURS else (other, theirs.location)
+            return Decision(ours.path, mine, kept._replace(kind=kind), location)
         choice = self._choices.of(ours.path)
         if choice is Choice.RESOLVED:
             return ""
@@ -376,10 +374,6 @@ def conflict_kind(base: Entry | None, ours: Entry | None, theirs: Entry | None) 
     if theirs is None:
         return ConflictKind.THEIRS_REMOVED
     return ConflictKind.BOTH_ADDED if base is None else ConflictKind.BOTH_CHANGED
-
-
-def _content(entry: Entry) -> tuple[object, ...]:
-    return entry.size, entry.file_id, entry.recipe_id
 
 
 def _before(pair: _Pair) -> Entry | None:

@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 from dsv.diff.tables import (
     RepeatedKey,
     TableFault,
-    is_nested,
     join,
     number,
-    parquet_schema,
     read_parquet,
     require_pyarrow,
     shown,
@@ -118,18 +116,14 @@ def _order(
     joined: Mapping[Hashable, tuple[int, ...]], mine: Sequence[Hashable], other: Sequence[Hashable]
 ) -> list[Hashable]:
     """Return all keys of both: those of mine in its order, each other one behind the one that it stands behind."""
-    found: list[Hashable] = []
     behind: dict[Hashable, list[Hashable]] = {}
-    new = found
+    last: Hashable = None  # which is no key
     for value in other:
-        if joined[value][1] < 0:
-            new.append(value)
+        if joined[value][1] >= 0:
+            last = value
         else:
-            new = behind.setdefault(value, [])
-    for value in mine:
-        found.append(value)
-        found += behind.get(value, ())
-    return found
+            behind.setdefault(last, []).append(value)
+    return [*behind.get(None, ()), *(each for value in mine for each in (value, *behind.get(value, ())))]
 
 
 class _Csv(NamedTuple):
@@ -237,7 +231,7 @@ def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedC
     try:
         if any(parquet.read_metadata(io.BytesIO(version)).num_rows > MAX_ROWS for version in versions):
             raise TableFault(f"it has more than {MAX_ROWS:,} rows")
-        schemas = [parquet_schema(version) for version in versions]
+        schemas = [parquet.read_schema(io.BytesIO(version)) for version in versions]
         if not all(schema.equals(schemas[1]) for schema in schemas):
             raise TableFault("its columns were changed")
         names = _check_columns(key, schemas[1].names)
@@ -248,7 +242,7 @@ def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedC
     keys = [table.column(key) for table in tables]
     if any(compute.any(compute.is_null(column, nan_is_null=True)).as_py() for column in keys):
         raise TableFault(f"column {key} has a row without a value")
-    if is_nested(keys[0]):
+    if pyarrow.types.is_nested(keys[0].type):
         raise TableFault(f"column {key} has values that are no keys")
     numbers = [number(*(table.column(name) for table in tables)) for name in names]
     columns = list(zip(*numbers, strict=True))

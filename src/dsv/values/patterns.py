@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits, hexdigits, punctuation, whitespace
 
 import msgspec
 from blake3 import blake3
@@ -18,21 +19,21 @@ _SLASH = ord("/")
 _SPECIAL = b"*?[\\"
 _ALL = (1 << 256) - 1  # sets of bytes are bit sets
 _NO_SLASH = _ALL & ~(1 << _SLASH)
-# The classes of the C locale, which are git's.
 _CLASSES = {
-    b"alnum": b"0-9A-Za-z",
-    b"alpha": b"A-Za-z",
-    b"blank": b" \t",
-    b"cntrl": b"\0-\x1f\x7f",
-    b"digit": b"0-9",
-    b"graph": b"!-~",
-    b"lower": b"a-z",
-    b"print": b" -~",
-    b"punct": b"!-/:-@[-`{-~",
-    b"space": b"\t-\r ",
-    b"upper": b"A-Z",
-    b"xdigit": b"0-9A-Fa-f",
+    b"alnum": ascii_letters + digits,
+    b"alpha": ascii_letters,
+    b"blank": " \t",
+    b"cntrl": "".join(map(chr, range(32))) + "\x7f",
+    b"digit": digits,
+    b"graph": ascii_letters + digits + punctuation,
+    b"lower": ascii_lowercase,
+    b"print": ascii_letters + digits + punctuation + " ",
+    b"punct": punctuation,
+    b"space": whitespace,
+    b"upper": ascii_uppercase,
+    b"xdigit": hexdigits,
 }
+"""The classes of the C locale, which are git's."""
 
 
 class _Mark(enum.Enum):
@@ -63,8 +64,7 @@ class Pattern:
     _ending: bytes | None = field(init=False)  # of a star and then no wildcard
 
     def __post_init__(self) -> None:
-        first = next((at for at, byte in enumerate(self.text) if byte in _SPECIAL), len(self.text))
-        object.__setattr__(self, "_literal", self.text[:first])
+        object.__setattr__(self, "_literal", self.text[: _wildcard(self.text)])
         simple = self.text[:1] == b"*" and not any(byte in _SPECIAL for byte in self.text[1:])
         object.__setattr__(self, "_ending", self.text[1:] if simple and not self.anchored else None)
 
@@ -92,6 +92,11 @@ class Pattern:
             return _Automaton(tokens).accepts
         # One star leaves little to try again, and the regular expressions of Python are faster.
         return re.compile(_expression(tokens), re.DOTALL).fullmatch
+
+
+def _wildcard(text: bytes) -> int:
+    """Return where the first byte is that does not stand for itself."""
+    return next((at for at, byte in enumerate(text) if byte in _SPECIAL), len(text))
 
 
 class _Automaton:
@@ -245,7 +250,7 @@ def _set(text: bytes, at: int) -> tuple[int, int] | None:
                 named = _CLASSES.get(text[at + 2 : end - 1])
                 if named is None:
                     return None
-                members |= _named(named)
+                members |= sum(1 << ord(each) for each in named)
                 at, previous = end, 0
         else:
             at += byte == ord("\\")
@@ -261,18 +266,7 @@ def _range(low: int, high: int) -> int:
     return (1 << high + 1) - (1 << low) if low <= high else 0
 
 
-def _named(ranges: bytes) -> int:
-    """Bytes and ranges of them, written as in brackets."""
-    members, at = 0, 0
-    while at < len(ranges):
-        wide = ranges[at + 1 : at + 2] == b"-" and at + 2 < len(ranges)
-        members |= _range(ranges[at], ranges[at + 2] if wide else ranges[at])
-        at += 3 if wide else 1
-    return members
-
-
 _WILD = b"*?["
-_WILDCARDS = b"*?[\\"
 
 
 @dataclass(frozen=True)
@@ -294,8 +288,7 @@ class PathPattern:
     @cached_property
     def start(self) -> bytes:
         """Return what every path begins with that it matches, or that lies below one."""
-        wild = min((at for byte in _WILDCARDS if (at := self.text.find(byte)) >= 0), default=len(self.text))
-        return self.text[:wild]
+        return self.text[: _wildcard(self.text)]
 
     def matches(self, path: bytes, *, folder: bool) -> bool:
         """Return whether this very path matches; those below a folder that matches are for the caller."""
@@ -335,7 +328,7 @@ def is_pattern(path: bytes) -> bool:
 
 def escaped(path: bytes) -> bytes:
     """Return the pattern that matches this path alone."""
-    return b"".join(b"\\%c" % byte if byte in _WILDCARDS else b"%c" % byte for byte in path)
+    return b"".join(b"\\%c" % byte if byte in _SPECIAL else b"%c" % byte for byte in path)
 
 
 EVERYTHING_LINE = "**"

@@ -245,7 +245,11 @@ def test_options_for_urls_are_refused_elsewhere(things: Dsv) -> None:
 
 @pytest.fixture
 def many(dsv: Dsv) -> Dsv:
-    write_files(dsv.cwd, {f"{n % 10}/{n:04}": f"content {n}".encode() for n in range(MANY)})
+    return with_many(dsv, MANY)
+
+
+def with_many(dsv: Dsv, count: int) -> Dsv:
+    write_files(dsv.cwd, {f"{n % 10}/{n:04}": f"content {n}".encode() for n in range(count)})
     dsv.ok("init", "many")
     dsv.ok("sync")
     return dsv.at(dsv.cwd.parent)
@@ -266,10 +270,11 @@ def test_an_export_that_was_killed_goes_on(many: Dsv, tmp_path: Path) -> None:
     assert {name: (out / name).stat().st_ino for name in before} == before
 
 
-def test_an_export_to_a_bucket_that_was_killed_goes_on(many: Dsv, ceph_s3: S3Server) -> None:
+def test_an_export_to_a_bucket_that_was_killed_goes_on(dsv: Dsv, ceph_s3: S3Server) -> None:
     """To Ceph, through s3fs."""
     pytest.importorskip("s3fs")
-    bucket, client = ceph_s3.bucket(), ceph_s3.client()
+    bucket, client, count = ceph_s3.bucket(), ceph_s3.client(), 400
+    many = with_many(dsv, count)
 
     def there() -> dict[str, object]:
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
@@ -284,12 +289,13 @@ def test_an_export_to_a_bucket_that_was_killed_goes_on(many: Dsv, ceph_s3: S3Ser
             process.wait()
         before = there()
         done = person.ok("export", "many", url, "--json").json
-        assert (done["known"], done["written"]) == (len(before), MANY - len(before))
+        # The server may still have been at work on what the killed one had sent.
+        assert done["known"] >= len(before) and done["known"] + done["written"] == count
         after = there()
-        assert len(after) == MANY
+        assert len(after) == count
         assert {key: after[key] for key in before} == before
         again = person.ok("export", "many", url, "--json").json
-        assert (again["known"], again["written"]) == (MANY, 0)
+        assert (again["known"], again["written"]) == (count, 0)
         client.put_object(Bucket=bucket, Key="out/0/0000", Body=b"others'")
         assert person("export", "many", url).code == 4
         person.ok("export", "many", url, "--force")

@@ -57,9 +57,13 @@ class Session:
         opened: SessionOpen,
         condemned: frozenset[PackId],
         writer: Writer,
+        *,
+        collected: bool = False,
     ) -> None:
+        """collected: there was a garbage collection, so a commit may be there without what it refers to."""
         self.repository = repository
         self.writer = writer
+        self.collected = collected
         self.id = session_id
         self._opened = opened
         self.condemned = condemned
@@ -86,8 +90,11 @@ class Session:
         )
         with may_write(repository.store.url):
             repository.store.put_if_absent(keys.session_open_key(session_id), opened.encode())
-        session = cls(repository, session_id, opened, _read_gc(repository), writer)
+        condemned, collected = _read_gc(repository)
+        session = cls(repository, session_id, opened, condemned, writer, collected=collected)
         repository.objects.indexes.renew()
+        if collected:
+            repository.objects.packs.renew()
         session._renewal.start()
         return session
 
@@ -132,14 +139,7 @@ class Session:
         self._packs.stored(pack_id)
 
     def put_index(self, encoded: bytes) -> IndexId:
-        """Store an index file, and a filter if it is large. All packs that it names must have been stored before."""
-        index_id = IndexId.random()
-        self.repository.store.put_if_absent(keys.index_key(index_id), encoded)
-        if len(encoded) >= FILTERED_BYTES:
-            described = encode_filter(index_id, Index.parse(encoded, verify=False))
-            self.repository.store.put_if_absent(keys.index_filter_key(index_id), described)
-        self.repository.objects.indexes.add(index_id, encoded)
-        return index_id
+        return put_index(self.repository, encoded)
 
     def put_commit(self, commit: Commit, locator: Locator | None) -> CommitId:
         """Store the commit and, beside it, its locator, if known.
@@ -260,6 +260,17 @@ class Session:
         return RENEW_SECONDS
 
 
+def put_index(repository: Repository, encoded: bytes) -> IndexId:
+    """Store an index file, and a filter if it is large. All packs that it names must have been stored before."""
+    index_id = IndexId.random()
+    repository.store.put_if_absent(keys.index_key(index_id), encoded)
+    if len(encoded) >= FILTERED_BYTES:
+        described = encode_filter(index_id, Index.parse(encoded, verify=False))
+        repository.store.put_if_absent(keys.index_filter_key(index_id), described)
+    repository.objects.indexes.add(index_id, encoded)
+    return index_id
+
+
 @contextlib.contextmanager
 def naming(
     repository: Repository,
@@ -301,26 +312,53 @@ def point_branch(
 
 
 def check_whole(session: Session, dataset: DatasetName, commit_id: CommitId) -> None:
-    """Raise `NotFound` if the commit is expired, and `Conflict` if something of it lies in condemned packs only.
+    """Raise `NotFound` if the commit is expired, and `Conflict` if something of it is gone or lies in condemned packs
+    only.
 
     After the session was opened: a gc that frees the commit from now on waits for the session's verdict. Asks nothing
-    if no commit of the store ever expired, and no pack is condemned.
+    of a store that has never met gc, and not much if a branch or a tag has kept the commit.
     """
     check_not_expired(session.repository.refs, dataset, commit_id)
-    if not session.condemned:
+    if not session.collected:
+        return
+    kept = _is_kept(session.repository, dataset, commit_id)
+    if kept and not session.condemned:
         return
     tree = TreeReader(session.repository.objects, commit_id)
-    for kind, object_id, location in reach_tree(tree):
-        if (location is None or location.pack in session.condemned) and session.find(kind, object_id) is None:
-            raise Conflict(
-                f"commit {str(commit_id)[:12]} is being removed from {session.repository.store.url} by gc",
-                subject=str(commit_id),
-                hint="sync its files again, if somebody still has them",
-            )
+    try:
+        for kind, object_id, location in reach_tree(tree):
+            known = kept and location is not None and location.pack not in session.condemned
+            if not known and session.find(kind, object_id) is None:
+                raise _removed(session, commit_id)
+    except IntegrityError as error:
+        if kept:
+            raise
+        raise _removed(session, commit_id) from error
 
 
-def _read_gc(repository: Repository) -> frozenset[PackId]:
-    """Return the packs of every epoch that is not over. Packs that are marked as damaged are made known too."""
+def _removed(session: Session, commit_id: CommitId) -> Conflict:
+    doing = "is being removed" if session.condemned else "was removed"
+    return Conflict(
+        f"commit {str(commit_id)[:12]} {doing} from {session.repository.store.url} by gc",
+        subject=str(commit_id),
+        hint="sync its files again, if somebody still has them",
+    )
+
+
+def _is_kept(repository: Repository, dataset: DatasetName, commit_id: CommitId) -> bool:
+    """Return whether a branch has the commit in its history, or a tag names it, so that every gc has kept it."""
+    from dsv.repo.history import is_ancestor
+
+    heads, tags = repository.refs.names(dataset)
+    if any(value.commit == commit_id for _, value in tags):
+        return True
+    commits = [head.commit for head in heads if head.commit is not None]
+    return commit_id in commits or any(is_ancestor(repository.objects, commit_id, one) for one in commits)
+
+
+def _read_gc(repository: Repository) -> tuple[frozenset[PackId], bool]:
+    """Return the packs of every epoch that is not over, and whether there is an epoch. Packs that are marked as damaged
+    are made known too."""
     listed = [item.key for item in repository.store.list(keys.GC_PREFIX)]
     found = {keys.parse_gc_key(key) for key in listed} - {None}
     packs: set[PackId] = set()
@@ -330,4 +368,4 @@ def _read_gc(repository: Repository) -> frozenset[PackId]:
             condemned = read_record(GcCondemned.decode, repository.store, key, CONDEMNED_MAX)
             packs.update(condemned.packs)
     learn_damage(repository, listed)
-    return frozenset(packs)
+    return frozenset(packs), bool(found)

@@ -107,6 +107,11 @@ class Packs:
             if pack_id is not None:
                 self._present.add(pack_id)
 
+    def renew(self) -> None:
+        """Have the store asked again for every pack: gc may have deleted some."""
+        self._present.clear()
+        self._asked, self._listed = 0, False
+
     def stored(self, pack_id: PackId) -> None:
         """Take note that this process has stored the pack."""
         self._present.add(pack_id)

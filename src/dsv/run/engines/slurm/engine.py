@@ -174,7 +174,7 @@ class Slurm(Engine):
             run=job.run,
             where=facts.where,
             argv=("sbatch", str(path)),
-            env=passing(job.hidden),
+            env=passing(batch.passed),
             files=(PrivateFile(path, script.encode("utf-8", "surrogateescape")),),
             script=script,
         )

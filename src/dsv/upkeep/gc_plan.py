@@ -1,0 +1,211 @@
+"""Which packs a garbage collection deletes, and which it rewrites.
+
+By the rows of the indexes and the ids that something needs, without a request.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv.format import index
+from dsv.format.pack import FOOTER_SIZE, MAGIC, ROW_SIZE
+from dsv.upkeep.ids import IdSet, is_in
+from dsv.upkeep.index_rows import IndexRows, PackList, Rows
+from dsv.values.ids import PackId
+
+_OVERHEAD = len(MAGIC) + FOOTER_SIZE
+MOST_ROWS = 1 << 21
+"""Objects that one garbage collection copies at most: their rows are held in memory."""
+
+
+class ListedPacks:
+    """The packs of a store, in a listing: 20 bytes of memory for each."""
+
+    def __init__(self, found: Iterable[tuple[PackId, int]]) -> None:
+        ids, sizes = bytearray(), array("L")
+        for pack_id, size in found:
+            ids += pack_id
+            sizes.append(size)
+        column = np.frombuffer(bytes(ids), "S16")
+        _, order = np.unique(column, return_index=True)
+        self.ids = PackList(column[order].tobytes())
+        self.sizes: NDArray[np.int64] = np.array(sizes, np.int64)[order]
+
+    def places(self, packs: PackList) -> NDArray[np.int64]:
+        """Return for each pack its place in the listing, -1 if it is not there."""
+        known = self.ids.column
+        if not len(known) or not len(packs):
+            return np.full(len(packs), -1, np.int64)
+        at = np.minimum(np.searchsorted(known, packs.column), len(known) - 1)
+        return np.where(known[at] == packs.column, at, -1).astype(np.int64)
+
+    def marked(self, packs: Iterable[PackId]) -> NDArray[np.bool_]:
+        """Return for each pack of the listing whether it is one of these."""
+        found = np.zeros(len(self.ids), np.bool_)
+        places = self.places(PackList(b"".join(packs)))
+        found[places[places >= 0]] = True
+        return found
+
+    def chosen(self, mask: NDArray[np.bool_]) -> list[PackId]:
+        return [self.ids[int(at)] for at in np.flatnonzero(mask)]
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """What something needs, and no pack that is there has."""
+
+    objects: int
+    packs: tuple[PackId, ...]
+    """Packs that index files name for such objects."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a garbage collection does."""
+
+    whole: tuple[PackId, ...]
+    """Packs that hold nothing that is needed."""
+    rewrite: tuple[PackId, ...]
+    """Packs of which less than half is needed: that is copied."""
+    packs: int
+    """Packs of the store."""
+    bytes: int
+    freed: int
+    """Bytes of the packs that go."""
+    copied: int
+    """Bytes of what is copied."""
+    left: int
+    """Packs that are worth rewriting, and were too much for one time."""
+
+
+class Needed:
+    """What is needed of each pack of a listing. An object that lies in several packs counts where most is needed."""
+
+    def __init__(self, rows: IndexRows, reached: IdSet, listed: ListedPacks) -> None:
+        self._rows = rows
+        self._reached = reached
+        self._listed = listed
+        self._places = listed.places(rows.packs)
+        self.missing: Missing | None = None
+        self._bytes, self._count = self._sum(None)
+        self._bytes, self._count = self._sum(self._bytes)
+
+    def choose(self, most_bytes: int) -> Plan:
+        """Return the plan that copies at most so many bytes."""
+        sizes, used = self._listed.sizes, self._bytes
+        whole = self._count == 0
+        worth = np.flatnonzero(~whole & (2 * (used + _OVERHEAD) < sizes))
+        worth = worth[np.argsort(used[worth] / sizes[worth], kind="stable")]
+        fits = (np.cumsum(used[worth]) <= most_bytes) & (np.cumsum(self._count[worth]) <= MOST_ROWS)
+        rewrite = np.zeros(len(sizes), np.bool_)
+        rewrite[worth[fits]] = True
+        return Plan(
+            whole=tuple(self._listed.chosen(whole)),
+            rewrite=tuple(self._listed.chosen(rewrite)),
+            packs=len(sizes),
+            bytes=int(sizes.sum()),
+            freed=int(sizes[whole | rewrite].sum()),
+            copied=int(used[rewrite].sum()),
+            left=int((~fits).sum()),
+        )
+
+    def rows_of(self, packs: Iterable[PackId]) -> Rows:
+        """Return the rows of what is needed of these packs, by pack and offset."""
+        mask = self._listed.marked(packs)
+        parts = [live[mask[places]] for live, places in self._live(self._bytes)]
+        found = np.concatenate(parts) if parts else self._rows.bucket(0)[:0]
+        return found[np.lexsort((found["offset"], found["pack"]))]
+
+    def _sum(self, priority: NDArray[np.int64] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        used, count = (np.zeros(len(self._listed.ids), np.int64) for _ in range(2))
+        for live, places in self._live(priority):
+            rows = 1 + (live["tail"] > 0)
+            np.add.at(used, places, live["stored"].astype(np.int64) + live["tail"] + ROW_SIZE * rows)
+            np.add.at(count, places, 1)
+        return used, count
+
+    def _live(self, priority: NDArray[np.int64] | None) -> Iterator[tuple[Rows, NDArray[np.int64]]]:
+        """Yield the rows of what is needed with the places of their packs: all of them, or, with a priority of the
+        packs, one for each object."""
+        lacking, named = 0, set[int]()
+        for first in range(256):
+            found, heads = self._rows.bucket(first), self._reached.bucket(first)
+            places = _places(found, self._places)
+            there = (places >= 0) | (found["where"] == index.ERASED)
+            absent = heads[~is_in(heads, found["head"][there])]
+            if len(absent):
+                lacking += len(absent)
+                named.update(np.unique(found["pack"][~there & is_in(found["head"], absent)]).tolist())
+            live = (places >= 0) & is_in(found["head"], heads)
+            found, places = found[live], places[live]
+            if priority is not None and len(found):
+                group = groups(found)
+                order = np.lexsort((places, -priority[places], group))
+                firsts = np.ones(len(order), np.bool_)
+                firsts[1:] = group[order][1:] != group[order][:-1]
+                order = np.sort(order[firsts])
+                found, places = found[order], places[order]
+            yield found, places
+        if lacking:
+            self.missing = Missing(lacking, tuple(self._rows.packs[at] for at in sorted(named)))
+
+
+def groups(rows: Rows) -> NDArray[Any]:
+    """Return a number for each row, equal for rows of one object that follow each other."""
+    new = np.zeros(len(rows), np.int64)
+    new[1:] = (
+        (rows["head"][1:] != rows["head"][:-1])
+        | (rows["kind"][1:] != rows["kind"][:-1])
+        | (rows["id"][1:] != rows["id"][:-1])
+    )
+    return np.cumsum(new)
+
+
+class Second(msgspec.Struct, frozen=True):
+    """The result of the second look, at the end of the wait."""
+
+    delete: tuple[PackId, ...]
+    spared: tuple[PackId, ...]
+    missing: Missing | None
+
+
+def look_again(rows: IndexRows, reached: IdSet, listed: ListedPacks, condemned: Iterable[PackId]) -> Second:
+    """Of condemned packs, choose those to delete: all but the ones with something that is needed and that no other pack
+    has which is there and not condemned. Condemned packs that are gone count as deleted."""
+    wanted = sorted(set(condemned))
+    doomed = listed.marked(wanted)
+    places_of = listed.places(rows.packs)
+    spared = np.zeros(len(listed.ids), np.bool_)
+    lacking, named = 0, set[int]()
+    for first in range(256):
+        found, heads = rows.bucket(first), reached.bucket(first)
+        places = _places(found, places_of)
+        erased = found["where"] == index.ERASED
+        absent = heads[~is_in(heads, found["head"][(places >= 0) | erased])]
+        if len(absent):
+            lacking += len(absent)
+            named.update(np.unique(found["pack"][is_in(found["head"], absent)]).tolist())
+        some = is_in(found["head"], heads)
+        found, places, erased = found[some], places[some], erased[some]
+        if not len(found):
+            continue
+        group = groups(found)
+        kept = (places >= 0) & ~doomed[places] | erased
+        elsewhere = np.zeros(int(group[-1]) + 1, np.bool_)
+        elsewhere[group[kept]] = True
+        alone = (places >= 0) & ~elsewhere[group]
+        spared[places[alone]] = True
+    missing = Missing(lacking, tuple(rows.packs[at] for at in sorted(named))) if lacking else None
+    keep = set(listed.chosen(spared & doomed))
+    return Second(tuple(one for one in wanted if one not in keep), tuple(sorted(keep)), missing)
+
+
+def _places(rows: Rows, of_packs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the place in the listing of each row's pack; -1 if that is not there, or the row names none."""
+    if not len(of_packs):
+        return np.full(len(rows), -1, np.int64)
+    return np.where(rows["where"] == index.IN_PACK, of_packs[rows["pack"]], -1)

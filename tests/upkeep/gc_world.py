@@ -1,0 +1,211 @@
+"""Small stores with something to collect, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from dsv.errors import Conflict
+from dsv.format import keys
+from dsv.format.commit import Commit
+from dsv.format.expiry import ExpiryAction
+from dsv.format.records import RefEntry
+from dsv.repo.expiry import append
+from dsv.repo.merge_indexes import merge_indexes
+from dsv.repo.refs.branches import Moved
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session
+from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.write import write_tree
+from dsv.store.base import LARGEST, Bytes, Item, Put, Store
+from dsv.store.memory import MemoryStore
+from dsv.transfer.upload import Uploader
+from dsv.upkeep.gc import Collected, Collector, Options
+from dsv.values.ids import CommitId, Nonce, PackId
+from dsv.values.names import MAIN
+from tests.kit.packs import verify
+from tests.kit.repositories import DATASET, WRITER, Files, change, commit, create, read
+from tests.store.wrapper import Wrapper
+
+SOON = Options(grace=-60.0, silent=60.0, poll=10.0, max_wait=3600.0)
+"""A store in memory says of each key that it was made just now."""
+
+
+class Time:
+    """A clock that goes on when somebody sleeps. asleep: what happens meanwhile."""
+
+    def __init__(self, asleep: Callable[[], None] = lambda: None) -> None:
+        self.now = 0.0
+        self._asleep = asleep
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self._asleep()
+
+
+def collect(store: Store, folder: Path, options: Options = SOON, time: Time | None = None) -> Collected:
+    """A garbage collection of its own, as another process would make it."""
+    time = Time() if time is None else time
+    repository = Repository.open(store, None)
+    try:
+        return Collector(repository, WRITER, folder, options, clock=time, sleep=time.sleep).run()
+    finally:
+        repository.objects.threads.close()
+
+
+class World:
+    """Commits of one branch, of which the first ones are expired; what each had when it was made; and the rest of a
+    killed upload."""
+
+    def __init__(self, store: Store, commits: int = 5, expired: int = 3, *, merged: bool = True) -> None:
+        self.store = store
+        self.files: dict[CommitId, Files] = {}
+        self.repository = create(store)
+        source = random.Random(5)
+        for number in range(commits):
+            self.change({
+                "changes": source.randbytes(20_000), f"kept {number}": source.randbytes(300),
+                f"d/same {number % 2}": bytes([number % 2]) * 500, "empty": b"",
+            })  # fmt: skip
+            if merged and number == 2:
+                merge_indexes(self.repository, WRITER)
+        self.expired = list(self.files)[:expired]
+        self.expire(self.expired)
+        orphan = next(iter(store.list(keys.PACK_PREFIX))).key
+        store.put_if_absent(keys.pack_key(PackId(bytes(16))), store.get(orphan))
+
+    def change(self, files: Files) -> CommitId:
+        before = next(reversed(self.files.values())) if self.files else {}
+        made = commit(self.repository, files)
+        self.files[made] = {**before, **files}
+        return made
+
+    def expire(self, commits: list[CommitId]) -> None:
+        append(self.repository, WRITER, DATASET, ExpiryAction.EXPIRE, lambda _: commits)
+
+    @property
+    def kept(self) -> dict[CommitId, Files]:
+        return {one: files for one, files in self.files.items() if one not in self.expired}
+
+    def check(self, store: Store | None = None) -> None:
+        """Every commit that is not expired is there, byte for byte, for somebody without a copy of anything; and every
+        pack is whole."""
+        store = self.store if store is None else store
+        repository = Repository.open(store, None)
+        for one, files in self.kept.items():
+            assert read(repository, one) == files
+        repository.objects.threads.close()
+        for item in store.list(keys.PACK_PREFIX):
+            verify(store.get(item.key))
+
+
+def size(store: Store) -> int:
+    return sum(item.size for item in store.list(keys.PACK_PREFIX))
+
+
+class Writing:
+    """A commit under way: all of it is in packs and indexes, and nothing names it."""
+
+    def __init__(self, store: Store, files: Mapping[str, bytes | None]) -> None:
+        self.repository = Repository.open(store, None)
+        self.head = self.repository.refs.head(DATASET, MAIN)
+        assert self.head.commit is not None
+        self.files = {**read(self.repository, self.head.commit), **files}
+        self.session = Session.open(self.repository, WRITER)
+        uploader = Uploader(self.session)
+        base = TreeReader(self.repository.objects, self.head.commit)
+        changes = [change(uploader, name, files[name]) for name in sorted(files)]
+        tree = write_tree(uploader, base, changes)
+        uploader.finish()
+        uploader.__exit__()
+        made = Commit(
+            root=tree.root, level=tree.level, parents=(self.head.commit,), author=WRITER.author, time_ms=9,
+            message="beside", files=tree.files, bytes=tree.bytes, entries=tree.entries,
+        )  # fmt: skip
+        self.commit = self.session.put_commit(self.repository.named(made, DATASET, MAIN), tree.locator)
+
+    def publish(self) -> bool:
+        """Return whether gc let it."""
+        entry = RefEntry(self.commit, False, Nonce.random(), 9, WRITER.author, "sync")
+        try:
+            assert isinstance(self.session.publish(DATASET, MAIN, self.head, entry), Moved)
+        except Conflict:
+            return False
+        finally:
+            self.session.__exit__()
+        return True
+
+
+class Beside(Wrapper):
+    """Before the n-th request, or the first put of a key that ends so, somebody else does something."""
+
+    def __init__(self, inner: Store, actions: Mapping[int | str, Callable[[], None]]) -> None:
+        super().__init__(inner)
+        self._actions = dict(actions)
+        self.calls = 0
+
+    def _begin(self) -> None:
+        self.calls += 1
+        action = self._actions.pop(self.calls, None)
+        if action is not None:
+            action()
+
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
+        self._begin()
+        return self.inner.get(key, limit)
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        self._begin()
+        return self.inner.get_range(key, start, length)
+
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
+        self._begin()
+        action = self._actions.pop(key.rpartition("/")[2], None)
+        if action is not None:
+            action()
+        return self.inner.put_if_absent(key, data)
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        self._begin()
+        return self.inner.list(prefix, start_after)
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        self._begin()
+        return self.inner.folders(prefix)
+
+    def delete(self, key: str) -> None:
+        self._begin()
+        self.inner.delete(key)
+
+
+def copy_of(store: Store) -> MemoryStore:
+    made = MemoryStore()
+    for item in store.list(""):
+        made.put_if_absent(item.key, store.get(item.key))
+    return made
+
+
+class EndsEarly(Wrapper):
+    """The n-th listing, or all from the n-th on, end after half of what they have, and say nothing."""
+
+    def __init__(self, inner: Store, number: int, *, further: bool = False) -> None:
+        super().__init__(inner)
+        self._number = number
+        self._further = further
+        self.listings = 0
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        found = list(self.inner.list(prefix, start_after))
+        return iter(found[: len(found) // 2] if self._cut() else found)
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        found = self.inner.folders(prefix)
+        return found[: len(found) // 2] if self._cut() else found
+
+    def _cut(self) -> bool:
+        self.listings += 1
+        return self.listings == self._number or (self._further and self.listings > self._number)

@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from itertools import chain, count
+from pathlib import Path
+
+import pytest
+
+from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
+from dsv.format import keys
+from dsv.format.index import Index
+from dsv.format.records import SessionBeat
+from dsv.repo.merge_indexes import Merged, merge_indexes
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session, naming
+from dsv.store.memory import MemoryStore
+from dsv.upkeep.gc import Collected, Options
+from dsv.values.ids import ChunkId, Nonce
+from tests.exhaustive import is_full
+from tests.kit.packs import verify
+from tests.kit.repositories import DATASET, WRITER, read
+from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
+from tests.upkeep.gc_world import Beside, EndsEarly, Time, World, Writing, collect, copy_of, size
+
+
+def test_what_nothing_needs_goes_and_the_rest_stays(tmp_path: Path) -> None:
+    world = World(MemoryStore())
+    before = size(world.store)
+    done = collect(world.store, tmp_path / "1")
+    assert done.freed_commits == 3
+    assert done.plan is not None and done.plan.whole and done.plan.rewrite
+    assert done.copied and done.deleted == len(done.plan.whole) + len(done.plan.rewrite)
+    world.check()
+    assert size(world.store) < before - 3 * 20_000
+    named = {pack for item in indexes(world) for pack in item.packs}
+    assert named == {keys.parse_pack_key(item.key) for item in world.store.list(keys.PACK_PREFIX)}
+    again = collect(world.store, tmp_path / "2")
+    assert again.deleted == again.copied == 0
+    assert not list((tmp_path).glob("*/*"))
+
+
+def indexes(world: World) -> list[Index]:
+    repository = Repository.open(world.store, None)
+    repository.objects.indexes.refresh()
+    found = [repository.objects.indexes.whole(one) for one in repository.objects.indexes.listed.sizes]
+    assert all(one is not None for one in found)
+    return [one for one in found if one is not None]
+
+
+EVERY = 1 if is_full() else 19
+"""Of the requests of a gc, so many are passed over for each that a test is about."""
+NORMAL = (Kind.LOST_ANSWER, Kind.SHORT)
+FAILING = [
+    kind if kind in NORMAL else pytest.param(kind, marks=pytest.mark.exhaustive)
+    for kind in Kind
+    if kind is not Kind.SLOW
+]
+
+
+@pytest.mark.parametrize("kind", FAILING)
+def test_any_request_may_fail(kind: Kind, tmp_path: Path) -> None:
+    _with_faults(kind, tmp_path, every=EVERY)
+
+
+def test_a_gc_that_is_killed_after_any_write_is_continued(tmp_path: Path) -> None:
+    assert _with_faults(Kind.CRASH_AFTER, tmp_path, only=(Operation.PUT, Operation.DELETE)) > 20
+
+
+def _with_faults(
+    kind: Kind, folder: Path, every: int = 1, only: Collection[Operation] = tuple(Operation)
+) -> int:
+    """Return how many requests there were to fail, one in each run. Afterwards, a gc ends what was begun."""
+    world = World(MemoryStore(), 4, 2)
+    best = copy_of(world.store)
+    collect(best, folder / "best")
+    ended = 0
+    for number in count(1, every):
+        store = copy_of(world.store)
+        faulty = Faulty(store, {number: Fault(kind)}, only=only)
+        try:
+            collect(faulty, folder / f"failing {number}")
+        except (DsvError, Crash):
+            ended += 1
+        world.check(store)
+        if faulty.calls < number:
+            assert ended
+            return number
+        collect(store, folder / f"after {number}")
+        collect(store, folder / f"last {number}")
+        world.check(store)
+        assert size(store) <= size(best) * 1.05, number
+    raise AssertionError("there is no last request")
+
+
+@pytest.mark.parametrize("further", [False, True])
+def test_a_listing_that_ends_early_takes_nothing_away(further: bool, tmp_path: Path) -> None:
+    world = World(MemoryStore(), 4, 2)
+    for number in count(1, EVERY):
+        store = copy_of(world.store)
+        short = EndsEarly(store, number, further=further)
+        with suppress(DsvError):
+            collect(short, tmp_path / f"failing {number}")
+        world.check(store)
+        if short.listings < number:
+            break
+        collect(store, tmp_path / f"after {number}")
+        world.check(store)
+
+
+# --- others beside it
+
+
+def test_a_writer_beside_any_request_keeps_what_it_publishes(tmp_path: Path) -> None:
+    """It stores again what gc removes at that moment, or finds in the store what gc would like to remove."""
+    world = World(MemoryStore(), 4, 2)
+    again = {"again": world.files[world.expired[0]]["changes"]}
+    for number in count(1, EVERY):
+        store = copy_of(world.store)
+        made: list[Writing] = []
+
+        def write(store: MemoryStore = store, made: list[Writing] = made) -> None:
+            made.append(Writing(store, again))
+            assert made[0].publish()
+
+        collect(Beside(store, {number: write}), tmp_path / str(number))
+        world.check(store)
+        if not made:
+            break
+        assert read(Repository.open(store, None), made[0].commit) == made[0].files, number
+
+
+@pytest.mark.parametrize("wakes", ["soon", "while gc waits", "after gc"])
+def test_a_writer_that_stops_beside_any_request(wakes: str, tmp_path: Path) -> None:
+    """Either its commit is published and whole, or gc has fenced it, and it says so."""
+    world = World(MemoryStore(), 4, 2)
+    again = {"again": world.files[world.expired[0]]["changes"]}
+    fenced = published = 0
+    for number in count(1, EVERY):
+        store = copy_of(world.store)
+        made: list[Writing] = []
+        woken: list[bool] = []
+
+        def begin(store: MemoryStore = store, made: list[Writing] = made) -> None:
+            made.append(Writing(store, again))
+
+        def wake(made: list[Writing] = made, woken: list[bool] = woken) -> None:
+            if made and not woken:
+                woken.append(made[0].publish())
+
+        actions: dict[int | str, Callable[[], None]] = {number: begin}
+        if wakes == "soon":
+            actions[number + 9] = wake
+        time = Time(wake if wakes == "while gc waits" else lambda: None)
+        collect(Beside(store, actions), tmp_path / str(number), time=time)
+        wake()
+        world.check(store)
+        if not made:
+            break
+        if woken[0]:
+            published += 1
+            assert read(Repository.open(store, None), made[0].commit) == made[0].files, number
+        else:
+            fenced += 1
+    assert published
+    assert (fenced > 0) == (wakes == "after gc")
+
+
+def test_index_files_may_be_merged_beside_any_request(tmp_path: Path) -> None:
+    world = World(MemoryStore(), 5, 3, merged=False)
+    for number in count(1, EVERY):
+        store = copy_of(world.store)
+        merged: list[Merged] = []
+
+        def merge(store: MemoryStore = store, merged: list[Merged] = merged) -> None:
+            merged.append(merge_indexes(Repository.open(store, None), WRITER))
+
+        collect(Beside(store, {number: merge}), tmp_path / str(number))
+        world.check(store)
+        if not merged:
+            break
+
+
+def test_two_at_once(tmp_path: Path) -> None:
+    """One wins the epoch and the other says so, or continues what the first one has begun."""
+    world = World(MemoryStore(), 4, 2)
+    lost = 0
+    moments: Iterator[int | str] = chain(("condemned", "decision", "done"), count(1, EVERY))
+    for number in moments:
+        store = copy_of(world.store)
+        other: list[Collected] = []
+
+        folder = tmp_path / f"other {number}"
+
+        def collect_too(
+            store: MemoryStore = store, other: list[Collected] = other, folder: Path = folder
+        ) -> None:
+            other.append(collect(store, folder))
+
+        beside: dict[int | str, Callable[[], None]] = {number: collect_too}
+        try:
+            collect(Beside(store, beside), tmp_path / str(number))
+        except Conflict as error:
+            assert "another garbage collection" in error.message
+            lost += 1
+        world.check(store)
+        if not other:
+            break
+        collect(store, tmp_path / f"last {number}")
+        world.check(store)
+    assert lost
+
+
+def test_who_waits_too_long_deletes_nothing_and_ends_the_epoch(tmp_path: Path) -> None:
+    world = World(MemoryStore(), 4, 2)
+    before = size(world.store)
+    with Session.open(Repository.open(world.store, None), WRITER) as session:
+        beats = count()
+
+        def beat() -> None:
+            record = SessionBeat(Nonce.random(), 0)
+            world.store.put_if_absent(keys.session_beat_key(session.id, next(beats)), record.encode())
+
+        options = Options(grace=-60.0, silent=60.0, poll=10.0, max_wait=600.0)
+        done = collect(world.store, tmp_path / "1", options, Time(beat))
+        assert done.gave_up
+        assert done.deleted == 0
+        assert [(one.id, one.author, one.host) for one in done.waited_for] == [
+            (session.id, WRITER.author, "lab")
+        ]
+        assert size(world.store) >= before
+        world.check()
+        with Session.open(Repository.open(world.store, None), WRITER) as later:
+            assert not later.condemned
+            later.close()
+        session.close()
+    assert collect(world.store, tmp_path / "2").deleted
+    assert size(world.store) < before
+    world.check()
+
+
+def test_a_commit_without_a_name_can_not_get_one_after_gc(tmp_path: Path) -> None:
+    """Its own object stays, so that is no proof that its content is there."""
+    world = World(MemoryStore(), 4, 2)
+    unnamed = Writing(world.store, {"lost race": b"never published" * 100})
+    unnamed.session.close()
+    unnamed.session.__exit__()
+    repository = Repository.open(world.store, None)
+    with naming(repository, WRITER, DATASET, unnamed.commit, "tag early"):
+        pass
+    collect(world.store, tmp_path / "1")
+    later = Repository.open(world.store, None)
+    assert later.objects.stored_commit(unnamed.commit) is not None
+    with (
+        pytest.raises(Conflict, match="was removed"),
+        naming(later, WRITER, DATASET, unnamed.commit, "tag late"),
+    ):
+        pass
+    for kept in world.kept:
+        with naming(later, WRITER, DATASET, kept, "tag kept"):
+            pass
+    with (
+        pytest.raises(NotFound, match="expired"),
+        naming(later, WRITER, DATASET, world.expired[0], "tag gone"),
+    ):
+        pass
+
+
+# --- what is lost
+
+
+def test_a_pack_that_is_gone_and_needed_ends_it(tmp_path: Path) -> None:
+    world = World(MemoryStore(), 4, 2)
+    world.store.delete(pack_of(world, "kept 3"))
+    before = _objects(world)
+    with pytest.raises(IntegrityError) as raised:
+        collect(world.store, tmp_path / "1")
+    assert "gone" in raised.value.message or "nothing was deleted" in raised.value.message
+    assert _objects(world) == before
+
+
+def _objects(world: World) -> list[str]:
+    kept = ("packs/", "index/", "commits/", "locators/", "gc/")
+    return [item.key for item in world.store.list("") if item.key.startswith(kept)]
+
+
+def pack_of(world: World, name: str) -> str:
+    """The key of the pack that has the content of a file of the last commit."""
+    content = next(reversed(world.files.values()))[name]
+    assert content is not None
+    packs = [item.key for item in world.store.list(keys.PACK_PREFIX)]
+    return next(one for one in packs if verify(world.store.get(one)).ids.find(ChunkId.hash(content)) >= 0)

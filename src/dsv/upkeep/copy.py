@@ -33,8 +33,10 @@ _SEGMENTS = 32
 """Segments whose contents are copied together: about 32,000 files."""
 _NODES = 64
 """Nodes that are read together."""
-INDEX_BYTES = 1 << 30
-"""An index is written after so many bytes of packs: what a killed copy may have to send again."""
+INDEX_BYTES = 64 << 20
+"""An index is written after so many bytes of packs at first. What is in none a killed copy has to send again."""
+_INDEX_SHARE, _INDEX_MOST = 16, 64 << 30
+"""Later after this part of all that was sent, so that there are few, and at the latest after so many bytes."""
 _COMMITS = 64
 """So many commits are written together."""
 _NOWHERE = Location(PackId(bytes(16)), 0, 1, 1, Codec.RAW)
@@ -257,7 +259,8 @@ class Receiver(Uploader):
         reader = RangeReader(source.store, source.threads)
         for where, piece, stored in reader.read(spans(pieces, _SPAN)):
             self._add(source, where, piece, stored)
-            if self.uploaded_bytes - self._indexed >= INDEX_BYTES:
+            sent = self.uploaded_bytes
+            if sent - self._indexed >= min(max(INDEX_BYTES, sent // _INDEX_SHARE), _INDEX_MOST):
                 self.finish()
 
     def _add(self, source: Objects, where: Location, piece: Piece, stored: memoryview | None) -> None:

@@ -161,7 +161,8 @@ def test_an_init_that_dies_at_any_call_is_finished_by_the_next(
             assert person.sync().commit is not None
         assert isinstance(store, OpenStore)
         for place in (store.names, store.data):
-            assert len(list(place.list(keys.FORMAT_PREFIX))) == 1
+            logged = [keys.parse_format_key(item.key) for item in place.list(keys.FORMAT_PREFIX)]
+            assert [number for number in logged if number is not None] == [0]  # a maker's own key may stay
 
 
 @pytest.mark.parametrize("kind", [Kind.LOST_ANSWER, Kind.NEVER_ARRIVED, Kind.ERROR_500, Kind.ERROR_503])

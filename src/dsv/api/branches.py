@@ -14,7 +14,8 @@ from dsv.api.context import check_binding
 from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
 from dsv.format.records import MESSAGE_MAX, RENAME, RENAMED_TO, Action, RefEntry
 from dsv.repo.history import ahead_behind, only_in
-from dsv.repo.refs.branches import LostRace
+from dsv.repo.refs.branches import LostRace, is_deleted_dataset
+from dsv.repo.refs.branches import deleted as gone_branch
 from dsv.store.base import together
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Target
@@ -162,6 +163,8 @@ def restore_branch(context: Context, name: BranchPath, message: str = "") -> Bra
         if newest is None:
             repository.refs.head(dataset, name.branch)
             raise AssertionError("unreachable")
+        if is_deleted_dataset(newest):
+            raise gone_branch(newest)
         if not newest.entry.deleted:
             raise Conflict(
                 f"branch {name.branch} of {dataset} is not deleted",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from dsv.cli.catalogue import MODES
 from dsv.cli.output import document, printable, to_item, to_json, write_items
 from dsv.cli.style import Style, wrapped
 from dsv.cli.table import write_table
-from dsv.errors import NotFound, UsageError
+from dsv.errors import Conflict, NotFound, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -216,6 +217,28 @@ class Call(typer.Context):
                 self.settings, self.around.environ, name, meter, offline=bool(offline), offline_hint=hint
             )
             yield replace(made, override=override, moved=self._tell_moved)
+
+    def confirm(self, what: str, name: str, *, yes: bool) -> None:
+        """Have the user type a name before something is deleted; `yes` stands for that. what: what is deleted.
+
+        Raises `UsageError` if nobody can be asked, and `Conflict` for anything else than the name.
+        """
+        if yes:
+            return
+        source = self.around.stdin or sys.stdin.buffer
+        if not (source.isatty() and self.around.stderr_is_terminal):
+            raise UsageError(
+                f"{what}; nothing was deleted, as nobody can be asked here",
+                subject=name,
+                hint="the same command with --yes",
+            )
+        self._stderr(printable(what))
+        self._stderr(printable(f"type {name} to delete it:"))
+        typed = source.readline().decode("utf-8", "replace").strip()
+        if typed != name:
+            raise Conflict(
+                f"{typed or 'nothing'} was typed, and not {name}; nothing was deleted", subject=name
+            )
 
     def author(self) -> str:
         """Return the author of what is written; git may be asked for the name."""

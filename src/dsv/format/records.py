@@ -433,6 +433,8 @@ def checked_limits(*, only_merge: bool, who: tuple[str, ...], max_removals: int 
 MERGE = "merge"
 RENAME = "rename"
 RENAMED_TO = "to "
+DELETE_DATASET = "delete dataset"
+UNDELETE_DATASET = "undelete dataset"
 """Verbs and beginnings of messages that dsv relies on when it reads the log."""
 
 _FORCED = " (forced)"

@@ -60,7 +60,8 @@ class Name(NamedTuple):
     branch: BranchName | None = None
     """The branch of which this is a move."""
     holds: bool = True
-    """The commit stays even if it counts as freed: the head of a branch, a tag, a session at work."""
+    """The commit stays even if it counts as freed: the head of a branch, a tag of a dataset that is not deleted, a
+    session at work."""
 
 
 def read_roots(
@@ -223,10 +224,11 @@ def names_of_refs(repository: Repository, only: DatasetName | None) -> Iterator[
             (deleted if parsed[2] else values).add(parsed[:2])
     for (dataset, branch), numbers in branches.items():
         yield from _of_branch(repository, dataset, branch, numbers)
+    gone = {one for one, _ in branches if repository.refs.deleted_dataset(one) is not None}
     for some in _batches(sorted(values - deleted)):
         read = together([partial(_tag, repository, *one) for one in some])
         for (dataset, tag), commit_id in zip(some, read, strict=True):
-            yield Name(dataset, commit_id, f"tag {dataset}@{tag}")
+            yield Name(dataset, commit_id, f"tag {dataset}@{tag}", holds=dataset not in gone)
 
 
 def _of_branch(

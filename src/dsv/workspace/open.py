@@ -12,6 +12,7 @@ from dsv.errors import Conflict, NotFound
 from dsv.format.records import Writer
 from dsv.fs.lock import Lock
 from dsv.repo.history import standing
+from dsv.repo.refs.branches import deleted
 from dsv.repo.repository import Repository
 from dsv.store.opened import Counts
 from dsv.values.progress import Progress
@@ -93,6 +94,9 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
         publish.
         """
         workspace = self.workspace
+        if head is not None and head.entry.deleted:
+            gone = deleted(head)
+            return Conflict(gone.message, subject=gone.subject, hint=gone.hint)
         if head is None or head.commit is None:
             name = str(workspace.branch if head is None else head.branch)
             return Conflict(

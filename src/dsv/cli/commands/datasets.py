@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from dsv.api import datasets as api
+from dsv.api.context import Context
 from dsv.api.ls_cat import datasets as list_datasets
 from dsv.cli.call import Call
-from dsv.cli.declare import command
-from dsv.cli.output import local_time
-from dsv.values.units import format_bytes
+from dsv.cli.declare import command, option, text
+from dsv.cli.options.arguments import Author, one_of
+from dsv.cli.output import local_time, rfc3339
+from dsv.errors import UsageError
+from dsv.values.names import DatasetName
+from dsv.values.units import format_bytes, format_count
+
+Delete = Annotated[str | None, option("--delete NAME", "Delete this dataset; --undelete brings it back.")]
+Undelete = Annotated[str | None, option("--undelete NAME", "Bring a deleted dataset back.")]
+Deleted = Annotated[bool, option("--deleted", "List the datasets that were deleted.")]
+Yes = Annotated[bool, option("--yes", "With --delete: do not ask.")]
+Force = Annotated[bool, option("--force", "With --delete and -m: even if a branch is protected.")]
+Message = Annotated[str, option("-m --message TEXT", "With --delete, --undelete: why.", parser=text)]
 
 
 @command(
@@ -15,24 +29,91 @@ from dsv.values.units import format_bytes
     examples=[
         ("dsv datasets", "of the store in effect"),
         ("dsv datasets --store s3://lake/dsv --json | jq -r '.items[].dataset'", ""),
+        ("dsv datasets --delete old-xrays", "asks for its name first"),
+        ("dsv datasets --undelete old-xrays", "with all branches, until gc has removed the content"),
     ],
     result={
         "items.dataset": "its name",
-        "items.commit": "head of its main; null before the first commit",
+        "items.commit": "head of its main; null before the first commit, and with --delete and --deleted",
         "items.time": "when that was committed",
         "items.files": "how many files it has",
         "items.bytes": "their size",
+        "items.deleted": "when the dataset was deleted; null if it was not",
+        "items.deleted_by": "by whom",
     },
 )
-def datasets(call: Call) -> None:
-    """List what the store holds.
+def datasets(
+    call: Call,
+    delete: Delete = None,
+    undelete: Undelete = None,
+    deleted: Deleted = False,
+    yes: Yes = False,
+    force: Force = False,
+    message: Message = "",
+    author: Author = None,
+) -> None:
+    """List what the store holds, or delete a dataset.
 
-    Every dataset by name, with the head of its main.
+    Every dataset by name, with the head of its main. A deleted dataset has no branches any more, and all of its commits
+    are expired: 'dsv gc' removes what only they have, two weeks later at the earliest. Its name is not used again.
     """
-    with call.context() as context:
-        found = list_datasets(context)
+    one_of(delete=delete, undelete=undelete, deleted=deleted)
+    if delete is None and (yes or force):
+        raise UsageError("--yes and --force are for --delete", hint="dsv datasets --delete NAME")
+    if delete is None and undelete is None and (message or author is not None):
+        raise UsageError("a list has no message and no author", hint="dsv datasets --delete NAME -m TEXT")
+    reason = message.strip() or None if force else None
+    if force and reason is None:
+        raise UsageError("--force needs a reason, which is kept", hint="--force -m REASON")
+    writes = delete is not None or undelete is not None
+    with call.context(writes=writes, author=author, override=reason) as context:
+        if delete is not None:
+            _delete(call, context, DatasetName.parse(delete), message, yes=yes)
+        elif undelete is not None:
+            _undelete(call, context, DatasetName.parse(undelete), message)
+        elif deleted:
+            _list_deleted(call, context)
+        else:
+            _list(call, context)
+
+
+def _delete(call: Call, context: Context, name: DatasetName, message: str, *, yes: bool) -> None:
+    gone = api.delete(context, name, lambda what: call.confirm(what, name, yes=yes), message)
     if call.json:
-        call.results(found)
+        call.items([call.item(None, dataset=name, deleted=rfc3339(gone.time_ms), deleted_by=gone.author)])
+        return
+    if gone.already:
+        call.say(f"dataset {name} was already deleted by {gone.author} ({local_time(gone.time_ms)})")
+        return
+    call.line(f"deleted dataset {name}; {format_count(gone.commits, 'commit')} expired with it")
+    call.say(f"dsv datasets --undelete {name} brings it back, until gc removes the content")
+
+
+def _undelete(call: Call, context: Context, name: DatasetName, message: str) -> None:
+    heads = api.undelete(context, name, message)
+    if call.json:
+        call.items([call.item(None, dataset=name, deleted=None, deleted_by=None)])
+        return
+    branches = ", ".join(sorted(str(head.branch) for head in heads))
+    call.line(f"dataset {name} is back, with {branches}")
+
+
+def _list_deleted(call: Call, context: Context) -> None:
+    found = api.deleted_datasets(context)
+    if call.json:
+        call.items(
+            call.item(None, dataset=one.dataset, deleted=rfc3339(one.deleted_ms), deleted_by=one.deleted_by)
+            for one in found
+        )
+        return
+    rows = [[str(one.dataset), local_time(one.deleted_ms), one.deleted_by] for one in found]
+    call.table(["dataset", "deleted~", "by~"], rows)
+
+
+def _list(call: Call, context: Context) -> None:
+    found = list_datasets(context)
+    if call.json:
+        call.items(call.item(item, deleted=None, deleted_by=None) for item in found)
         return
     columns = ["dataset", "commit", "committed~", "files>", "size>"]
     rows = [

@@ -12,8 +12,19 @@ from msgspec.structs import replace
 
 from dsv.errors import Conflict, IntegrityError, NotFound
 from dsv.format import envelope, keys
-from dsv.format.records import MERGE, RENAME, RENAMED_TO, Action, BranchRule, Limits, RefEntry
+from dsv.format.records import (
+    DELETE_DATASET,
+    MERGE,
+    RENAME,
+    RENAMED_TO,
+    UNDELETE_DATASET,
+    Action,
+    BranchRule,
+    Limits,
+    RefEntry,
+)
 from dsv.repo.errors import put_back, read_record
+from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.repo.refs.read import changed, check_kept, latest, never_again, parts
 from dsv.repo.refs.tags import Tags, named_parts
 from dsv.store.base import Put, both, together
@@ -49,11 +60,22 @@ def protected(head: Head, reason: str) -> Conflict:
     )
 
 
+def is_deleted_dataset(head: Head | None) -> bool:
+    """Return whether the branch was deleted with its whole dataset."""
+    return head is not None and head.entry.deleted and Action.parse(head.entry.action).verb == DELETE_DATASET
+
+
 def deleted(tombstone: Head) -> NotFound:
     """For a branch that was there: who has deleted it, and what brings it back."""
     action = Action.parse(tombstone.entry.action)
     who = f"({tombstone.entry.author}, {rfc3339(tombstone.entry.time_ms)})"
     branch, dataset = tombstone.branch, tombstone.dataset
+    if is_deleted_dataset(tombstone):
+        return NotFound(
+            f"dataset {dataset} was deleted {who}",
+            subject=dataset,
+            hint=f"dsv datasets --undelete {dataset} brings it back, until gc removes its content",
+        )
     if action.verb == RENAME and action.message:
         new = action.message.removeprefix(RENAMED_TO).partition(";")[0]
         return NotFound(
@@ -210,8 +232,19 @@ class Refs(Tags):
             return True
         return next(iter(self._store.list(keys.branches_prefix(dataset))), None) is not None
 
+    def deleted_dataset(self, dataset: DatasetName) -> Head | None:
+        """Return the move that deleted the dataset; None if it is there, or never was. Asks nothing of a store in which
+        no commit ever expired."""
+        if self.layout is None or not self.layout.has(EXPIRED_COMMITS):
+            return None
+        main = self.newest(dataset, MAIN)
+        return main if is_deleted_dataset(main) else None
+
     def require(self, dataset: DatasetName) -> None:
         """Raise `NotFound` where there is no such dataset."""
+        gone = self.deleted_dataset(dataset)
+        if gone is not None:
+            raise deleted(gone)
         if not self.exists(dataset):
             raise self.erased(dataset) or NotFound(
                 f"there is no dataset {dataset} in {self._store.url}",
@@ -268,11 +301,28 @@ class Refs(Tags):
         what = f"this move of branch {branch} of {dataset}"
         check = partial(check_kept, read, self._store.url, key, what, made)
         if self.put(key, made.encode(), f"branch {branch} of {dataset}", check) is Put.WON:
-            return Moved(self._saw(Head(dataset, branch, number, made)))
+            moved = Moved(self._saw(Head(dataset, branch, number, made)))
+            if branch != MAIN and not made.deleted:
+                self._check_not_deleted(moved.head)
+            return moved
         winner = self.newest(dataset, branch)
         if winner is None:
             raise IntegrityError(f"branch {branch} of {dataset} is there and is not", subject=key)
         return LostRace(winner)
+
+    def _check_not_deleted(self, head: Head) -> None:
+        """Raise `Conflict` if the dataset was deleted while this move of a branch was made.
+
+        Whoever deletes a dataset deletes `main` first, and then every other branch that a listing still has.
+        """
+        gone = self.deleted_dataset(head.dataset)
+        if gone is not None and Action.parse(head.entry.action).verb != UNDELETE_DATASET:
+            error = deleted(gone)
+            raise Conflict(
+                f"{error.message}, while branch {head.branch} was moved to {str(head.commit)[:12]}",
+                subject=head.dataset,
+                hint=error.hint,
+            )
 
     def check_same(self, head: Head) -> None:
         """Raise `IntegrityError` if the move at which a branch was found is gone or has other bytes by now: nothing is
@@ -309,7 +359,16 @@ class Refs(Tags):
         return self._seen.get((dataset, branch))
 
     def check_new_dataset(self, dataset: DatasetName) -> None:
-        """Raise `Conflict` if another dataset's name differs from this in case only."""
+        """Raise `Conflict` if another dataset's name differs from this in case only, or if a dataset of this name was
+        deleted."""
+        gone = self.deleted_dataset(dataset)
+        if gone is not None:
+            error = deleted(gone)
+            raise Conflict(
+                f"{error.message}, and its name is not used again",
+                subject=dataset,
+                hint=f"choose another name; {error.hint}",
+            )
         for other in self.datasets():
             if other != dataset and other.casefold() == dataset.casefold() and self.exists(other):
                 raise Conflict(

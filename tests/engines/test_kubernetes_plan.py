@@ -19,7 +19,7 @@ from dsv.run.engines.kubernetes.manifest import merge
 from dsv.run.engines.kubernetes.options import KubernetesOptions, object_name
 from dsv.run.engines.machine import Machine
 from dsv.run.node_order import NodeOrder, StoreAccess
-from dsv.run.plan import _output as output_of
+from dsv.run.plan import output_of
 from dsv.run.record import RunId
 from dsv.run.resources import Capacity, Resources
 from dsv.values.names import DatasetName
@@ -335,9 +335,8 @@ def test_nodes_begin_again_together_and_only_one_of_them_is_counted() -> None:
 def test_a_run_without_a_pool_is_told_that_it_needs_one() -> None:
     """Such as one that is repeated, whose record says which engine it had."""
     spec = SimpleNamespace(pool=None, out=None, keep_output=False)
-    chosen = SimpleNamespace(engine=Kubernetes({}, OPTIONS))
     with pytest.raises(UsageError, match="kubernetes runs the jobs of pools alone") as caught:
-        output_of(spec, None, chosen, None, Path("/nowhere"))  # type: ignore[arg-type]
+        output_of(spec, None, Kubernetes({}, OPTIONS), None, Path("/nowhere"))  # type: ignore[arg-type]
     assert caught.value.hint == "dsv run --on POOL; dsv pools lists them"
 
 

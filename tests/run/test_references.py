@@ -65,10 +65,10 @@ def test_the_start_names_the_job_before_it_begins(shop: Shop, monkeypatch: pytes
 
 
 def test_a_job_whose_start_cannot_be_kept_does_not_begin(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Spool, *_: object) -> Path:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Spool, "keep", full)
+    monkeypatch.setattr("dsv.run.record_store.replace_file", full)
     with pytest.raises(LaunchError, match="can't be kept"):
         start(shop, "touch", str(shop.home / "begun"))
     assert not (shop.home / "begun").exists()

@@ -15,8 +15,8 @@ from dsv.errors import DsvError, Interrupted, NoRoom, Unreachable, UsageError
 from dsv.fs.files import replace_file
 from dsv.fs.process import Fate, Process, host_name, user_name
 from dsv.run.dirs import remove_scratch, run_folder
-from dsv.run.record import LOG, MAX_RECORD, RECORD, RunId, RunRecord, RunState, start_name
-from dsv.run.record_store import RunStore, Spool, encode_within_bounds
+from dsv.run.record import LOG, MAX_RECORD, RunId, RunRecord, RunState, start_name
+from dsv.run.record_store import RunStore, Spool
 from dsv.values.ids import StoreId
 from dsv.values.names import DatasetName
 
@@ -91,13 +91,13 @@ class Marks:
         with suppress(OSError):
             stop_request(self._folder, run).unlink()
 
-    def grace(self, run: RunId) -> float | None:
-        """Return the seconds that whoever asked for its end gives the job; None if nobody did."""
+    def grace(self, run: RunId, otherwise: float) -> float:
+        """Return the seconds that whoever asked for its end gives the job; the other ones if nobody did."""
         try:
             with stop_request(self._folder, run).open("rb") as file:
                 return float(file.read(_MAX_NUMBER))
         except (OSError, ValueError):
-            return None
+            return otherwise
 
     def stopped_by(self, run: RunId) -> str | None:
         """Return who asked for its end: the owner of the request. None if nobody did."""
@@ -189,7 +189,7 @@ class RunRecords:
 
     def __init__(self, spool: Spool, runs: RunStore | None, marks: Marks) -> None:
         """runs: None if the store must not be asked (`--offline`)"""
-        self._marks = marks
+        self.marks = marks
         self._spool = spool
         self._runs = runs
         self.begun = False
@@ -205,23 +205,14 @@ class RunRecords:
     def announce(self, record: RunRecord, live: Path | None = None) -> None:
         """Make the run, as it is now, known to other commands of this machine. live: its output so far."""
         self._live = live or self._live
-        self._marks.set(record, self._live)
+        self.marks.set(record, self._live)
         self.under_way = True
-
-    def asked_to_stop(self, run: RunId, otherwise: float) -> float:
-        """Return the seconds that whoever stops the run gives it; the other ones if nobody said."""
-        asked = self._marks.grace(run)
-        return otherwise if asked is None else asked
-
-    def stopped_by(self, run: RunId) -> str | None:
-        """Return who asked for its end by `dsv stop`; None if nobody did."""
-        return self._marks.stopped_by(run)
 
     def begin(self, record: RunRecord) -> None:
         """Keep the start, before the job begins, and send it while that does. Raises `NoRoom`."""
         self.announce(record)
         self.starts += 1
-        self._keep(record, start_name(self.starts), record.encode())
+        self._spool.keep(record.dataset, record.run, start_name(self.starts), record.encode())
         self.begun = True
         if self._runs is not None:
             self._start = Thread(target=self._send_start, args=(record,), name="dsv-run-start", daemon=True)
@@ -234,7 +225,7 @@ class RunRecords:
         """
         if log is not None:
             with suppress(NoRoom):
-                self._keep(record, LOG, log)
+                self._spool.keep(record.dataset, record.run, LOG, log)
         self.announce(record)
 
     def moves_on(self) -> None:
@@ -243,10 +234,8 @@ class RunRecords:
 
     def finish(self, record: RunRecord, log: bytes | None) -> None:
         """Keep the end, for `send` or for a later run. Raises `NoRoom`."""
-        if log is not None:
-            self._keep(record, LOG, log)
-        self._keep(record, RECORD, encode_within_bounds(record))
-        self._marks.remove(record.run)
+        self._spool.keep_end(record, log)
+        self.marks.remove(record.run)
         self.under_way = False
 
     def send(self) -> DsvError | None:
@@ -289,14 +278,6 @@ class RunRecords:
             self._spool.send(self._runs, only=record.run)
         except (DsvError, OSError) as error:
             self._start_problem = _explained(error)
-
-    def _keep(self, record: RunRecord, part: str, data: bytes) -> None:
-        try:
-            self._spool.keep(record.dataset, record.run, part, data)
-        except OSError as error:
-            raise NoRoom(
-                f"the record of run {record.run} can't be kept: {error}", subject=record.run
-            ) from error
 
 
 def _explained(error: DsvError | OSError) -> DsvError:

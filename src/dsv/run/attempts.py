@@ -171,7 +171,7 @@ class Attempts:
 
     def _part(self, ended: Ended) -> RunPart:
         """Return the record's part for one attempt."""
-        by = self.records.stopped_by(self.launch.run)
+        by = self.records.marks.stopped_by(self.launch.run)
         if by is None and ended.signal is not None:
             by = SignalName(ended.signal).name
         return RunPart(

@@ -11,7 +11,7 @@ from pathlib import Path
 from signal import Signals as SignalName
 from typing import Final, Self, TypeVar, cast
 
-from dsv.errors import DsvError, NoRoom, Unreachable
+from dsv.errors import DsvError, Unreachable
 from dsv.fs.files import replace_file
 from dsv.periodic import now_ms
 from dsv.run.active_runs import Marks
@@ -396,14 +396,7 @@ class Completer:
         return None
 
     def _keep_end(self, record: RunRecord, log: bytes | None) -> RunRecord:
-        try:
-            if log is not None:
-                self._spool.keep(record.dataset, record.run, LOG, log)
-            self._spool.keep(record.dataset, record.run, RECORD, encode_within_bounds(record))
-        except OSError as problem:
-            raise NoRoom(
-                f"the record of run {record.run} can't be kept: {problem}", subject=record.run
-            ) from problem
+        self._spool.keep_end(record, log)
         with suppress(DsvError, OSError):  # it waits here, and is shown so
             self._spool.send(self._runs, only=record.run)
         return record

@@ -12,7 +12,7 @@ from dsv import __version__
 from dsv.errors import UsageError
 from dsv.run.dirs import RunPlace, code_folder, code_state, data_mounts, job_folder, output_folder
 from dsv.run.engine_list import Chosen
-from dsv.run.engines.base import OUT, Job, Mount, Plan
+from dsv.run.engines.base import OUT, Engine, Job, Mount, Plan
 from dsv.run.node_order import NO_ACCESS, NodeOrder, StoreAccess
 from dsv.run.parameters import SweepSeat
 from dsv.run.record import CodeState, LogInfo, RunData, RunId, RunRecord, RunState
@@ -45,33 +45,6 @@ class Launch:
     """The options with which dsv on another machine finds the same store and cache."""
     access: StoreAccess = NO_ACCESS
     """The access to the store for dsv on another machine."""
-
-    @classmethod
-    def of(
-        cls,
-        spec: JobSpec,
-        place: RunPlace,
-        chosen: Chosen,
-        run: RunId,
-        staged: Mapping[str, Staged],
-        elsewhere: tuple[str, ...] = (),
-        access: StoreAccess = NO_ACCESS,
-    ) -> Launch:
-        """Make the launch of a run. Raise `UsageError` if the spec does not fit the place."""
-        own = place.folder(staged[""].dataset, run)
-        return cls(
-            spec=spec,
-            place=place,
-            chosen=chosen,
-            run=run,
-            staged=staged,
-            own=own,
-            out=_output(spec, place, chosen, staged[""], own),
-            code=_code(spec, place),
-            masker=masker_of(spec, place),
-            elsewhere=elsewhere,
-            access=access,
-        )
 
     def masked(self, text: str | None) -> str | None:
         """Return the text without secrets."""
@@ -281,23 +254,23 @@ class Launch:
         return RunData(name, staged.dataset, staged.commit, path, staged.files, staged.bytes)
 
 
-def _code(spec: JobSpec, place: RunPlace) -> Path | None:
+def code_of(spec: JobSpec, place: RunPlace) -> Path | None:
     """Return the folder of the code, which is checked unless the code is in the store."""
     if spec.code is None or spec.recorded_code is not None:
         return spec.code
     return code_folder(place, spec.code)
 
 
-def _output(spec: JobSpec, place: RunPlace, chosen: Chosen, main: Staged, own: Path) -> Path:
+def output_of(spec: JobSpec, place: RunPlace, engine: Engine, main: Staged, own: Path) -> Path:
     """Return the output folder. Raises `UsageError` if the job's machine has none for it."""
     pool = spec.pool
-    if chosen.engine.shares_folders:
+    if engine.shares_folders:
         return output_folder(place, spec.out, _own_output(spec, main, own))
     if spec.out is not None:
         return Path(place.cwd / spec.out)
     if pool is None:
         raise UsageError(
-            f"{chosen.engine.name} runs the jobs of pools alone, and no pool is named",
+            f"{engine.name} runs the jobs of pools alone, and no pool is named",
             subject="--on",
             hint="dsv run --on POOL; dsv pools lists them",
         )

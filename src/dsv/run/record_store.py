@@ -15,6 +15,7 @@ from dsv.errors import (
     Denied,
     DsvError,
     IntegrityError,
+    NoRoom,
     NotFound,
     Unreachable,
     Unsupported,
@@ -191,16 +192,25 @@ class Spool:
         self._folder = folder / str(store)
 
     def keep(self, dataset: DatasetName, run: RunId, part: str, data: bytes) -> Path:
-        """Store a part durably, readable by its owner only. Raise `OSError` if that fails."""
+        """Store a part durably, readable by its owner only. Raise `NoRoom` if that fails."""
         folder = self._folder / dataset.component
-        made = [one for one in (folder, *folder.parents) if not one.exists()]
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         target = folder / f"{run}.{part}"
-        replace_file(target, data, mode=0o600)
-        # The names of the folders too: another process may just have made the spool's own, and not synced them.
-        for one in dict.fromkeys((self._folder, self._folder.parent, *(each.parent for each in made))):
-            sync_folder(one)
+        try:
+            made = [one for one in (folder, *folder.parents) if not one.exists()]
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(target, data, mode=0o600)
+            # The names of the folders too: another process may just have made the spool's own, and not synced them.
+            for one in dict.fromkeys((self._folder, self._folder.parent, *(each.parent for each in made))):
+                sync_folder(one)
+        except OSError as error:
+            raise NoRoom(f"the record of run {run} can't be kept: {error}", subject=run) from error
         return target
+
+    def keep_end(self, record: RunRecord, log: bytes | None) -> None:
+        """Store the whole record of a run, and its log before that. Raise `NoRoom`."""
+        if log is not None:
+            self.keep(record.dataset, record.run, LOG, log)
+        self.keep(record.dataset, record.run, RECORD, encode_within_bounds(record))
 
     def waiting(self, skipped: Callable[[DsvError], None] = lambda _: None) -> list[SpooledPart]:
         """Return the parts that wait, oldest run first, each run's parts in the order in which they are sent.

@@ -24,7 +24,7 @@ from dsv.run.engines.log import LiveLog, LogKeeper
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import GRACE
 from dsv.run.node_order import NO_ACCESS
-from dsv.run.plan import Launch
+from dsv.run.plan import Launch, code_of, masker_of, output_of
 from dsv.run.pools import GaveUp, Patience, take_turns
 from dsv.run.record import EndCause, RunId, RunOutput, RunRecord, RunState
 from dsv.run.resources import PassedOver
@@ -157,7 +157,7 @@ class _Supervisor:
                     held,
                     signals,
                     self.progress.note,
-                    grace=lambda: records.asked_to_stop(launch.run, self.grace),
+                    grace=lambda: records.marks.grace(launch.run, self.grace),
                     hung_up=lambda: self._hang_up(launch),
                     patience=patience,
                     record=early,
@@ -296,10 +296,21 @@ def _decide(spec: JobSpec, place: RunPlace, staging: Staging, run: RunId | None 
         chosen = replace(chosen, facts=replace(chosen.facts, machine=with_free_gpus(chosen.facts.machine)))
     located = {name: staging.locate(target) for name, target in _targets(spec).items()}
     check_given(engine, spec)
-    elsewhere = staging.elsewhere() if engine.queues else ()
-    access = NO_ACCESS if engine.shares_folders else staging.access()
     run = run or RunId.make(now_ms(), os.urandom(4))
-    return Launch.of(spec, place, chosen, run, located, elsewhere, access)
+    own = place.folder(located[""].dataset, run)
+    return Launch(
+        spec=spec,
+        place=place,
+        chosen=chosen,
+        run=run,
+        staged=located,
+        own=own,
+        out=output_of(spec, place, engine, located[""], own),
+        code=code_of(spec, place),
+        masker=masker_of(spec, place),
+        elsewhere=staging.elsewhere() if engine.queues else (),
+        access=NO_ACCESS if engine.shares_folders else staging.access(),
+    )
 
 
 def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:

@@ -108,13 +108,14 @@ def run(
     With --detach the run goes on without this terminal, with its lease and its record. With --json that prints the
     keys run and out alone.
     """
-    typed = {name: value for name, value in locals().items() if name not in ("call", "options")} | options
+    typed = {name: value for name, value in locals().items() if name not in ("call", "options", "env")}
     from dsv.cli.launch import launch
     from dsv.cli.options.run import Typed
     from dsv.cli.sweep import is_sweep
     from dsv.cli.sweep import sweep as start_sweep
 
-    asked = Typed.of(typed)
+    given = {name: value for name, value in options.items() if value}
+    asked = Typed(**typed, env=tuple(env or ()), options=given)
     if call.session.member is None and is_sweep(asked):
         return start_sweep(call, asked)
     return launch(call, asked)

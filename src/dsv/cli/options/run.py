@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,6 @@ class Typed:
     detach: bool = False
     sweep: bool = False
     parallel: int | None = None
-
-    @classmethod
-    def of(cls, typed: Mapping[str, Any]) -> Typed:
-        """Read the parameters of the command by their names: for the options of a run the fields of `JobSpec`."""
-        own = {each.name for each in fields(cls)} - {"options", "env"}
-        options = {name: value for name, value in typed.items() if value and name not in own}
-        env = tuple(options.pop("env", None) or ())
-        return cls(options=options, env=env, **{name: typed[name] for name in own})
 
 
 def spec_of(call: Call, typed: Typed, context: Context, place: RunPlace) -> JobSpec:

@@ -23,7 +23,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from threading import Event
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
+
+import msgspec
 
 from dsv.errors import DsvError, LaunchError, UsageError
 from dsv.run.engines.log import LogKeeper
@@ -95,6 +97,22 @@ class Job(Task):
     """The standard input of both."""
     access: StoreAccess = NO_ACCESS
     """The access to the store for dsv on a node without a configuration for it."""
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """The variables that may be shown, by name: dsv's own hold no secret, except for parameters. The number of the
+        attempt is each attempt's own."""
+        return {
+            name: value
+            for name, value in sorted(self.env.items())
+            if name.startswith("DSV_") and name != "DSV_ATTEMPT" and (name != "DSV_PARAMS" or value == "{}")
+        }
+
+    @property
+    def hidden(self) -> dict[str, str]:
+        """The variables whose values are passed so that nobody else sees them, by name."""
+        own = {*self.shown, "DSV_ATTEMPT"}
+        return {name: value for name, value in sorted(self.env.items()) if name not in own}
 
     @classmethod
     def of(cls, task: Task, **more: Any) -> Job:
@@ -312,12 +330,7 @@ class Engine(ABC):
     @classmethod
     def check_options(cls, options: Mapping[str, Json], where: str) -> None:
         """Raise `UsageError` for what the engine can't use. where: the key of the table, `pools.NAME.ENGINE`."""
-        for name in options:
-            raise UsageError(
-                f"{where}.{name} means nothing to the {cls.name} engine",
-                subject=name,
-                hint=f"dsv config --unset {where}.{name}",
-            )
+        read_options(options, where, cls.name, {})
 
     @abstractmethod
     def capacity(self, wanted: Resources) -> Capacity | NoEngine:
@@ -426,6 +439,42 @@ class Engine(ABC):
     def find_image(self, reference: str) -> ImageIdentity | None:
         """Return the image of this name or id, if this machine has it."""
         return None
+
+
+OptionKind: TypeAlias = tuple[str, str, Callable[[Any], Any]]
+"""Of an option of a pool's engine: a description of its value, an example, and the function that reads it, which raises
+`ValueError` or `UsageError`."""
+
+
+def of_type(kind: Any) -> Callable[[Any], Any]:
+    """Return a function that takes values of this type as they are."""
+    return lambda value: msgspec.convert(value, kind)
+
+
+def read_options(
+    options: Mapping[str, Json], where: str, engine: str, kinds: Mapping[str, OptionKind]
+) -> dict[str, Any]:
+    """Return the options of an engine, of these kinds by their keys. Raise `UsageError` for an unknown key or a wrong
+    value. where: the key of their table."""
+    found = {}
+    for key, value in options.items():
+        if key not in kinds:
+            raise UsageError(
+                f"{where}.{key} means nothing to the {engine} engine",
+                subject=key,
+                hint=f"dsv config --unset {where}.{key}",
+            )
+        kind, example, read = kinds[key]
+        try:
+            found[key] = read(value)
+        except (ValueError, UsageError) as error:
+            why = "" if isinstance(error, msgspec.ValidationError | UsageError) else f": {error}"
+            raise UsageError(
+                f"{where}.{key} has to be {kind}{why}",
+                subject=key,
+                hint=f"dsv config {where}.{key} '{example}'",
+            ) from error
+    return found
 
 
 def stage_facts(text: str) -> dict[str, Any]:

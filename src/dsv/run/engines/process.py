@@ -284,7 +284,7 @@ class _ProcessRun:
     def __init__(
         self, held: _Held, environ: Mapping[str, str], output: Output, on_end: Callable[[], None]
     ) -> None:
-        self._ended: Ended | None = None
+        self.ended: Ended | None = None
         self._lock = Lock()  # held while the group is signalled, and while its number is given back
         self._gone = False
         self._on_end = on_end
@@ -297,10 +297,6 @@ class _ProcessRun:
         self._memory = SessionMemory(self._process.pid, limit=held.plan.memory_bytes, exceeded=self.kill)
         self._memory.start()
         Thread(target=self._watch, name="dsv-process", daemon=True).start()
-
-    @property
-    def ended(self) -> Ended | None:
-        return self._ended
 
     def signal(self, number: int) -> None:
         with self._lock:
@@ -317,7 +313,7 @@ class _ProcessRun:
             reason = "its exit code went to somebody else in this process"
             ended = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
         self._held.guard.dismiss()
-        self._ended = ended if self._problem is None else self._problem
+        self.ended = ended if self._problem is None else self._problem
         self._on_end()
 
     def _reap(self) -> Ended:

@@ -403,7 +403,7 @@ class ContainerRun:
         self._guard = guard
         self._output = output
         self._on_end = on_end
-        self._ended: Ended | None = None
+        self.ended: Ended | None = None
         self._kills = 0
         self._told_to_end = False
         self._untold: int | None = None  # a signal that should end the job, and has not reached it
@@ -417,10 +417,6 @@ class ContainerRun:
             ) from error
         self._sampler = CgroupSampler(self._pid)
         Thread(target=self._watch, name="dsv-container", daemon=True).start()
-
-    @property
-    def ended(self) -> Ended | None:
-        return self._ended
 
     def signal(self, number: int) -> None:
         self._told_to_end = self._told_to_end or number in ENDING
@@ -448,7 +444,7 @@ class ContainerRun:
             reason = f"{self._engine.name} said what dsv does not understand: {error!r}"
             ended = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
         self._guard.dismiss()
-        self._ended = ended
+        self.ended = ended
         self._on_end()
 
     def _conclude(self) -> Ended:

@@ -55,7 +55,6 @@ from dsv.run.engines.kubernetes.manifest import (
     credentials_in,
     header_comments,
     manifests,
-    secret_names,
     secrets_of,
 )
 from dsv.run.engines.kubernetes.options import (
@@ -154,7 +153,6 @@ class Kubernetes(Engine):
         check_given(self, job)
         credentials = credentials_in(self.environ) if job.forward else {}
         check_credentials(job, self._options, credentials)
-        secret = {name: job.env[name] for name in secret_names(job)}
         text = as_yaml(manifests(job, self._options, facts, forwarded=bool(credentials)))
         files, notes = [], []
         if credentials:
@@ -166,11 +164,11 @@ class Kubernetes(Engine):
             run=job.run,
             where=facts.where,
             argv=("kubectl", "create", "-f", str(job.scratch / "job.yaml")),
-            env=secret,
+            env=job.hidden,
             files=tuple(files),
             image=image,
             shm_bytes=job.shm_bytes,
-            script=header_comments(job, secret, credentials, self._options.namespace) + text,
+            script=header_comments(job, credentials, self._options.namespace) + text,
             notes=tuple(notes),
         )
 

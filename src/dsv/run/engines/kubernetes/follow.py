@@ -48,7 +48,7 @@ class KubernetesRun:
         self._is_same_cluster = is_same_cluster
         self._autoscaling = autoscaling
         self._on_end = on_end
-        self._ended: Ended | None = None
+        self.ended: Ended | None = None
         self._wake = Event()
         self._lock = Lock()
         self._kills = 0
@@ -63,10 +63,6 @@ class KubernetesRun:
         out, self._err = (writer for _, writer in streams)
         self._logs = JobLogs(job, out, self._wake.set)
         Thread(target=self._watch, name="dsv-kubernetes", daemon=True).start()
-
-    @property
-    def ended(self) -> Ended | None:
-        return self._ended
 
     def signal(self, number: int) -> None:
         name = signal.Signals(number).name
@@ -96,7 +92,7 @@ class KubernetesRun:
         done = self._until_end()
         self._logs.finish()  # before the end is set: nobody waits for output after that
         os.close(self._err)
-        self._ended = done
+        self.ended = done
         self._on_end()
 
     def _until_end(self) -> Ended:

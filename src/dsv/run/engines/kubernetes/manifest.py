@@ -245,7 +245,7 @@ def _data_containers(
     own = {"name": "own", "mountPath": OWN}
     sources: list[Manifest] = [{"secretRef": {"name": options.secret}}] if options.secret is not None else []
     sources += [{"secretRef": {"name": credentials_name(name)}}] if forwarded else []
-    if job.close and job.order and secret_names(job):  # masked in the log
+    if job.close and job.order and job.hidden:  # masked in the log
         sources.append({"prefix": PASSED, "secretRef": {"name": name, "optional": True}})
     writable = [str(each.source) for each in job.mounts if each.writable]
     hold = (*writable, "-", options.dsv, *job.hold[:-1], "--json-file", STAGED, "--")
@@ -281,20 +281,6 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def known(job: Job) -> dict[str, str]:
-    """Return dsv's own variables, which may stand in the manifest. Parameters may hold a secret."""
-    return {
-        name: value
-        for name, value in job.env.items()
-        if name.startswith("DSV_") and name != "DSV_ATTEMPT" and (name != "DSV_PARAMS" or value == "{}")
-    }
-
-
-def secret_names(job: Job) -> list[str]:
-    """Return the names of the variables that are in the Secret."""
-    return sorted(job.env.keys() - known(job).keys() - {"DSV_ATTEMPT"})
-
-
 def is_gang(job: Job) -> bool:
     """Return whether the nodes start and end together. Only the containers that hold the data see to that."""
     return job.nodes > 1 and bool(job.hold)
@@ -318,8 +304,8 @@ def _annotation(key: str) -> Manifest:
 
 def _variables(job: Job, name: str) -> dict[str, str | Manifest]:
     """Return the variables of the job's container."""
-    found: dict[str, str | Manifest] = dict(sorted(known(job).items()))
-    found |= {each: {"secretKeyRef": {"name": name, "key": each}} for each in secret_names(job)}
+    found: dict[str, str | Manifest] = {**job.shown}
+    found |= {each: {"secretKeyRef": {"name": name, "key": each}} for each in job.hidden}
     found |= {
         "DSV_FAILED": _annotation(FAILED_KEY),
         "DSV_IGNORED": _annotation(IGNORED_KEY),
@@ -572,14 +558,12 @@ def secrets_of(plan: Plan, name: str) -> list[Manifest]:
     ]
 
 
-def header_comments(
-    job: Job, secret: Mapping[str, str], credentials: Mapping[str, str], namespace: str | None
-) -> str:
+def header_comments(job: Job, credentials: Mapping[str, str], namespace: str | None) -> str:
     """Return comments about the Secrets that the manifest needs and does not contain."""
     name = object_name(job.run)
     kubectl = "kubectl" if namespace is None else f"kubectl -n {namespace}"
     lines = [f"# Run {job.run}. To submit it: kubectl create -f THIS-FILE"]
-    for each, keys in ((name, secret), (credentials_name(name), credentials)):
+    for each, keys in ((name, job.hidden), (credentials_name(name), credentials)):
         if keys:
             given = " ".join(f"--from-literal={key}={_placeholder(key)}" for key in sorted(keys))
             lines.append(f"# It needs a Secret: {kubectl} create secret generic {each} {given}")

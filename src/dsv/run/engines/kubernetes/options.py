@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 import msgspec
 
-from dsv.errors import UsageError
+from dsv.run.engines.base import OptionKind, of_type, read_options
 from dsv.values.json import Json
 
 NAME: Final = "kubernetes"
@@ -62,29 +62,7 @@ class KubernetesOptions:
     @classmethod
     def read(cls, options: Mapping[str, Json], where: str = NAME) -> Self:
         """Raise `UsageError` for an unknown key or a value of the wrong type."""
-        found: dict[str, Any] = {}
-        for key, value in options.items():
-            if key not in _KINDS:
-                raise UsageError(
-                    f"{where}.{key} means nothing to the kubernetes engine",
-                    subject=key,
-                    hint=f"dsv config --unset {where}.{key}",
-                )
-            kind, example, known = _KINDS[key]
-            try:
-                found[key] = msgspec.convert(value, known)
-                if key == "volumes":
-                    found[key] = tuple(_volume(prefix, each) for prefix, each in found[key].items())
-                elif key in ("root", "autoscaling"):
-                    found[key] = found[key] in (True, "true")
-            except ValueError as error:
-                wrong = "" if isinstance(error, msgspec.ValidationError) else f": {error}"
-                raise UsageError(
-                    f"{where}.{key} has to be {kind}{wrong}",
-                    subject=key,
-                    hint=f"dsv config {where}.{key} '{example}'",
-                ) from error
-        return cls(**found)
+        return cls(**read_options(options, where, NAME, _KINDS))
 
     def volume_of(self, path: PurePosixPath) -> Volume | None:
         """Return the volume with the longest prefix: a folder in a volume may be a volume of its own."""
@@ -92,8 +70,12 @@ class KubernetesOptions:
         return max(fitting, key=lambda each: len(each.prefix.parts), default=None)
 
 
-def _volume(prefix: str, said: Mapping[str, Any]) -> Volume:
+def _volumes(value: Json) -> tuple[Volume, ...]:
     """Raise `ValueError`."""
+    return tuple(_volume(*each) for each in msgspec.convert(value, dict[str, dict[str, Any]]).items())
+
+
+def _volume(prefix: str, said: Mapping[str, Any]) -> Volume:
     folder = PurePosixPath(prefix)
     if not folder.is_absolute() or ".." in folder.parts or folder == PurePosixPath("/"):
         raise ValueError(f"{prefix} is no folder below /")
@@ -107,26 +89,28 @@ def _volume(prefix: str, said: Mapping[str, Any]) -> Volume:
     raise ValueError(f"{prefix} is a claim, or an nfs server and a path, or a folder of the host")
 
 
+def _flag(value: Json) -> bool:
+    return msgspec.convert(value, bool | Literal["true", "false"]) in (True, "true")
+
+
 _Word: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[^\s\0]+\Z")]
-_Flag: TypeAlias = bool | Literal["true", "false"]
-_KINDS: Final[dict[str, tuple[str, str, Any]]] = {
-    **dict.fromkeys(("context", "kubeconfig", "namespace", "image", "dsv"), ("a word", "NAME", _Word)),
-    **dict.fromkeys(
-        ("queue", "gpu", "priority_class", "service_account", "secret"), ("a word", "NAME", _Word)
-    ),
-    "node_selector": ("a table of labels", '{"pool": "a100"}', dict[_Word, str]),
+_WORDS: Final = (
+    "context", "kubeconfig", "namespace", "image", "dsv", "queue", "gpu", "priority_class", "service_account", "secret"
+)  # fmt: skip
+_KINDS: Final[dict[str, OptionKind]] = {
+    **dict.fromkeys(_WORDS, ("a word", "NAME", of_type(_Word))),
+    "node_selector": ("a table of labels", '{"pool": "a100"}', of_type(dict[_Word, str])),
     "tolerations": (
         "a list of tables",
         '[{"key": "nvidia.com/gpu", "operator": "Exists"}]',
-        tuple[dict[str, Any], ...],
+        of_type(tuple[dict[str, Any], ...]),
     ),
-    "image_pull_secrets": ("a list of names", '["registry"]', tuple[_Word, ...]),
-    "volumes": ("a table of folders", '{"/nfs": {"claim": "datasets"}}', dict[str, dict[str, Any]]),
-    "root": ("true or false", "true", _Flag),
-    "autoscaling": ("true or false", "true", _Flag),
-    "overlay": ("a table", '{"spec": {"ttlSecondsAfterFinished": 3600}}', dict[str, Any]),
+    "image_pull_secrets": ("a list of names", '["registry"]', of_type(tuple[_Word, ...])),
+    "volumes": ("a table of folders", '{"/nfs": {"claim": "datasets"}}', _volumes),
+    "root": ("true or false", "true", _flag),
+    "autoscaling": ("true or false", "true", _flag),
+    "overlay": ("a table", '{"spec": {"ttlSecondsAfterFinished": 3600}}', of_type(dict[str, Any])),
 }
-"""For each key: a description of its value, an example, and its type."""
 
 
 Manifest: TypeAlias = dict[str, Any]

@@ -174,7 +174,7 @@ class Slurm(Engine):
             run=job.run,
             where=facts.where,
             argv=("sbatch", str(path)),
-            env=passing(batch.passed),
+            env=passing(job.hidden),
             files=(PrivateFile(path, script.encode("utf-8", "surrogateescape")),),
             script=script,
         )

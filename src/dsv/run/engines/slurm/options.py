@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Annotated, Final, Literal, Self
+
+import msgspec
 
 from dsv.errors import UsageError
-from dsv.run.engines.base import Job, Mount
+from dsv.run.engines.base import Job, Mount, OptionKind, of_type, read_options
 from dsv.values.json import Json
 from dsv.values.units import parse_duration
 
@@ -36,30 +38,17 @@ class SlurmOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, Json], where: str = "slurm") -> Self:
-        """Raise `UsageError` for what means nothing."""
-        for key, value in options.items():
-            if key == "sbatch":
-                if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-                    raise _wrong(where, key, "a list of options", '["--exclusive"]')
-            elif key not in (*_SBATCH, "container", "dsv", "stage_time"):
-                raise UsageError(
-                    f"{where}.{key} means nothing to the slurm engine",
-                    subject=key,
-                    hint=f"dsv config --unset {where}.{key}",
-                )
-            elif not isinstance(value, str) or not value or "\n" in value:
-                raise _wrong(where, key, "a word", "VALUE")
-        container = options.get("container", "none")
-        if container != "none" and container not in CONTAINERS:
-            raise _wrong(where, "container", f"one of none, {', '.join(CONTAINERS)}", "podman")
-        own = [f"--{key}={options[key]}" for key in _SBATCH if key in options]
+        """Raise `UsageError` for an unknown key or a wrong value."""
+        found = read_options(options, where, "slurm", _KINDS)
+        own = [f"--{key}={found[key]}" for key in _SBATCH if key in found]
+        container = found.get("container", "none")
         return cls(
-            sbatch=(*own, *options.get("sbatch", ())),
-            container=None if container == "none" else str(container),
-            dsv=str(options.get("dsv") or _dsv_here()),
-            partition=options.get("partition"),
-            constraint=options.get("constraint"),
-            stage_seconds=_stage_seconds(options, where),
+            sbatch=(*own, *found.get("sbatch", ())),
+            container=None if container == "none" else container,
+            dsv=found.get("dsv") or _dsv_here(),
+            partition=found.get("partition"),
+            constraint=found.get("constraint"),
+            stage_seconds=found.get("stage_time", STAGE_SECONDS),
         )
 
 
@@ -129,23 +118,16 @@ def _plain(mount: Mount) -> str:
     return source
 
 
-def _stage_seconds(options: Mapping[str, Json], where: str) -> int:
-    told = options.get("stage_time")
-    if told is None:
-        return STAGE_SECONDS
-    try:
-        return parse_duration(str(told))
-    except UsageError as error:
-        raise _wrong(where, "stage_time", "a duration", "30m") from error
-
-
 def _dsv_here() -> str:
     """Return the program beside the Python that runs this, as nodes share the folders of users in most places."""
     beside = Path(sys.executable).with_name("dsv")
     return str(beside) if beside.exists() else "dsv"
 
 
-def _wrong(where: str, key: str, kind: str, value: str) -> UsageError:
-    return UsageError(
-        f"{where}.{key} has to be {kind}", subject=key, hint=f"dsv config {where}.{key} '{value}'"
-    )
+_line: Final = of_type(Annotated[str, msgspec.Meta(pattern=r"\A[^\n]+\Z")])
+_KINDS: Final[dict[str, OptionKind]] = {
+    **dict.fromkeys((*_SBATCH, "dsv"), ("a word", "VALUE", _line)),
+    "sbatch": ("a list of options", '["--exclusive"]', of_type(tuple[str, ...])),
+    "container": (f"one of none, {', '.join(CONTAINERS)}", "podman", of_type(Literal["none", *CONTAINERS])),
+    "stage_time": ("a duration", "30m", lambda value: parse_duration(_line(value))),
+}

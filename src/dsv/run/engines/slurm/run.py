@@ -54,7 +54,7 @@ class SlurmRun:
     ) -> None:
         self._program = program
         self._id, self._folder = job_id(ref), job_folder(ref)
-        self._ended: Ended | None = None
+        self.ended: Ended | None = None
         self._on_end = on_end
         self._wake = Event()
         self._kills = 0
@@ -66,10 +66,6 @@ class SlurmRun:
         self._over = Event()
         Thread(target=self._watch, name="dsv-slurm", daemon=True).start()
         Thread(target=self._await_end, name="dsv-slurm-end", daemon=True).start()
-
-    @property
-    def ended(self) -> Ended | None:
-        return self._ended
 
     def signal(self, number: int) -> None:
         if number in ENDING:
@@ -102,7 +98,7 @@ class SlurmRun:
         finally:
             os.close(self._out)
             os.close(self._err)
-        self._ended = done
+        self.ended = done
         self._over.set()
         self._on_end()
 

@@ -239,20 +239,6 @@ class Batch:
     options: SlurmOptions
 
     @property
-    def known(self) -> dict[str, str]:
-        """The variables that may stand in the script: dsv's own hold no secret, except for parameters."""
-        return {
-            name: value
-            for name, value in self.job.env.items()
-            if name.startswith("DSV_") and (name != "DSV_PARAMS" or value == "{}")
-        }
-
-    @property
-    def passed(self) -> dict[str, str]:
-        """The variables whose values come with the environment of sbatch."""
-        return {name: value for name, value in self.job.env.items() if name not in self.known}
-
-    @property
     def command(self) -> tuple[str, ...]:
         """The command of each node. Raise `UsageError` for an image that this Slurm can't run."""
         job, container = self.job, self.options.container
@@ -314,7 +300,7 @@ def render(batch: Batch) -> str:
         f"patience={close_seconds + _HUNG}",
         _complete(batch, close_seconds),
         PREPARE,
-        PASSING.format(names=" ".join(sorted(batch.passed))) if batch.passed else "",
+        PASSING.format(names=" ".join(job.hidden)) if job.hidden else "",
         MEETING_SCRIPT.format(port=meeting_port(job.run)) if job.nodes > 1 else "",
         _task(batch),
         _steps(batch),
@@ -357,7 +343,7 @@ def _task(batch: Batch) -> str:
     text = TASK.format(
         end=f"END_OF_TASK_{re.sub(r'[^A-Za-z0-9]', '_', job.run)}",
         wait=WAIT if batch.waits else "",
-        variables=_exports(batch),
+        variables=_exports(job),
         workdir="" if inside else f"cd {shlex.quote(str(job.workdir))} || exit 125",
         program=shlex.quote(words[0]),
         command=command,
@@ -389,11 +375,11 @@ def _line(option: str) -> str:
     return shlex.quote(option) if re.search(r"[^\w%+,./:=@\[\]-]", option) else option
 
 
-def _exports(batch: Batch) -> str:
-    known = [(name, value) for name, value in sorted(batch.known.items()) if name != "DSV_ATTEMPT"]
-    lines = ['export DSV_ATTEMPT="$2"', *(f"export {name}={shlex.quote(value)}" for name, value in known)]
-    lines += [f'export {name}="${PASSED}{name}"' for name in sorted(batch.passed)]
-    lines += [f"unset {PASSED}{name}" for name in sorted(batch.passed)]
+def _exports(job: Job) -> str:
+    lines = ['export DSV_ATTEMPT="$2"']
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in job.shown.items()]
+    lines += [f'export {name}="${PASSED}{name}"' for name in job.hidden]
+    lines += [f"unset {PASSED}{name}" for name in job.hidden]
     return "\n".join(lines)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.api.pools import engines_of
-from dsv.errors import NotFound, UsageError
+from dsv.errors import Conflict, NotFound, UsageError
+from dsv.format.keys import run_key
 from dsv.repo.repository import Repository
 from dsv.run.active_runs import Marks
 from dsv.run.completing import Completer
@@ -19,9 +21,11 @@ from dsv.run.engine_list import Engines
 from dsv.run.engines.log import PART_SIZE, READ_SIZE, read_live
 from dsv.run.listing import RunView, list_runs, run_log, show_run
 from dsv.run.parameters import SweepId, names_sweep
-from dsv.run.record import RunId, RunRecord
-from dsv.run.record_store import RunStore, Spool
+from dsv.run.record import RECORD, RunId, RunRecord
+from dsv.run.record_store import RunStore, Spool, StoredRun
 from dsv.run.sweep import SweepNotes, SweepView, sweep_of
+from dsv.store.base import together
+from dsv.upkeep.expire import store_time
 from dsv.values.names import DatasetName
 
 
@@ -92,6 +96,42 @@ class Runs:
             return self.sweep(text)
         except NotFound:
             raise error from None
+
+    def stored(self, texts: Sequence[str], dataset: DatasetName | None = None) -> list[StoredRun]:
+        """Return the keys of the runs that these texts mean, also of records that can't be read, each once. Raises
+        `NotFound` and `UsageError`."""
+        found: dict[StoredRun, None] = {}
+        places = [dataset] if dataset is not None else list(self.repository.refs.datasets())
+        for text in texts:
+            try:
+                run, known = RunId.parse(text), places
+            except UsageError:
+                record = self.show(text, dataset).record
+                run, known = record.run, [record.dataset]
+            found[self.runs.find(run, known)] = None
+        return list(found)
+
+    def older_than(self, seconds: float, dataset: DatasetName | None = None) -> list[StoredRun]:
+        """Return the runs that ended longer ago, by the time of the store at which their records came."""
+        ended = [one for one in self.runs.listing(dataset) if RECORD in one.parts]
+        store = self.repository.store
+        made = together([partial(store.modified, run_key(one.dataset, one.run, RECORD)) for one in ended])
+        now = store_time(self.repository) if ended else 0
+        return [one for one, when in zip(ended, made, strict=True) if now - when > seconds]
+
+    def delete(self, chosen: Sequence[StoredRun], *, force: bool = False) -> None:
+        """Delete runs for good: nothing brings them back, and gc removes their code and output.
+
+        Raises `Conflict`, with nothing deleted, for one that has not ended as far as the store knows, unless `force`.
+        """
+        alive = [one.run for one in chosen if RECORD not in one.parts]
+        if alive and not force:
+            raise Conflict(
+                f"run {alive[0]} is under way, or the machine that would have written its end is gone",
+                subject=alive[0],
+                hint=f"dsv stop {alive[0]} first; --force deletes its record all the same",
+            )
+        together([partial(self.runs.delete, one) for one in chosen])
 
     def log(self, record: RunRecord) -> bytes | None:
         """Read the log of a run that has ended, as far as it is kept: of one that was cut off, by this machine."""

@@ -29,6 +29,7 @@ from dsv.run.record import (
     MAX_PART,
     MAX_RECORD,
     RECORD,
+    START,
     RunId,
     RunPart,
     RunRecord,
@@ -130,6 +131,15 @@ class RunStore:
         if LOG not in stored.parts:
             return None
         return self._store.get(run_key(stored.dataset, stored.run, LOG), MAX_RECORD)
+
+    def delete(self, stored: StoredRun) -> None:
+        """Delete the keys of a run. `record`, or else `start`, goes last: until then it is listed, and the same call
+        finishes what was interrupted."""
+        order = sorted(
+            stored.parts, key=lambda part: (part == RECORD, part == START, start_number(part) is not None)
+        )
+        for part in order:
+            self._store.delete(run_key(stored.dataset, stored.run, part))
 
     def node_parts(self, stored: StoredRun) -> list[RunPart]:
         """Read the part of each node in each attempt, by attempt and node. Raises `IntegrityError`, `Unsupported`."""

@@ -12,8 +12,8 @@ from dsv.errors import UsageError
 LONGEST: Final = 36525 * 86400
 """Seconds of the longest duration: a century, so that what it ends at has a date."""
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdwy])", re.ASCII)
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?(?:([kKMGTPE])(i)?)?B?", re.ASCII)
 _PLAIN = 1_000_000  # from so many on a number without a unit is one of bytes
@@ -22,10 +22,12 @@ _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
 def parse_duration(text: str) -> int:
-    """Seconds in `30s`, `30m`, `12h`, `1d`, `2w` or `1.5h`: a century at most. Raises `UsageError`."""
+    """Seconds in `30s`, `30m`, `12h`, `1d`, `2w`, `1y` (365 days) or `1.5h`: a century at most. Raises `UsageError`."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is not a duration", subject=text, hint="write it like 30m, 12h, 1d or 2w")
+        raise UsageError(
+            f"{text!r} is not a duration", subject=text, hint="write it like 30m, 12h, 1d, 2w or 1y"
+        )
     seconds = round(float(match[1]) * _SECONDS[match[2]])
     if seconds > LONGEST:
         raise UsageError(

@@ -21,7 +21,7 @@ from dsv.run.query import Filter, choose_runs, differences, sort_order
 from dsv.run.record import RunId, RunState
 from dsv.run.sweep import SweepView
 from dsv.values.names import DatasetName
-from dsv.values.units import format_bytes, format_count
+from dsv.values.units import format_bytes, format_count, parse_duration
 
 SHOWN = 50
 """Runs in a table, where no limit is given; JSON has all."""
@@ -52,6 +52,15 @@ Csv = Annotated[bool, typer.Option("--csv", help="Write it as CSV, exact and wit
 Log = Annotated[
     bool, typer.Option("--log", help="Print the log of the run ID; of a very long one head and tail.")
 ]
+Delete = Annotated[
+    bool, typer.Option("--delete", help="Delete the records, logs and outputs of these runs for good.")
+]
+OlderThan = Annotated[
+    str | None,
+    typer.Option("--older-than", metavar="DURATION", help="With --delete: all that ended longer ago."),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="With --delete: do not ask.")]
+Force = Annotated[bool, typer.Option("--force", help="With --delete: even if a run has not ended.")]
 Out = Annotated[
     str | None,
     typer.Option("--out", metavar="DIR", help="Copy the output of the run ID to a new folder."),
@@ -75,6 +84,8 @@ Out = Annotated[
         ),
         ("dsv runs 4f2a9c01", "one run, by the end of its id"),
         ("dsv runs 4f2a9c01 --log", "what it wrote"),
+        ("dsv runs --delete 4f2a9c01 baseline", "for good; asks first"),
+        ("dsv runs --delete --older-than 1y --dataset chest-xray --yes", "use it in cron"),
         ("dsv runs 4f2a9c01 --out results", "its output, from the pool's folder or from the store"),
     ],
     result={
@@ -142,6 +153,8 @@ Out = Annotated[
         "copy.bytes": "with --out: their size",
         "copy.known": "with --out: true if all of it was there already",
         "copy.left_out": "with --out: paths that could not be copied, or kept in the store, with why",
+        "deleted.run": "with --delete: the id of a run that was deleted",
+        "deleted.dataset": "with --delete: its dataset",
         "compare.runs": "with --compare: the ids, in the order of the values",
         "compare.differences": "with --compare: key and values of each difference, null for none",
     },
@@ -158,6 +171,10 @@ def runs(
     as_csv: Csv = False,
     log: Log = False,
     out: Out = None,
+    delete: Delete = False,
+    older_than: OlderThan = None,
+    yes: Yes = False,
+    force: Force = False,
 ) -> None:
     """Show, search, sort and compare the records of runs.
 
@@ -166,6 +183,16 @@ def runs(
     lacks KEY matches KEY=null alone. Records are in the store, beside the dataset; one that could not be sent yet is
     shown too.
     """
+    if delete or older_than is not None or yes or force:
+        others = call.typed() - {"run", "dataset", "delete", "older_than", "yes", "force"}
+        if not delete or others or bool(run) == (older_than is not None):
+            raise UsageError(
+                "--delete takes ids or --older-than, with --dataset, --yes and --force alone",
+                hint="dsv runs --delete ID, or dsv runs --delete --older-than 1y",
+            )
+        seconds = None if older_than is None else parse_duration(older_than)
+        _delete(call, run or [], None if dataset is None else DatasetName.parse(dataset), seconds, yes, force)
+        return
     asked = _Asked(
         ids=run or [],
         dataset=None if dataset is None else DatasetName.parse(dataset),
@@ -285,6 +312,25 @@ def _write_each(call: Call, views: list[RunView]) -> None:
         if number:
             call.line("")
         write_one(call, view)
+
+
+def _delete(
+    call: Call, ids: list[str], dataset: DatasetName | None, older_than: int | None, yes: bool, force: bool
+) -> None:
+    with opened_runs(call) as found:
+        chosen = found.stored(ids, dataset) if older_than is None else found.older_than(older_than, dataset)
+        if chosen:
+            name = chosen[0].run if len(chosen) == 1 else format_count(len(chosen), "run")
+            datasets = ", ".join(sorted({str(one.dataset) for one in chosen}))
+            call.confirm(f"nothing brings back {name} of {datasets} once deleted", name, yes=yes)
+            found.delete(chosen, force=force)
+    if call.json:
+        call.document({"deleted": [{"run": one.run, "dataset": one.dataset} for one in chosen]})
+        return
+    for one in chosen:
+        call.line(f"deleted run {one.run} of {one.dataset}")
+    if not chosen:
+        call.say("no run is so old")
 
 
 def _check(call: Call, asked: _Asked) -> None:

@@ -1,0 +1,100 @@
+"""dsv runs --delete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsv.run.record import RECORD, START
+from dsv.run.record_store import RunStore
+from dsv.store.directory import DirectoryStore
+from dsv.values.names import DatasetName
+from tests.kit.dsv import Dsv, write_files
+from tests.store.wrapper import Wrapper
+
+PETS = DatasetName.parse("pets")
+
+
+@pytest.fixture
+def pets(dsv: Dsv) -> Dsv:
+    """With two runs."""
+    write_files(dsv.cwd, {"a": b"a"})
+    dsv.ok("init", "pets")
+    dsv.ok("sync")
+    for code in (0, 1):
+        assert dsv.process("run", "pets", "--", "sh", "-c", f"exit {code}").code == code
+    return dsv
+
+
+def store(dsv: Dsv) -> DirectoryStore:
+    return DirectoryStore(dsv.home / ".local/share/dsv/store")
+
+
+def ids(dsv: Dsv) -> list[str]:
+    return [item["run"] for item in dsv.ok("runs", "--json").json["items"]]
+
+
+def test_runs_are_deleted_by_their_ids(pets: Dsv) -> None:
+    newest, oldest = ids(pets)
+    assert pets("runs", "--delete", newest).code == 2, "nobody can be asked"
+    assert pets("runs", "--delete").code == 2 and pets("runs", "--yes").code == 2
+    assert pets("runs", "--delete", newest, "--older-than", "1y").code == 2
+    assert ids(pets) == [newest, oldest]
+    assert pets.ok("runs", "--delete", newest[-8:], "--yes").lines == [f"deleted run {newest} of pets"]
+    assert ids(pets) == [oldest]
+    assert [item.key for item in store(pets).list("runs/") if newest in item.key] == []
+    assert pets("runs", "--delete", newest, "--yes").code == 3
+
+
+def test_one_that_can_not_be_read_is_deleted_too(pets: Dsv) -> None:
+    newest, oldest = ids(pets)
+    record: Path = next((pets.home / ".local/share/dsv/store/runs").rglob(f"{newest}/record"))
+    record.unlink()
+    record.write_bytes(b"{}")
+    pets.ok("runs", "--delete", newest, "--yes")
+    assert ids(pets) == [oldest]
+
+
+def test_runs_that_ended_long_ago_are_deleted(pets: Dsv) -> None:
+    assert "no run is so old" in pets.ok("runs", "--delete", "--older-than", "1y", "--yes").err
+    done = pets.ok("runs", "--delete", "--older-than", "0s", "--dataset", "pets", "--yes", "--json").json
+    assert len(done["deleted"]) == 2 and ids(pets) == []
+
+
+def test_one_that_has_not_ended_is_not_deleted_unless_forced(pets: Dsv) -> None:
+    newest, oldest = ids(pets)
+    next((pets.home / ".local/share/dsv/store/runs").rglob(f"{newest}/record")).unlink()
+    result = pets("runs", "--delete", newest, oldest, "--yes")
+    assert result.code == 4 and f"dsv stop {newest}" in result.err
+    assert len(RunStore(store(pets)).listing(PETS)) == 2
+    pets.ok("runs", "--delete", newest, oldest, "--yes", "--force")
+    assert RunStore(store(pets)).listing(PETS) == []
+
+
+def test_killed_between_two_deletes_the_run_is_still_listed(pets: Dsv) -> None:
+    class Died(Exception):
+        pass
+
+    class Dying(Wrapper):
+        left = 0
+
+        def delete(self, key: str) -> None:
+            if not self.left:
+                raise Died
+            self.left -= 1
+            super().delete(key)
+
+    for run, last in ((0, RECORD), (1, START)):
+        stored = RunStore(store(pets)).listing(PETS)[0]
+        if run:
+            store(pets).delete(f"runs/pets/{stored.run}/{RECORD}")
+            stored = RunStore(store(pets)).listing(PETS)[0]
+        dying = Dying(store(pets))
+        dying.left = len(stored.parts) - 1
+        with pytest.raises(Died):
+            RunStore(dying).delete(stored)
+        (half,) = [one for one in RunStore(store(pets)).listing(PETS) if one.run == stored.run]
+        assert half.parts == {last}
+        RunStore(store(pets)).delete(half)
+    assert RunStore(store(pets)).listing(PETS) == []

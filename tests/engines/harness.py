@@ -70,6 +70,8 @@ class Bench:
     @classmethod
     def of(cls, engine: Engine, folder: Path, image: str | None) -> Bench:
         facts = engine.probe()
+        for _ in range(5):  # a busy machine's engine may not answer within dsv's 5 s
+            facts = engine.probe() if isinstance(facts, NoEngine) else facts
         assert not isinstance(facts, NoEngine), facts.reason
         return cls(engine, facts, folder, image)
 

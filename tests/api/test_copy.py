@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ from dsv.repo.expiry import append, read_expiry
 from dsv.repo.history import walk
 from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
+from dsv.repo.session import Session
 from dsv.store import open as opening
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore
@@ -279,6 +281,47 @@ def test_damage_is_not_copied(tmp_path: Path) -> None:
             item.key.split("/")[1] for item in made.there.list("sessions/") if item.key.endswith("/closed")
         }
         assert opened == closed  # gc need not wait for it
+
+
+def test_a_dataset_that_can_not_be_copied_keeps_no_other_from_it(tmp_path: Path) -> None:
+    other = DatasetName.parse("team/other")
+    with world(tmp_path) as made:
+        made.data.commit({"bad": RNG.randbytes(5000)})
+        [broken, *_] = [
+            key for key in packs(Repository.open(made.here, None)) if len(made.here.get(key)) > 5000
+        ]
+        made.here.delete(broken)
+        entry = RefEntry(None, False, Nonce.random(), 1, "ann", "init")
+        Repository.open(made.here, None).refs.move(other, MAIN, None, entry)
+        second = replace(made.data, name=other)
+        second.commit({"b": b"2"})
+        with pytest.raises(IntegrityError, match="bad can't be copied"):
+            made.copy("", every=True)
+        assert replace(second, store=made.there).head() == second.head()
+
+
+def test_two_copies_at_once_and_a_sync_between_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with world(tmp_path) as made:
+        made.data.commit({"a": b"1"})
+        made.copy()
+        made.data.commit({"a": b"2"})
+        declare = Session.declare
+        others: list[Callable[[], object]] = [made.copy]
+
+        def declare_late(session: Session, *rest: Any) -> None:
+            if others:
+                others.pop()()  # while this one has uploaded, and not named anything yet
+            declare(session, *rest)
+
+        monkeypatch.setattr(Session, "declare", declare_late)
+        assert made.copy().names[0].state == "copied"
+        made.check_same()
+        made.data.commit({"a": b"3"})
+        theirs = replace(made.data, store=made.there)
+        others.append(lambda: theirs.commit({"b": b"theirs"}))
+        with pytest.raises(Conflict, match="somebody else has moved branch main"):
+            made.copy()
+        assert theirs.files()["b"] == b"theirs"
 
 
 def test_what_gc_is_about_to_remove_there_is_sent_again(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dsv.api.branches import moved_meanwhile
 from dsv.api.context import tracking
-from dsv.errors import Conflict, NotFound, Unsupported, UsageError
+from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.format import keys
 from dsv.format.expiry import ExpiryAction
 from dsv.format.records import RefEntry
@@ -90,7 +90,7 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
 
     Commits keep their ids. A branch of the other store is only moved forward. What was copied when the command was
     killed is not sent again. Raises `Conflict` at the end if a branch there has other commits, and `Unsupported` for a
-    store of another kind.
+    store of another kind. Of several datasets one that can't be copied does not keep the others from it.
     """
     request = request or CopyRequest()
     with (
@@ -99,12 +99,22 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
     ):
         _check_kinds(source, there)
         began = _requests(source, there)
+        failures: list[Conflict | IntegrityError] = []
         copying = _Copying(context, source, there, to, request)
         for dataset in _datasets(context, source, target, request):
-            copying.dataset(dataset, target.rev.text if target.rev is not None else None)
+            try:
+                copying.dataset(dataset, target.rev.text if target.rev is not None else None)
+            except (Conflict, IntegrityError) as error:
+                if not request.every:
+                    raise
+                failures.append(error)
         if not request.dry_run and copying.moved:
             tidy(there, context.writer)
         done = copying.result(_requests(source, there) - began)
+    for failure in sorted(failures, key=lambda one: -one.exit_code):
+        if len(failures) > 1:
+            failure.message += f" (and {len(failures) - 1:,} further datasets were not copied)"
+        raise failure
     diverged = [one for one in done.names if one.state == "diverged"]
     if diverged and not request.dry_run:
         raise copying.refused(diverged)
@@ -227,7 +237,7 @@ class _Copying:
             self._kept = self._recent(dataset, heads, tags, self._request.history)
         heads.sort(key=lambda head: head.branch != MAIN)
         found = {head.branch: head for head in known}
-        if not known and (heads or tags) and not there.exists(dataset):
+        if not known and (heads or tags):
             there.check_new_dataset(dataset)
         if MAIN not in found and all(head.branch != MAIN for head in heads):
             self._first_move(dataset)

@@ -108,7 +108,11 @@ def assert_documented(command: str, document: Mapping[str, Any], without: str | 
         if below and not value:
             found |= below
         elif below:
-            found |= {f"{key}.{inner}" for item in value for inner in item}
+            found |= {
+                f"{key}.{inner}"
+                for item in ([value] if isinstance(value, Mapping) else value)
+                for inner in item
+            }
         elif key != "schema":
             found.add(key)
     assert found == documented

@@ -36,6 +36,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Store": {
         "store": "Check a store, compact its index, move or repair refs",
         "verify": "Look for damage in a store, and say what was lost",
+        "du": "Show what takes the space of a store",
         "copy": "Copy datasets to another store, with their history",
         "expire": "Let old commits of a dataset expire, or keep them again",
     },

@@ -1,0 +1,147 @@
+"""dsv du."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api.du import StoreUsed, Usage, usage
+from dsv.cli.call import Call
+from dsv.cli.declare import command, option, whole
+from dsv.cli.output import printable
+from dsv.values.units import format_bytes, format_count
+
+
+@command(
+    "du",
+    unused=["--cache"],
+    examples=[
+        ("dsv du", "the store, and each of its datasets"),
+        ("dsv du chest-xray chest-masks", "two datasets, with all their branches, tags and runs"),
+        ("dsv du chest-xray@main", "the history of a branch"),
+        ("dsv du chest-xray@v1", "one commit"),
+        ("dsv du chest-xray@v1..v2", "the commits that came after v1, up to v2: what they added"),
+        ("dsv du chest-xray@v2 --by-folder 1", "one commit, by its top folders"),
+        ("dsv du --unused", "what dsv gc would free"),
+        ("dsv du --json | jq '.store.unused.stored'", ""),
+    ],
+    result={
+        "url": "the store",
+        "store.total": "bytes of all its keys; store is null if targets are named",
+        "store.needed": "objects that some commit has: objects, stored (bytes in packs), original (before compression)",
+        "store.expired": "commits that are expired, and whose content is still there: commits, stored, alone (what gc "
+        "frees after their grace) and the other keys of items",
+        "store.unused": "as store.needed, of objects that no commit has",
+        "store.duplicates": "the same of further places of objects that some commit has",
+        "store.packs": "count and bytes; free, free_bytes: packs of which nothing is needed; partly, "
+        "partly_unused_bytes: packs of which a part is needed, and the bytes of the rest; unindexed, unindexed_bytes: "
+        "those of the free ones that no index names; missing: packs that an index names and that are not there",
+        "store.indexes": "bytes of index files and their filters",
+        "store.commits": "bytes of commits and their locators",
+        "store.names": "bytes of branches and tags",
+        "store.runs": "bytes of the records of runs",
+        "store.other": "bytes of sessions, garbage collections and the format log",
+        "lost": "objects that commits have and no index lists: run dsv verify if it is not 0",
+        "items.name": "the dataset, branch, commit, range or folder",
+        "items.kind": "dataset, branch, commit, range, folder, or trees (the nodes and segments of all folders)",
+        "items.commits": "how many commits that is",
+        "items.objects": "how many chunks, recipes, segments and nodes these have",
+        "items.stored": "their bytes in packs, compressed, with locators and rows of tables",
+        "items.alone": "of these, what nothing else in the store has",
+        "items.shared": "of these, what something else has too",
+        "items.original": "their bytes before compression",
+        "items.alone_original": "of these, what nothing else in the store has",
+        "items.shared_original": "of these, what something else has too",
+    },
+)
+def du(
+    call: Call,
+    targets: Annotated[list[str] | None, typer.Argument(metavar="[DATASET][@REV[..REV]]...")] = None,
+    by_folder: Annotated[
+        int | None,
+        option(
+            "--by-folder DEPTH", "Show the folders of one target, so many levels of them.", parser=whole(1)
+        ),
+    ] = None,
+    unused: Annotated[bool, option("--unused", "Show the store alone, and what gc would free.")] = False,
+) -> None:
+    """Show what takes the space of a store.
+
+    STORED is what lies in the store: compressed, and each content once. ALONE is the part that nothing else in the
+    store has, so it would be freed if only this were removed. SHARED is the rest. ORIGINAL is STORED before it was
+    compressed.
+
+    DATASET is all of its branches, tags and runs. DATASET@BRANCH is the whole history of the branch, DATASET@TAG or
+    DATASET@ID that commit, and DATASET@A..B the commits of B that A does not have. Every tree of the store is read, as
+    any commit may share a content; a second call reads what is new. Memory stays below 500 MiB.
+    """
+    with call.context() as context:
+        found = usage(context, targets or (), depth=by_folder, only_unused=unused)
+    if call.json:
+        call.result(found)
+        return
+    _write(call, found)
+
+
+def _write(call: Call, found: Usage) -> None:
+    columns = ["name", "commits>", "stored>", "alone>", "shared>", "original>"]
+    rows = [
+        [
+            one.name,
+            f"{one.commits:,}",
+            *(format_bytes(size) for size in (one.stored, one.alone, one.shared, one.original)),
+        ]
+        for one in found.items
+    ]
+    if found.items and found.items[0].kind in ("folder", "trees"):
+        columns[:2] = ["folder"]
+        rows = [[row[0], *row[2:]] for row in rows]
+    call.table(columns, rows)
+    if found.store is not None:
+        if rows:
+            call.line("")
+        _write_store(call, found.store, found.url)
+    if found.lost:
+        call.warn(f"{format_count(found.lost, 'object')} of commits are in no index: dsv verify")
+
+
+def _write_store(call: Call, store: StoreUsed, url: str) -> None:
+    packs, expired = store.packs, store.expired
+    frames = (
+        packs.bytes
+        - store.needed.stored
+        - store.unused.stored
+        - store.duplicates.stored
+        - packs.unindexed_bytes
+    )
+    rows = [
+        ("needed", store.needed.stored, f"{format_bytes(store.needed.original)} before compression"),
+        (
+            "expired",
+            expired.alone,
+            f"of it, of {format_count(expired.commits, 'expired commit')}: gc frees it in time",
+        ),
+        ("unused", store.unused.stored + packs.unindexed_bytes, "of no commit"),
+        ("duplicates", store.duplicates.stored, "stored in several packs"),
+        ("frames", frames, f"of {format_count(packs.count, 'pack')}"),
+        ("indexes", store.indexes, ""),
+        ("commits", store.commits, ""),
+        ("names", store.names, ""),
+        ("runs", store.runs, ""),
+        ("other", store.other, "sessions, garbage collections, the format log"),
+        ("total", store.total, printable(url)),
+    ]
+    for name, size, note in rows:
+        if size or name in ("needed", "unused", "total"):
+            call.line(f"{name:<10} {format_bytes(size):>10}  {note}".rstrip())
+    call.line("")
+    if packs.free or packs.partly:
+        call.line(
+            f"gc would free {format_bytes(packs.free_bytes)} at once ({format_count(packs.free, 'pack')}), and "
+            f"{format_bytes(packs.partly_unused_bytes)} more by writing {format_count(packs.partly, 'pack')} anew"
+        )
+    else:
+        call.line("gc would free nothing: every pack is needed in full")
+    if packs.missing:
+        call.warn(f"{format_count(packs.missing, 'pack')} that an index names are not there: dsv verify")

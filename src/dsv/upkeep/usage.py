@@ -1,0 +1,377 @@
+"""The space that commits take: what they have alone, what they share, and what nothing needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dsv.errors import UsageError
+from dsv.format import index, keys, pack
+from dsv.format.locator import ObjectKind
+from dsv.format.recipe import SINGLE_CHUNK_MAX
+from dsv.format.segment import Segment
+from dsv.format.tree import Kind
+from dsv.repo.objects.objects import Located, Objects
+from dsv.repo.repository import Repository
+from dsv.store.base import Store
+from dsv.upkeep.ids import IdSet, Seen, heads_of
+from dsv.upkeep.index_rows import IndexRows, Rows
+from dsv.upkeep.reach import Found, Large, contents, reach, reach_recipes, walk_segments
+from dsv.values.ids import CommitId
+from dsv.values.progress import Progress
+
+_LABEL = np.uint64(0xFFFF)
+MOST_LABELS = int(_LABEL)
+_SHIFT = np.uint64(16)
+_KEYS = 10_000
+"""Keys of a listing that are looked up together."""
+TREES = b""
+"""The folder under which nodes and segments are counted, which belong to none."""
+
+
+class Sum(msgspec.Struct):
+    """A number of objects, and their bytes."""
+
+    objects: int = 0
+    stored: int = 0
+    """As they lie in packs, with their locators and their rows in the packs' tables."""
+    original: int = 0
+    """Before they were compressed; without locators."""
+
+    def add(self, other: Sum) -> None:
+        self.objects += other.objects
+        self.stored += other.stored
+        self.original += other.original
+
+    def __sub__(self, other: Sum) -> Sum:
+        return Sum(self.objects - other.objects, self.stored - other.stored, self.original - other.original)
+
+
+class Part(msgspec.Struct):
+    """What a group of commits, or a folder, has."""
+
+    total: Sum
+    alone: Sum
+    """What nothing else in the store has: it would be freed with the group."""
+
+    @property
+    def shared(self) -> Sum:
+        return self.total - self.alone
+
+
+class Packs(msgspec.Struct):
+    """The packs of a store, by what of them is needed."""
+
+    count: int = 0
+    bytes: int = 0
+    free: int = 0
+    """Packs of which nothing is needed: gc can delete them at once."""
+    free_bytes: int = 0
+    partly: int = 0
+    """Packs of which a part is needed."""
+    partly_unused_bytes: int = 0
+    """What is not needed in them, which gc frees if it writes them anew."""
+    unindexed: int = 0
+    """Packs in no index, which are among the free ones: left by a sync that was killed, or being written now."""
+    unindexed_bytes: int = 0
+    missing: int = 0
+    """Packs that an index names and that are not there."""
+
+
+class Measured(msgspec.Struct):
+    """What the objects of a store take, and for whom."""
+
+    groups: list[Part]
+    reached: Sum
+    """What some commit has."""
+    unused: Sum
+    """What no commit has."""
+    duplicates: Sum
+    """Further places of what is reached."""
+    unlisted: int
+    """Objects that commits have and no index lists: they are lost."""
+    packs: Packs | None = None
+
+
+class LabelledIds:
+    """Ids with labels from 0 to `MOST_LABELS`, on disk. Of an id only the first 6 bytes are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ids = IdSet(folder)
+
+    def __enter__(self) -> LabelledIds:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ids.__exit__(*error)
+
+    def taker(self, label: int) -> Found:
+        """Return a function that adds ids with this label."""
+        mark = np.uint64(label)
+
+        def found(_: ObjectKind, ids: bytes) -> None:
+            self._ids.add_heads((heads_of(ids) & ~_LABEL) | mark)
+
+        return found
+
+    def bucket(self, first: int) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+        """Return the beginnings (6 bytes, as numbers) of the ids with this first byte, sorted, and the label of each.
+        One with several labels comes several times."""
+        found = self._ids.bucket(first)
+        return found >> _SHIFT, (found & _LABEL).astype(np.intp)
+
+
+def measure(
+    repository: Repository,
+    roots: Collection[CommitId],
+    groups: Sequence[Collection[CommitId]],
+    folder: Path,
+    progress: Progress,
+    *,
+    packs: bool = False,
+) -> Measured:
+    """Return what each group of commits takes. Groups may overlap.
+
+    roots: every commit that is to stay (`read_roots`); those of groups count anyway. folder: for ids, made and removed.
+    packs: also list the packs, and say what of them is needed.
+    """
+    atoms: dict[frozenset[int], list[CommitId]] = {}
+    member: dict[CommitId, list[int]] = {one: [] for one in roots}
+    for number, group in enumerate(groups):
+        for commit_id in group:
+            member.setdefault(commit_id, []).append(number)
+    for commit_id, numbers in member.items():
+        atoms.setdefault(frozenset(numbers), []).append(commit_id)
+    with LabelledIds(folder / "ids") as labelled:
+        for label, commits in enumerate(atoms.values()):
+            reach(repository.objects, commits, labelled.taker(label), Seen(), progress)
+        labels = [[at for at, atom in enumerate(atoms) if number in atom] for number in range(len(groups))]
+        with IndexRows(repository, folder / "indexes") as rows:
+            return _add_up(repository.store, labelled, rows, labels, len(atoms), packs=packs)
+
+
+def measure_folders(
+    repository: Repository,
+    roots: Collection[CommitId],
+    commits: Collection[CommitId],
+    depth: int,
+    folder: Path,
+    progress: Progress,
+) -> tuple[dict[bytes, Part], Measured]:
+    """Return what each folder of these commits takes, down to a depth. Raises `UsageError` if there are too many.
+
+    A file counts for the folder that has it, or the one above of that depth; nodes and segments for `TREES`.
+    """
+    rest = [one for one in roots if one not in set(commits)]
+    with LabelledIds(folder / "ids") as labelled:
+        reach(repository.objects, rest, labelled.taker(0), Seen(), progress)
+        by_folder = _Folders(repository.objects, labelled, depth)
+        seen = Seen()
+        for located in walk_segments(repository.objects, commits, labelled.taker(1), seen, progress):
+            by_folder.add(located)
+        by_folder.finish()
+        with IndexRows(repository, folder / "indexes") as rows:
+            groups = [[label] for label in by_folder.labels.values()]
+            found = _add_up(repository.store, labelled, rows, groups, len(groups) + 1)
+    return dict(zip(by_folder.labels, found.groups, strict=True)), found
+
+
+class _Folders:
+    """Gives the contents of files the label of their folder."""
+
+    def __init__(self, objects: Objects, labelled: LabelledIds, depth: int) -> None:
+        self.labels: dict[bytes, int] = {TREES: 1}
+        self._objects = objects
+        self._labelled = labelled
+        self._depth = depth
+        self._takers: dict[int, tuple[Found, Seen]] = {}
+        self._waiting: dict[int, Large] = {}
+        self._count = 0
+
+    def add(self, located: Located[Segment]) -> None:
+        segment = located.value
+        chunks, large = contents(located)
+        sizes = np.frombuffer(segment.sizes, np.uint64)
+        is_file = np.frombuffer(segment.kinds, np.uint8) <= Kind.EXECUTABLE
+        small = np.cumsum(is_file & (sizes > 0) & (sizes <= SINGLE_CHUNK_MAX))
+        recipes = np.cumsum(sizes > SINGLE_CHUNK_MAX)
+        chunk = recipe = 0
+        for folder, end in folder_runs(segment.paths, self._depth):
+            chunks_end, recipes_end = int(small[end - 1]), int(recipes[end - 1])
+            label = self._label(folder)
+            if chunk < chunks_end:
+                self._taker(label)[0](ObjectKind.CHUNK, chunks[32 * chunk : 32 * chunks_end])
+            if recipe < recipes_end:
+                self._waiting.setdefault(label, []).extend(large[recipe:recipes_end])
+                self._count += recipes_end - recipe
+            chunk, recipe = chunks_end, recipes_end
+        if self._count > 1024:
+            self.finish()
+
+    def finish(self) -> None:
+        for label, large in self._waiting.items():
+            reach_recipes(self._objects, large, *self._taker(label))
+        self._waiting.clear()
+        self._count = 0
+
+    def _label(self, folder: bytes) -> int:
+        label = self.labels.setdefault(folder, len(self.labels) + 1)
+        if label > MOST_LABELS:
+            raise UsageError(
+                f"there are more than {MOST_LABELS:,} folders", hint="give --by-folder a smaller depth"
+            )
+        return label
+
+    def _taker(self, label: int) -> tuple[Found, Seen]:
+        if label not in self._takers:
+            self._takers[label] = self._labelled.taker(label), Seen()
+        return self._takers[label]
+
+
+def folder_runs(paths: Sequence[bytes], depth: int) -> Iterator[tuple[bytes, int]]:
+    """Yield the folder of neighbouring paths, cut to a depth, with a slash at its end, and the place behind its last.
+    `./` for the top. A segment within one folder takes two looks, whatever it has."""
+    first, last = _folder(paths[0], depth), _folder(paths[-1], depth)
+    if first == last and first.count(b"/") == depth and first != b"./":
+        yield first, len(paths)
+        return
+    before = first
+    for at, path in enumerate(paths):
+        folder = _folder(path, depth)
+        if folder != before:
+            yield before, at
+            before = folder
+    yield before, len(paths)
+
+
+def _folder(path: bytes, depth: int) -> bytes:
+    parts = path.split(b"/", depth)
+    return b"/".join(parts[:-1]) + b"/" if len(parts) > 1 else b"./"
+
+
+def _add_up(
+    store: Store,
+    labelled: LabelledIds,
+    rows: IndexRows,
+    groups: Sequence[Sequence[int]],
+    labels: int,
+    *,
+    packs: bool = False,
+) -> Measured:
+    counted = _Counted(groups, labels, len(rows.packs))
+    for first in range(256):
+        found = rows.bucket(first)
+        counted.add(found[found["where"] == index.IN_PACK], *labelled.bucket(first))
+    if packs:
+        counted.measured.packs = _packs(store, rows, counted.needed, counted.table)
+    return counted.measured
+
+
+class _Counted:
+    """Sums over the buckets of the ids."""
+
+    def __init__(self, groups: Sequence[Sequence[int]], labels: int, packs: int) -> None:
+        self.measured = Measured([Part(Sum(), Sum()) for _ in groups], Sum(), Sum(), Sum(), 0)
+        self.needed = np.zeros(packs, np.uint64)
+        """Bytes of each pack that are reached."""
+        self.table = np.zeros(packs, np.uint64)
+        """Bytes of each pack that an index knows."""
+        self._groups = groups
+        self._labels = labels
+
+    def add(self, rows: Rows, beginnings: NDArray[np.uint64], labels: NDArray[np.intp]) -> None:
+        known = rows["head"] >> _SHIFT
+        at = np.searchsorted(known, beginnings)
+        listed = at < len(known)
+        listed[listed] = known[at[listed]] == beginnings[listed]
+        self.measured.unlisted += len(np.unique(beginnings[~listed]))
+        at, labels = at[listed], labels[listed]
+        tails = rows["tail"].astype(np.uint64)
+        stored = rows["stored"] + tails + np.uint64(pack.ROW_SIZE) * (1 + (tails > 0).astype(np.uint64))
+        lengths = rows["length"].astype(np.uint64)
+        counts = np.bincount(at, minlength=len(rows))
+        again = _again(rows)
+        reached = counts > 0
+
+        def total(chosen: Any) -> Sum:
+            return Sum(int(chosen.sum()), int(stored[chosen].sum()), int(lengths[chosen].sum()))
+
+        self.measured.reached.add(total(reached))
+        behind = np.maximum.accumulate(np.where(again, 0, np.arange(len(rows))))
+        further = again & reached[behind]
+        self.measured.duplicates.add(total(further))
+        self.measured.unused.add(total(~reached & ~further))
+        np.add.at(self.needed, rows["pack"][reached], stored[reached])
+        np.add.at(self.table, rows["pack"], stored)
+        self._add_groups(at, labels, counts, stored, lengths, total)
+
+    def _add_groups(
+        self, at: Any, labels: Any, counts: Any, stored: Any, lengths: Any, total: Callable[[Any], Sum]
+    ) -> None:
+        def by_label(chosen: Any) -> list[Any]:
+            each = labels[chosen]
+            weights = (np.ones(len(each)), stored[at[chosen]], lengths[at[chosen]])
+            return [np.bincount(each, weight, self._labels + 1) for weight in weights]
+
+        everything, alone = by_label(slice(None)), by_label(counts[at] == 1)
+        for group, part in zip(self._groups, self.measured.groups, strict=True):
+            if len(group) == 1:
+                part.total.add(Sum(*(int(column[group[0]]) for column in everything)))
+                part.alone.add(Sum(*(int(column[group[0]]) for column in alone)))
+            elif group:
+                mine = np.bincount(at[np.isin(labels, group)], minlength=len(counts))
+                part.total.add(total(mine > 0))
+                part.alone.add(total((mine > 0) & (mine == counts)))
+
+
+def _again(rows: Rows) -> NDArray[np.bool_]:
+    """Return for each row whether the row before it is of the same object, in another place."""
+    again = np.zeros(len(rows), np.bool_)
+    alike = np.flatnonzero(rows["head"][1:] == rows["head"][:-1]) + 1
+    one, other = rows[alike], rows[alike - 1]
+    again[alike] = (one["id"] == other["id"]) & (one["kind"] == other["kind"])
+    return again
+
+
+def _packs(store: Store, rows: IndexRows, needed: NDArray[Any], known: NDArray[Any]) -> Packs:
+    found, column = Packs(), rows.packs.column
+    there = np.zeros(len(column), np.bool_)
+    listing = iter(store.list(keys.PACK_PREFIX))
+    while batch := list(islice(listing, _KEYS)):
+        items = [(one, item.size) for item in batch if (one := keys.parse_pack_key(item.key)) is not None]
+        ids = np.frombuffer(b"".join(one for one, _ in items), "S16")
+        sizes = np.array([size for _, size in items], np.uint64)
+        at = np.searchsorted(column, ids)
+        indexed = at < len(column)
+        indexed[indexed] = column[at[indexed]] == ids[indexed]
+        found.count += len(items)
+        found.bytes += int(sizes.sum())
+        found.unindexed += int((~indexed).sum())
+        found.unindexed_bytes += int(sizes[~indexed].sum())
+        at, sizes = at[indexed], sizes[indexed]
+        there[at] = True
+        free = needed[at] == 0
+        found.free += int(free.sum())
+        found.free_bytes += int(sizes[free].sum())
+        partly = ~free & (known[at] > needed[at])
+        found.partly += int(partly.sum())
+        found.partly_unused_bytes += int((known[at] - needed[at])[partly].sum())
+    found.free += found.unindexed
+    found.free_bytes += found.unindexed_bytes
+    found.missing = int((~there).sum())
+    return found
+
+
+def list_sizes(store: Store) -> dict[str, int]:
+    """Return the bytes of all keys by how they begin, without those of packs."""
+    prefixes = (
+        *(keys.INDEX_PREFIX, keys.COMMIT_PREFIX, keys.LOCATOR_PREFIX, keys.REFS_PREFIX, keys.RUNS_PREFIX),
+        *(keys.SESSIONS_PREFIX, keys.GC_PREFIX, keys.FORMAT_PREFIX, keys.PROBE_PREFIX, keys.README_KEY),
+    )
+    return {prefix: sum(item.size for item in store.list(prefix)) for prefix in prefixes}

@@ -84,28 +84,33 @@ def test_groups_that_overlap_take_what_a_slow_count_finds(tmp_path: Path) -> Non
     assert not list(tmp_path.glob("room/*"))
 
 
-def test_what_no_commit_has_is_unused_and_whole_packs_go_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("numbers", [[0, 1], [3], [1, 2]])
+def test_what_no_commit_has_is_unused_and_whole_packs_go_at_once(tmp_path: Path, numbers: list[int]) -> None:
     repository, made = world()
-    sizes, kept = objects(repository), made[:2]
+    sizes, kept = objects(repository), [made[number] for number in numbers]
     found = measure(repository, kept, [kept], tmp_path / "room", NoProgress(), packs=True)
     needed = reached(repository, kept)
     assert found.unused == total(sizes, set(sizes) - needed)
-    free = partly = rest = 0
+    free, rewritten, partly = [0, 0], [0, 0], [0, 0]
     for key in packs(repository):
         data = repository.store.get(key)
         pack_id = keys.parse_pack_key(key)
         assert pack_id is not None
         ids = {bytes(object_id) for _, object_id, _ in verify(data).indexed(pack_id)}
-        if not ids & needed:
-            free += len(data)
+        used = total(sizes, ids & needed).stored
+        if not used:
+            kind, more = free, len(data)
+        elif 2 * (used + 64) < len(data):
+            kind, more = rewritten, len(data) - used
         elif ids - needed:
-            partly, rest = partly + 1, rest + total(sizes, ids - needed).stored
-    assert found.packs is not None and free > 0
-    assert (found.packs.free_bytes, found.packs.partly, found.packs.partly_unused_bytes) == (
-        free,
-        partly,
-        rest,
-    )
+            kind, more = partly, total(sizes, ids - needed).stored
+        else:
+            continue
+        kind[0], kind[1] = kind[0] + 1, kind[1] + more
+    assert found.packs is not None and (free[0] or rewritten[0] or partly[0])
+    assert [found.packs.free, found.packs.free_bytes] == free
+    assert [found.packs.rewritten, found.packs.rewritten_bytes] == rewritten
+    assert [found.packs.partly, found.packs.partly_unused_bytes] == partly
 
 
 def test_packs_in_no_index_are_free_and_lost_ones_are_counted(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from dsv.format import keys
 from dsv.format.records import SessionVerdict, TagValue
 from dsv.repo.errors import put_back, read_record
 from dsv.repo.objects.objects import Objects
+from dsv.repo.refs.expiry import read_expiry
 from dsv.repo.repository import Repository
 from dsv.store.base import Item, Store, StoreMissing, together
 from dsv.values.ids import CommitId, SessionId
@@ -67,12 +68,13 @@ class Name(NamedTuple):
 def read_roots(
     repository: Repository,
     datasets: Iterable[DatasetName] | None = None,
-    freed: Freed = lambda _: (),
+    freed: Freed | None = None,
 ) -> Roots:
     """Return every commit that something names, with all its ancestors, but for those that are freed.
 
     These are all moves of all branches, deleted ones too, all tags and run records, and the verdicts of sessions that
-    are not closed. datasets: what names commits of these alone, without sessions.
+    are not closed. datasets: what names commits of these alone, without sessions. freed: None for what the expiry logs
+    say.
 
     Raises `IntegrityError` if a listing or a branch's moves have a gap (`IncompleteListing`), or a record can't be
     read: an error never counts as absence. Sessions are listed first, so that a commit that is published meanwhile is
@@ -83,7 +85,7 @@ def read_roots(
     def look() -> Roots:
         names = read_names(repository, chosen)
         parents = Parents(repository.objects)
-        found = _keep(parents, names, freed)
+        found = kept(parents, names, freed or (lambda one: read_expiry(repository.refs, one).freed))
         if chosen is None:
             _check_commits(repository, parents.known, names)
         return Roots(found)
@@ -103,7 +105,10 @@ def read_names(repository: Repository, datasets: Iterable[DatasetName] | None = 
     return [*_of_sessions(repository), *names_of_refs(repository, None), *names_of_runs(repository)]
 
 
-def _keep(parents: Parents, names: Iterable[Name], freed: Freed) -> dict[CommitId, tuple[str, ...]]:
+def kept(
+    parents: Parents, names: Iterable[Name], freed: Freed = lambda _: ()
+) -> dict[CommitId, tuple[str, ...]]:
+    """Return the commits of these names with their ancestors, and why each stays."""
     by_dataset: dict[DatasetName | None, list[Name]] = {}
     for name in names:
         by_dataset.setdefault(name.dataset, []).append(name)

@@ -29,6 +29,8 @@ from dsv.values.progress import Progress
 _LABEL = np.uint64(0xFFFF)
 MOST_LABELS = int(_LABEL)
 _SHIFT = np.uint64(16)
+_FRAME = len(pack.MAGIC) + pack.FOOTER_SIZE
+"""Bytes of a pack beside its objects and its table."""
 _KEYS = 10_000
 """Keys of a listing that are looked up together."""
 TREES = b""
@@ -73,10 +75,14 @@ class Packs(msgspec.Struct):
     free: int = 0
     """Packs of which nothing is needed: gc can delete them at once."""
     free_bytes: int = 0
+    rewritten: int = 0
+    """Packs of which less than half is needed: gc writes that anew, and then deletes them."""
+    rewritten_bytes: int = 0
+    """What that frees."""
     partly: int = 0
-    """Packs of which a part is needed."""
+    """Packs of which more is needed, but not all."""
     partly_unused_bytes: int = 0
-    """What is not needed in them, which gc frees if it writes them anew."""
+    """What is not needed in them: gc leaves it there."""
     unindexed: int = 0
     """Packs in no index, which are among the free ones: left by a sync that was killed, or being written now."""
     unindexed_bytes: int = 0
@@ -359,7 +365,11 @@ def _packs(store: Store, rows: IndexRows, needed: NDArray[Any], known: NDArray[A
         free = needed[at] == 0
         found.free += int(free.sum())
         found.free_bytes += int(sizes[free].sum())
-        partly = ~free & (known[at] > needed[at])
+        frames = np.uint64(_FRAME)
+        rewritten = ~free & (2 * (needed[at] + frames) < sizes)
+        found.rewritten += int(rewritten.sum())
+        found.rewritten_bytes += int((sizes - needed[at])[rewritten].sum())
+        partly = ~free & ~rewritten & (known[at] > needed[at])
         found.partly += int(partly.sum())
         found.partly_unused_bytes += int((known[at] - needed[at])[partly].sum())
     found.free += found.unindexed

@@ -34,9 +34,10 @@ from dsv.values.units import format_bytes, format_count
         "frees after their grace) and the other keys of items",
         "store.unused": "as store.needed, of objects that no commit has",
         "store.duplicates": "the same of further places of objects that some commit has",
-        "store.packs": "count and bytes; free, free_bytes: packs of which nothing is needed; partly, "
-        "partly_unused_bytes: packs of which a part is needed, and the bytes of the rest; unindexed, unindexed_bytes: "
-        "those of the free ones that no index names; missing: packs that an index names and that are not there",
+        "store.packs": "count and bytes; free, free_bytes: packs of which nothing is needed; rewritten, "
+        "rewritten_bytes: packs of which less than half is needed, and what gc frees by writing that anew; partly, "
+        "partly_unused_bytes: packs of which more is needed, and what is not, which gc leaves there; unindexed, "
+        "unindexed_bytes: those of the free ones that no index names; missing: packs that an index names and that are not there",
         "store.indexes": "bytes of index files and their filters",
         "store.commits": "bytes of commits and their locators",
         "store.names": "bytes of branches and tags",
@@ -136,12 +137,19 @@ def _write_store(call: Call, store: StoreUsed, url: str) -> None:
         if size or name in ("needed", "unused", "total"):
             call.line(f"{name:<10} {format_bytes(size):>10}  {note}".rstrip())
     call.line("")
-    if packs.free or packs.partly:
+    freed = [
+        f"{format_bytes(packs.free_bytes)} at once ({format_count(packs.free, 'pack')})"
+        if packs.free
+        else "",
+        f"{format_bytes(packs.rewritten_bytes)} by writing {format_count(packs.rewritten, 'pack')} anew"
+        if packs.rewritten
+        else "",
+    ]
+    call.line(f"gc would free {' and '.join(filter(None, freed)) or 'nothing'}")
+    if packs.partly:
         call.line(
-            f"gc would free {format_bytes(packs.free_bytes)} at once ({format_count(packs.free, 'pack')}), and "
-            f"{format_bytes(packs.partly_unused_bytes)} more by writing {format_count(packs.partly, 'pack')} anew"
+            f"it would leave {format_bytes(packs.partly_unused_bytes)} that nothing needs in "
+            f"{format_count(packs.partly, 'pack')} of which at least half is needed"
         )
-    else:
-        call.line("gc would free nothing: every pack is needed in full")
     if packs.missing:
         call.warn(f"{format_count(packs.missing, 'pack')} that an index names are not there: dsv verify")

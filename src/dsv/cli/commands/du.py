@@ -37,7 +37,8 @@ from dsv.values.units import format_bytes, format_count
         "store.packs": "count and bytes; free, free_bytes: packs of which nothing is needed; rewritten, "
         "rewritten_bytes: packs of which less than half is needed, and what gc frees by writing that anew; partly, "
         "partly_unused_bytes: packs of which more is needed, and what is not, which gc leaves there; unindexed, "
-        "unindexed_bytes: those of the free ones that no index names; missing: packs that an index names and that are not there",
+        "unindexed_bytes: those of the free ones that no index names; missing: packs that "
+        "an index names and that are not there",
         "store.indexes": "bytes of index files and their filters",
         "store.commits": "bytes of commits and their locators",
         "store.names": "bytes of branches and tags",

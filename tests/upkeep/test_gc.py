@@ -266,6 +266,20 @@ def test_a_commit_without_a_name_can_not_get_one_after_gc(tmp_path: Path) -> Non
         pass
 
 
+def test_a_fenced_session_never_publishes_and_keys_of_sessions_go(tmp_path: Path) -> None:
+    world = World(MemoryStore(), 4, 2)
+    writing = Writing(world.store, {"again": world.files[world.expired[0]]["changes"]})
+    beat = keys.session_beat_key(writing.session.id, 0)
+    world.store.put_if_absent(beat, SessionBeat(Nonce.random(), 0).encode())
+    assert collect(world.store, tmp_path / "1").deleted
+    world.change({"more": b"1" * 9000})
+    collect(world.store, tmp_path / "2")
+    prefix = keys.session_prefix(writing.session.id)
+    assert {item.key for item in world.store.list("sessions/")} == {f"{prefix}open", f"{prefix}verdict"}
+    assert not writing.publish()
+    world.check()
+
+
 # --- what is lost
 
 

@@ -521,13 +521,16 @@ class Collector:
             together([partial(self._store.delete, keys.pack_key(one)) for one in some])
 
     def _tidy_sessions(self) -> None:
-        """Delete the keys of sessions that are closed, `closed` last, and of fenced ones all but the verdict."""
+        """Delete the keys of sessions that are closed, `closed` last, and the beats of those that were fenced."""
         for session_id, parts in self._sessions().items():
-            if "closed" not in parts:
-                continue
-            prefix = keys.session_prefix(session_id)
-            together([partial(self._store.delete, prefix + one) for one in sorted(parts - {"closed"})])
-            self._store.delete(keys.session_closed_key(session_id))
+            key = partial(_session_key, session_id)
+            if "closed" in parts:
+                together([partial(self._store.delete, key(one)) for one in sorted(parts - {"closed"})])
+                self._store.delete(key("closed"))
+            elif "verdict" in parts and (beats := sorted(parts - {"open", "verdict"})):
+                verdict = read_record(SessionVerdict.decode, self._store, key("verdict"))
+                if verdict.commit is None:
+                    together([partial(self._store.delete, key(one)) for one in beats])
 
     # --- writing
 
@@ -554,6 +557,10 @@ def _batches(many: Iterable[T], count: int) -> Iterator[list[T]]:
     source = iter(many)
     while batch := list(islice(source, count)):
         yield batch
+
+
+def _session_key(session_id: SessionId, part: str) -> str:
+    return keys.session_prefix(session_id) + part
 
 
 def _is_open(parts: frozenset[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,83 @@ def test_a_budget_run_finds_damage_and_says_what_was_lost(ann: Person) -> None:
     found = verify(on_another_machine(ann, "bob").context(ann.home), VerifyRequest(budget=60.0))
     assert paths(found) == {b"d/0"} and found.oldest
     assert ann.sync().reuploaded == 1
+
+
+# --- repair
+
+
+def repaired(person: Person, *sources: object, full: bool = True) -> Verification:
+    return verify(
+        person.context(person.home.parent),
+        VerifyRequest(full=full, repair=True, sources=tuple(map(str, sources))),
+    )
+
+
+def test_contents_come_from_a_folder_and_metadata_from_local_copies(ann: Person, tmp_path: Path) -> None:
+    base = ann.sync().commit
+    for path in (Path(ann.store) / "packs").glob("*/*"):
+        path.unlink()
+    files = tmp_path / "elsewhere"
+    ann.workspace.rename(files)
+    (files / "d/7").unlink()
+    found = repaired(ann, files)
+    assert paths(found) == {b"d/7"} and found.repaired > len(FILES) - 2
+    (files / "d/7").write_bytes(FILES["d/7"] or b"")
+    found = repaired(ann, files)
+    assert found.is_whole and found.repaired == 1
+    assert base is not None and ann.read(base) == FILES
+
+
+@pytest.mark.parametrize("kind", [ObjectKind.CHUNK, ObjectKind.RECIPE, ObjectKind.SEGMENT, ObjectKind.NODE])
+def test_everything_comes_from_another_store(ann: Person, kind: ObjectKind, tmp_path: Path) -> None:
+    base = ann.sync().commit
+    shutil.copytree(ann.store, tmp_path / "copy")
+    flip(ann, kind)
+    bob = on_another_machine(ann, "bob")
+    assert not repaired(bob).is_whole  # nobody has it
+    found = repaired(bob, tmp_path / "copy", full=False)
+    assert found.is_whole and found.repaired
+    assert base is not None and ann.read(base) == FILES
+    assert verify(bob.context(ann.home), FULL).is_whole
+
+
+def test_a_lost_or_damaged_index_is_made_from_packs(ann: Person) -> None:
+    ann.write({"new": b"new"})
+    base = ann.sync().commit
+    first, second = sorted((Path(ann.store) / "index").iterdir())
+    first.unlink()
+    second.chmod(0o644)
+    second.write_bytes(second.read_bytes()[:-3] + b"???")
+    bob = on_another_machine(ann, "bob")
+    found = repaired(bob)
+    assert found.is_whole and found.repaired
+    assert base is not None and ann.read(base) == ann.files()
+    ann.write({"newer": b"newer"})
+    assert ann.sync().any_change
+    assert verify(bob.context(ann.home), FULL).is_whole
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_commit_comes_from_a_local_copy(ann: Person, gone: bool) -> None:
+    base = ann.sync().commit
+    assert base is not None
+    path = Path(ann.store) / "commits" / str(base)
+    path.chmod(0o644)
+    if gone:
+        path.unlink()
+    else:
+        path.write_bytes(b"?" + path.read_bytes()[1:])
+    assert not repaired(on_another_machine(ann, "bob")).is_whole
+    found = repaired(ann)
+    assert found.is_whole and found.repaired == 1
+    assert ann.read(base) == FILES
+
+
+def test_packs_with_damaged_tables_are_replaced(ann: Person) -> None:
+    for path in (Path(ann.store) / "packs").glob("*/*"):
+        path.chmod(0o644)
+        data = bytearray(path.read_bytes())
+        data[-20] ^= 1
+        path.write_bytes(data)
+    found = repaired(on_another_machine(ann, "bob"))
+    assert found.is_whole and found.repaired >= len(FILES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,16 @@ def test_a_listing_that_ends_early_is_not_damage(pets: Dsv, monkeypatch: pytest.
 def test_wrong_options(pets: Dsv) -> None:
     assert pets("verify", "--budget", "2h", "--full").code == 2
     assert pets("verify", "nothing").code == 3
+
+
+def test_a_repair_from_a_folder(pets: Dsv, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    for number, text in enumerate((b"alpha\n", b"beta\n")):
+        (tmp_path / "old" / f"{number}").write_bytes(text)
+    shutil.copytree(pets.cwd, tmp_path / "old" / "now", ignore=shutil.ignore_patterns(".dsv"))
+    flip(Person(pets.home, str(store)), ObjectKind.CHUNK)
+    assert pets("verify", "--full").code == 5
+    done = pets.ok("verify", "--repair", "--from", str(tmp_path / "old"), "--json")
+    assert done.json["whole"] and done.json["repaired"]
+    assert pets("verify", "--from", str(tmp_path)).code == 2
+    assert pets("verify", "--repair", "--from", str(tmp_path / "nothing")).code == 6

@@ -5,17 +5,21 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv.api.context import Context
+from dsv.format import keys
+from dsv.repo.repository import Repository
+from dsv.upkeep.repair import Repair
 from dsv.upkeep.schedule import Schedule
 from dsv.upkeep.verify import Verification, Verifier
 from dsv.values.names import Target
 
 if TYPE_CHECKING:
-    from dsv.repo.repository import Repository
+    from dsv.repo.objects.objects import Objects
     from dsv.values.ids import CommitId
     from dsv.values.names import DatasetName
 
@@ -30,18 +34,63 @@ class VerifyRequest:
     """Read every byte of every pack."""
     budget: float | None = None
     """Seconds for reading packs of the store, those that were verified longest ago first."""
+    repair: bool = False
+    """Store again what is lost."""
+    sources: tuple[str, ...] = ()
+    """Folders with files, and other stores, from which it may come."""
+
+
+_ROUNDS = 4
+"""So often a repair is followed by another: a commit that is back may have lost something, too."""
 
 
 def verify(context: Context, request: VerifyRequest) -> Verification:
-    """Look for damage, and mark in the store what was found. Raises what keeps the question from being answered; packs
-    that could not be asked for are in the result.
+    """Look for damage, mark in the store what was found, and repair it if that is asked for. Raises what keeps the
+    question from being answered; packs that could not be asked for are in the result.
     """
+    with ExitStack() as opened:
+        folders, stores = _sources(context, request.sources, opened)
+        done, repaired = _once(context, request, folders, stores)
+        total, oldest = repaired, done.oldest
+        for _ in range(_ROUNDS):
+            if not repaired:
+                break
+            done, repaired = _once(context, replace(request, full=False, budget=None), folders, stores)
+            total += repaired
+        done.repaired, done.oldest = total, oldest
+        return done
+
+
+def _once(
+    context: Context, request: VerifyRequest, folders: list[Path], stores: list[Objects]
+) -> tuple[Verification, int]:
+    """Return the result, and how much was repaired after it."""
     with context.repository() as repository:
         folder = Path(tempfile.mkdtemp(prefix="dsv-verify-", dir=_scratch(context)))
         try:
-            return _verify(context, repository, request, folder)
+            verifier = Verifier(repository, context.writer, folder / "needed", context.progress)
+            with verifier.needed:
+                result = _verify(context, verifier, request)
+                if not request.repair or result.is_whole:
+                    return result, 0
+                repair = Repair(verifier, context.writer, folders, stores)
+                repair.run()
+                return result, repair.repaired
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sources(context: Context, names: Sequence[str], opened: ExitStack) -> tuple[list[Path], list[Objects]]:
+    """Return the folders and the stores among these. Raises `Unreachable` for a name that is neither."""
+    folders, stores = [], []
+    for name in names:
+        path = context.cwd / name
+        if "://" not in name and path.is_dir() and not (path / keys.format_key(0)).exists():
+            folders.append(path)
+        else:
+            store = opened.enter_context(context.store(name))
+            stores.append(Repository.open(store, None).objects)
+    return folders, stores
 
 
 def _scratch(context: Context) -> Path:
@@ -49,25 +98,24 @@ def _scratch(context: Context) -> Path:
     return context.metadata
 
 
-def _verify(context: Context, repository: Repository, request: VerifyRequest, folder: Path) -> Verification:
-    verifier = Verifier(repository, context.writer, folder / "needed", context.progress)
-    with verifier.needed:
-        schedule = Schedule(repository, context.writer) if not request.targets else None
-        if request.budget is not None and schedule is not None:
-            verifier.read_slices(schedule, request.budget)
-            if not verifier.result.packs and verifier.marks is None:
-                return verifier.result
-        datasets, commits = _chosen(context, repository, request.targets)
-        verifier.look_at_names(datasets, commits)
-        verifier.look_at_trees()
-        verifier.look_at_packs(only_needed=bool(request.targets))
-        if request.full and schedule is not None:
-            verifier.read_slices(schedule, None)
-        elif request.full:
-            verifier.read_needed()
-        verifier.compare()
-        verifier.mark()
-        return verifier.result
+def _verify(context: Context, verifier: Verifier, request: VerifyRequest) -> Verification:
+    repository = verifier.repository
+    schedule = Schedule(repository, context.writer) if not request.targets else None
+    if request.budget is not None and schedule is not None:
+        verifier.read_slices(schedule, request.budget)
+        if not verifier.result.packs and verifier.marks is None:
+            return verifier.result
+    datasets, commits = _chosen(context, repository, request.targets)
+    verifier.look_at_names(datasets, commits)
+    verifier.look_at_trees()
+    verifier.look_at_packs(only_needed=bool(request.targets))
+    if request.full and schedule is not None:
+        verifier.read_slices(schedule, None)
+    elif request.full:
+        verifier.read_needed()
+    verifier.compare()
+    verifier.mark()
+    return verifier.result
 
 
 def _chosen(

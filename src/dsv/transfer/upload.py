@@ -281,6 +281,28 @@ class Uploader:
             hint="dsv put, or dsv sync in a workspace that has the file, stores it again",
         )
 
+    def put_object(self, kind: ObjectKind, object_id: Id, encoded: bytes) -> Location:
+        """Store an object whose bytes were found elsewhere, if the store lacks it. With metadata goes a locator, if all
+        that it lists has a place."""
+        if kind is ObjectKind.CHUNK:
+            return self._chunk(ChunkId(object_id), encoded)
+        places = [self._any_place(below, one) for below, one in _listed(kind, encoded)]
+        known = [one for one in places if one is not None]
+        if len(known) == len(places) and (kind is not ObjectKind.NODE or self.node_locators):
+            return self._described(kind, object_id, encoded, Locator.of(known))
+        found = self._catalog.find(kind, object_id)
+        if found is None:
+            codec, stored = self._compressor.pack(encoded)
+            found = self._metadata.add(kind, object_id, codec, stored, len(encoded))
+            self._catalog.add(kind, object_id, found)
+        return found
+
+    def _any_place(self, kind: ObjectKind, object_id: Id) -> Location | None:
+        """Return a usable place of an object, else one that is not, which a reader of a locator passes over."""
+        found = self._catalog.find(kind, object_id)
+        indexes = self._session.repository.objects.indexes
+        return found if found is not None else next(indexes.places(kind, object_id), None)
+
     def finish(self) -> None:
         """Everything added is durable, and in an index, when this returns."""
         self._data.flush()
@@ -410,3 +432,22 @@ class Uploader:
         self._data.flush()
         self._sender.wait()
         self._sender.send(pack)
+
+
+def _listed(kind: ObjectKind, encoded: bytes) -> list[tuple[ObjectKind, Id]]:
+    """Return what a metadata object lists, as its locator does."""
+    if kind is ObjectKind.RECIPE:
+        recipe = Recipe.decode(encoded)
+        below = ObjectKind.RECIPE if recipe.level else ObjectKind.CHUNK
+        return [(below, Id(one)) for one in recipe.children()]
+    if kind is ObjectKind.NODE:
+        node = Node.decode(encoded)
+        below = ObjectKind.SEGMENT if node.level == 1 else ObjectKind.NODE
+        return [(below, child.id) for child in node.children]
+    files = [entry for entry in Segment.decode(encoded).entries() if entry.is_file and entry.size]
+    return [
+        (ObjectKind.CHUNK, Id(entry.file_id or b""))
+        if entry.recipe_id is None
+        else (ObjectKind.RECIPE, Id(entry.recipe_id))
+        for entry in files
+    ]

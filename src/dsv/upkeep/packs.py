@@ -86,8 +86,13 @@ def _ended(objects: Objects, item: T, future: Future[CheckedPack] | None) -> tup
     return item, None if future is None else objects.threads.wait_for(future)
 
 
-def check_pack(store: Store, pack: PackId, rows_of: Callable[[PackId], list[Row]]) -> CheckedPack:
-    """Read a pack and check it. What looks damaged or lost is asked for once more before it counts as that."""
+def check_pack(
+    store: Store, pack: PackId, rows_of: Callable[[PackId], list[Row]], *, every_row: bool = False
+) -> CheckedPack:
+    """Read a pack and check it. What looks damaged or lost is asked for once more before it counts as that.
+
+    every_row: `rows` are those of a whole pack, too.
+    """
     for attempt in range(2):
         try:
             data = memoryview(store.get(keys.pack_key(pack), PACK_MAX))
@@ -103,6 +108,8 @@ def check_pack(store: Store, pack: PackId, rows_of: Callable[[PackId], list[Row]
             return CheckedPack(pack, failure=error)
         else:
             found = check_bytes(pack, data, rows_of if attempt else lambda _: [])
+            if found.is_whole and every_row:
+                return msgspec.structs.replace(found, rows=tuple(read_table(data).indexed(pack)))
         if found.is_whole:
             return found
     return found

@@ -32,6 +32,8 @@ _COMMITS = 20
         ("dsv verify chest-xray --full", "what one dataset refers to, with all of its history"),
         ("dsv verify chest-xray@v1", "what one commit refers to"),
         ("dsv verify --budget 2h", "from cron: read packs for two hours, those read longest ago first"),
+        ("dsv verify --repair --from /data/xrays", "store again what is lost, from files that are there"),
+        ("dsv verify --repair --from s3://backup/dsv", "the same, from another store"),
     ],
     result={
         "whole": "nothing is lost or damaged that a commit refers to",
@@ -41,6 +43,7 @@ _COMMITS = 20
         "bytes_read": "how many bytes that is",
         "lost_objects": "how many objects that commits refer to can't be read",
         "at_risk": "how many can be read, but only from packs whose own tables are damaged",
+        "repaired": "how many objects, commits and index files were stored again",
         "oldest_unverified": "every pack was read since then, in UTC; null if some never were, or none were read",
         "damaged_packs": "the ids of damaged packs, and what is wrong with each",
         "faults": "damaged branches, tags, run records, commits and index files: what, name, text and hint",
@@ -59,6 +62,13 @@ def verify(
     budget: Annotated[
         str | None, option("--budget TIME", "Read packs for so long: 2h, 30m. The others come next time.")
     ] = None,
+    repair: Annotated[bool, option("--repair", "Store again what is lost, from wherever a copy is.")] = False,
+    sources: Annotated[
+        list[str] | None,
+        option(
+            "--from DIR|URL|NAME", "For --repair: a folder with files, or another store. May be repeated."
+        ),
+    ] = None,
 ) -> int:
     """Look for damage in a store, and say what was lost.
 
@@ -70,6 +80,10 @@ def verify(
     What is damaged is marked in the store. From then on nobody relies on it, and the next 'dsv sync' or 'dsv put' of
     the same content stores it again, which mends every commit that has it. Nothing is removed.
 
+    --repair stores again what is lost, and makes index files anew. It takes other packs of the store, local copies of
+    metadata, and what --from names: workspaces, caches and other folders, whose files are hashed, and other stores.
+    Nothing is removed but the bytes of a damaged commit whose right ones are at hand.
+
     The exit code is 5 while something is lost, and 6 if the store could not be asked for all of it.
     """
     if budget is not None and (full or targets):
@@ -77,10 +91,14 @@ def verify(
             "--budget is for the packs of the whole store",
             hint="dsv verify --budget 2h, or dsv verify --full",
         )
+    if sources and not repair:
+        raise UsageError("--from is for --repair", hint="dsv verify --repair --from DIR")
     request = VerifyRequest(
         tuple(map(Target.parse, targets or ())),
         full,
         None if budget is None else float(parse_duration(budget)),
+        repair,
+        tuple(sources or ()),
     )
     with call.context(writes=True) as context:
         done = verify_store(context, request)
@@ -105,6 +123,7 @@ def _head(done: Verification, oldest: str | None) -> dict[str, object]:
         "bytes_read": done.bytes_read,
         "lost_objects": done.lost_objects,
         "at_risk": done.at_risk,
+        "repaired": done.repaired,
         "oldest_unverified": oldest,
         "damaged_packs": [{"pack": str(one.pack), "text": one.fault} for one in done.packs],
         "faults": [
@@ -159,6 +178,8 @@ def _show(call: Call, done: Verification) -> None:
     call.say(
         f"{format_count(len(done.names), 'commit')}, {format_count(done.packs_seen, 'pack')}{read}: {_verdict(done)}"
     )
+    if done.repaired:
+        call.say(f"{format_count(done.repaired, 'object')} stored again")
     if done.lost_objects:
         call.say("dsv sync or dsv put of the same files stores them again, for all commits that have them")
 

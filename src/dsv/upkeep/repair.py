@@ -1,0 +1,196 @@
+"""Storing again what a store has lost, from wherever a copy is. Nothing that may still be saved is removed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from dsv.errors import IntegrityError, NotFound, Unsupported
+from dsv.format import keys
+from dsv.format.index import Index, IndexBuilder
+from dsv.format.index_merge import IndexMerge, MergedFile
+from dsv.format.locator import ObjectKind
+from dsv.format.recipe import SINGLE_CHUNK_MAX, FileCutter, Recipe, build_recipe
+from dsv.format.records import Writer
+from dsv.format.tree import Node
+from dsv.repo.objects.objects import Objects
+from dsv.repo.session import Session
+from dsv.store.base import Put
+from dsv.transfer.upload import Uploader
+from dsv.upkeep.packs import check_pack
+from dsv.upkeep.verify import Verifier
+from dsv.values.ids import ChunkId, CommitId, Id
+
+Named = tuple[ObjectKind, Id]
+_READ = (IntegrityError, NotFound, Unsupported)
+
+
+class Repair:
+    """One repair, after a verification."""
+
+    def __init__(
+        self, verifier: Verifier, writer: Writer, folders: Iterable[Path], stores: Iterable[Objects]
+    ) -> None:
+        self._verifier = verifier
+        self._writer = writer
+        self._repository = verifier.repository
+        self._objects = verifier.objects
+        self._folders = list(folders)
+        self._stores = list(stores)
+        self._cutter = FileCutter()
+        self._recipes: dict[Id, bytes] = {}
+        """Recipes of large files in the folders."""
+        self.repaired = 0
+        """Objects, commits and index files that were stored again."""
+
+    def run(self) -> None:
+        self._index()
+        for fault in self._verifier.result.faults:
+            if fault.what == "commit":
+                self._commit(CommitId.parse(fault.name))
+        wanted = set(self._verifier.named)
+        if not wanted:
+            return
+        with Session.open(self._repository, self._writer) as session:
+            with Uploader(session) as uploader:
+                for path in self._files():
+                    with suppress(OSError):
+                        self._take(path, wanted, uploader)
+                for recipe_id, recipe in self._recipes.items():
+                    if (ObjectKind.RECIPE, recipe_id) in wanted:
+                        self._put(uploader, ObjectKind.RECIPE, recipe_id, recipe)
+                        wanted.discard((ObjectKind.RECIPE, recipe_id))
+                for kind, object_id, data in self._in_order(wanted):
+                    self._put(uploader, kind, object_id, data)
+                uploader.finish()
+            session.close()
+
+    # --- objects
+
+    def _put(self, uploader: Uploader, kind: ObjectKind, object_id: Id, data: bytes) -> None:
+        uploader.put_object(kind, object_id, data)
+        self.repaired += 1
+
+    def _in_order(self, wanted: Iterable[Named]) -> Iterator[tuple[ObjectKind, Id, bytes]]:
+        """Yield the objects that some source has, each after what it lists."""
+        later: list[tuple[ObjectKind, int, Id]] = []
+        for kind, object_id in sorted(wanted):
+            data = self._find(kind, object_id)
+            if data is None:
+                continue
+            if kind in (ObjectKind.RECIPE, ObjectKind.NODE):
+                level = (Recipe if kind is ObjectKind.RECIPE else Node).decode(data).level
+                later.append((kind, level, object_id))
+            else:
+                yield kind, object_id, data
+        for kind, _, object_id in sorted(later):
+            data = self._find(kind, object_id)
+            if data is not None:
+                yield kind, object_id, data
+
+    def _find(self, kind: ObjectKind, object_id: Id) -> bytes | None:
+        """Return an object: a local copy, from a pack of the store itself, or from another store."""
+        if kind is not ObjectKind.CHUNK:
+            found = self._objects.local(kind, object_id)
+            if found is not None:
+                return found.value
+        for objects in (self._objects, *self._stores):
+            with suppress(*_READ):
+                return objects.read(kind, object_id)
+        return None
+
+    def _take(self, path: Path, wanted: set[Named], uploader: Uploader) -> None:
+        """Store the wanted chunks that a file has, and take them out of `wanted`."""
+        with path.open("rb") as file:
+            ids, lengths = bytearray(), list[int]()
+            if os.fstat(file.fileno()).st_size > SINGLE_CHUNK_MAX:
+                chunks: Iterable[bytes | memoryview] = self._cutter.chunks(_reader(file.fileno()))
+            else:
+                chunks = [file.read(SINGLE_CHUNK_MAX + 1)]
+            for chunk in chunks:
+                chunk_id = ChunkId.hash(chunk)
+                ids += chunk_id
+                lengths.append(len(chunk))
+                if (ObjectKind.CHUNK, chunk_id) in wanted:
+                    self._put(uploader, ObjectKind.CHUNK, chunk_id, bytes(chunk))
+                    wanted.discard((ObjectKind.CHUNK, chunk_id))
+        if len(lengths) > 1:
+            self._recipes.update((Id(one), made.encode()) for one, made in build_recipe(bytes(ids), lengths))
+
+    def _files(self) -> Iterator[Path]:
+        for folder in self._folders:
+            for above, names, files in os.walk(folder):
+                names[:] = [name for name in names if name != ".dsv"]
+                for name in files:
+                    path = Path(above, name)
+                    if path.is_file() and not path.is_symlink():
+                        yield path
+
+    # --- commits
+
+    def _commit(self, commit_id: CommitId) -> None:
+        """Put a commit that is gone, or replace its damaged bytes by the right ones."""
+        store, key = self._repository.store, keys.commit_key(commit_id)
+        commit = self._objects.local_commit(commit_id)
+        for objects in self._stores:
+            with suppress(*_READ):
+                commit = commit or objects.commit(commit_id)
+        data = b"" if commit is None else commit.encode()
+        if CommitId.hash(data) != commit_id:
+            return
+        if store.put_if_absent(key, data) is Put.LOST:
+            if CommitId.hash(store.get(key)) == commit_id:
+                return
+            store.delete(key)  # its bytes are nobody's, and the right ones are in memory
+            store.put_if_absent(key, data)
+        self.repaired += 1
+
+    # --- indexes
+
+    def _index(self) -> None:
+        """Index what lies in packs that no readable index file names; the new file replaces damaged ones."""
+        rows = self._verifier.rows
+        assert rows is not None
+        known = set(rows.packs)
+        builder, count, left = IndexBuilder(), 0, False
+        with Session.open(self._repository, self._writer) as session:
+            for item in self._repository.store.list(keys.PACK_PREFIX):
+                pack = keys.parse_pack_key(item.key)
+                if pack is None or pack in known or pack in session.condemned:
+                    continue
+                found = check_pack(self._repository.store, pack, lambda _: [], every_row=True)
+                left = left or found.failure is not None or found.unread
+                bad = set(found.bad)
+                for kind, object_id, where in found.rows:
+                    if (kind, object_id) not in bad:
+                        builder.add(kind, object_id, where)
+                        count += 1
+            encoded = builder.finish()
+            if count and (rows.damaged or self._is_wanted(encoded)):
+                new = session.put_index(encoded)
+                self.repaired += 1
+                if rows.damaged and not left:
+                    self._replace(session, MergedFile(new, *Index.parse(encoded).bounds))
+            session.close()
+
+    def _is_wanted(self, encoded: bytes) -> bool:
+        """Return whether something that is lost is in these rows: packs of a sync at work are left to it."""
+        named = self._verifier.named
+        return any((kind, object_id) in named for kind, object_id, _ in Index.parse(encoded).rows())
+
+    def _replace(self, session: Session, new: MergedFile) -> None:
+        """Say that damaged index files need not be read any more: a new one has what they said."""
+        rows, listed = self._verifier.rows, self._objects.indexes.listed
+        assert rows is not None
+        runs = [run for run in listed.standing.runs if not any(file.id in rows.damaged for file in run)]
+        replaced = {*rows.damaged, *listed.standing.replaced}
+        record = IndexMerge.of([(new,), *runs], replaced, self._repository.clock(), self._writer.tool)
+        number = max(listed.records, default=-1) + 1
+        self._repository.store.put_if_absent(keys.index_merge_key(number, new.id), record.encode())
+        self._objects.indexes.renew()
+
+
+def _reader(descriptor: int) -> Callable[[memoryview], int]:
+    return lambda buffer: os.readv(descriptor, [buffer])

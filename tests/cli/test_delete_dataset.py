@@ -18,9 +18,14 @@ class Terminal(io.BytesIO):
         return True
 
 
-def typed(dsv: Dsv, answer: bytes, *arguments: str) -> Result:
+class Interrupted(Terminal):
+    def readline(self, size: int | None = -1, /) -> bytes:
+        raise KeyboardInterrupt
+
+
+def typed(dsv: Dsv, answer: bytes, *arguments: str, terminal: Terminal | None = None) -> Result:
     stdout, stderr = io.BytesIO(), io.StringIO()
-    around = Surroundings(dsv.environ, stdout, stderr, True, True, 200, Terminal(answer))
+    around = Surroundings(dsv.environ, stdout, stderr, True, True, 200, terminal or Terminal(answer))
     with chdir(dsv.cwd):
         code = run(arguments, around)
     return Result(code, stdout.getvalue().decode(), stderr.getvalue())
@@ -62,6 +67,8 @@ def test_at_a_terminal_its_name_is_typed(outside: Dsv) -> None:
         result = typed(outside, answer, "datasets", "--delete", "pets")
         assert result.code == 4 and "nothing was deleted" in result.err, result
         assert "type pets to delete it" in result.err
+    interrupted = typed(outside, b"", "datasets", "--delete", "pets", terminal=Interrupted())
+    assert interrupted.code == 130
     assert names(outside) == ["pets"]
     assert typed(outside, b"pets\n", "datasets", "--delete", "pets").code == 0
     assert names(outside) == []

@@ -1,0 +1,109 @@
+"""Expiring commits while others name them, expire them too, or run them, and without the right to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from dsv.errors import Denied
+from dsv.format import keys
+from dsv.format.records import TagValue
+from dsv.repo.expiry import read_expiry
+from dsv.repo.session import naming, point_branch
+from dsv.store.base import Bytes, Put, Store
+from dsv.store.memory import MemoryStore
+from dsv.upkeep.delete import delete_dataset, undelete_dataset
+from dsv.upkeep.expire import Rules, expire, plan_expiry
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import BranchName, TagName
+from tests.kit.repositories import DATASET, WRITER, commit, create
+from tests.store.wrapper import Wrapper
+from tests.upkeep.test_delete_dataset import Dying, heads, make, opened
+
+LAST = Rules(last=1)
+ENTRY = keys.expiry_key(DATASET, 0)
+
+
+def four() -> tuple[MemoryStore, list[CommitId]]:
+    store = MemoryStore()
+    repository = create(store)
+    return store, [commit(repository, {"a": b"%d" % number}) for number in range(4)]
+
+
+def tag(store: Store, one: CommitId) -> None:
+    repository, name = opened(store), TagName.parse("v1")
+    with naming(repository, WRITER, DATASET, one, "tag v1"):
+        repository.refs.set_tag(DATASET, name, TagValue(one, Nonce.random(), 0, "a", ""))
+
+
+def branch(store: Store, one: CommitId) -> None:
+    point_branch(opened(store), WRITER, (DATASET, BranchName.parse("dev")), None, one, "create")
+
+
+@pytest.mark.parametrize("name", [tag, branch])
+def test_what_is_named_before_the_entry_stays(name: Callable[[Store, CommitId], None]) -> None:
+    """The plan was made before the name."""
+    store, commits = four()
+    dying = Dying(store)
+    dying.before[ENTRY] = lambda: name(store, commits[1])
+    repository = opened(dying)
+    log = expire(repository, WRITER, plan_expiry(repository, DATASET, LAST))
+    assert set(log.expired) == {commits[0], commits[2]}
+    assert log.entries[-1].message == "a branch or a tag names it"
+    assert set(read_expiry(opened(store).refs, DATASET).expired) == set(log.expired)
+
+
+def test_of_two_who_expire_at_once_each_commit_expires_once() -> None:
+    store, commits = four()
+    dying = Dying(store)
+
+    def other() -> None:
+        repository = opened(store)
+        expire(repository, WRITER, plan_expiry(repository, DATASET, LAST))
+
+    dying.before[ENTRY] = other
+    repository = opened(dying)
+    log = expire(repository, WRITER, plan_expiry(repository, DATASET, LAST))
+    assert set(log.expired) == set(commits[:3]) and len(log.entries) == 1
+
+
+def test_a_run_of_the_last_year_keeps_its_commit() -> None:
+    """Of whatever dataset the run is."""
+    store, commits = four()
+    run = (
+        b'{"kind":"dsv run","version":1,"dataset":"other","commit":"%s","data":[{"dataset":"scans","commit":"%s"}]}'
+    ) % (b"0" * 64, str(commits[1]).encode())
+    store.put_if_absent("runs/other/20261120-132145-1f2e3d4c/record", run)
+    plan = plan_expiry(opened(store), DATASET, LAST)
+    reasons = {one.commit_id: one.reasons for one in plan.considered}
+    assert reasons[commits[1]] == ("run 20261120-132145-1f2e3d4c",)
+    assert set(plan.commits) == {commits[0], commits[2]}
+    assert set(plan_expiry(opened(store), DATASET, Rules(last=1, also_runs=True)).commits) == set(commits[:3])
+
+
+def test_without_the_right_to_write_nothing_changes() -> None:
+    class ReadOnly(Wrapper):
+        def put_if_absent(self, key: str, data: Bytes) -> Put:
+            raise Denied(f"writing {key} was refused", subject=key)
+
+    store, _ = make()
+    before = sorted(item.key for item in store.list(""))
+    denied = opened(ReadOnly(store))
+    with pytest.raises(Denied):
+        delete_dataset(denied, WRITER, DATASET)
+    assert sorted(item.key for item in store.list("")) == before
+    delete_dataset(opened(store), WRITER, DATASET)
+    with pytest.raises(Denied):
+        undelete_dataset(opened(ReadOnly(store)), WRITER, DATASET)
+    assert heads(store) == {}
+    store, commits = four()
+    denied = opened(ReadOnly(store))
+    old = Rules(older_than=0)
+    considered = plan_expiry(denied, DATASET, old, dry_run=True).considered
+    assert [one.commit_id for one in considered] == commits[::-1], "a dry run needs no right to write"
+    with pytest.raises(Denied):
+        plan_expiry(denied, DATASET, old)
+    with pytest.raises(Denied):
+        expire(denied, WRITER, plan_expiry(denied, DATASET, LAST))
+    assert read_expiry(opened(store).refs, DATASET).states == {}

@@ -99,6 +99,17 @@ def test_what_a_killed_sync_left_is_unused(pets: Dsv) -> None:
     assert "gc would free 5.00 kB at once (1 pack)" in pets.ok("du", "--unused").out
 
 
+def test_expired_commits_take_what_they_have_alone(pets: Dsv) -> None:
+    pets.ok("tag", "--delete", "v1", "--force", "--author", "Ann Lee")
+    before = pets.ok("du", "--json").json
+    alone = pets.ok("du", "pets@main~1", "--json").json["items"][0]["alone"]
+    pets.ok("expire", "pets", "--keep-last", "1", "--author", "Ann Lee")
+    store = pets.ok("du", "--json").json["store"]
+    assert (store["expired"]["commits"], store["expired"]["alone"]) == (1, alone) and alone > 0
+    assert store["needed"] == before["store"]["needed"]
+    assert "of 1 expired commit" in pets.ok("du").out
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -8,7 +8,9 @@ import pytest
 
 from dsv.errors import IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.format import keys
+from dsv.format.expiry import ExpiryAction
 from dsv.format.records import RefEntry, SessionVerdict, TagValue
+from dsv.repo.expiry import append
 from dsv.repo.refs.branches import Moved
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
@@ -147,6 +149,15 @@ def test_freed_commits_go_but_for_heads_tags_and_other_datasets(repository: Repo
     assert set(reasons(repository, freed=lambda one: freed.get(one, []))) == {made[0], made[1], made[3]}
     repository.store.put_if_absent(keys.run_key(DATASET, RUN, "record"), run(DATASET, made[2]))
     assert made[2] not in reasons(repository, freed=lambda one: freed.get(one, []))
+
+
+def test_what_the_expiry_log_calls_freed_is_no_root(repository: Repository) -> None:
+    made = [commit(repository, {"a": b"%d" % n}) for n in range(3)]
+    append(repository, WRITER, DATASET, ExpiryAction.EXPIRE, lambda _: made[:2])
+    assert set(reasons(repository)) == set(made)
+    append(repository, WRITER, DATASET, ExpiryAction.FREE, lambda _: made[:1])
+    assert set(reasons(repository)) == set(made[1:])
+    assert set(reasons(repository, freed=lambda _: ())) == set(made)
 
 
 # --- what is not to be believed

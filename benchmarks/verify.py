@@ -71,7 +71,7 @@ def measure(folder: Path, size: int, total: int, rounds: int, what: str) -> None
         subprocess.run([program(), *arguments], cwd=work, env=environ, check=True, capture_output=True)
     packs = list((store / "packs").glob("*/*"))
     stored = sum(path.stat().st_size for path in packs)
-    plain, verified, work_alone, work_of_dsv = [], [], [], []
+    plain, verified, quick, work_alone, work_of_dsv = [], [], [], [], []
     for _ in range(rounds):
         begin, worked = time.monotonic(), time.process_time()
         with ThreadPoolExecutor(2) as pool:
@@ -84,11 +84,15 @@ def measure(folder: Path, size: int, total: int, rounds: int, what: str) -> None
         )
         verified.append(time.monotonic() - begin)
         work_of_dsv.append(children() - worked)
+        begin = time.monotonic()
+        subprocess.run([program(), "verify", "-q"], cwd=work, env=environ, check=True, capture_output=True)
+        quick.append(time.monotonic() - begin)
     ratios = min(plain) / min(verified), min(work_alone) / min(work_of_dsv)
     print(
         f"{what}: {stored / 1e6:,.0f} MB in {len(packs)} packs, {objects:,} objects; read and hashed in "
         f"{min(plain):.2f} s, verified in {min(verified):.2f} s: ratio {ratios[0]:.2f}; of "
-        f"processor time {min(work_alone):.2f} s and {min(work_of_dsv):.2f} s: ratio {ratios[1]:.2f}",
+        f"processor time {min(work_alone):.2f} s and {min(work_of_dsv):.2f} s: ratio {ratios[1]:.2f}; "
+        f"without contents, dsv verify takes {min(quick):.2f} s",
         flush=True,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,24 @@ def test_every_slice_is_verified_before_any_twice(ann: Person, monkeypatch: pyte
     assert read == packs  # each once, by both together
     assert dates[-1] and not any(dates[:-1])
     assert len(list((Path(ann.store) / "gc").glob("verified-*"))) <= 9
+
+
+def test_slices_that_another_machine_makes_smaller_are_all_read(
+    ann: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        ann.write({"f": b"%d" % number})
+        ann.sync()
+    note = schedule.Schedule.note
+
+    def noting(self: schedule.Schedule, done: Iterable[int]) -> None:
+        note(self, done)
+        self.fit(schedule._PACKS * 16 + 1)
+
+    monkeypatch.setattr(schedule.Schedule, "note", noting)
+    monkeypatch.setattr("dsv.upkeep.verify._NOTE_SECONDS", 0.0)
+    found = verify(ann.context(), FULL)
+    assert found.packs_read == len(list((Path(ann.store) / "packs").glob("*/*"))) and found.is_whole
 
 
 def test_a_budget_run_finds_damage_and_says_what_was_lost(ann: Person) -> None:

@@ -301,7 +301,11 @@ class Verifier:
             self.mark()
             schedule.note(done)
             left.difference_update(done)
-            if (ends is not None and time.monotonic() >= ends) or schedule.digits != digits:
+            if schedule.digits != digits:  # another machine has made the slices smaller
+                scale = 16 ** (schedule.digits - digits)
+                left = {one * scale + part for one in left for part in range(scale)}
+                digits = schedule.digits
+            if ends is not None and time.monotonic() >= ends:
                 break
         self.result.oldest = schedule.oldest()
 

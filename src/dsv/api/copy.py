@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from dsv.api.branches import moved_meanwhile
@@ -15,7 +16,7 @@ from dsv.format import keys
 from dsv.format.expiry import ExpiryAction
 from dsv.format.records import RefEntry
 from dsv.repo.expiry import append, keep_named, read_expiry
-from dsv.repo.history import CommitsAhead, is_ancestor, lacking, merge_bases
+from dsv.repo.history import CommitsAhead, is_ancestor, lacking, walk
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.refs.read import parts
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 State = Literal["copied", "up to date", "ahead", "diverged"]
 PACK_BYTES = 32 << 20
+_SEARCHED = 100
+"""So many commits that only the other store has are looked at for one that both have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +114,13 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
         if not request.dry_run and copying.moved:
             tidy(there, context.writer)
         done = copying.result(_requests(source, there) - began)
+        diverged = [one for one in done.names if one.state == "diverged"]
+        if diverged and not request.dry_run and not failures:
+            raise copying.refused(diverged)
     for failure in sorted(failures, key=lambda one: -one.exit_code):
         if len(failures) > 1:
             failure.message += f" (and {len(failures) - 1:,} further datasets were not copied)"
         raise failure
-    diverged = [one for one in done.names if one.state == "diverged"]
-    if diverged and not request.dry_run:
-        raise copying.refused(diverged)
     return done
 
 
@@ -438,12 +441,12 @@ class _Copying:
         first = diverged[0]
         assert first.commit is not None and first.before is not None
         where = f"{first.dataset}@{first.name}"
-        common: tuple[CommitId, ...] = ()
-        objects = self._source.objects
-        if objects.commit_or_none(first.before) is not None:
-            common = merge_bases(objects, first.commit, first.before)
+        objects, back = self._source.objects, "COMMIT"
+        for commit, _ in islice(walk(self._there.objects, [first.before]), _SEARCHED):
+            if objects.commit_or_none(commit) is not None and is_ancestor(objects, commit, first.commit):
+                back = str(commit)[:12]
+                break
         more = f" (and {len(diverged) - 1:,} further branches)" if len(diverged) > 1 else ""
-        back = str(common[0])[:12] if common else "COMMIT"
         return Conflict(
             f"{where} of {self._there.store.url} is at {str(first.before)[:12]}, which is not in the history of "
             f"{str(first.commit)[:12]}, so it was not moved{more}",

@@ -38,6 +38,8 @@ REFUSED = {
     "node": "--rank --attempt",
     "runs": "--dataset -n/--limit --filter",
     "stop": "--grace",
+    "datasets": "--delete --undelete",
+    "expire": "--keep-last --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-yearly --older-than",
 }
 """For each command the options that refuse such a word by what it is, as a message calls them."""
 NEEDED_HERE = {"evict": [], "with": ["nowhere"]}

@@ -9,8 +9,11 @@ import pytest
 
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
 from dsv.format import keys
+from dsv.format.damage import Damage
 from dsv.format.index import Index
+from dsv.format.locator import ObjectKind
 from dsv.format.records import SessionBeat
+from dsv.repo.damage import mark_damage
 from dsv.repo.merge_indexes import Merged, merge_indexes
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, naming
@@ -291,6 +294,25 @@ def test_a_pack_that_is_gone_and_needed_ends_it(tmp_path: Path) -> None:
         collect(world.store, tmp_path / "1")
     assert "gone" in raised.value.message or "nothing was deleted" in raised.value.message
     assert _objects(world) == before
+
+
+def test_a_place_that_is_marked_as_damaged_is_no_reason_to_delete_another(tmp_path: Path) -> None:
+    world = World(MemoryStore(), 4, 2)
+    content = next(reversed(world.files.values()))["kept 3"]
+    assert content is not None
+    key, chunk = pack_of(world, "kept 3"), ChunkId.hash(content)
+    pack = keys.parse_pack_key(key)
+    assert pack is not None
+    mark = Damage((), ((pack, ObjectKind.CHUNK, chunk),), (), True, Nonce.random(), 0, "", "")
+    mark_damage(Repository.open(world.store, None), WRITER, lambda _: mark)
+    again = Writing(world.store, {"stored again": content, "other": b"1" * 50})
+    assert again.publish()
+    whole = bytearray(world.store.get(key))
+    whole[whole.index(content[:8])] ^= 1
+    world.store.delete(key)
+    world.store.put_if_absent(key, whole)
+    assert collect(world.store, tmp_path / "1").deleted
+    assert read(Repository.open(world.store, None), again.commit) == again.files
 
 
 def _objects(world: World) -> list[str]:

@@ -20,6 +20,7 @@ from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported
 from dsv.format import index, keys
 from dsv.format.codec import Codec
 from dsv.format.columns import cut
+from dsv.format.damage import Damage
 from dsv.format.expiry import ExpiryAction
 from dsv.format.index import Index, IndexBuilder
 from dsv.format.index_merge import IndexMerge, MergedFile
@@ -34,6 +35,7 @@ from dsv.format.records import (
     SessionVerdict,
     Writer,
 )
+from dsv.repo.damage import read_damage
 from dsv.repo.errors import may_write, put_back, read_record
 from dsv.repo.expiry import ExpiryLog, append, read_expiry
 from dsv.repo.format_log import EXPIRED_COMMITS
@@ -179,8 +181,6 @@ class Collector:
                 hint="dsv copy gives another store what is needed",
             )
 
-    # --- what there is
-
     def _epoch(self) -> tuple[int, bool]:
         """Return the number of the epoch to work on, and whether it was begun."""
         listed = list_all(self._store, keys.GC_PREFIX, 1)
@@ -229,6 +229,11 @@ class Collector:
 
         return ListedPacks(found())
 
+    def _damage(self) -> Damage | None:
+        self._check_names()  # this reads the format log again if somebody has just put the first mark
+        found = read_damage(self._repository)
+        return None if found is None else found[1]
+
     def _rows(self) -> IndexRows:
         return IndexRows(self._repository, self._new_folder())
 
@@ -261,8 +266,6 @@ class Collector:
     def _has_pack(self, pack_id: PackId) -> bool:
         key = keys.pack_key(pack_id)
         return any(item.key == key for item in self._store.list(key))
-
-    # --- before anything is condemned
 
     def _free(self) -> None:
         """Put `free` for commits whose grace is over, by the store's clock."""
@@ -302,7 +305,7 @@ class Collector:
         self._reach(needed)
         with self._rows() as rows:
             listed = self._list_packs()
-            found = Needed(rows, needed, listed)
+            found = Needed(rows, needed, listed, self._damage())
             self._check_missing(found.missing, rows, listed)
             plan = self.result.plan = found.choose(self._options.max_repack)
             if not dry and plan.rewrite:
@@ -331,8 +334,6 @@ class Collector:
                 subject=keys.gc_condemned_key(number),
                 hint="when that has ended, run the same command again",
             )
-
-    # --- when packs are condemned
 
     def _carry_out(self, number: int, needed: IdSet) -> None:
         key = keys.gc_condemned_key(number)
@@ -432,11 +433,9 @@ class Collector:
         self._reach(needed)
         with self._rows() as rows:
             listed = self._list_packs()
-            found = look_again(rows, needed, listed, condemned.packs)
+            found = look_again(rows, needed, listed, condemned.packs, self._damage())
             self._check_missing(found.missing, rows, listed)
             return found.delete
-
-    # --- when it is decided
 
     def _replace_indexes(self, gone: set[PackId]) -> None:
         """Write index files without the rows of these packs, and a record of what stands now; then delete the old ones.
@@ -531,8 +530,6 @@ class Collector:
                 verdict = read_record(SessionVerdict.decode, self._store, key("verdict"))
                 if verdict.commit is None:
                     together([partial(self._store.delete, key(one)) for one in beats])
-
-    # --- writing
 
     def _now(self) -> int:
         return self._repository.clock()

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv.format import index
+from dsv.format.damage import Damage
 from dsv.format.pack import FOOTER_SIZE, MAGIC, ROW_SIZE
 from dsv.upkeep.ids import IdSet, is_in
 from dsv.upkeep.index_rows import IndexRows, PackList, Rows
@@ -82,15 +83,44 @@ class Plan(msgspec.Struct, frozen=True):
     """Packs that are worth rewriting, and were too much for one time."""
 
 
+class Marked:
+    """The rows that a store's damage marks are about: a last resort, and no reason to delete another place."""
+
+    def __init__(self, damage: Damage | None, packs: PackList) -> None:
+        self._packs = np.zeros(len(packs), np.bool_)
+        self._objects: dict[int, list[tuple[int, int, bytes]]] = {}
+        if damage is not None:
+            numbers = {pack_id: at for at, pack_id in enumerate(packs)}
+            self._packs[[numbers[one] for one in damage.packs if one in numbers]] = True
+            for pack_id, kind, object_id in damage.objects:
+                if pack_id in numbers:
+                    place = numbers[pack_id], int(kind), bytes(object_id)
+                    self._objects.setdefault(object_id[0], []).append(place)
+
+    def among(self, rows: Rows, first: int) -> NDArray[np.bool_]:
+        """Return for each row whether it is marked. first: the first byte of all their ids."""
+        if not len(self._packs):
+            return np.zeros(len(rows), np.bool_)
+        found: NDArray[np.bool_] = self._packs[rows["pack"]]
+        for pack, kind, object_id in self._objects.get(first, ()):
+            found |= (rows["pack"] == pack) & (rows["kind"] == kind) & (rows["id"] == object_id)
+        return found
+
+
 class Needed:
     """What is needed of each pack of a listing. An object that lies in several packs counts where most is needed."""
 
-    def __init__(self, rows: IndexRows, reached: IdSet, listed: ListedPacks) -> None:
+    def __init__(
+        self, rows: IndexRows, reached: IdSet, listed: ListedPacks, damage: Damage | None = None
+    ) -> None:
+        self._marked = Marked(damage, rows.packs)
         self._rows = rows
         self._reached = reached
         self._listed = listed
         self._places = listed.places(rows.packs)
         self.missing: Missing | None = None
+        self._suspect = np.zeros(len(listed.ids), np.bool_)
+        """Packs in which something that is needed is marked as damaged: they are not rewritten."""
         self._bytes, self._count = self._sum(None)
         self._bytes, self._count = self._sum(self._bytes)
 
@@ -98,7 +128,7 @@ class Needed:
         """Return the plan that copies at most so many bytes."""
         sizes, used = self._listed.sizes, self._bytes
         whole = self._count == 0
-        worth = np.flatnonzero(~whole & (2 * (used + _OVERHEAD) < sizes))
+        worth = np.flatnonzero(~whole & ~self._suspect & (2 * (used + _OVERHEAD) < sizes))
         worth = worth[np.argsort(used[worth] / sizes[worth], kind="stable")]
         fits = (np.cumsum(used[worth]) <= most_bytes) & (np.cumsum(self._count[worth]) <= MOST_ROWS)
         rewrite = np.zeros(len(sizes), np.bool_)
@@ -142,9 +172,11 @@ class Needed:
                 named.update(np.unique(found["pack"][~there & is_in(found["head"], absent)]).tolist())
             live = (places >= 0) & is_in(found["head"], heads)
             found, places = found[live], places[live]
+            marked = self._marked.among(found, first)
+            self._suspect[places[marked]] = True
             if priority is not None and len(found):
                 group = groups(found)
-                order = np.lexsort((places, -priority[places], group))
+                order = np.lexsort((places, -priority[places], marked, group))
                 firsts = np.ones(len(order), np.bool_)
                 firsts[1:] = group[order][1:] != group[order][:-1]
                 order = np.sort(order[firsts])
@@ -173,9 +205,16 @@ class Second(msgspec.Struct, frozen=True):
     missing: Missing | None
 
 
-def look_again(rows: IndexRows, reached: IdSet, listed: ListedPacks, condemned: Iterable[PackId]) -> Second:
+def look_again(
+    rows: IndexRows,
+    reached: IdSet,
+    listed: ListedPacks,
+    condemned: Iterable[PackId],
+    damage: Damage | None = None,
+) -> Second:
     """Of condemned packs, choose those to delete: all but the ones with something that is needed and that no other pack
-    has which is there and not condemned. Condemned packs that are gone count as deleted."""
+    has which is there, not condemned, and not marked as damaged. Condemned packs that are gone count as deleted."""
+    marked = Marked(damage, rows.packs)
     wanted = sorted(set(condemned))
     doomed = listed.marked(wanted)
     places_of = listed.places(rows.packs)
@@ -194,7 +233,7 @@ def look_again(rows: IndexRows, reached: IdSet, listed: ListedPacks, condemned: 
         if not len(found):
             continue
         group = groups(found)
-        kept = (places >= 0) & ~doomed[places] | erased
+        kept = (places >= 0) & ~doomed[places] & ~marked.among(found, first) | erased
         elsewhere = np.zeros(int(group[-1]) + 1, np.bool_)
         elsewhere[group[kept]] = True
         alone = (places >= 0) & ~elsewhere[group]

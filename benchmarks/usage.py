@@ -60,8 +60,8 @@ def commit(repository: Repository, numbers: Iterable[int], label: str) -> None:
             entries=tree.entries,
         )  # fmt: skip
         commit_id = session.put_commit(repository.named(made, DATASET, MAIN), tree.locator)
-        entry = RefEntry(commit_id, False, Nonce.random(), repository.clock(), WRITER.author, "sync")
-        assert isinstance(session.publish(DATASET, MAIN, head, entry), Moved)
+        move = RefEntry(commit_id, False, Nonce.random(), repository.clock(), WRITER.author, "sync")
+        assert isinstance(session.publish(DATASET, MAIN, head, move), Moved)
         session.close()
 
 

@@ -66,5 +66,6 @@ def test_only_what_is_learned_at_import_is_converted() -> None:
     """Or what has nothing to learn: the options of pools are of built-in types alone."""
     assert {str(path) for path, _ in calls("convert")} == {
         "run/record.py",
+        "run/engines/base.py",
         "run/engines/kubernetes/options.py",
     }

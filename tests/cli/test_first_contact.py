@@ -25,7 +25,7 @@ def pets(dsv: Dsv) -> Dsv:
     [
         ("config --list", "dsv config"),
         ("datasets --size", "dsv datasets shows the sizes"),
-        ("delete", "dsv can't yet delete datasets; 'dsv rm' removes files"),
+        ("delete", "dsv datasets --delete deletes a dataset, dsv rm files"),
         ("remote", "dsv config store shows the store"),
         ("login", "there is nothing to log in to"),
         ("stash", "dsv sync --new-branch NAME"),
@@ -36,7 +36,7 @@ def pets(dsv: Dsv) -> Dsv:
         ),
         ("cp a.txt b.txt", "dsv put copies files into a dataset"),
         ("gc", "dsv can't yet remove what nothing names from a store; 'dsv evict'"),
-        ("fsck", "dsv can't yet check a whole store; 'dsv cached --check'"),
+        ("fsck", "dsv verify checks a store, dsv cached --check a cache"),
         ("push", "dsv sync\n"),
         ("ls val", "did you mean :val?"),
         ("cat labels.csv", "dsv cat :labels.csv\n"),

@@ -39,6 +39,7 @@ REFUSED = {
     "runs": "--dataset -n/--limit --filter",
     "stop": "--grace",
     "datasets": "--delete --undelete",
+    "du": "--by-folder",
     "expire": "--keep-last --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-yearly --older-than",
 }
 """For each command the options that refuse such a word by what it is, as a message calls them."""

@@ -58,15 +58,13 @@ OTHER_NAMES: dict[str, str] = {
     "rename": "dsv mv renames files of a dataset; a dataset keeps its name",
     "move": "dsv mv",
     "cp": "dsv put copies files into a dataset; dsv cat and dsv clone copy them out of it",
-    "copy": "dsv put copies files into a dataset; dsv cat and dsv clone copy them out of it",
-    "verify": "dsv cached --check reads a cache again",
+    "fsck": "dsv verify checks a store, dsv cached --check a cache",
+    "delete": "dsv datasets --delete deletes a dataset, dsv rm files, dsv tag --delete a tag",
 }
 """To each name the command, or a sentence that has it."""
 
 NOT_YET: dict[str, str] = {
-    "delete": "delete datasets; 'dsv rm' removes files, 'dsv tag --delete NAME' a tag, 'dsv evict' a cached commit",
     "gc": "remove what nothing names from a store; 'dsv evict' frees room in a cache",
-    "fsck": "check a whole store; 'dsv cached --check' checks a cache, 'dsv doctor' that a store works",
 }
 """Features that this version lacks, to follow "dsv can't yet", and alternatives."""
 

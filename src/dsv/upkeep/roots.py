@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -300,6 +300,9 @@ class _Run(_Named):
     output: _Tree | None = None
 
 
+_RUN: Final = msgspec.json.Decoder(_Run)
+
+
 def names_of_runs(repository: Repository, only: DatasetName | None = None) -> Iterator[Name]:
     """Yield what the records of runs name. only: the runs of this dataset, or of all, and its commits alone."""
     store = repository.store
@@ -318,7 +321,7 @@ def _run(store: Store, dataset: DatasetName, run: str, part: str) -> list[tuple[
     """Return the commits that one part of a run's record names, each with its dataset."""
     key = keys.run_key(dataset, run, part)
     try:
-        record = msgspec.json.decode(store.get(key, _RUN_MAX), type=_Run)
+        record = _RUN.decode(store.get(key, _RUN_MAX))
         if record.kind != "dsv run" or record.dataset != dataset or record.version < 1:
             raise ValueError("it is of something else")
         if record.version > 1:

@@ -53,7 +53,6 @@ OTHER_NAMES: dict[str, str] = {
     "remote": "dsv config store shows the store; dsv config store URL names another",
     "login": "there is nothing to log in to: credentials are found as the AWS tools find them; dsv config",
     "logout": "dsv keeps no credentials; dsv config",
-    "du": "dsv cached shows what a cache takes; dsv datasets shows what the datasets hold",
     "remove": "dsv rm removes files of a dataset; dsv evict drops a cached commit",
     "rename": "dsv mv renames files of a dataset; a dataset keeps its name",
     "move": "dsv mv",

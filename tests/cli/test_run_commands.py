@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dsv.run.engines.reaper import processes_of
 from tests.engines.fake_docker import FakeDocker
 from tests.kit.dsv import Dsv, assert_documented, write_files
+from tests.processes import running
 from tests.waiting import PATIENCE, until
 
 
@@ -253,13 +253,14 @@ def test_a_command_that_is_not_there_is_named(pets: Dsv) -> None:
 
 
 def test_a_run_whose_dsv_was_killed_is_recorded_as_cut_off(pets: Dsv) -> None:
-    with pets.start("run", "pets@v1", "--", "sh", "-c", "echo up; exec sleep 600") as process:
-        assert process.stdout is not None and process.stdout.readline() == b"up\n"
+    with pets.start("run", "pets@v1", "--", "sh", "-c", "echo $$; exec sleep 600") as process:
+        assert process.stdout is not None
+        job = int(process.stdout.readline())
         (going,) = pets.ok("runs", "--json").json["items"]
         assert going["state"] == "running"
         process.kill()
         process.wait()
-    until(lambda: not processes_of(going["run"]), "the end of the job")
+    until(lambda: not running(job), "the end of the job")
     listed = pets.ok("runs", "--json")
     assert f"run {going['run']} was cut off" in listed.err
     (item,) = listed.json["items"]

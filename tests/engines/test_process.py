@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import LaunchError, UsageError
+from dsv.fs.process import Fate
+from dsv.fs.process import Process as Known
 from dsv.run.engines.attach import Foreground, Signals, supervise
+from dsv.run.engines.base import JobStatus
 from dsv.run.engines.output import Output
 from dsv.run.engines.process import Process
+from dsv.run.record import RunState
 from dsv.run.resources import ALL_GPUS
 from tests.engines.conformance import EngineConformance
+from tests.engines.durable import READY_THEN_WAIT
 from tests.engines.harness import Bench
 from tests.waiting import PATIENCE
 
@@ -54,6 +59,19 @@ class TestProcess(EngineConformance):
         finally:
             signal.signal(signal.SIGCHLD, before)
         assert (ended.exit_code, ended.launched, ended.seen) == (125, True, False)
+
+    def test_a_killed_job_is_waited_for_until_it_counts_as_ended(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The kernel takes its environment, by which its processes are found, a moment before."""
+        out, env = self.out(bench)
+        running = bench.start(self.marked(bench.shell(READY_THEN_WAIT, mounts=(out,)), **env))
+        self.ready(out)
+        fate, still_alive = Known.fate, [Fate.ALIVE] * 3
+        monkeypatch.setattr(Known, "fate", lambda self: still_alive.pop() if still_alive else fate(self))
+        monkeypatch.setattr("dsv.run.engines.process.processes_of", lambda run: [])
+        assert self.another(bench).cancel(running.ref, 0) == JobStatus(RunState.ENDED)
+        assert running.wait().exit_code == 128 + signal.SIGKILL
 
     def test_a_file_here_is_no_command_unless_its_folder_is_named(self, bench: Bench) -> None:
         """As a shell has it: a bare name is looked for in PATH alone."""

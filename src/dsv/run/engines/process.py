@@ -243,11 +243,11 @@ class Process(LocalEngine):
             os.close(held.problem)
             held.process.wait()
             held.guard.dismiss()
-        before = self.status(ref)
-        groups = {_known(ref).pid} if before is not None and before.lives else set()
+        groups = {_known(ref).pid} if _lives(self.status(ref)) else set()
         end_groups(groups | set(processes_of(ref.run)), grace)
         deadline = monotonic() + _DYING
-        while processes_of(ref.run) and monotonic() < deadline:
+        # A killed process has lost its environment, by which it is found, a moment before it counts as ended.
+        while (processes_of(ref.run) or _lives(self.status(ref))) and monotonic() < deadline:
             sleep(_PAUSE)
         return self.status(ref)
 
@@ -370,6 +370,10 @@ def _known(ref: JobRef) -> Known:
     pid, _, start = ref.id.partition(":")
     numbers = pid.isdecimal() and start.isdecimal()
     return Known(ref.where, int(pid), int(start)) if numbers else Known("", 0, 0)
+
+
+def _lives(status: JobStatus | None) -> bool:
+    return status is not None and status.lives
 
 
 def _is_launcher(pid: int) -> bool:

@@ -252,7 +252,7 @@ def test_limits_and_flags(ann: Person, folder: Path) -> None:
     hold(ann.context(), folder, [Target.parse("scans")])
     report = evict(ann.context(), folder, max_size=10)
     assert report.exit_code == 7 and "max_size is 10 B" in report.exceeded[0]
-    assert evict(ann.context(), folder, min_free="99%").exit_code == 7
+    assert evict(ann.context(), folder, min_free="99.999999%").exit_code == 7
     with pytest.raises(UsageError, match="not both"):
         evict(ann.context(), folder, [Target.parse("scans")], max_size=1)
 

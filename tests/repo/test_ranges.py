@@ -82,7 +82,7 @@ def test_a_signal_ends_it_at_once_while_the_store_is_silent() -> None:
 
 
 def test_an_abandoned_read_asks_for_no_more_and_leaves_no_thread() -> None:
-    asked: list[int] = []
+    asked, others = list[int](), set(threading.enumerate())
     third, answer = threading.Event(), threading.Event()
 
     class Slow(MemoryStore):
@@ -105,8 +105,10 @@ def test_an_abandoned_read_asks_for_no_more_and_leaves_no_thread() -> None:
     threads.pool(2).submit(lambda: None).result()  # whatever waited for a thread has had one by then
     threads.close()
     assert sorted(asked) == [0, 1, 2]
-    # Of the test before this one too, which leaves one that still asks.
-    until(lambda: not any(thread.name.startswith("dsv-read") for thread in threading.enumerate()))
+    until(
+        lambda: not any(one.name.startswith("dsv-read") for one in {*threading.enumerate()} - others),
+        "the end of its threads",
+    )
 
 
 def test_the_garbage_collector_may_come_while_a_thread_starts(tmp_path: Path) -> None:
@@ -128,8 +130,9 @@ from pathlib import Path
 from dsv.api.diff import diff
 from dsv.values.names import Target
 from tests.kit.people import Person
+from tests.waiting import PATIENCE
 
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(PATIENCE, exit=True)
 gc.disable()
 ann = Person.who_synced(Path(sys.argv[1]), {f"f{number}": b"a" * number for number in range(50)})
 ann.write({f"f{number}": b"b" * number for number in range(50)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -116,19 +117,24 @@ def unreachable(pool: str, error: DsvError) -> PoolFacts:
 
 def test_pools_are_asked_at_once_and_one_that_hangs_is_left_behind() -> None:
     """Each waits for the others, so that asking them one after the other would never end."""
-    together, never = threading.Barrier(3), threading.Event()
+    never = threading.Event()
 
-    def ask(pool: str) -> PoolFacts:
-        if pool == "hangs":
-            never.wait()
-        together.wait(PATIENCE)
-        if pool == "fails":
-            raise Unreachable("the token was revoked")
-        return facts(pool)
+    def asking(together: threading.Barrier) -> Callable[[str], PoolFacts]:
+        def ask(pool: str) -> PoolFacts:
+            if pool == "hangs":
+                never.wait()
+                return facts(pool)
+            together.wait(PATIENCE)
+            if pool == "fails":
+                raise Unreachable("the token was revoked")
+            return facts(pool)
+
+        return ask
 
     answers = {}
     try:
         for seconds in (1, 10, 100):  # until the machine is fast enough for those that answer
+            ask = asking(threading.Barrier(3))
             asked = ask_all(["a", "hangs", "fails", "b"], ask, unreachable, float(seconds))
             answers = {each.pool: each for each in asked}
             if sum(each.unreachable == f"no answer in {seconds} s" for each in asked) == 1:

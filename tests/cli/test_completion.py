@@ -92,9 +92,12 @@ def test_a_folder_that_does_not_answer_is_not_waited_for(pets: Dsv, monkeypatch:
     monkeypatch.setattr(DirectoryStore, "folders", folders)
     monkeypatch.chdir(pets.cwd)
     try:
-        environ = {**pets.environ, "DSV_COMPLETION_SECONDS": "3"}
-        assert complete(["ls", ""], environ)[1] == [("pets", "")]
-        assert len(asked) == 1
+        for seconds in ("1", "10", "60"):  # until the machine is fast enough for what else is known
+            asked.clear()
+            found = complete(["ls", ""], {**pets.environ, "DSV_COMPLETION_SECONDS": seconds})[1]
+            if found and asked:
+                break
+        assert found == [("pets", "")] and len(asked) == 1
     finally:
         back.set()
 

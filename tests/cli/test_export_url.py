@@ -6,6 +6,8 @@ import io
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -227,11 +229,28 @@ def test_exit_codes(things: Dsv, url: str, code: int, message: str) -> None:
     assert done.code == code and message in done.err, done
 
 
+STOPS_ITSELF = """
+import os, signal, sys
+from dsv.cli.main import main
+from dsv.exchange.export_url import UrlExport
+write, turns = UrlExport._write, iter(range(10**6))
+def write_and_stop(self, *rest):
+    if next(turns) == 20:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return write(self, *rest)
+UrlExport._write = write_and_stop
+sys.exit(main())
+"""
+"""`dsv` that stands still in the middle of an export."""
+
+
 def test_two_exports_to_one_url_do_not_meet(many: Dsv, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/out"
-    with many.start("export", "many", url) as process:
-        until(lambda: len(folder(tmp_path / "out")) >= 20, "the export writes")
-        process.send_signal(signal.SIGSTOP)
+    stopping = [sys.executable, "-c", STOPS_ITSELF, "export", "many", url]
+    with subprocess.Popen(stopping, cwd=many.cwd, env=dict(many.environ)) as process:
+        ends = os.WSTOPPED | os.WEXITED | os.WNOWAIT
+        how = os.waitid(os.P_PID, process.pid, ends)
+        assert how is not None and how.si_code == os.CLD_STOPPED
         refused = many("export", "many", url)
         process.send_signal(signal.SIGCONT)
         assert process.wait() == 0

@@ -22,6 +22,7 @@ import pytest
 from dsv.exchange.import_ import FolderSource, RemoteFile
 from tests.cli.test_import_errors import check_told
 from tests.kit.dsv import Dsv, write_files
+from tests.labs.machine import free_ports
 from tests.labs.s3_server import S3Server
 from tests.waiting import until
 
@@ -162,9 +163,7 @@ def ssh(tmp_path: Path, pets: Dsv) -> Iterator[Ssh]:
     for key in (server / "host", home / ".ssh/id_ed25519"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     (server / "keys").write_bytes((home / ".ssh/id_ed25519.pub").read_bytes())
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     (server / "config").write_text(
         f"ListenAddress 127.0.0.1:{port}\nHostKey {server}/host\nAuthorizedKeysFile {server}/keys\nPidFile none\n"
         "StrictModes no\nUsePAM no\nPermitRootLogin yes\nSubsystem sftp internal-sftp\nMaxStartups 100\n"

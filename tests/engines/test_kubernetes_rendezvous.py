@@ -28,6 +28,7 @@ from dsv.run.engines.kubernetes.rendezvous import (
     keep_together,
 )
 from tests.engines.test_kubernetes_end import GANG, a_job, a_pod
+from tests.labs.machine import free_ports
 from tests.waiting import until
 
 
@@ -157,9 +158,7 @@ class Node:
 
 @pytest.fixture
 def member() -> Member:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    return Member(node=0, attempt=1, nodes=2, first="127.0.0.1", port=port, token="t")
+    return Member(node=0, attempt=1, nodes=2, first="127.0.0.1", port=free_ports(1)[0], token="t")
 
 
 def test_two_nodes_over_the_network(member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

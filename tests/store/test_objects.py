@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -86,10 +87,9 @@ def test_a_wrong_key_is_said_of_the_store_and_not_of_an_object(code: str, said: 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_refused_connection(call: str) -> None:
-    with serving() as wire:
-        pass
-    with pytest.raises(NoAnswer, match="cannot be reached") as caught:
-        CALLS[call](store_at(wire))
+    with socket.socket() as closed, pytest.raises(NoAnswer, match="cannot be reached") as caught:
+        closed.bind(("127.0.0.1", 0))  # and never listens
+        CALLS[call](store_at(Wire(f"http://127.0.0.1:{closed.getsockname()[1]}", [])))
     assert not caught.value.maybe_done
 
 
@@ -110,8 +110,8 @@ def test_a_large_upload_has_more_time_than_a_small_request() -> None:
     with serving(relay=lambda request: time.sleep(0.6) or answer("200 OK")) as wire:
         store = store_at(wire, read_timeout=0.3, transfer_timeout=PATIENCE)
         assert store.put_if_absent("k", bytes(1 << 20)) is Put.WON
-        with pytest.raises(NoAnswer):
-            store.put_if_absent("k", bytes(10))
+    with serving(None) as wire, pytest.raises(NoAnswer):
+        store_at(wire, read_timeout=0.3, transfer_timeout=PATIENCE).put_if_absent("k", bytes(10))
     with serving(None) as wire, pytest.raises(NoAnswer):
         store_at(wire, transfer_timeout=0.3).put_if_absent("k", bytes(1 << 20))
 

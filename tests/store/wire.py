@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from tests.waiting import PATIENCE
+
 DATED = 'Last-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\nETag: "x"\r\n'
 
 
@@ -82,7 +84,7 @@ def serving(
 
 def _request(stream: socket.socket) -> bytes:
     """One request with its whole body."""
-    stream.settimeout(60)
+    stream.settimeout(PATIENCE)
     data = b""
     while b"\r\n\r\n" not in data:
         part = stream.recv(65536)
@@ -93,5 +95,8 @@ def _request(stream: socket.socket) -> bytes:
     lines = head.lower().split(b"\r\n")
     length = next((int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:")), 0)
     while len(body) < length:
-        body += stream.recv(65536)
+        part = stream.recv(65536)
+        if not part:
+            raise OSError("the client went away")
+        body += part
     return head + b"\r\n\r\n" + body

@@ -27,6 +27,7 @@ from dsv.cache import lending
 from dsv.cache.lending import Shelf
 from dsv.values.names import BranchName, Target
 from tests.kit.people import Files, Person, read_folder
+from tests.waiting import PATIENCE
 
 BIG = os.urandom(3 << 20)
 FILES: Files = {
@@ -228,7 +229,7 @@ def test_a_cache_that_hangs_holds_nobody_up(bob: Person, monkeypatch: pytest.Mon
     try:
         assert cloned(bob).cached_files == 0
         assert bob.files() == FILES
-        assert hanging.called.is_set()
+        assert hanging.called.wait(PATIENCE)
     finally:
         hanging.release.set()
 

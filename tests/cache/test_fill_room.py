@@ -92,8 +92,8 @@ def test_room_is_made_if_others_fill_the_disk_during_a_fill(small_disk: Path, wo
 def test_a_reservation_is_seen_while_it_is_filled(tmp_path: Path, world: World) -> None:
     (tmp_path / "cache").mkdir()
     root, commit = CacheRoot(tmp_path / "cache"), world.commit(FILES)
-    process = filler.start(root, world.folder, commit, part_bytes=PART, pause=0.05)
-    until(lambda: len(world.fetched()) > 25)
+    process = filler.start(root, world.folder, commit, part_bytes=PART, wait_after=60)
+    until(lambda: len(world.fetched()) == 60)
     until(lambda: reservations.reservations(root)[0].written.bytes)
     (one,) = reservations.reservations(root)
     assert one.place == request_for(commit).place

@@ -48,7 +48,9 @@ class Scene:
 
     def rows(self) -> list[list[str]]:
         lines = self._report.read_text().splitlines() if self._report.exists() else []
-        return [line.split(None, 1) for line in lines]
+        return [
+            row for line in lines if len(row := line.split(None, 1)) == 2
+        ]  # the last one may be half there
 
     def calls(self) -> list[tuple[bool, str]]:
         """The syncs, and the rename that makes the commit visible: whether the filling process did it, and the line."""

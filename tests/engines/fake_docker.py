@@ -21,7 +21,8 @@ case "$1" in
 info) echo '{{"ServerVersion": "27.0", "OSType": "linux", "InitBinary": "docker-init"}}'; exit ;;
 create) [ -e refused ] && {{ cat refused >&2; exit 125; }}; echo deadbeefcafe; exit ;;
 start)
-  echo $$ > pid; echo up; touch up; await left; echo 'error during connect: EOF' >&2; exit "$(cat left)" ;;
+  echo $$ > pid.new; mv pid.new pid; echo up; touch up; await left
+  echo 'error during connect: EOF' >&2; exit "$(cat left)" ;;
 esac
 [ -e down ] && unreachable
 case "$1" in
@@ -32,7 +33,7 @@ container)
   [ -e pid ] || running=false
   began=2026-01-01T00:00:00Z
   [ -e unnoted ] && running=false && began=0001-01-01T00:00:00Z
-  state='"Running": '$running', "Pid": '$(cat pid)', "ExitCode": '$code', "StartedAt": "'$began'"'
+  state='"Running": '$running', "Pid": '$(cat pid 2>/dev/null || echo 0)', "ExitCode": '$code', "StartedAt": "'$began'"'
   echo '[{{"Image": "sha256:1", "State": {{'$state'}}}}]' ;;
 wait) await over ;;
 logs)

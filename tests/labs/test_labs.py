@@ -92,25 +92,25 @@ def test_an_unplugged_host_waits_and_goes_on(nfs_hosts: NfsHosts) -> None:
 
 def test_a_lab_goes_with_its_owner(tmp_path: Path) -> None:
     """A test run that is killed leaves no lab behind."""
-    owner = subprocess.Popen(["sleep", "60"])
+    owner = subprocess.Popen(["sleep", "600"])
     place = tmp_path / "shelf"
     (place / "ceph-rgw").mkdir(parents=True)
-    daemon = machine.start(place / "ceph-rgw", "rgw", ["sleep", "60"])
+    daemon = machine.start(place / "ceph-rgw", "rgw", ["sleep", "600"])
     argv = [sys.executable, "-m", "tests.labs", "keep", str(place), str(owner.pid)]
     keeper = subprocess.Popen(argv, cwd=Path(__file__).parents[2])
     time.sleep(0.5)
     assert machine.alive(place / "ceph-rgw", "rgw")
     owner.kill()
     owner.wait()
-    assert keeper.wait(20) == 0
+    assert keeper.wait(PATIENCE) == 0
     assert not place.exists()
     assert "sleep" not in _command(daemon)
 
 
 def test_a_stopped_process_is_gone_and_a_foreign_one_is_left_alone(tmp_path: Path) -> None:
-    pid = machine.start(tmp_path, "sleeper", ["sleep", "60"])
+    pid = machine.start(tmp_path, "sleeper", ["sleep", "600"])
     assert machine.alive(tmp_path, "sleeper")
-    foreign = subprocess.Popen(["sleep", "60"])
+    foreign = subprocess.Popen(["sleep", "600"])
     (tmp_path / "other.pid").write_text(f"{foreign.pid} 1\n")  # the right number, another start time
     machine.stop(tmp_path, "other")
     assert foreign.poll() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import threading
@@ -29,7 +30,7 @@ from dsv.values.names import BranchName, Target
 from tests.kit.people import Files, Person, read_folder
 from tests.waiting import PATIENCE
 
-BIG = os.urandom(3 << 20)
+BIG = random.Random(3).randbytes(3 << 20)
 FILES: Files = {
     "train/a.png": b"a",
     "train/b.png": b"bb",

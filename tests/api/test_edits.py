@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_folder_is_put_as_a_sync_would_take_it(ann: Person, tmp_path: Path) ->
         "link@": b"deep/er",
         "empty": None,
         ".dsvignore": b"*.tmp\nskipped/\n",
-        "large": os.urandom(3 << 20),
+        "large": random.Random(3).randbytes(3 << 20),
     }
     lee.write({**content, "x.tmp": b"", "skipped/y": b"", "deep/.git/config": b"", "none": b""})
     (lee.workspace / "deep/.dsv").mkdir()
@@ -108,7 +108,7 @@ def test_a_symlink_that_is_named_is_followed_and_one_in_a_folder_is_kept(ann: Pe
 
 
 def test_bytes_and_streams_are_put(ann: Person) -> None:
-    large = os.urandom(5 << 20)
+    large = random.Random(5).randbytes(5 << 20)
     with (ann.home / "large").open("w+b") as file:
         file.write(large)
         file.seek(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import tarfile
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from dsv.exchange import export as export_module
 from tests.kit.dsv import Dsv, assert_documented
 
-BIG = os.urandom(5 << 20)
+BIG = random.Random(5).randbytes(5 << 20)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from tests.labs.s3_server import S3Server
 from tests.waiting import until
 
 fsspec = pytest.importorskip("fsspec")
-BIG = os.urandom(9 << 20)
+BIG = random.Random(9).randbytes(9 << 20)
 FILES = {"a.txt": b"1", "d/b.bin": b"2" * 700_000, "d/e/c": b"", "big": BIG, "d/odd #?%name": b"odd"}
 MANY = 1500
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.labs.s3_server import S3Server
 fsspec = pytest.importorskip("fsspec")
 from fsspec.implementations.local import LocalFileSystem  # noqa: E402
 
-BIG = os.urandom(9 << 20)
+BIG = random.Random(9).randbytes(9 << 20)
 FILES = {"a.txt": b"1", "d/b.bin": b"2" * 700_000, "d/e/c": b"", "big": BIG}
 
 

@@ -6,6 +6,7 @@ import getpass
 import http.server
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -27,7 +28,7 @@ from tests.labs.s3_server import S3Server
 from tests.waiting import until
 
 pytest.importorskip("fsspec")
-BIG = os.urandom(9 << 20)
+BIG = random.Random(9).randbytes(9 << 20)
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
 
 

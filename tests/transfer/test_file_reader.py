@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_what_is_no_file_any_more_is_reported(descent: Descent, tmp_path: Path) 
 
 
 def test_hashing_of_large_and_growing_files(descent: Descent, tmp_path: Path) -> None:
-    data = os.urandom((9 << 20) + 5)
+    data = random.Random(9).randbytes((9 << 20) + 5)
     (tmp_path / "big").write_bytes(data)
     descriptor = os.open(tmp_path / "big", os.O_RDONLY)
     assert hash_content(descriptor, len(data)) == (FileId.hash(data), len(data))

@@ -109,13 +109,13 @@ def test_a_cache_that_dies_at_any_call_is_continued(scene: Scene, kind: Kind, ol
 @pytest.mark.parametrize(
     "kind", [Kind.LOST_ANSWER, Kind.ERROR_500, Kind.ERROR_503, Kind.TRUNCATED, Kind.FLIPPED]
 )
-def test_a_fault_that_passes_is_survived(scene: Scene, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv.store.retry.time.sleep", lambda _: None)
+def test_a_fault_that_passes_is_survived(scene: Scene, kind: Kind) -> None:
     survived = 0
     tried = some(range(1, calls_of(scene, prepare=False) + 1))
     for number in tried:
         try:
-            done = scene.attempt(f"{number}", Retrying(Faulty(scene.store, {number: Fault(kind)})))
+            faulty = Faulty(scene.store, {number: Fault(kind)})
+            done = scene.attempt(f"{number}", Retrying(faulty, sleep=lambda _: None))
         except DsvError as error:  # a damaged record that has no other copy: refused, and nothing is shown
             assert kind is Kind.FLIPPED and error.exit_code == 5
         else:

@@ -166,12 +166,11 @@ def test_an_init_that_dies_at_any_call_is_finished_by_the_next(
 
 
 @pytest.mark.parametrize("kind", [Kind.LOST_ANSWER, Kind.NEVER_ARRIVED, Kind.ERROR_500, Kind.ERROR_503])
-def test_a_fault_that_passes_is_survived(tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv.store.retry.time.sleep", lambda _: None)
+def test_a_fault_that_passes_is_survived(tmp_path: Path, kind: Kind) -> None:
     calls = count_calls(tmp_path)
     for number in some(range(1, calls + 1)):
         person, store = prepared(tmp_path / f"{kind.name}-{number}")
-        with every_store_is(Retrying(Faulty(store, {number: Fault(kind)}))):
+        with every_store_is(Retrying(Faulty(store, {number: Fault(kind)}), sleep=lambda _: None)):
             done = person.sync()
         assert done.commit is not None and read_commit(store, done.commit) == AFTER
         assert check(person, store)

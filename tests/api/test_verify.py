@@ -75,12 +75,12 @@ def test_damaged_metadata_is_found(ann: Person, kind: ObjectKind, fresh: bool) -
 def test_lost_packs_and_short_ones_are_found_without_reading(ann: Person) -> None:
     ann.write({"other": b"other" * 99})
     ann.sync()
-    first, second, *_ = sorted(
-        (Path(ann.store) / "packs").glob("*/*"), key=lambda one: one.stat().st_mtime_ns
-    )
-    first.unlink()
-    second.chmod(0o644)
-    second.write_bytes(second.read_bytes()[:-1])
+    contents, metadata, *_ = sorted(
+        (Path(ann.store) / "packs").glob("*/*"), key=lambda one: one.stat().st_size, reverse=True
+    )  # of the first sync
+    contents.unlink()
+    metadata.chmod(0o644)
+    metadata.write_bytes(metadata.read_bytes()[:-1])
     bob = on_another_machine(ann, "bob")
     found = verify(ann.context(), VerifyRequest())
     assert {one.gone for one in found.packs} == {True, False} and not found.is_whole

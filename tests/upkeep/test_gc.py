@@ -12,7 +12,7 @@ from dsv.format import keys
 from dsv.format.damage import Damage
 from dsv.format.index import Index
 from dsv.format.locator import ObjectKind
-from dsv.format.records import SessionBeat
+from dsv.format.records import RefEntry, SessionBeat, TagValue
 from dsv.repo.damage import mark_damage
 from dsv.repo.merge_indexes import Merged, merge_indexes
 from dsv.repo.repository import Repository
@@ -20,6 +20,7 @@ from dsv.repo.session import Session, naming
 from dsv.store.memory import MemoryStore
 from dsv.upkeep.gc import Collected, Options
 from dsv.values.ids import ChunkId, Nonce
+from dsv.values.names import BranchName, TagName
 from tests.exhaustive import is_full
 from tests.kit.packs import verify
 from tests.kit.repositories import DATASET, WRITER, read
@@ -41,6 +42,19 @@ def test_what_nothing_needs_goes_and_the_rest_stays(tmp_path: Path) -> None:
     again = collect(world.store, tmp_path / "2")
     assert again.deleted == again.copied == 0
     assert not list((tmp_path).glob("*/*"))
+
+
+def test_a_tag_of_a_freed_commit_ends_no_gc(tmp_path: Path) -> None:
+    """Whoever lost the race with gc was told, and the tag is there. The log alone says what is freed: else no gc would
+    succeed any more, as the tag's content is gone."""
+    world = World(MemoryStore())
+    collect(world.store, tmp_path / "1")
+    value = TagValue(world.expired[0], Nonce.random(), 0, "a", "")
+    world.repository.refs.set_tag(DATASET, TagName.parse("late"), value)
+    move_back = RefEntry(world.expired[1], False, Nonce.random(), 0, "a", "create")
+    world.repository.refs.move(DATASET, BranchName.parse("late-too"), None, move_back)
+    collect(world.store, tmp_path / "2")
+    world.check()
 
 
 def indexes(world: World) -> list[Index]:

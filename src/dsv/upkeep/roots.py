@@ -61,8 +61,8 @@ class Name(NamedTuple):
     branch: BranchName | None = None
     """The branch of which this is a move."""
     holds: bool = True
-    """The commit stays even if it counts as freed: the head of a branch, a tag of a dataset that is not deleted, a
-    session at work."""
+    """The commit does not expire by rules: the head of a branch, a tag of a dataset that is not deleted, a session at
+    work. A commit that is freed is no root all the same."""
 
 
 def read_roots(
@@ -116,7 +116,7 @@ def kept(
     for dataset, some in by_dataset.items():
         gone = frozenset() if dataset is None else frozenset(freed(dataset))
         for name in some:
-            if name.holds or name.commit not in gone:
+            if name.commit not in gone:
                 found.setdefault(name.commit, {})[name.why] = None
         met: set[CommitId] = set()
         for name in sorted(some, key=lambda one: one.branch != MAIN):

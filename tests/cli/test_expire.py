@@ -175,6 +175,45 @@ def test_a_workspace_whose_base_was_freed_pulls_or_is_told(old: Dsv, tmp_path: P
     assert (tmp_path / "third/mine.txt").read_text() == "mine\n"
 
 
+def test_histories_pass_over_what_gc_has_freed(old: Dsv) -> None:
+    """Number 3 and number 0 are freed. A change of theirs shows in the next commit that is left."""
+    first, second, third, fourth, fifth = ids(old)
+    old.ok("expire", "pets", "--keep-last", "1")
+    free(old, first, fourth)
+    kept = Repository.open(store_of(old), None)
+    _remove_packs_of(kept, CommitId.parse(fourth))
+    _remove_packs_of(kept, CommitId.parse(first))
+    forget_copies(old)
+
+    def subjects(*arguments: str) -> list[str]:
+        result = old.ok("log", "pets", "--json", *arguments)
+        many = "2 expired commits" in result.err
+        assert many or "1 expired commit on the way" in result.err, result
+        return [item["message"].removeprefix("number ") for item in result.json["items"]]
+
+    assert subjects("--follow", "a.txt") == ["4", "2", "1"]
+    assert old.ok("log", "pets", "--json").err == "", "nothing is passed over"
+    assert len(old.ok("log", "pets@main~2", "--json").json["items"]) == 3
+    for paths, messages in (("a.txt", "421"), ("only/3.bin", "4"), ("only/0.bin", "1"), ("only", "421")):
+        found = old.ok("log", "pets", "--json", "--", paths)
+        assert [item["message"][-1] for item in found.json["items"]] == list(messages)
+        assert "gc has removed the content of" in found.err, found
+    stat = old.ok("log", "pets", "--stat", "--json").json["items"]
+    added = [sum(row["added"] for row in item["folders"] or []) for item in stat]
+    assert added == [2, 0, 1, 3, 0], "the fifth adds its own file and the fourth's; the second is the oldest"
+    shown = old.ok("show", f"pets@{fifth}")
+    assert (
+        f"Since pets@{third[:12]} (gc has removed the content of 1 expired commit in between):" in shown.out
+    )
+    shown = old.ok("show", f"pets@{second}")
+    assert "The first commit (gc has removed the content of 1 expired commit before it):" in shown.out
+    assert old.ok("show", "pets@v1:a.txt").out.endswith("1 expired commit before it)\n")
+    result = old("log", f"pets@{fourth}", "--follow", "a.txt")
+    assert result.code == 3 and f"commit {fourth[:12]} of pets was expired on" in result.err
+    result = old("log", f"pets@{first}", "--", "a.txt")
+    assert result.code == 3 and "no commit that gc has left has 'a.txt'" in result.err
+
+
 def _remove_packs_of(repository: Repository, commit: CommitId) -> None:
     """The packs that hold something that only this commit has, with their rows."""
     from dsv.format.index import Index

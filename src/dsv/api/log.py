@@ -16,12 +16,13 @@ from dsv.errors import NotFound
 from dsv.format.commit import Commit
 from dsv.format.records import Action
 from dsv.repo import history
-from dsv.repo.history import CommitsAhead
-from dsv.repo.refs.expiry import State, read_expiry
+from dsv.repo.history import CommitsAhead, KeptParents
+from dsv.repo.refs.expiry import State, check_not_expired, read_expiry
 from dsv.store.base import together
 from dsv.values.ids import CommitId
 from dsv.values.names import Rev, Target
 from dsv.values.paths import PathSet, show
+from dsv.values.units import format_count
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
@@ -97,11 +98,11 @@ class Step:
     """The file's content has stayed the same since, under whatever name."""
 
 
-def follow(objects: Objects, start: CommitId, path: bytes) -> Iterator[Step]:
+def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) -> Iterator[Step]:
     """Yield the commits that changed the file at this path of a commit, newest first, back to the one that added it.
 
-    At a merge that took the file from one parent, that parent is followed, else the first one that has it. Raises
-    `NotFound` if the commit has no such file.
+    At a merge that took the file from one parent, that parent is followed, else the first one that has it. Freed
+    commits are passed over. Raises `NotFound` if the commit has no such file.
     """
     from dsv.repo.history import PathHistory
     from dsv.repo.tree.read import TreeReader
@@ -118,12 +119,12 @@ def follow(objects: Objects, start: CommitId, path: bytes) -> Iterator[Step]:
     looked = PathHistory(objects, PathSet.of([path]))
     found_content = False
     while now is not None:
-        parents = [(parent, objects.commit(parent)) for parent in commit.parents]
+        parents = [(parent, objects.commit(parent)) for parent in kept.of(commit)]
         same = next((one for one in parents if not looked.differs(one, (commit_id, commit))), None)
         if same is not None:
             commit_id, commit = same
             continue
-        step = _step(objects, commit_id, commit, now)
+        step = _step(objects, commit_id, [parent for parent, _ in parents], now)
         made_content = step.before is None or step.content_changed
         yield Step(commit_id, commit, step, made_content and not found_content)
         found_content = found_content or made_content
@@ -137,7 +138,7 @@ def follow(objects: Objects, start: CommitId, path: bytes) -> Iterator[Step]:
         )
 
 
-def _step(objects: Objects, commit_id: CommitId, commit: Commit, now: Entry) -> Difference:
+def _step(objects: Objects, commit_id: CommitId, before: list[CommitId], now: Entry) -> Difference:
     """Return what a commit did to the file, compared with the first parent that has it."""
     from dsv.diff.renames import Difference, differences, find_renames
     from dsv.repo.objects.recipes import read_chunks
@@ -145,7 +146,7 @@ def _step(objects: Objects, commit_id: CommitId, commit: Commit, now: Entry) -> 
     from dsv.repo.tree.read import TreeReader
 
     after = TreeReader(objects, commit_id)
-    parents = [TreeReader(objects, parent) for parent in commit.parents]
+    parents = [TreeReader(objects, parent) for parent in before]
     for parent in parents:
         old = parent.entry(now.path)
         if old is not None:
@@ -238,23 +239,40 @@ def log(context: Context, target: Target, query: Query | None = None) -> Iterato
         head = next((one for one in heads if one.branch == branch), None)
         most = query.limit if query.takes_all else None
         commits = CommitsAhead(repository.objects, repository.refs, dataset, head, most)
+        kept = KeptParents(commits, {one for one, state in expired.items() if state.freed})
+        if query.follow is not None and start in kept.freed:
+            check_not_expired(repository.refs, dataset, start)
 
-        def whole(item: LogItem) -> LogItem:
-            state = expired.get(item.id)
-            has_trees = state is None or not state.freed
-            found = _change(repository, item, PathSet.of(query.paths)) if query.stat and has_trees else None
-            return replace(item, names=tuple(names.get(item.id, ())), found=found, expired=state)
+        def items() -> Iterator[LogItem]:
+            for item in _items(repository, commits, start, query, kept):
+                state = expired.get(item.id)
+                has_trees = state is None or not state.freed
+                scope = PathSet.of(query.paths)
+                found = _change(repository, item, kept, scope) if query.stat and has_trees else None
+                yield replace(item, names=tuple(names.get(item.id, ())), found=found, expired=state)
+            if kept.passed:
+                context.progress.note(_passed_over(kept))
 
-        yield map(whole, _items(repository, commits, start, query))
+        yield items()
 
 
-def _items(repository: Repository, commits: CommitsAhead, start: CommitId, query: Query) -> Iterator[LogItem]:
+def _passed_over(kept: KeptParents) -> str:
+    many = len(kept.passed) > 1
+    return (
+        f"gc has removed the content of {format_count(len(kept.passed), 'expired commit')} on the way: what "
+        f"{'they' if many else 'it'} changed shows as a change of the next commit that is left"
+    )
+
+
+def _items(
+    repository: Repository, commits: CommitsAhead, start: CommitId, query: Query, kept: KeptParents
+) -> Iterator[LogItem]:
     if query.follow is not None:
-        made = follow(repository.objects, start, query.follow)
+        made = follow(repository.objects, start, query.follow, kept)
         found = (LogItem(one.id, one.commit, step=one) for one in made if query.fits(one.commit))
         return islice(found, query.limit)
     walked = _line(commits, start) if query.first_parent else history.walk(commits, [start])
-    chosen = _chosen(repository, commits, _until_too_old(walked, query.since_ms), query)
+    chosen = _chosen(repository, commits, _until_too_old(walked, query.since_ms), query, kept)
     if query.graph and not query.takes_all:
         return _graph(chosen, query)
     items = (LogItem(one, commit, above=_parents(commit, query)) for one, commit, fits in chosen if fits)
@@ -297,9 +315,13 @@ def _until_too_old(walked: Iterable[LogEntry], since_ms: float | None) -> Iterat
 
 
 def _chosen(
-    repository: Repository, commits: CommitsAhead, walked: Iterable[LogEntry], query: Query
+    repository: Repository,
+    commits: CommitsAhead,
+    walked: Iterable[LogEntry],
+    query: Query,
+    kept: KeptParents,
 ) -> Iterator[Chosen]:
-    """Yield each commit of the walk, and whether it fits."""
+    """Yield each commit of the walk, and whether it fits. With paths no freed commit does."""
     if not query.paths:
         for commit_id, commit in walked:
             yield commit_id, commit, query.fits(commit)
@@ -317,37 +339,43 @@ def _chosen(
         if not waiting:
             break
         looked.asked_store = False
-        calls = [partial(_touches, commits, looked, one, query) for one in waiting]
+        calls = [partial(_touches, commits, looked, one, query, kept) for one in waiting]
         for (commit_id, commit), touches in zip(waiting, together(calls), strict=True):
             any_change = any_change or touches
             yield commit_id, commit, touches and query.fits(commit)
         waiting.clear()
     if not any_change and query.since_ms is None and query.until_ms is None:
+        which = "no commit that gc has left" if kept.passed else "no commit"
         raise NotFound(
-            f"no commit has {' or '.join(map(show, query.paths))}",
+            f"{which} has {' or '.join(map(show, query.paths))}",
             subject=query.paths[0].decode("utf-8", "backslashreplace"),
             hint="dsv ls TARGET lists the paths of a commit",
         )
 
 
-def _touches(commits: CommitsAhead, looked: PathHistory, one: LogEntry, query: Query) -> bool:
+def _touches(
+    commits: CommitsAhead, looked: PathHistory, one: LogEntry, query: Query, kept: KeptParents
+) -> bool:
     """Return whether a commit differs at the paths from each of its parents; a merge that took one side as it was does
     not."""
-    _, commit = one
-    if not commit.parents:
+    commit_id, commit = one
+    if commit_id in kept.freed:
+        kept.passed.add(commit_id)
+        return False
+    parents = kept.of(commit, first_only=query.first_parent)
+    if not parents:
         return looked.differs(None, one)
-    parents = commit.parents[:1] if query.first_parent else commit.parents
     return all(looked.differs((parent, commits.commit(parent)), one) for parent in parents)
 
 
-def _change(repository: Repository, item: LogItem, scope: PathSet) -> Found:
+def _change(repository: Repository, item: LogItem, kept: KeptParents, scope: PathSet) -> Found:
     from dsv.diff.renames import Found, differences, find_renames
     from dsv.repo.objects.recipes import read_chunks
     from dsv.repo.tree.diff import diff_trees
     from dsv.repo.tree.read import TreeReader
 
     objects = repository.objects
-    parent = item.commit.parents[0] if item.commit.parents else None
+    parent = next(iter(kept.of(item.commit, first_only=True)), None)
     before = None if parent is None else TreeReader(objects, parent)
     changes: Iterable[Difference] = differences(diff_trees(before, TreeReader(objects, item.id), scope))
     if before is None:

@@ -13,8 +13,10 @@ from dsv.diff.summary import Summary
 from dsv.errors import NotFound
 from dsv.format.commit import Commit
 from dsv.format.tree import Entry
+from dsv.repo.history import KeptParents
 from dsv.repo.objects.objects import Objects
 from dsv.repo.objects.recipes import count_chunks, read_chunks, shared_bytes
+from dsv.repo.refs.expiry import read_expiry
 from dsv.repo.tree.diff import Located, What, diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.values.ids import CommitId
@@ -50,10 +52,14 @@ class ShownCommit:
     names: tuple[str, ...]
     """Branches and tags that name it now."""
     differences: Iterable[Difference]
-    """Changes against the first parent (or against nothing), below the path if one was given. Iterate only once, and
+    """Changes against `parent` (or against nothing), below the path if one was given. Iterate only once, and
     before closing."""
     unsearched: int = 0
     path: ShownPath | None = None
+    parent: CommitId | None = None
+    """The first parent, or its nearest ancestor that gc has left."""
+    passed: int = 0
+    """Commits up to that one whose content gc has removed."""
     tree: TreeReader | None = field(default=None, repr=False)
     """Of a first commit that was asked for as a whole."""
 
@@ -66,11 +72,6 @@ class ShownCommit:
             summary.add_files(located.segment.paths, located.segment.sizes)
         return summary
 
-    @property
-    def parent(self) -> CommitId | None:
-        """Return the first parent."""
-        return self.commit.parents[0] if self.commit.parents else None
-
 
 @contextmanager
 def show(context: Context, target: Target) -> Iterator[ShownCommit]:
@@ -80,7 +81,17 @@ def show(context: Context, target: Target) -> Iterator[ShownCommit]:
         resolved = context.resolve(repository, target)
         after = TreeReader(repository.objects, resolved.commit)
         names = tuple(names_of_commits(repository, resolved.dataset).get(resolved.commit, ()))
-        made = ShownCommit(resolved.dataset, resolved.commit, after.commit, names, ())
+        kept = KeptParents(repository.objects, read_expiry(repository.refs, resolved.dataset).freed)
+        parent = next(iter(kept.of(after.commit, first_only=True)), None)
+        made = ShownCommit(
+            resolved.dataset,
+            resolved.commit,
+            after.commit,
+            names,
+            (),
+            parent=parent,
+            passed=len(kept.passed),
+        )
         before = None if made.parent is None else TreeReader(repository.objects, made.parent)
         entry = after.entry(path) if path else None
         if path and entry is None:

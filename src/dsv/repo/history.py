@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -72,6 +72,33 @@ def is_ancestor(commits: Commits, ancestor: CommitId, descendant: CommitId) -> b
     while not painting.flags[ancestor] & _RIGHT and painting.open:
         painting.step()
     return bool(painting.flags[ancestor] & _RIGHT)
+
+
+class KeptParents:
+    """The nearest ancestors of commits whose trees are there: gc has removed those of freed commits."""
+
+    def __init__(self, commits: Commits, freed: Collection[CommitId]) -> None:
+        self._commits = commits
+        self.freed = freed
+        self.passed = set[CommitId]()
+        """The freed commits that were passed over."""
+
+    def of(self, commit: Commit, *, first_only: bool = False) -> tuple[CommitId, ...]:
+        """Return the parents of a commit, and in place of a freed one its nearest kept ancestors.
+
+        first_only: of each commit, go to its first parent alone.
+        """
+        found: dict[CommitId, None] = {}
+        waiting, met = list(reversed(commit.parents[: 1 if first_only else None])), set[CommitId]()
+        while waiting:
+            one = waiting.pop()
+            if one not in self.freed:
+                found[one] = None
+            elif one not in met:
+                met.add(one)
+                waiting += reversed(self._commits.commit(one).parents[: 1 if first_only else None])
+        self.passed |= met
+        return tuple(found)
 
 
 def merge_bases(commits: Commits, left: CommitId, right: CommitId) -> tuple[CommitId, ...]:

@@ -84,6 +84,7 @@ def _write_change(call: Call, shown: ShownCommit, dirs: int | None) -> None:
     summary = shown.summarize()
     call.out.line("")
     since = "The first commit" if shown.parent is None else f"Since {shown.dataset}@{str(shown.parent)[:12]}"
+    since += _passed(shown)
     call.out.line(f"{since}: {told.counts(summary.total)}")
     told.write_folders(call, summary, dirs)
     if shown.unsearched:
@@ -112,8 +113,8 @@ def _write_path(call: Call, shown: ShownCommit, path: ShownPath) -> None:
 def _change_words(shown: ShownCommit, path: ShownPath) -> str:
     one = path.difference
     if shown.parent is None:
-        return "added, by the first commit"
-    since = f"since {shown.dataset}@{str(shown.parent)[:12]}"
+        return f"added, by the first commit{_passed(shown)}"
+    since = f"since {shown.dataset}@{str(shown.parent)[:12]}{_passed(shown)}"
     if one is None or one.before is None or path.entry is None:
         return f"{_change(path)} {since}"
     words = one.what.value if one.content_changed or not one.mode_changed else "mode changed"
@@ -123,6 +124,14 @@ def _change_words(shown: ShownCommit, path: ShownPath) -> str:
         return f"{words} {since}"
     share = 100 * path.shared // path.entry.size
     return f"{words} {since}, {format_bytes(path.shared)} ({share}%) in the same chunks"
+
+
+def _passed(shown: ShownCommit) -> str:
+    """Return which commits are left out of the comparison."""
+    if not shown.passed:
+        return ""
+    where = "before it" if shown.parent is None else "in between"
+    return f" (gc has removed the content of {format_count(shown.passed, 'expired commit')} {where})"
 
 
 def _change(path: ShownPath) -> str | None:

@@ -27,14 +27,14 @@ from dsv.errors import (
 )
 from dsv.format import keys
 from dsv.format.expiry import ExpiryAction
-from dsv.format.records import RefEntry
+from dsv.format.records import RefEntry, TagValue
 from dsv.repo.expiry import append, read_expiry
 from dsv.repo.history import walk
 from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store import open as opening
-from dsv.store.base import Bytes, Put, Store
+from dsv.store.base import LARGEST, Bytes, Put, Store
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName, Target
@@ -258,6 +258,59 @@ def test_a_dry_run_says_what_a_copy_sends_and_writes_nothing(tmp_path: Path) -> 
         assert abs(planned.bytes - sent) < sent / 10
         assert planned.requests > 0
         assert made.copy(dry_run=True).bytes == 0
+
+
+def test_a_dry_run_of_a_store_to_make_makes_none(tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+        made.data.commit({"a": b"1"})
+        made.stores[THERE] = MemoryStore()
+        planned = made.copy(dry_run=True, create=True)
+        assert list(made.there.list("")) == [] and planned.to == THERE
+        assert made.copy(create=True).commits == planned.commits == 1
+        assert planned.bytes > 0
+        assert made.copy(dry_run=True, create=True).bytes == 0, "it is there by now"
+
+
+def test_a_tag_of_another_commit_is_reported_and_the_others_are_copied(tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+        first = made.data.commit({"a": b"1"})
+        made.copy()
+        elsewhere = replace(made.data, store=made.there)
+        there = Repository.open(made.there, None)
+        there.refs.set_tag(SCANS, TagName.parse("v1"), TagValue(first, Nonce.random(), 0, "eve", ""))
+        there.refs.set_tag(SCANS, TagName.parse("same"), TagValue(first, Nonce.random(), 0, "eve", ""))
+        second = made.data.commit({"a": b"2"})
+        for name, commit in (("v1", second), ("same", first), ("v2", second)):
+            Repository.open(made.here, None).refs.set_tag(
+                SCANS, TagName.parse(name), TagValue(commit, Nonce.random(), 0, "ann", "")
+            )
+        with pytest.raises(Conflict, match="a tag never moves") as raised:
+            made.copy(tags=True)
+        assert str(first)[:12] in raised.value.message and str(second)[:12] in raised.value.message
+        assert elsewhere.head() == second
+        assert {name: value.commit for name, value in Repository.open(made.there, None).refs.tags(SCANS)} == {
+            "same": first, "v1": first, "v2": second,
+        }  # fmt: skip
+        again = made.copy(tags=True, dry_run=True)
+        assert [(one.name, one.state) for one in again.names] == [("v1", "diverged"), ("main", "up to date")]
+        with pytest.raises(Conflict, match="a tag never moves"):
+            made.copy("scans@v1")
+        counted = Counted(made.there)
+        made.stores[THERE] = counted
+        assert made.copy(tags=True, dry_run=True).names == again.names
+        assert not [key for key in counted.got if "/tags/" in key], "what names a tag is known by now"
+
+
+class Counted(Wrapper):
+    """Notes the keys that were read."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.got: list[str] = []
+
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
+        self.got.append(key)
+        return super().get(key, limit)
 
 
 def test_damage_is_not_copied(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from dsv.api.ls_cat import cat
 from dsv.api.mirrors import reading
 from dsv.api.settings import Settings, Source
 from dsv.cache.root import CacheRoot
-from dsv.errors import DsvError, IntegrityError, Unreachable
+from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable
 from dsv.format import keys
 from dsv.store import open as opening
 from dsv.store.directory import DirectoryStore
@@ -62,6 +62,16 @@ class World:
         store = self.lake()
         for item in list(store.list(keys.PACK_PREFIX)):
             store.delete(item.key)
+
+    def damage(self, prefix: str, *, flipped: bool) -> None:
+        store = self.lake()
+        for item in list(store.list(prefix)):
+            data = bytearray(store.get(item.key))
+            store.delete(item.key)
+            for at in (len(data) // 2, len(data) - 40) if flipped else ():
+                data[at] ^= 1
+            if flipped:
+                store.put_if_absent(item.key, bytes(data))
 
     def go_away(self) -> None:
         (self.base / "lake").rename(self.base / "away")
@@ -116,6 +126,39 @@ def test_a_lost_commit_is_read_from_the_mirror(world: World) -> None:
         for item in list(store.list(prefix)):
             store.delete(item.key)
     assert world.read("bob") == world.files["f/0007"]
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+@pytest.mark.parametrize(
+    "prefix", [keys.PACK_PREFIX, keys.INDEX_PREFIX, keys.COMMIT_PREFIX, keys.LOCATOR_PREFIX]
+)
+def test_whatever_is_lost_or_damaged_is_read_from_the_mirror(
+    world: World, prefix: str, flipped: bool
+) -> None:
+    world.damage(prefix, flipped=flipped)
+    assert world.read("bob") == world.files["f/0007"]
+    clone(world.context("eve"), Target.parse("scans"))
+    assert read_folder(world.base / "eve" / "work" / "scans") == world.files
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_a_store_whose_format_log_is_gone_or_damaged_is_replaced_by_its_mirror(
+    world: World, flipped: bool
+) -> None:
+    assert world.read("bob") == world.files["f/0007"]
+    world.damage(keys.FORMAT_PREFIX, flipped=flipped)
+    assert world.read("bob", "f/0008") == world.files["f/0008"]
+    assert any("can't be opened" in one and str(world.base / "mirror") in one for one in world.notes.said)
+    with pytest.raises(IntegrityError, match="has never reached it"):
+        world.read("new")
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_a_branch_that_is_gone_or_damaged_is_an_error(world: World, flipped: bool) -> None:
+    """As a mirror's may be older. Whoever wants that names the mirror."""
+    world.damage(keys.REFS_PREFIX, flipped=flipped)
+    with pytest.raises(IntegrityError if flipped else NotFound):
+        world.read("bob")
 
 
 def test_a_store_that_is_away_is_replaced_by_its_mirror(world: World) -> None:

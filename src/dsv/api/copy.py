@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dsv.api.branches import moved_meanwhile
@@ -23,8 +24,11 @@ from dsv.repo.refs.read import parts
 from dsv.repo.refs.tags import named_parts
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
+from dsv.repo.tracking import file_of
+from dsv.repo.tracking import read as read_tracking
 from dsv.repo.tree.read import TreeReader
-from dsv.store.base import both
+from dsv.store.base import both, together
+from dsv.store.memory import MemoryStore
 from dsv.upkeep.copy import CommitCopy, Plan, Receiver, TreeCopy
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
@@ -61,7 +65,8 @@ class CopiedName:
     name: str
     kind: Literal["branch", "tag"]
     state: State
-    """`ahead`: the other store has it, and more. `diverged`: it has commits in its place that are not in this store."""
+    """`ahead`: the other store has it, and more. `diverged`: it has commits in its place that are not in this store. A
+    tag is diverged if it names another commit there."""
     commit: CommitId | None
     """The commit that this store names; None for a branch without one."""
     before: CommitId | None
@@ -98,7 +103,7 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
     request = request or CopyRequest()
     with (
         context.repository(target if target.rev is not None else None) as source,
-        _other(context, to, create=request.create and not request.dry_run) as there,
+        _other(context, to, request) as there,
     ):
         _check_kinds(source, there)
         began = _requests(source, there)
@@ -130,15 +135,21 @@ def _requests(*repositories: Repository) -> int:
 
 
 @contextmanager
-def _other(context: Context, to: str, *, create: bool) -> Iterator[Repository]:
+def _other(context: Context, to: str, request: CopyRequest) -> Iterator[Repository]:
     choice = context.settings.store(to)
-    with context.store(to, create=create) as store:
-        if create and not Repository.exists(store):
+    if request.create and request.dry_run and not _exists(context, to, choice.url):
+        store = MemoryStore()
+        store.url = choice.url
+        yield Repository.create(store, None, author=context.writer.author, tool=context.writer.tool)
+        return
+    create = request.create and not request.dry_run
+    with context.store(to, create=create) as opened:
+        if create and not Repository.exists(opened):
             from dsv.api.init import create_repository
 
-            create_repository(context, store, single_writer=False)
+            create_repository(context, opened, single_writer=False)
         try:
-            repository = context.open_repository(store)
+            repository = context.open_repository(opened)
         except NotFound as error:
             raise NotFound(
                 f"there is no store in {choice.url} to copy to",
@@ -147,6 +158,14 @@ def _other(context: Context, to: str, *, create: bool) -> Iterator[Repository]:
             ) from error
         with tracking(context, repository):
             yield repository
+
+
+def _exists(context: Context, to: str, url: str) -> bool:
+    folder = url.removeprefix("file://")
+    if folder.startswith("/") and not Path(folder).exists():
+        return False
+    with context.store(to) as store:
+        return Repository.exists(store)
 
 
 def _check_kinds(source: Repository, there: Repository) -> None:
@@ -288,21 +307,48 @@ class _Copying:
             refs.require(dataset)
             raise refs.no_name(dataset, name, "branch or tag")
         tag = TagName.parse(name)
-        return [], [tag] if self._there.refs.tag(dataset, tag) is None else []
+        known = self._there.refs.tag(dataset, tag)
+        if known is not None:
+            self._compare(dataset, tag, found.commit, known.commit)
+        return [], [tag] if known is None else []
 
     def _new_tags(self, dataset: DatasetName) -> list[TagName]:
-        """Return the tags that the other store has not, and never had. Tags do not move, so names are enough."""
+        """Return the tags that the other store has not, and never had. Note those that name another commit there."""
         prefix = keys.tags_prefix(dataset)
         here, there = both(
             partial(parts, self._source.store, prefix), partial(parts, self._there.store, prefix)
         )
-        names = named_parts(TagName, here)
         deleted = keys.tag_deleted_key
-        return [
-            one
-            for one in names
-            if one.component not in there and deleted(dataset, one) not in here[one.component]
+        names = [
+            one for one in named_parts(TagName, here) if deleted(dataset, one) not in here[one.component]
         ]
+        common = [one for one in names if deleted(dataset, one) not in there.get(one.component, [""])]
+        common = [one for one in common if one.component in there]
+        commits = [self._tagged(repository, dataset, common) for repository in (self._source, self._there)]
+        for tag, mine, theirs in zip(common, *commits, strict=True):
+            self._compare(dataset, tag, mine, theirs)
+        return [one for one in names if one.component not in there]
+
+    def _tagged(
+        self, repository: Repository, dataset: DatasetName, tags: list[TagName]
+    ) -> list[CommitId | None]:
+        """Return the commit of each tag. As no tag moves, the store is asked for those that this machine never saw."""
+        folder = self._context.metadata_folder(repository.id).parent
+        tracked = read_tracking(file_of(folder, dataset)).tags
+        known = {one: tracked[str(one)].commit_id for one in tags if str(one) in tracked}
+        asked = [one for one in tags if known.get(one) is None]
+        values = together([partial(repository.refs.tag, dataset, one) for one in asked])
+        known.update(
+            (one, None if value is None else value.commit) for one, value in zip(asked, values, strict=True)
+        )
+        return [known[one] for one in tags]
+
+    def _compare(
+        self, dataset: DatasetName, tag: TagName, mine: CommitId | None, theirs: CommitId | None
+    ) -> None:
+        """Note a tag that names two commits. None: it was deleted meanwhile."""
+        if mine is not None and theirs is not None and mine != theirs:
+            self._names.append(CopiedName(dataset, str(tag), "tag", "diverged", mine, theirs))
 
     def _branch(self, head: Head, known: Head | None, whole: list[CommitId]) -> None:
         """Copy a branch. known: where it is in the other store. whole: commits that are there with all they refer to;
@@ -437,16 +483,24 @@ class _Copying:
             self._there.refs.move(dataset, branch, None, entry)
 
     def refused(self, diverged: list[CopiedName]) -> Conflict:
-        """Return the error for branches of the other store that have commits of their own."""
-        first = diverged[0]
+        """Return the error for branches of the other store that have commits of their own, and for tags of two
+        commits."""
+        first = min(diverged, key=lambda one: one.kind == "tag")
         assert first.commit is not None and first.before is not None
         where = f"{first.dataset}@{first.name}"
+        more = f" (and {len(diverged) - 1:,} further names)" if len(diverged) > 1 else ""
+        if first.kind == "tag":
+            return Conflict(
+                f"tag {first.name} of {first.dataset} names {str(first.before)[:12]} in {self._there.store.url} and "
+                f"{str(first.commit)[:12]} here, and a tag never moves, so it was not copied{more}",
+                subject=where,
+                hint=f"dsv tag NAME {where} gives the commit another name here, which can be copied",
+            )
         objects, back = self._source.objects, "COMMIT"
         for commit, _ in islice(walk(self._there.objects, [first.before]), _SEARCHED):
             if objects.commit_or_none(commit) is not None and is_ancestor(objects, commit, first.commit):
                 back = str(commit)[:12]
                 break
-        more = f" (and {len(diverged) - 1:,} further branches)" if len(diverged) > 1 else ""
         return Conflict(
             f"{where} of {self._there.store.url} is at {str(first.before)[:12]}, which is not in the history of "
             f"{str(first.commit)[:12]}, so it was not moved{more}",

@@ -64,8 +64,8 @@ def mirror_places(context: Context) -> list[Place]:
 def reading(context: Context, target: Target | None) -> Iterator[Repository]:
     """Open the store in effect for reading, with its mirrors; or else the first of these, under the store's own id.
 
-    target: as of `Context.repository`. Raises `Unreachable` if none answers, or if the store does not and nothing here
-    knows its id.
+    target: as of `Context.repository`. If none answers, or nothing here knows the store's id, raises what opening the
+    store raised: `Unreachable`, or `IntegrityError` if its format log is gone or damaged.
     """
     if context.offline or not context.settings.mirrors():
         with context.repository(target) as repository:
@@ -78,7 +78,7 @@ def reading(context: Context, target: Target | None) -> Iterator[Repository]:
         try:
             store = stack.enter_context(context.store())
             repository = context.open_repository(store, target)
-        except Unreachable as error:
+        except (Unreachable, IntegrityError) as error:
             yield _stand_in(context, mirrors, _notes(context, url), error)
             return
         use_mirrors(repository, mirrors)
@@ -120,10 +120,10 @@ def _known_id(context: Context, notes: list[Path]) -> StoreId | None:
     return None
 
 
-def _stand_in(context: Context, mirrors: Mirrors, notes: list[Path], away: Unreachable) -> Repository:
+def _stand_in(context: Context, mirrors: Mirrors, notes: list[Path], away: DsvError) -> Repository:
     known = _known_id(context, notes)
     if known is None:
-        raise Unreachable(
+        raise type(away)(
             f"{away.message}; and its mirrors can't be read in its place, as this machine has never reached it",
             subject=away.subject,
             hint="name a mirror itself: --store NAME",
@@ -142,7 +142,7 @@ def open_with(
     mirrors = mirrors_of(url, places, metadata, lambda _: None)
     try:
         repository = opened()
-    except Unreachable as error:
+    except (Unreachable, IntegrityError) as error:
         found = mirrors.stand_in(error)
         if found is None:
             raise

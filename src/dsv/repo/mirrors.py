@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dsv.errors import DsvError
+from dsv.errors import DsvError, Unreachable
 
 if TYPE_CHECKING:
     from dsv.format.commit import Commit
@@ -57,8 +57,9 @@ class Mirrors:
     def stand_in(self, why: DsvError) -> Repository | None:
         """Return the first mirror that can be opened, to be read in place of the store."""
         for mirror in self._all():
+            what = "does not answer" if isinstance(why, Unreachable) else "can't be opened"
             self._tell(
-                f"{self._url} does not answer ({why.message}); its mirror {mirror.store.url} is read instead, whose "
+                f"{self._url} {what} ({why.message}); its mirror {mirror.store.url} is read instead, whose "
                 "branches and tags may be older"
             )
             return mirror

@@ -42,7 +42,7 @@ from dsv.values.units import format_bytes, format_count
         "items.dataset": "the dataset",
         "items.name": "the branch or tag",
         "items.kind": "branch or tag",
-        "items.state": "copied, up to date, ahead (the other store has more commits) or diverged",
+        "items.state": "copied, up to date, ahead (the other store has more commits) or diverged (it has others)",
         "items.commit": "what it names; null before its first commit",
         "items.before": "what it named in the other store; null if nothing",
         "items.commits": "how many commits were copied for it",
@@ -72,8 +72,8 @@ def copy(
     Commits that are expired here come without their content, and are expired there too. So are those that --history
     leaves out, for good: the log shows them, and nothing brings their content there later.
 
-    A branch of the other store is only moved forward. If it has commits of its own, the others are copied and the
-    exit code is 4. Branches and tags that are deleted here stay there.
+    A branch of the other store is only moved forward. If it has commits of its own, or if a tag names another commit
+    there, the others are copied and the exit code is 4. Branches and tags that are deleted here stay there.
     """
     if to is None:
         raise UsageError("--to is needed: the store to copy to", hint="dsv copy DATASET --to URL")

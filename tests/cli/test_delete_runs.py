@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from dsv.errors import Denied
 from dsv.run.record import RECORD, START
 from dsv.run.record_store import RunStore
 from dsv.store.directory import DirectoryStore
 from dsv.values.names import DatasetName
+from tests.cli.test_delete_dataset import Interrupted, typed
 from tests.kit.dsv import Dsv, write_files
 from tests.store.wrapper import Wrapper
 
@@ -70,6 +72,31 @@ def test_one_that_has_not_ended_is_not_deleted_unless_forced(pets: Dsv) -> None:
     assert len(RunStore(store(pets)).listing(PETS)) == 2
     pets.ok("runs", "--delete", newest, oldest, "--yes", "--force")
     assert RunStore(store(pets)).listing(PETS) == []
+
+
+def test_interrupted_at_the_question_nothing_has_changed(pets: Dsv) -> None:
+    before = ids(pets)
+    interrupted = typed(pets, b"", "runs", "--delete", before[0], terminal=Interrupted())
+    assert interrupted.code == 130 and ids(pets) == before
+    assert typed(pets, b"no\n", "runs", "--delete", before[0]).code == 4 and ids(pets) == before
+
+
+def test_without_the_right_to_delete_the_runs_stay(pets: Dsv) -> None:
+    class NoDeletes(Wrapper):
+        def delete(self, key: str) -> None:
+            raise Denied(f"deleting {key} was refused", subject=key)
+
+    stored = RunStore(store(pets)).listing(PETS)
+    with pytest.raises(Denied):
+        RunStore(NoDeletes(store(pets))).delete(stored[0])
+    assert len(RunStore(store(pets)).listing(PETS)) == len(stored)
+
+
+def test_two_who_delete_a_run_at_once_both_succeed(pets: Dsv) -> None:
+    one, other = [RunStore(store(pets)).listing(PETS)[0] for _ in range(2)]
+    RunStore(store(pets)).delete(one)
+    RunStore(store(pets)).delete(other)
+    assert len(RunStore(store(pets)).listing(PETS)) == 1
 
 
 def test_killed_between_two_deletes_the_run_is_still_listed(pets: Dsv) -> None:

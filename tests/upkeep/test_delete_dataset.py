@@ -10,7 +10,7 @@ import pytest
 from dsv.errors import Conflict, NotFound
 from dsv.format import keys
 from dsv.format.expiry import ExpiryAction
-from dsv.format.records import DELETE_DATASET, RefEntry, TagValue
+from dsv.format.records import DELETE_DATASET, RefEntry, TagValue, Writer
 from dsv.repo.expiry import append, read_expiry
 from dsv.repo.refs.branches import LostRace, Moved
 from dsv.repo.refs.resolve import resolve
@@ -169,6 +169,17 @@ def test_a_sync_that_is_first_keeps_its_dataset() -> None:
         delete_dataset(opened(dying), WRITER, DATASET)
     assert heads(store) == {"main": made[0], "dev": commits[1]}
     assert read_expiry(opened(store).refs, DATASET).states == {}
+
+
+def test_of_two_who_delete_at_once_both_know_who_was_first() -> None:
+    store, commits = make()
+    dying = Dying(store)
+    number = opened(store).refs.head(DATASET, MAIN).number + 1
+    eve = Writer("eve", "host", "test")
+    dying.before[keys.branch_key(DATASET, MAIN, number)] = lambda: delete_dataset(opened(store), eve, DATASET)
+    done = delete_dataset(opened(dying), WRITER, DATASET)
+    assert (done.author, done.commits) == ("eve", 3)
+    check_deleted(store, commits)
 
 
 def test_a_sync_that_is_second_is_told_by_whom_the_dataset_was_deleted() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 
 import pytest
 
@@ -14,12 +16,12 @@ from dsv.repo.session import naming, point_branch
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore
 from dsv.upkeep.delete import delete_dataset, undelete_dataset
-from dsv.upkeep.expire import Rules, expire, plan_expiry
+from dsv.upkeep.expire import Rules, expire, plan_expiry, undo_expiry
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import BranchName, TagName
-from tests.kit.repositories import DATASET, WRITER, commit, create
+from tests.kit.repositories import DATASET, WRITER, commit, create, read
 from tests.store.wrapper import Wrapper
-from tests.upkeep.test_delete_dataset import Dying, heads, make, opened
+from tests.upkeep.test_delete_dataset import Died, Dying, heads, make, opened
 
 LAST = Rules(last=1)
 ENTRY = keys.expiry_key(DATASET, 0)
@@ -66,6 +68,29 @@ def test_of_two_who_expire_at_once_each_commit_expires_once() -> None:
     repository = opened(dying)
     log = expire(repository, WRITER, plan_expiry(repository, DATASET, LAST))
     assert set(log.expired) == set(commits[:3]) and len(log.entries) == 1
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_killed_at_any_write_the_same_command_does_the_rest(
+    behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between the entries of a large expiry. Before that, an undo takes back what it has done."""
+    monkeypatch.setattr("dsv.repo.expiry.MAX_COMMITS", 1)
+    for at in count():
+        store, commits = four()
+        dying = Dying(store, at, behind=behind)
+        repository = opened(dying)
+        with suppress(Died):
+            expire(repository, WRITER, plan_expiry(repository, DATASET, LAST))
+        known = read_expiry(opened(store).refs, DATASET)
+        undo_expiry(opened(store), WRITER, DATASET, list(known.expired))
+        assert read_expiry(opened(store).refs, DATASET).states == {}
+        again = opened(store)
+        assert set(expire(again, WRITER, plan_expiry(again, DATASET, LAST)).expired) == set(commits[:3])
+        assert read(opened(store), commits[0]) == {"a": b"0"}
+        if dying.puts <= at:
+            break
+    assert at > 3
 
 
 def test_a_run_of_the_last_year_keeps_its_commit() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+from pathlib import Path
 
 from tests.kit.dsv import Dsv, assert_documented, write_files
+from tests.labs.s3_server import S3Server
+from tests.waiting import PATIENCE, until
 
 
 def test_copy_and_read_from_the_copy(dsv: Dsv) -> None:
@@ -46,3 +50,49 @@ def test_a_copy_that_went_its_own_way_is_exit_code_4(dsv: Dsv) -> None:
     dsv.ok(*command)
     assert "copied" in dsv.ok("copy", "pets", "--to", there).lines[1]
     assert dsv.ok("cat", "--store", there, "pets:ours.txt").out == "alpha\n"
+
+
+def test_a_copy_to_ceph_that_was_killed_goes_on_and_is_a_mirror(dsv: Dsv, ceph_s3: S3Server) -> None:
+    bucket, client = ceph_s3.bucket(), ceph_s3.client()
+    person = dsv.at(dsv.cwd, **ceph_s3.env)
+    here, there = str(dsv.home / "lake"), f"s3://{bucket}/copy"
+    files = {f"d{number % 9}/{number}": b"%d" % number * 500 for number in range(300)}
+    files["large"] = random.Random(4).randbytes(40 << 20)
+    write_files(person.cwd, files)
+    person.ok("config", "stores.lake.url", here)
+    person.ok("config", "stores.lake.mirrors", there)
+    person.ok("config", "store", "lake")
+    person.ok("init", "pets")
+    person.ok("sync", "-m", "first")
+    person.ok("tag", "v1")
+    write_files(person.cwd, {"d1/1": b"changed"})
+    person.ok("sync", "-m", "second")
+    planned = person.ok("copy", "pets", "--tags", "--to", there, "--create", "--dry-run", "--json").json
+    assert planned["commits"] == 2 and planned["to"] == there
+    assert not client.list_objects_v2(Bucket=bucket).get("KeyCount")
+    command = ("copy", "pets", "--tags", "--to", there, "--create")
+    with person.start(*command) as process:
+        until(
+            lambda: (
+                process.poll() is not None
+                or client.list_objects_v2(Bucket=bucket, Prefix="copy/packs/").get("KeyCount")
+            )
+        )
+        process.kill()
+        process.communicate(timeout=PATIENCE)
+    done = person.ok(*command, "--json").json
+    assert {item["name"]: item["state"] for item in done["items"]}.keys() <= {"main", "v1"}
+    again = person.ok(*command, "--json").json
+    assert again["commits"] == again["bytes"] == 0 and again["requests"] <= 16, again
+    assert person.ok("verify", "--full", "--store", there, "--json").json["items"] == []
+    for pack in (Path(here) / "packs").rglob("*"):
+        if pack.is_file():
+            pack.unlink()
+    shutil.rmtree(dsv.home / ".cache")
+    cached = person.ok("cache", "pets", "--cache", str(dsv.home / "cache")).lines[-1]
+    found = {
+        str(path.relative_to(cached)): path.read_bytes() for path in Path(cached).rglob("*") if path.is_file()
+    }
+    assert found == {**files, "d1/1": b"changed"}
+    assert person.ok("cat", "pets@v1:d1/1").out == "1" * 500
+    ceph_s3.remove_bucket(bucket)

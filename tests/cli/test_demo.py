@@ -46,12 +46,20 @@ def test_the_tour_is_whole_and_leaves_nothing(visitor: Dsv) -> None:
         "cached",
         "release",
         "evict",
+        "expire",
+        "du",
+        "copy",
+        "verify",
     } <= names
     printed = "".join(item["output"] for item in document["items"])
     assert "120 pictures of commit" in printed
     assert re.search(r"RESULT .*pictures\n.* ok .* 120\n", printed)
     assert "1 path added, 1 changed, 1 removed" in printed
     assert ": held by" in printed
+    assert "expired " in printed and "sent 2 commits" in printed
+    check, repair = document["items"][-2:]
+    assert "120 objects lost" in check["output"] and "and 110 more" in check["output"], check
+    assert "objects stored again" in repair["output"], repair
     assert left_behind(visitor) == []
 
 

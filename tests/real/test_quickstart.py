@@ -60,7 +60,8 @@ class Person:
 def test_alone_with_a_folder(tmp_path: Path) -> None:
     ann = Person(tmp_path / "ann")
     write_files(ann.home / "pets", PETS)
-    first, change, back, use, run = [ann.types(block) for _, block in blocks(section("Alone"))]
+    typed = [ann.types(block) for _, block in blocks(section("Alone"))]
+    first, change, back, use, run, free, check, copy = typed
     assert (ann.home / ".local/share/dsv/store/README.txt").exists()
     assert "3 paths added" in first and "pets@v1.0 is " in first
     assert "added     notes.txt" in change and "(v1.0)" in change
@@ -68,6 +69,9 @@ def test_alone_with_a_folder(tmp_path: Path) -> None:
     assert "cat\ndog\n" in use and "evicted " in use
     assert '{"epochs": 3}' in run
     assert re.search(r"^RUN .* epochs\n.* 3$", run, re.MULTILINE), run
+    assert "expired " in free and "kept again " in free, free
+    assert "no damage" in check, check
+    assert "sent 3 commits" in copy, copy
 
 
 def test_with_s3(moto_s3: S3Server, tmp_path: Path) -> None:

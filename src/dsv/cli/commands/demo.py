@@ -38,9 +38,9 @@ def demo(
 ) -> None:
     """Take the whole tour in a temporary folder.
 
-    Makes a small dataset, syncs, changes and tags it, caches it, runs jobs on it and evicts it again: real
-    commands with their real output, over a store and a cache in a folder that is gone afterwards. It needs no
-    network, and reads and writes nothing else of yours.
+    Makes a small dataset, syncs, changes and tags it, caches it, runs jobs on it and evicts it again; then lets old
+    commits expire, copies the store, and repairs it: real commands with their real output, over a store and a cache in
+    a folder that is gone afterwards. It needs no network, and reads and writes nothing else of yours.
     """
     if call.around.stdout_is_terminal and not call.json:
         call.out.stream()
@@ -144,6 +144,23 @@ class Tour:
         self.dsv("evict", "--all")
         self.dsv("release", "shapes@v1")
         self.dsv("evict", "--all")
+        self.keep()
+
+    def keep(self) -> None:
+        """Take the last third: free, check, repair and copy a store that is kept for years."""
+        self.say("Later: another change. All but the last commit and the tag expire; --undo takes that back.")
+        draw(self.workspace / "cross/02.pgm", SHAPES["cross"], seed=98)
+        self.dsv("sync", "-m", "a better cross")
+        self.dsv("expire", "shapes", "--keep-last", "1", "--also-runs")
+        self.dsv("du", "shapes")
+        self.say("A second copy of the store; with cron it stays up to date.")
+        self.dsv("copy", "shapes", "--tags", "--to", "../copy", "--create")
+        self.say("A disk loses a pack: a check lists what was lost, and the copy has it.")
+        packs = (self.folder / "store/packs").glob("*/*")
+        largest = max(packs, key=lambda path: (path.stat().st_size, path.name))
+        self.shell(["rm", f"../{largest.relative_to(self.folder)}"])
+        self.dsv("verify", "shapes@v1", code=5)
+        self.dsv("verify", "--repair", "--from", "../copy")
 
     def say(self, text: str) -> None:
         if self.steps:
@@ -151,13 +168,15 @@ class Tour:
         for line in wrap(text, WIDTH):
             self._show(f"# {line}")
 
-    def dsv(self, *arguments: str) -> None:
-        self._run([sys.executable, "-m", "dsv.cli.main", *arguments], shlex.join(["dsv", *arguments]))
+    def dsv(self, *arguments: str, code: int = 0) -> None:
+        """Run a command that ends with this exit code."""
+        argv = [sys.executable, "-m", "dsv.cli.main", *arguments]
+        self._run(argv, shlex.join(["dsv", *arguments]), code)
 
     def shell(self, argv: Sequence[str]) -> None:
         self._run(argv, shlex.join(argv))
 
-    def _run(self, argv: Sequence[str], text: str) -> None:
+    def _run(self, argv: Sequence[str], text: str, code: int = 0) -> None:
         self._show(f"$ {text}")
         try:
             done = subprocess.run(
@@ -176,7 +195,7 @@ class Tour:
         self.steps.append(Step(text, output))
         for line in output.splitlines():
             self._show(line)
-        if done.returncode:
+        if done.returncode != code:
             raise DsvError(
                 f"the demo stopped: {text} ended with exit code {done.returncode}",
                 subject=text,

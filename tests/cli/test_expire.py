@@ -208,6 +208,9 @@ def test_histories_pass_over_what_gc_has_freed(old: Dsv) -> None:
     shown = old.ok("show", f"pets@{second}")
     assert "The first commit (gc has removed the content of 1 expired commit before it):" in shown.out
     assert old.ok("show", "pets@v1:a.txt").out.endswith("1 expired commit before it)\n")
+    for command in ("cherry-pick", "revert"):  # which compare a commit with its parent
+        result = old(command, f"pets@{fifth}", *(("--into", "dev") if command == "cherry-pick" else ()))
+        assert result.code == 3 and f"commit {fourth[:12]} of pets was expired on" in result.err, result
     result = old("log", f"pets@{fourth}", "--follow", "a.txt")
     assert result.code == 3 and f"commit {fourth[:12]} of pets was expired on" in result.err
     result = old("log", f"pets@{first}", "--", "a.txt")

@@ -76,9 +76,16 @@ def test_the_lease_of_a_dead_host_expires(crew: Crew) -> None:
 
 def test_a_host_that_is_cut_off_keeps_its_lease_or_learns_that_it_is_lost(crew: Crew) -> None:
     cut, evicting = crew.up(0, 1)
-    job = start_job(crew, cut, lease=12)
-    cut.unplug()
-    assert evicting.dsv("evict", "--all", "--json").answer().json["evicted"] == []
+    for lease in (12, 60):  # until the machine is fast enough for an evict before it expires
+        job = start_job(crew, cut, lease=lease)
+        cut.unplug()
+        ends = lease_end(crew)
+        if not evicting.dsv("evict", "--all", "--json").answer().json["evicted"]:
+            break
+        assert time.time() >= ends
+        cut.plug_in()
+        assert job.answer().status == 125
+        (crew.marks / "began").unlink()
     before = leases(crew)
     cut.plug_in()
     until(lambda: leases(crew).isdisjoint(before), "two renewals")
@@ -110,10 +117,11 @@ def test_clocks_may_be_a_day_off(crew: Crew, lake: Path) -> None:
             assert changed.status == 0, changed
         held = [host.dsv("cache", "small@v1", "--hold", "1h") for host in (right, late)]
         assert [task.answer().status for task in held] == [0, 0]
-        job = start_job(crew, early, lease=LEASE)
+        job = start_job(crew, early, lease=30)
+        before = leases(crew)
         sweeps = [host.dsv("evict", "--json") for host in (early, right, late)]  # by default: a day unused
         assert [sweep.answer().json["evicted"] for sweep in sweeps] == [[], [], []]
-        time.sleep(LEASE)  # it has to renew
+        until(lambda: len(before & leases(crew)) == 2, "the renewal of all but the two holds")
         sweeps = [host.dsv("evict", "--all", "--json") for host in (right, late)]
         for sweep in sweeps:
             report = sweep.answer().json

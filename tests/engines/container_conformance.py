@@ -20,12 +20,16 @@ from dsv.run.engines.output import Output
 from dsv.run.record import EndCause, RunState
 from tests.engines.conformance import EngineConformance
 from tests.engines.durable import READY_THEN_WAIT, in_another_process
-from tests.engines.harness import Bench
+from tests.engines.harness import Bench, Running
 from tests.waiting import PATIENCE, until
 
 
 class ContainerConformance(EngineConformance):
     """bench.engine is a `ContainerEngine`."""
+
+    def sampled(self, running: Running) -> int:
+        attached = running.handle._attached
+        return attached._sampler.peak_memory_bytes or 0 if isinstance(attached, ContainerRun) else 0
 
     def call(self, bench: Bench, *arguments: str) -> str:
         assert isinstance(bench.engine, ContainerEngine)

@@ -69,11 +69,18 @@ class Bench:
 
     @classmethod
     def of(cls, engine: Engine, folder: Path, image: str | None) -> Bench:
-        facts = engine.probe()
-        for _ in range(5):  # a busy machine's engine may not answer within dsv's 5 s
-            facts = engine.probe() if isinstance(facts, NoEngine) else facts
-        assert not isinstance(facts, NoEngine), facts.reason
-        return cls(engine, facts, folder, image)
+        asked = [engine.probe()]
+
+        def answered() -> (
+            bool
+        ):  # a busy machine's engine may not answer within the few seconds that dsv waits
+            if isinstance(asked[-1], NoEngine) and "did not answer in" in asked[-1].reason:
+                asked.append(engine.probe())
+            return not isinstance(asked[-1], NoEngine) or "did not answer in" not in asked[-1].reason
+
+        until(answered, "the engine's answer")
+        assert not isinstance(asked[-1], NoEngine), asked[-1].reason
+        return cls(engine, asked[-1], folder, image)
 
     def shell(self, script: str, *arguments: str, **more: object) -> Job:
         return self.job("sh", "-c", script, "sh", *arguments, **more)

@@ -55,7 +55,7 @@ class TestPodman(ContainerConformance):
         "test_a_job_can_be_cancelled_by_its_reference",
         "test_a_submitter_that_is_killed_before_the_job_begins",
         "test_a_job_ends_if_the_process_that_supervises_it_is_killed",
-        "test_a_job_that_lost_its_guardian_too_is_ended_by_its_reference",
+        "test_a_job_that_lost_its_reaper_too_is_ended_by_its_reference",
     )
 
     @pytest.mark.parametrize(("wanted", "seen"), [(1, b"0\n"), (2, b"0 1\n"), (ALL_GPUS, b"all\n")])

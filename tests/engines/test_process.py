@@ -16,12 +16,12 @@ from dsv.fs.process import Process as Known
 from dsv.run.engines.attach import Foreground, Signals, supervise
 from dsv.run.engines.base import JobStatus
 from dsv.run.engines.output import Output
-from dsv.run.engines.process import Process
+from dsv.run.engines.process import Process, _ProcessRun
 from dsv.run.record import RunState
 from dsv.run.resources import ALL_GPUS
 from tests.engines.conformance import EngineConformance
 from tests.engines.durable import READY_THEN_WAIT
-from tests.engines.harness import Bench
+from tests.engines.harness import Bench, Running
 from tests.waiting import PATIENCE
 
 
@@ -32,6 +32,10 @@ def bench(tmp_path: Path) -> Bench:
 
 class TestProcess(EngineConformance):
     name = "process"
+
+    def sampled(self, running: Running) -> int:
+        attached = running.handle._attached
+        return attached._memory._peak or 0 if isinstance(attached, _ProcessRun) else 0
 
     def test_what_is_planned_is_what_is_run(self, bench: Bench) -> None:
         job = bench.job("cat", "/proc/self/cmdline")

@@ -91,10 +91,10 @@ def _up(folder: Path, address: str) -> S3Server:
     call(["ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", str(uuid.uuid4())], log=log, env=env)
     start(folder, "osd", ["ceph-osd", "-f", "-i", "0"], env=env)
     start(folder, "rgw", ["radosgw", "-f", "-n", "client.admin"], env=env)
-    wait_ready(folder, "rgw", lambda: listening(port, address), 90)
+    wait_ready(folder, "rgw", lambda: listening(port, address))
     user = ["radosgw-admin", "user", "create", "--uid=lab", "--display-name=lab"]
     keys = [f"--access-key={ACCESS_KEY}", f"--secret-key={SECRET_KEY}"]
-    call([*user, *keys], log=log, env=env, timeout=90)
+    call([*user, *keys], log=log, env=env)
     return S3Server(f"http://{listens}", ACCESS_KEY, SECRET_KEY)
 
 
@@ -113,5 +113,5 @@ def add_user(folder: Path, server: S3Server, uid: str) -> S3Server:
     secret = f"secret-of-{uid}"
     user = ["radosgw-admin", "user", "create", f"--uid={uid}", f"--display-name={uid}"]
     keys = [f"--access-key={uid}", f"--secret-key={secret}"]
-    call([*user, *keys], log=folder / "up.log", env={"CEPH_CONF": str(folder / "ceph.conf")}, timeout=90)
+    call([*user, *keys], log=folder / "up.log", env={"CEPH_CONF": str(folder / "ceph.conf")})
     return S3Server(server.endpoint, uid, secret, server.region)

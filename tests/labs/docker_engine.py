@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.labs import images
 from tests.labs.machine import LabError, environment, require, start, stop, wait_ready
+from tests.waiting import PATIENCE
 
 PROGRAMS = {"dockerd": "docker.io", "docker": "docker.io", "busybox": "busybox-static"}
 
@@ -20,7 +21,7 @@ class ContainerEngine:
     env: dict[str, str]
     busybox: str
 
-    def call(self, *arguments: str, timeout: float = 120) -> str:
+    def call(self, *arguments: str, timeout: float = PATIENCE) -> str:
         """What the engine's own command prints; raises `LabError`."""
         argv = [self.program, *arguments]
         done = subprocess.run(
@@ -69,7 +70,7 @@ def up(folder: Path) -> ContainerEngine:
         "docker", {"DOCKER_HOST": address, "DOCKER_CONFIG": f"{folder}/config"}, images.BUSYBOX
     )
     start(folder, "dockerd", ["dockerd", "--host", address, *roots, "--bridge=none", "--iptables=false"])
-    wait_ready(folder, "dockerd", lambda: _answers(engine), 60)
+    wait_ready(folder, "dockerd", lambda: _answers(engine))
     engine.load(images.busybox_tar(), images.BUSYBOX)
     return engine
 

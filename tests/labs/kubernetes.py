@@ -50,6 +50,7 @@ from tests.labs.machine import (
     wait_ready,
     wait_until,
 )
+from tests.waiting import PATIENCE
 
 PROGRAMS = {
     "etcd": "etcd-server",
@@ -84,7 +85,7 @@ class Kubernetes:
     def env(self) -> dict[str, str]:
         return {"KUBECONFIG": str(self.folder / "admin.conf")}
 
-    def kubectl(self, *arguments: str, given: str | None = None, timeout: float = 120) -> str:
+    def kubectl(self, *arguments: str, given: str | None = None, timeout: float = PATIENCE) -> str:
         """What kubectl prints; raises `LabError`."""
         argv = [str(self.programs / "kubectl"), *arguments]
         done = subprocess.run(
@@ -226,7 +227,7 @@ def _await(lab: Kubernetes, name: str, ready: Any) -> None:
         except (LabError, subprocess.TimeoutExpired):
             return False
 
-    wait_ready(lab.folder, name, answers, 180)
+    wait_ready(lab.folder, name, answers)
 
 
 def _start_api(lab: Kubernetes) -> None:

@@ -128,7 +128,7 @@ def run(lab: Kubernetes, built: Path) -> None:
     lab.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=100s")
     inside = ["nsenter", f"--net=/run/netns/{lab.network.namespace}", "unshare", "-m"]
     start(lab.folder, "kueue", [*inside, "sh", f"{folder}/run.sh"], env=lab.env)
-    wait_ready(lab.folder, "kueue", lambda: _applies(lab, _as_list(webhooks), _QUEUES), 180)
+    wait_ready(lab.folder, "kueue", lambda: _applies(lab, _as_list(webhooks), _QUEUES))
 
 
 def _applies(lab: Kubernetes, *manifests: str) -> bool:

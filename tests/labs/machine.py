@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.waiting import PATIENCE
+
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
 _children: list[subprocess.Popen[bytes]] = []  # kept so that ended ones are reaped and none is warned about
@@ -62,7 +64,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def call(
-    argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, timeout: float = 60
+    argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, timeout: float = PATIENCE
 ) -> None:
     """Run a command to its end with its output in `log`; raises `LabError`."""
     with log.open("ab") as sink:
@@ -134,9 +136,9 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def wait_ready(folder: Path, name: str, ready: Callable[[], bool], seconds: float) -> None:
+def wait_ready(folder: Path, name: str, ready: Callable[[], bool]) -> None:
     """Wait until a started process serves; raises `LabError` with its log when it ends or takes too long."""
-    came = wait_until(lambda: ready() or not alive(folder, name), seconds)
+    came = wait_until(lambda: ready() or not alive(folder, name), PATIENCE)
     if not came or not alive(folder, name):
         raise LabError(f"{name} did not come up; its log ends:\n{tail(folder / f'{name}.log')}")
 

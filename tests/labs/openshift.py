@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 
 from tests.labs.kubernetes import Kubernetes
 from tests.labs.machine import LabError, wait_until
+from tests.waiting import PATIENCE
 
 USERS = "openshift.io/sa.scc.uid-range"
 GROUPS = "openshift.io/sa.scc.supplemental-groups"
@@ -88,7 +89,7 @@ def give_range(cluster: Kubernetes, namespace: str, first: int) -> None:
     """As if the namespace were another project: its pods get another user and another group for volumes."""
     ranges = (f"{each}={first}/{SIZE}" for each in (USERS, GROUPS))
     cluster.kubectl("annotate", "--overwrite", "namespace", namespace, *ranges)
-    if not wait_until(lambda: _is_in_force(cluster, namespace, first), 60):
+    if not wait_until(lambda: _is_in_force(cluster, namespace, first), PATIENCE):
         raise LabError(f"the rules of {NAME} are not in force in the namespace {namespace}")
 
 

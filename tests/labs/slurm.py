@@ -27,6 +27,7 @@ from tests.labs.machine import (
     wait_ready,
     wait_until,
 )
+from tests.waiting import PATIENCE
 
 PROGRAMS = {
     "slurmctld": "slurmctld",
@@ -100,7 +101,7 @@ class SlurmNodes:
     folder: Path
     env: dict[str, str]
 
-    def call(self, *argv: str, timeout: float = 60) -> str:
+    def call(self, *argv: str, timeout: float = PATIENCE) -> str:
         """What one of Slurm's programs prints; raises `LabError`."""
         done = subprocess.run(
             argv,
@@ -125,7 +126,7 @@ class SlurmNodes:
 
     def start_controller(self) -> None:
         start(self.folder, "slurmctld", ["slurmctld", "-D"], env=self.env)
-        wait_ready(self.folder, "slurmctld", self.answers, 60)
+        wait_ready(self.folder, "slurmctld", self.answers)
 
     def kill_slurmd(self, name: str) -> None:
         """Only the daemon: what runs on the node goes on, unseen by the controller."""
@@ -185,7 +186,7 @@ class SlurmNodes:
             if not alive(self.folder, name):
                 self.power_on(name)
             self.start_slurmd(name)
-        if not wait_until(self._idle, 120):
+        if not wait_until(self._idle, PATIENCE):
             raise LabError(f"not all nodes are idle: {self.call('sinfo', '--Node', '--long')}")
 
     def _idle(self) -> bool:
@@ -255,7 +256,7 @@ def _start_munge(folder: Path) -> None:
            "log-file": folder / "munge.log"}  # fmt: skip
     options = [f"--{option}={path}" for option, path in own.items()]
     start(folder, "munged", ["munged", "--foreground", "--force", *options])
-    wait_ready(folder, "munged", socket.exists, 30)
+    wait_ready(folder, "munged", socket.exists)
 
 
 def _groups(folder: Path) -> dict[str, Path]:

@@ -53,12 +53,17 @@ def test_a_disk_that_others_fill_meanwhile(small: Crew, lake: Path) -> None:
     crew = small
     one, other = crew.up(0, 1)
     others_file = crew.lab.export / "of-others"
-    tasks = [host.dsv("cache", "large@v1", "--json", times=Times(part_files=8)) for host in (one, other)]
-    until(lambda: crew.files_being_filled() > 2, "files of the fill")
-    with others_file.open("wb") as file:
-        left = os.statvfs(crew.lab.export)
-        os.posix_fallocate(file.fileno(), 0, left.f_bavail * left.f_frsize - (1 << 20))
-    answers = [task.answer(240) for task in tasks]
+    for _ in range(10):  # until the machine is fast enough for others to come before the end of the fill
+        tasks = [host.dsv("cache", "large@v1", "--json", times=Times(part_files=8)) for host in (one, other)]
+        until(lambda: crew.files_being_filled() > 2 or all(task.done for task in tasks), "files")  # noqa: B023
+        with others_file.open("wb") as file:
+            left = os.statvfs(crew.lab.export)
+            os.posix_fallocate(file.fileno(), 0, left.f_bavail * left.f_frsize - (1 << 20))
+        answers = [task.answer() for task in tasks]
+        if any(answer.status for answer in answers):
+            break
+        others_file.unlink()
+        assert len(one.dsv("evict", "--all", "--json").answer().json["evicted"]) == 1
     for answer in answers:
         assert answer.status == 7, answer
         figures = r"[\d.]+ [kM]?B are free.* [\d.]+ [kM]?B (are needed|still to come)"

@@ -195,12 +195,12 @@ class Round:
         held = {name.partition("/")[0] for name in self.watch.held}
         self.watch.held.clear()
         for target in self.asked_to_hold:
-            released = host.dsv("release", f"{target}@v1", "--all").answer(60)
+            released = host.dsv("release", f"{target}@v1", "--all").answer()
             # Who lost its power before it could say so may hold it, too.
             assert released.status == 0 or (released.status == 3 and target not in held), released
 
         def evicted() -> bool:
-            answer = host.dsv("evict", "--all", "--json", times=TIMES).answer(60)
+            answer = host.dsv("evict", "--all", "--json", times=TIMES).answer()
             assert answer.status == 0, answer
             return self.crew.visible() == [] and not left_over(self.crew)
 

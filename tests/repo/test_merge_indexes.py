@@ -185,14 +185,18 @@ def test_a_sync_of_few_index_files_writes_nothing_more() -> None:
     assert store.counts == before
 
 
-def test_nobody_merges_while_packs_are_condemned() -> None:
+def test_files_that_name_condemned_packs_are_not_merged_and_all_others_are() -> None:
     repository = create(MemoryStore())
     commit(repository, {"a": b"1"})
-    add(repository, 40)
+    named = set(index_files(repository.store))
     condemn(repository, 0, packs(repository))
-    before = index_files(repository.store)
+    rows = add(repository, 40)
+    again = reopened(repository.store)
+    done = merge_indexes(again, WRITER)
+    assert done.merged == len(index_files(repository.store)) - len(named) - 1 > 1
+    assert set(again.objects.indexes.listed.standing.loose) == named
+    assert found_by(reopened(repository.store), rows)
     assert merge_indexes(reopened(repository.store), WRITER).merged == 0
-    assert index_files(repository.store) == before
 
 
 def test_every_place_of_an_object_is_kept() -> None:

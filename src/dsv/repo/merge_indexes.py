@@ -123,9 +123,7 @@ def merge_indexes(repository: Repository, writer: Writer, *, most_rows: int = MO
         try:
             indexes.refresh()
             listed = indexes.listed
-            if session.condemned:
-                return Merged(0, len(listed.standing.files), 0)
-            chosen = choose(_units(listed), most_rows)
+            chosen = _without_condemned(session, choose(_units(listed), most_rows))
             record = _merge(session, listed, chosen) if len(chosen) > 1 else None
             deleted = _delete_replaced(session, listed, record, most_rows // _SHARE_COMPARED)
         finally:
@@ -138,6 +136,19 @@ def merge_indexes(repository: Repository, writer: Writer, *, most_rows: int = MO
 
 def _units(listed: ListedIndexes) -> list[Unit]:
     return units(listed.standing, {index_id: size // ROW_SIZE for index_id, size in listed.sizes.items()})
+
+
+def _without_condemned(session: Session, chosen: list[Unit]) -> list[Unit]:
+    """Return the units that name no condemned pack: gc is about to write the files of the others anew."""
+    if not session.condemned:
+        return chosen
+    indexes = session.repository.objects.indexes
+
+    def is_free(unit: Unit) -> bool:
+        found = [indexes.whole(index_id) for index_id in unit.files]
+        return all(one is not None and session.condemned.isdisjoint(one.packs) for one in found)
+
+    return [unit for unit in chosen if is_free(unit)]
 
 
 def _merge(session: Session, listed: ListedIndexes, chosen: Sequence[Unit]) -> str | None:

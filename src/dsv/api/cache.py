@@ -19,7 +19,17 @@ from dsv.cache.claims.leases import Lease
 from dsv.cache.record import Cached, lookup
 from dsv.cache.root import CacheRoot, explain
 from dsv.cache.settings import load_settings, prepare_cache
-from dsv.errors import Conflict, Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported, UsageError
+from dsv.errors import (
+    Conflict,
+    Denied,
+    DsvError,
+    IntegrityError,
+    NoRoom,
+    NotFound,
+    Unreachable,
+    Unsupported,
+    UsageError,
+)
 from dsv.run.staged import Staged
 from dsv.values.names import Target
 
@@ -147,15 +157,20 @@ class Stager:
         from dsv.cache.fill.fill import fill
         from dsv.cache.fill.plan import FillRequest
 
-        return fill(
-            self.root,
-            FillRequest(found.place.dataset, found.commit, found.store, found.selection),
-            self.targets.source(),
-            ensure_room=RoomMaker(self.root, found.dataset),
-            jobs=self._jobs,
-            progress=self._context.progress,
-            helper=self.targets.helper(),
-        )
+        try:
+            return fill(
+                self.root,
+                FillRequest(found.place.dataset, found.commit, found.store, found.selection),
+                self.targets.source(),
+                ensure_room=RoomMaker(self.root, found.dataset),
+                jobs=self._jobs,
+                progress=self._context.progress,
+                helper=self.targets.helper(),
+            )
+        except IntegrityError as error:
+            from dsv.repo.expiry import explained
+
+            raise explained(self.targets.repository, error) from error
 
     def _hold(self, place: Place, seconds: float, job: str | None) -> LeaseRecord:
         return Lease.take(self.root, place, "hold", ttl=seconds, job=job).record

@@ -111,13 +111,17 @@ class Fetcher:
         )
         self._readers.append(reader)
         span = min(SPAN, self._budget // 2)
-        for where, piece, stored in reader.read(spans(self._remote(wanted, plan), span)):
+        for where, piece, stored in reader.read(spans(self._remote(wanted, plan), span), self._elsewhere):
             while plan[0] is not piece:
                 yield self._local(plan.popleft())
             plan.popleft()
             yield piece, self._verified(piece, where, stored)
         while plan:
             yield self._local(plan.popleft())
+
+    def _elsewhere(self, tried: Location, piece: _Piece) -> Location | None:
+        assert piece.chunk is not None
+        return self._objects.elsewhere(ObjectKind.CHUNK, tried, piece.chunk)
 
     def _remote(self, wanted: Iterable[Wanted], plan: deque[_Piece]) -> Iterator[tuple[Location, _Piece]]:
         for file in wanted if self._objects.copy_of is None else map(self._with_copy, wanted):

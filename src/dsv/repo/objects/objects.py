@@ -174,6 +174,8 @@ class Objects:
         self.packs = Packs(store, self.indexes, metadata)
         self._metadata = metadata
         self._stored: dict[CommitId, bytes | None] = {}
+        self._gone: set[PackId] = set()
+        """Packs that were not there when they were read."""
         self._in_use: WeakValueDictionary[tuple[ObjectKind, Id], Located[bytes]] = WeakValueDictionary()
         self._segments = SegmentDecoder()
         self.copy_of: Callable[[Entry], Path] | None = None
@@ -395,6 +397,18 @@ class Objects:
                     tried.add(where)
                     yield where
 
+    def elsewhere(self, kind: ObjectKind, tried: Location, object_id: Id) -> Location | None:
+        """Return the place by the index of an object whose pack is gone; None if it lists no other. Index files are
+        listed once more for each pack that is gone: gc has written new ones then."""
+        while True:
+            for where in self.indexes.places(kind, object_id):
+                if where.pack not in self._gone and where.pack != tried.pack and is_possible(kind, where):
+                    return where
+            if tried.pack in self._gone:
+                return None
+            self._gone.add(tried.pack)
+            self.indexes.refresh()
+
     def metadata_object(self, kind: ObjectKind, object_id: Id, where: Location | None) -> Located[bytes]:
         """Return a node, segment or recipe, checked: a local copy, else what lies at `where`, else where the index
         says."""
@@ -501,7 +515,7 @@ class Objects:
             elif where is not None and is_possible(kind, where):
                 remote.append((where, object_id))
         for place, object_id, stored in RangeReader(self.store, self.threads).read(
-            spans(remote, _METADATA_SPAN)
+            spans(remote, _METADATA_SPAN), partial(self.elsewhere, kind)
         ):
             if stored is not None:  # else the locator was wrong, and the index decides
                 with suppress(IntegrityError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from heapq import heappop, heappush, heapreplace
 from threading import Lock
@@ -13,6 +13,7 @@ import msgspec
 from dsv.errors import IntegrityError, NotFound, Unreachable
 from dsv.format import keys
 from dsv.format.locator import Location
+from dsv.store.base import StoreMissing
 from dsv.values.ids import PackId
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class Span(msgspec.Struct, Generic[Item]):
     start: int
     end: int
     items: list[tuple[int, Location, Item]]
+    moved: bool = False
+    """What is wanted of it was to lie elsewhere, in a pack that is gone."""
 
     @property
     def size(self) -> int:
@@ -132,10 +135,19 @@ class RangeReader:
         self._budget = budget
         self.fetched_bytes = 0
         """Includes gaps between the wanted spans."""
+        self._gone: set[PackId] = set()
 
-    def read(self, wanted: Iterable[Span[Item]]) -> Iterator[tuple[Location, Item, memoryview | None]]:
+    def read(
+        self,
+        wanted: Iterable[Span[Item]],
+        elsewhere: Callable[[Location, Item], Location | None] = lambda where, item: None,
+    ) -> Iterator[tuple[Location, Item, memoryview | None]]:
         """Yield each thing in its turn, with the bytes that were stored of it (its locator's too), or None where the
-        store has no such pack or range: the location was wrong."""
+        store has no such pack or range: the location was wrong.
+
+        elsewhere: returns another place of something whose pack is gone. What gc has copied to one pack is then read
+        together again.
+        """
         reading: list[tuple[int, int, Span[Item], Future[memoryview | None]]] = []  # a heap: whose turn it is
         held = 0
         source = iter(wanted)
@@ -155,6 +167,14 @@ class RangeReader:
                     upcoming = next(source, None)
                 _, place, span, future = reading[0]
                 data = self._threads.wait_for(future)
+                if data is None and not place and not span.moved and span.pack in self._gone:
+                    heappop(reading)
+                    held -= span.weight
+                    for other in _moved(span, elsewhere):
+                        first = pool.submit(self._fetch, other)
+                        heappush(reading, (other.items[0][0], 0, other, first))
+                        held += other.weight
+                    continue
                 if not place:
                     self.fetched_bytes += 0 if data is None else span.size
                 _, where, item = span.items[place]
@@ -173,14 +193,38 @@ class RangeReader:
         return queued < 2 * self._connections and held + weight <= self._budget
 
     def _fetch(self, span: Span[Item]) -> memoryview | None:
+        if span.pack in self._gone:
+            return None
         try:
             return memoryview(self._store.get_range(keys.pack_key(span.pack), span.start, span.size))
-        except (NotFound, IntegrityError):
+        except StoreMissing:
+            return None
+        except NotFound:
+            self._gone.add(span.pack)
+            return None
+        except IntegrityError:
             return None
         except Unreachable:
             if getattr(self._store, "has_mirrors", False):
                 return None
             raise
+
+
+def _moved(span: Span[Item], elsewhere: Callable[[Location, Item], Location | None]) -> Iterator[Span[Item]]:
+    """Yield spans of other places for what a span has; what has none keeps its own."""
+    found: list[tuple[Location, tuple[int, Item]]] = []
+    left: list[tuple[int, Location, Item]] = []
+    for turn, where, item in span.items:
+        place = elsewhere(where, item)
+        if place is None:
+            left.append((turn, where, item))
+        else:
+            found.append((place, (turn, item)))
+    if left:
+        yield Span(span.pack, span.start, span.end, left, moved=True)
+    for other in spans(found, max(span.weight, 1)):
+        items = [(turn, place, item) for _, place, (turn, item) in other.items]
+        yield Span(other.pack, other.start, other.end, items, moved=True)
 
 
 def _end(where: Location) -> int:

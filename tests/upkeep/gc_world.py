@@ -6,6 +6,9 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from dsv.errors import Conflict
 from dsv.format import keys
@@ -21,6 +24,7 @@ from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import write_tree
 from dsv.store.base import LARGEST, Bytes, Item, Put, Store
 from dsv.store.memory import MemoryStore
+from dsv.store.opened import OpenStore
 from dsv.transfer.upload import Uploader
 from dsv.upkeep.gc import Collected, Collector, Options
 from dsv.values.ids import CommitId, Nonce, PackId
@@ -31,6 +35,10 @@ from tests.store.wrapper import Wrapper
 
 SOON = Options(grace=-60.0, silent=60.0, poll=10.0, max_wait=3600.0)
 """A store in memory says of each key that it was made just now."""
+
+
+ORPHAN = PackId(bytes(16))
+"""A pack that no index names."""
 
 
 class Time:
@@ -76,8 +84,8 @@ class World:
                 merge_indexes(self.repository, WRITER)
         self.expired = list(self.files)[:expired]
         self.expire(self.expired)
-        orphan = next(iter(store.list(keys.PACK_PREFIX))).key
-        store.put_if_absent(keys.pack_key(PackId(bytes(16))), store.get(orphan))
+        first = next(iter(store.list(keys.PACK_PREFIX))).key
+        store.put_if_absent(keys.pack_key(ORPHAN), store.get(first))
 
     def change(self, files: Files) -> CommitId:
         before = next(reversed(self.files.values())) if self.files else {}
@@ -142,7 +150,8 @@ class Writing:
 
 
 class Beside(Wrapper):
-    """Before the n-th request, or the first put of a key that ends so, somebody else does something."""
+    """Before the n-th request, or the first one of a kind, somebody else does something. A kind is the last part of a
+    key that is put, or `get packs`, `list packs`, with the first part of a key."""
 
     def __init__(self, inner: Store, actions: Mapping[int | str, Callable[[], None]]) -> None:
         super().__init__(inner)
@@ -158,7 +167,7 @@ class Beside(Wrapper):
                 self._actions.pop(moment, lambda: None)()
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
-        self._begin()
+        self._begin(f"get {key.partition('/')[0]}")
         return self.inner.get(key, limit)
 
     def get_range(self, key: str, start: int, length: int) -> memoryview:
@@ -170,7 +179,7 @@ class Beside(Wrapper):
         return self.inner.put_if_absent(key, data)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
-        self._begin()
+        self._begin(f"list {prefix.partition('/')[0]}")
         return self.inner.list(prefix, start_after)
 
     def folders(self, prefix: str) -> Sequence[str]:
@@ -180,6 +189,30 @@ class Beside(Wrapper):
     def delete(self, key: str) -> None:
         self._begin()
         self.inner.delete(key)
+
+
+class Meanwhile:
+    """Calls something before the n-th request that reads of a store that a command has opened, and lets it finish."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, number: int, action: Callable[[], None]) -> None:
+        self._left = number
+        self._action = action
+        self._lock = threading.Lock()
+        self.called = False
+        for name in ("get", "get_range", "list"):
+            patch.setattr(OpenStore, name, self._counted(getattr(OpenStore, name)))
+
+    def _counted(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            with self._lock:
+                self._left -= 1
+                mine = self._left == 0
+            if mine:
+                self.called = True
+                self._action()
+            return read(*arguments, **named)
+
+        return counted
 
 
 def copy_of(store: Store) -> MemoryStore:

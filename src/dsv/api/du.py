@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dsv.api.undisturbed import until_undisturbed
 from dsv.errors import UsageError
 from dsv.repo.refs.expiry import read_expiry
 from dsv.repo.refs.resolve import resolve
@@ -84,14 +85,24 @@ def usage(
     A branch is all commits of its history, a tag or an id that commit alone, a range the commits that its end has and
     its beginning has not. depth: measure the folders of one target instead. only_unused: the store without datasets.
     """
-    from dsv.upkeep import usage as measuring
-    from dsv.upkeep.roots import Parents, kept, read_names
-
     if depth is not None and len(texts) != 1:
         raise UsageError("--by-folder measures one target", hint="dsv du DATASET@REV --by-folder 1")
     if only_unused and (texts or depth is not None):
         raise UsageError("--unused is about the whole store, and takes no target", hint="dsv du --unused")
-    with context.repository() as repository, _room(context) as folder:
+    return until_undisturbed(
+        context,
+        lambda repository: _usage(context, repository, texts, depth, only_unused),
+        lambda found: not found.lost and (found.store is None or not found.store.packs.missing),
+    )
+
+
+def _usage(
+    context: Context, repository: Repository, texts: Sequence[str], depth: int | None, only_unused: bool
+) -> Usage:
+    from dsv.upkeep import usage as measuring
+    from dsv.upkeep.roots import Parents, kept, read_names
+
+    with room(context) as folder:
         wanted = [_Wanted.parse(context, repository, text) for text in texts]
         context.progress.start(None, None)
         names, parents = read_names(repository), Parents(repository.objects)
@@ -135,7 +146,7 @@ def usage(
 
 
 @contextmanager
-def _room(context: Context) -> Iterator[Path]:
+def room(context: Context) -> Iterator[Path]:
     """A folder for ids, beside the local copies of metadata: a folder for temporary files may lie in memory."""
     try:
         context.metadata.mkdir(parents=True, exist_ok=True)

@@ -226,7 +226,7 @@ class Call(typer.Context):
         if yes:
             return
         source = self.around.stdin or sys.stdin.buffer
-        if not (source.isatty() and self.around.stderr_is_terminal):
+        if not self.can_ask:
             raise UsageError(
                 f"{what}; nothing was deleted, as nobody can be asked here",
                 subject=name,
@@ -239,6 +239,12 @@ class Call(typer.Context):
             raise Conflict(
                 f"{typed or 'nothing'} was typed, and not {name}; nothing was deleted", subject=name
             )
+
+    @property
+    def can_ask(self) -> bool:
+        """Return whether somebody is there to answer a question."""
+        source = self.around.stdin or sys.stdin.buffer
+        return source.isatty() and self.around.stderr_is_terminal
 
     def author(self) -> str:
         """Return the author of what is written; git may be asked for the name."""

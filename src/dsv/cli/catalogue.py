@@ -39,6 +39,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "du": "Show what takes the space of a store",
         "copy": "Copy datasets to another store, with their history",
         "expire": "Let old commits of a dataset expire, or keep them again",
+        "gc": "Delete what nothing in a store needs any more",
     },
     "Cache": {
         "cache": "Make commits appear as files in the cache",

@@ -25,7 +25,6 @@ OTHER_NAMES: dict[str, str] = {
     "blame": "dsv log --follow PATH says in which commit a file got its content, and from which path it came",
     "list": "dsv ls",
     "find": "dsv ls",
-    "prune": "dsv evict",
     "clean": "dsv evict",
     "free": "dsv evict",
     "unhold": "dsv release",
@@ -57,15 +56,11 @@ OTHER_NAMES: dict[str, str] = {
     "rename": "dsv mv renames files of a dataset; a dataset keeps its name",
     "move": "dsv mv",
     "cp": "dsv put copies files into a dataset; dsv cat and dsv clone copy them out of it",
+    "prune": "dsv gc frees a store; dsv evict drops a cached commit",
     "fsck": "dsv verify checks a store, dsv cached --check a cache",
     "delete": "dsv datasets --delete deletes a dataset, dsv rm files, dsv tag --delete a tag",
 }
 """To each name the command, or a sentence that has it."""
-
-NOT_YET: dict[str, str] = {
-    "gc": "remove what nothing names from a store; 'dsv evict' frees room in a cache",
-}
-"""Features that this version lacks, to follow "dsv can't yet", and alternatives."""
 
 
 def misspelt(name: str, names: Iterable[str]) -> str | None:
@@ -81,6 +76,4 @@ def misspelt(name: str, names: Iterable[str]) -> str | None:
 
 def hint_for(name: str) -> str | None:
     """Return the hint for a command of another tool; None if the name says nothing."""
-    if name in NOT_YET:
-        return f"dsv can't yet {NOT_YET[name]}"
     return OTHER_NAMES.get(name)

@@ -1,7 +1,5 @@
-"""Which packs a garbage collection deletes, and which it rewrites.
-
-By the rows of the indexes and the ids that something needs, without a request.
-"""
+"""Which packs a garbage collection deletes, and which it rewrites: by a listing, the rows of the indexes, and the ids
+that something needs."""
 
 from __future__ import annotations
 
@@ -13,13 +11,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv.format import index
+from dsv.format import index, keys
 from dsv.format.damage import Damage
 from dsv.format.pack import FOOTER_SIZE, MAGIC, ROW_SIZE
+from dsv.store.base import Store
 from dsv.upkeep.ids import IdSet, is_in
 from dsv.upkeep.index_rows import IndexRows, PackList, Rows
 from dsv.values.ids import PackId
+from dsv.values.units import format_bytes, format_count
 
+MAX_REPACK = 100 * 10**9
+"""Bytes that one garbage collection copies, unless it is told otherwise."""
 _OVERHEAD = len(MAGIC) + FOOTER_SIZE
 MOST_ROWS = 1 << 21
 """Objects that one garbage collection copies at most: their rows are held in memory."""
@@ -57,6 +59,28 @@ class ListedPacks:
         return [self.ids[int(at)] for at in np.flatnonzero(mask)]
 
 
+def list_packs(store: Store) -> ListedPacks:
+    """Return all packs: those of a listing, and what others show if that ended early."""
+    last, folders = "", set[str]()
+
+    def listed(prefix: str, after: str | None = None) -> Iterator[tuple[PackId, int]]:
+        nonlocal last
+        for item in store.list(prefix, after):
+            last = max(last, item.key)
+            folders.add(item.key.removeprefix(keys.PACK_PREFIX).partition("/")[0])
+            pack_id = keys.parse_pack_key(item.key)
+            if pack_id is not None:
+                yield pack_id, item.size
+
+    def found() -> Iterator[tuple[PackId, int]]:
+        yield from listed(keys.PACK_PREFIX)
+        yield from listed(keys.PACK_PREFIX, last or None)
+        for folder in sorted(set(store.folders(keys.PACK_PREFIX)) - folders):
+            yield from listed(f"{keys.PACK_PREFIX}{folder}/")
+
+    return ListedPacks(found())
+
+
 class Missing(msgspec.Struct, frozen=True):
     """What something needs, and no pack that is there has."""
 
@@ -81,6 +105,17 @@ class Plan(msgspec.Struct, frozen=True):
     """Bytes of what is copied."""
     left: int
     """Packs that are worth rewriting, and were too much for one time."""
+    partly: int
+    """Packs that stay with something that nothing needs."""
+    partly_unused: int
+    """Bytes of that."""
+
+    @property
+    def text(self) -> str:
+        return (
+            f"{format_bytes(self.freed)} in {format_count(len(self.whole) + len(self.rewrite), 'pack')} to delete, "
+            f"{format_bytes(self.copied)} of it to copy before, out of {format_count(len(self.rewrite), 'pack')}"
+        )
 
 
 class Marked:
@@ -133,6 +168,8 @@ class Needed:
         fits = (np.cumsum(used[worth]) <= most_bytes) & (np.cumsum(self._count[worth]) <= MOST_ROWS)
         rewrite = np.zeros(len(sizes), np.bool_)
         rewrite[worth[fits]] = True
+        unused = sizes - used - _OVERHEAD
+        partly = ~whole & ~rewrite & (unused > 0)
         return Plan(
             whole=tuple(self._listed.chosen(whole)),
             rewrite=tuple(self._listed.chosen(rewrite)),
@@ -141,7 +178,21 @@ class Needed:
             freed=int(sizes[whole | rewrite].sum()),
             copied=int(used[rewrite].sum()),
             left=int((~fits).sum()),
+            partly=int(partly.sum()),
+            partly_unused=int(unused[partly].sum()),
         )
+
+    @property
+    def absent(self) -> int:
+        """Packs that an index names and that are not listed."""
+        return int((self._places < 0).sum())
+
+    @property
+    def unindexed(self) -> NDArray[np.int64]:
+        """The sizes of packs that no index names."""
+        named = np.zeros(len(self._listed.ids), np.bool_)
+        named[self._places[self._places >= 0]] = True
+        return self._listed.sizes[~named]
 
     def rows_of(self, packs: Iterable[PackId]) -> Rows:
         """Return the rows of what is needed of these packs, by pack and offset."""

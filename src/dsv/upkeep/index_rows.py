@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import shutil
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias, overload
@@ -81,12 +81,17 @@ class IndexRows:
 
     packs: PackList
 
-    def __init__(self, repository: Repository, folder: Path) -> None:
-        """folder: made here for index files of which there is no local copy, and removed by `__exit__`."""
+    def __init__(
+        self, repository: Repository, folder: Path, files: dict[IndexId, Index] | None = None
+    ) -> None:
+        """folder: made here for index files of which there is no local copy, and removed by `__exit__`.
+
+        files: those that the caller has looked at before, which are not asked for again; new ones are added.
+        """
         self._repository = repository
         self._folder = folder
         self._folder.mkdir(parents=True)
-        self._files: dict[IndexId, Index] = {}
+        self._files: dict[IndexId, Index] = {} if files is None else files
         indexes = repository.objects.indexes
         for _ in range(_LISTINGS):
             indexes.list_again()
@@ -109,12 +114,16 @@ class IndexRows:
 
     def __exit__(self, *_: object) -> None:
         self._parts.clear()
-        self._files.clear()
+        self._files = {}
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __len__(self) -> int:
         """How many rows there are; two places of one object are two."""
         return sum(map(len, self._parts))
+
+    def naming(self, packs: Set[PackId]) -> int:
+        """Return how many of the files name one of these packs."""
+        return sum(not packs.isdisjoint(one.packs) for one in self._parts)
 
     def bucket(self, first: int) -> Rows:
         """Return the rows of the ids that begin with this byte, in the order of ids and kinds; equal rows come once."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,12 @@ from dsv.format.locator import ObjectKind
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.segment import Segment
 from dsv.format.tree import Kind
+from dsv.repo.damage import read_damage
 from dsv.repo.objects.objects import Located, Objects
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
-from dsv.upkeep.ids import IdSet, Seen, heads_of
+from dsv.upkeep.gc_plan import MAX_REPACK, Needed, Plan, list_packs
+from dsv.upkeep.ids import IdSet, Seen, heads_of, is_in
 from dsv.upkeep.index_rows import IndexRows, Rows
 from dsv.upkeep.reach import Found, Large, contents, reach, reach_recipes, walk_segments
 from dsv.values.ids import CommitId
@@ -29,10 +30,6 @@ from dsv.values.progress import Progress
 _LABEL = np.uint64(0xFFFF)
 MOST_LABELS = int(_LABEL)
 _SHIFT = np.uint64(16)
-_FRAME = len(pack.MAGIC) + pack.FOOTER_SIZE
-"""Bytes of a pack beside its objects and its table."""
-_KEYS = 10_000
-"""Keys of a listing that are looked up together."""
 TREES = b""
 """The folder under which nodes and segments are counted, which belong to none."""
 
@@ -103,6 +100,12 @@ class Measured(msgspec.Struct):
     unlisted: int
     """Objects that commits have and no index lists: they are lost."""
     packs: Packs | None = None
+    plan: Plan | None = None
+    """What gc would do."""
+    gone: int = 0
+    """Objects that something needs, that an index lists, and whose packs are not there."""
+    index_files: int = 0
+    """Index files that it would write anew."""
 
 
 class LabelledIds:
@@ -141,25 +144,40 @@ def measure(
     progress: Progress,
     *,
     packs: bool = False,
+    max_repack: int = MAX_REPACK,
 ) -> Measured:
     """Return what each group of commits takes. Groups may overlap.
 
     roots: every commit that is to stay (`read_roots`); those of groups count anyway. folder: for ids, made and removed.
-    packs: also list the packs, and say what of them is needed.
+    packs: also list the packs, and say what gc would do with them if the roots alone stayed, and it copied at most
+    `max_repack` bytes.
     """
-    atoms: dict[frozenset[int], list[CommitId]] = {}
+    atoms: dict[tuple[frozenset[int], bool], list[CommitId]] = {}
     member: dict[CommitId, list[int]] = {one: [] for one in roots}
+    staying = set(member)
     for number, group in enumerate(groups):
         for commit_id in group:
             member.setdefault(commit_id, []).append(number)
     for commit_id, numbers in member.items():
-        atoms.setdefault(frozenset(numbers), []).append(commit_id)
+        atoms.setdefault((frozenset(numbers), commit_id in staying), []).append(commit_id)
     with LabelledIds(folder / "ids") as labelled:
         for label, commits in enumerate(atoms.values()):
             reach(repository.objects, commits, labelled.taker(label), Seen(), progress)
-        labels = [[at for at, atom in enumerate(atoms) if number in atom] for number in range(len(groups))]
-        with IndexRows(repository, folder / "indexes") as rows:
-            return _add_up(repository.store, labelled, rows, labels, len(atoms), packs=packs)
+        labels = [
+            [at for at, (atom, _) in enumerate(atoms) if number in atom] for number in range(len(groups))
+        ]
+        with IndexRows(repository, folder / "indexes") as rows, IdSet(folder / "staying") as needed:
+            counted = _add_up(
+                labelled,
+                rows,
+                labels,
+                len(atoms),
+                [at for at, (_, stays) in enumerate(atoms) if stays],
+                needed,
+            )
+            if packs:
+                _add_packs(counted, repository, rows, needed, max_repack)
+            return counted
 
 
 def measure_folders(
@@ -184,7 +202,7 @@ def measure_folders(
         by_folder.finish()
         with IndexRows(repository, folder / "indexes") as rows:
             groups = [[label] for label in by_folder.labels.values()]
-            found = _add_up(repository.store, labelled, rows, groups, len(groups) + 1)
+            found = _add_up(labelled, rows, groups, len(groups) + 1)
     return dict(zip(by_folder.labels, found.groups, strict=True)), found
 
 
@@ -262,32 +280,49 @@ def _folder(path: bytes, depth: int) -> bytes:
 
 
 def _add_up(
-    store: Store,
     labelled: LabelledIds,
     rows: IndexRows,
     groups: Sequence[Sequence[int]],
     labels: int,
-    *,
-    packs: bool = False,
+    staying: Sequence[int] = (),
+    needed: IdSet | None = None,
 ) -> Measured:
-    counted = _Counted(groups, labels, len(rows.packs))
+    """needed: gets what has one of the labels in `staying`."""
+    counted = _Counted(groups, labels)
     for first in range(256):
         found = rows.bucket(first)
-        counted.add(found[found["where"] == index.IN_PACK], *labelled.bucket(first))
-    if packs:
-        counted.measured.packs = _packs(store, rows, counted.needed, counted.table)
+        found = found[found["where"] == index.IN_PACK]
+        beginnings, marks = labelled.bucket(first)
+        counted.add(found, beginnings, marks)
+        if needed is not None:
+            wanted = np.unique(beginnings[np.isin(marks, staying)])
+            needed.add_heads(found["head"][is_in(found["head"] >> _SHIFT, wanted)])
     return counted.measured
+
+
+def _add_packs(
+    measured: Measured, repository: Repository, rows: IndexRows, needed: IdSet, max_repack: int
+) -> None:
+    damage = read_damage(repository)
+    listed = list_packs(repository.store)
+    found = Needed(rows, needed, listed, None if damage is None else damage[1])
+    plan = measured.plan = found.choose(max_repack)
+    free = int(listed.sizes[listed.marked(plan.whole)].sum())
+    measured.packs = Packs(
+        count=plan.packs, bytes=plan.bytes, free=len(plan.whole), free_bytes=free,
+        rewritten=len(plan.rewrite), rewritten_bytes=plan.freed - free - plan.copied,
+        partly=plan.partly, partly_unused_bytes=plan.partly_unused,
+        unindexed=len(found.unindexed), unindexed_bytes=int(found.unindexed.sum()), missing=found.absent,
+    )  # fmt: skip
+    measured.gone = 0 if found.missing is None else found.missing.objects
+    measured.index_files = rows.naming({*plan.whole, *plan.rewrite})
 
 
 class _Counted:
     """Sums over the buckets of the ids."""
 
-    def __init__(self, groups: Sequence[Sequence[int]], labels: int, packs: int) -> None:
+    def __init__(self, groups: Sequence[Sequence[int]], labels: int) -> None:
         self.measured = Measured([Part(Sum(), Sum()) for _ in groups], Sum(), Sum(), Sum(), 0)
-        self.needed = np.zeros(packs, np.uint64)
-        """Bytes of each pack that are reached."""
-        self.table = np.zeros(packs, np.uint64)
-        """Bytes of each pack that an index knows."""
         self._groups = groups
         self._labels = labels
 
@@ -313,8 +348,6 @@ class _Counted:
         further = again & reached[behind]
         self.measured.duplicates.add(total(further))
         self.measured.unused.add(total(~reached & ~further))
-        np.add.at(self.needed, rows["pack"][reached], stored[reached])
-        np.add.at(self.table, rows["pack"], stored)
         self._add_groups(at, labels, counts, stored, lengths, total)
 
     def _add_groups(
@@ -343,39 +376,6 @@ def _again(rows: Rows) -> NDArray[np.bool_]:
     one, other = rows[alike], rows[alike - 1]
     again[alike] = (one["id"] == other["id"]) & (one["kind"] == other["kind"])
     return again
-
-
-def _packs(store: Store, rows: IndexRows, needed: NDArray[Any], known: NDArray[Any]) -> Packs:
-    found, column = Packs(), rows.packs.column
-    there = np.zeros(len(column), np.bool_)
-    listing = iter(store.list(keys.PACK_PREFIX))
-    while batch := list(islice(listing, _KEYS)):
-        items = [(one, item.size) for item in batch if (one := keys.parse_pack_key(item.key)) is not None]
-        ids = np.frombuffer(b"".join(one for one, _ in items), "S16")
-        sizes = np.array([size for _, size in items], np.uint64)
-        at = np.searchsorted(column, ids)
-        indexed = at < len(column)
-        indexed[indexed] = column[at[indexed]] == ids[indexed]
-        found.count += len(items)
-        found.bytes += int(sizes.sum())
-        found.unindexed += int((~indexed).sum())
-        found.unindexed_bytes += int(sizes[~indexed].sum())
-        at, sizes = at[indexed], sizes[indexed]
-        there[at] = True
-        free = needed[at] == 0
-        found.free += int(free.sum())
-        found.free_bytes += int(sizes[free].sum())
-        frames = np.uint64(_FRAME)
-        rewritten = ~free & (2 * (needed[at] + frames) < sizes)
-        found.rewritten += int(rewritten.sum())
-        found.rewritten_bytes += int((sizes - needed[at])[rewritten].sum())
-        partly = ~free & ~rewritten & (known[at] > needed[at])
-        found.partly += int(partly.sum())
-        found.partly_unused_bytes += int((known[at] - needed[at])[partly].sum())
-    found.free += found.unindexed
-    found.free_bytes += found.unindexed_bytes
-    found.missing = int((~there).sum())
-    return found
 
 
 def list_sizes(store: Store) -> dict[str, int]:

@@ -55,8 +55,7 @@ def datasets(
     """List what the store holds, or delete a dataset.
 
     Every dataset by name, with the head of its main. A deleted dataset has no branches any more, and all of its commits
-    are expired: a garbage collection removes what only they have, two weeks later at the earliest. Its name is not used
-    again.
+    are expired: 'dsv gc' removes what only they have, two weeks later at the earliest. Its name is not used again.
     """
     one_of(delete=delete, undelete=undelete, deleted=deleted)
     if delete is None and (yes or force):

@@ -150,7 +150,7 @@ def _write_store(call: Call, store: StoreUsed, url: str) -> None:
     if packs.partly:
         call.line(
             f"it would leave {format_bytes(packs.partly_unused_bytes)} that nothing needs in "
-            f"{format_count(packs.partly, 'pack')} of which at least half is needed"
+            f"{format_count(packs.partly, 'pack')} of which most is needed, or that are too much for one time"
         )
     if packs.missing:
         call.warn(f"{format_count(packs.missing, 'pack')} that an index names are not there: dsv verify")

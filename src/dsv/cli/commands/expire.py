@@ -82,8 +82,8 @@ def expire(
     applied to the commits of each branch by their times in UTC. Always kept are the heads of branches, what has a tag,
     the commits in which a branch and main meet, and those of runs of the last year.
 
-    Expired commits stay in 'dsv log', and can't be read. A garbage collection removes what only they have, two weeks
-    later at the earliest; until then --undo keeps them again.
+    Expired commits stay in 'dsv log', and can't be read. 'dsv gc' removes what only they have, two weeks later at the
+    earliest; until then --undo keeps them again.
     """
     rules = Rules(
         keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly, keep_tagged,

@@ -1,0 +1,205 @@
+"""dsv gc."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from dsv.api.gc import PRICES, Collection, Forecast, Requests, collect, forecast
+from dsv.cli.call import Call
+from dsv.cli.declare import command, option
+from dsv.cli.options.arguments import Author, DryRun
+from dsv.errors import UsageError
+from dsv.values.units import format_bytes, format_count, parse_duration, parse_size
+
+Budget = Annotated[
+    int | None,
+    option("--budget TIME", "Copy nothing more after so long; go on next time.", parser=parse_duration),
+]
+MaxRepack = Annotated[
+    int | None,
+    option("--max-repack SIZE", "Copy at most so much out of packs; 100GB.", parser=parse_size),
+]
+MaxWait = Annotated[
+    int | None,
+    option(
+        "--max-wait TIME",
+        "Give up after waiting so long for others who write; 6h.",
+        parser=parse_duration,
+    ),
+]
+Grace = Annotated[
+    int | None,
+    option(
+        "--grace TIME",
+        "Keep the content of commits that expired later than so long ago; 2w.",
+        parser=parse_duration,
+    ),
+]
+Yes = Annotated[bool, option("--yes", "Do not ask.")]
+
+
+@command(
+    "gc",
+    unused=["--cache"],
+    examples=[
+        ("dsv gc --dry-run", "what it would delete, the requests, and their price"),
+        ("dsv gc", "shows the same, asks, and deletes"),
+        ("dsv gc --yes --budget 2h", "use it in cron"),
+        ("dsv gc --yes --max-wait 12h", "wait longer for syncs that are under way"),
+        ("dsv gc --dry-run --grace 0s", "also what expired today"),
+    ],
+    result={
+        "url": "the store",
+        "dry_run": "true if nothing was done",
+        "continued": "whether it has finished, or would finish, an earlier garbage collection",
+        "deleted": "how many packs are gone",
+        "deleted_bytes": "their bytes",
+        "rewritten": "of these packs, those of which something was copied before",
+        "copied_bytes": "the bytes of that",
+        "freed": "deleted_bytes without copied_bytes",
+        "spared": "packs that were to go, and that somebody needs after all",
+        "left": "packs that are worth writing anew, and are left to the next time",
+        "unused": "with --dry-run: bytes that no commit has; null otherwise",
+        "shared": "with --dry-run: bytes that only expired commits of several datasets have; null otherwise",
+        "requests": "to the store: list, put, get, delete; with --dry-run about how many there would be",
+        "price_usd": "what these cost",
+        "price_list": "the prices",
+        "items.dataset": "a dataset with expired commits whose grace is over",
+        "items.commits": "how many",
+        "items.stored": "with --dry-run: bytes that nothing else has; null otherwise",
+    },
+)
+def gc(
+    call: Call,
+    budget: Budget = None,
+    max_repack: MaxRepack = None,
+    max_wait: MaxWait = None,
+    grace: Grace = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    author: Author = None,
+) -> None:
+    """Delete what nothing in a store needs any more.
+
+    That is the content of commits that expired two weeks ago or earlier, and what syncs that were killed have left.
+    Everybody may go on working meanwhile. Packs of which nothing is needed are deleted. Of packs of which less than
+    half is needed that is copied to new ones first.
+
+    gc waits for those who were writing when it began: until they are done, or have been silent for an hour. Any error
+    ends it before more is deleted. A gc that was killed is continued by the next one, on any machine.
+
+    What gc has deleted does not come back. It shows what goes and asks; without a terminal it needs --yes.
+    """
+    from dsv.upkeep.gc import Options
+
+    given = {"budget": budget, "max_repack": max_repack, "max_wait": max_wait, "grace": grace}
+    options = Options(**{name: value for name, value in given.items() if value is not None})
+    if dry_run and yes:
+        raise UsageError("--dry-run deletes nothing, and --yes is about deleting", hint="dsv gc --dry-run")
+    if not (dry_run or yes or call.can_ask):
+        raise UsageError(
+            "dsv gc deletes for good; nothing was deleted, as nobody can be asked here",
+            hint="dsv gc --yes; dsv gc --dry-run shows what it would delete",
+        )
+    with call.context(writes=not dry_run, author=author) as context:
+        if not yes:
+            expected = forecast(context, options)
+            context.progress.finish()
+            if dry_run or not (expected.deleted or expected.datasets or expected.unfinished):
+                _tell_forecast(call, expected)
+                return
+            for line in _lines(expected):
+                call.say(line)
+            call.confirm(
+                f"{format_count(expected.deleted, 'pack')} with {format_bytes(expected.deleted_bytes)} in "
+                f"{expected.url} will be deleted for good",
+                "gc",
+                yes=False,
+            )
+        _tell(call, collect(context, options))
+
+
+def _tell_forecast(call: Call, found: Forecast) -> None:
+    if not call.json:
+        for line in _lines(found):
+            call.line(line)
+        return
+    head = _head(
+        found.url, found.requests, dry_run=True, continued=found.unfinished, deleted=found.deleted,
+        deleted_bytes=found.deleted_bytes, rewritten=found.packs.rewritten, copied_bytes=found.copied, left=found.left,
+        unused=found.unused, shared=found.shared,
+    )  # fmt: skip
+    call.items(map(call.item, found.datasets), head)
+
+
+def _lines(found: Forecast) -> Iterator[str]:
+    for one in found.datasets:
+        yield f"{one.dataset}: {format_bytes(one.stored)} of {format_count(one.commits, 'expired commit')}"
+    if found.shared:
+        yield f"expired commits of several datasets: {format_bytes(found.shared)}"
+    if found.unused:
+        yield f"of no commit: {format_bytes(found.unused)}"
+    packs = found.packs
+    yield (
+        f"would delete {format_count(packs.free, 'pack')} with {format_bytes(packs.free_bytes)}, and "
+        f"{format_count(packs.rewritten, 'pack')} after copying {format_bytes(found.copied)} out of them"
+    )
+    yield f"would free {format_bytes(found.freed)} of {format_bytes(packs.bytes)}"
+    if packs.partly:
+        yield (
+            f"would leave {format_bytes(packs.partly_unused_bytes)} that nothing needs in "
+            f"{format_count(packs.partly, 'pack')}"
+        )
+    if found.unfinished:
+        yield "would finish an earlier garbage collection first"
+    yield f"about {_requests(found.requests)}"
+
+
+def _tell(call: Call, collected: Collection) -> None:
+    done = collected.done
+    rewritten = len(done.plan.rewrite) if done.plan is not None else 0
+    left = done.plan.left if done.plan is not None else 0
+    if call.json:
+        head = _head(
+            collected.url, collected.requests, dry_run=False, continued=done.continued, deleted=done.deleted,
+            deleted_bytes=done.deleted_bytes, rewritten=rewritten, copied_bytes=done.copied_bytes, left=left,
+            spared=done.spared,
+        )  # fmt: skip
+        freed = ({"dataset": one, "commits": count, "stored": None} for one, count in done.freed.items())
+        call.items(freed, head)
+        return
+    for dataset, count in done.freed.items():
+        call.line(f"freed {format_count(count, 'expired commit')} of {dataset}")
+    copied = f", after copying {format_bytes(done.copied_bytes)} out of {format_count(rewritten, 'pack')}"
+    call.line(
+        f"deleted {format_count(done.deleted, 'pack')} with {format_bytes(done.deleted_bytes)}"
+        f"{copied if rewritten else ''}"
+    )
+    if done.continued:
+        call.say("this includes what an earlier garbage collection had begun")
+    if done.spared:
+        call.say(f"{format_count(done.spared, 'pack')} stay, as somebody needs them after all")
+    if left:
+        call.say(f"{format_count(left, 'pack')} to copy out of are left: dsv gc")
+    call.say(_requests(collected.requests))
+
+
+def _head(url: str, requests: Requests, **more: object) -> dict[str, object]:
+    numbers = {"spared": 0, "unused": None, "shared": None, **more}
+    deleted, copied = numbers["deleted_bytes"], numbers["copied_bytes"]
+    assert isinstance(deleted, int) and isinstance(copied, int)
+    counts = {
+        "list": requests.list, "put": requests.put, "get": requests.get, "delete": requests.delete,
+    }  # fmt: skip
+    return {
+        "url": url, **numbers, "freed": deleted - copied, "requests": counts, "price_usd": requests.usd,
+        "price_list": PRICES,
+    }  # fmt: skip
+
+
+def _requests(requests: Requests) -> str:
+    return (
+        f"{requests.list:,} LIST, {requests.put:,} PUT, {requests.get:,} GET and {requests.delete:,} DELETE requests, "
+        f"${requests.usd:.4f} ({PRICES})"
+    )

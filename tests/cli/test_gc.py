@@ -1,0 +1,267 @@
+"""dsv gc: what it tells before, what it deletes, and how it ends when something is in its way."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv.errors import Denied
+from dsv.format import keys
+from dsv.format.expiry import ExpiryAction
+from dsv.format.records import Writer
+from dsv.repo.expiry import append
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session
+from dsv.store.base import Bytes
+from dsv.store.directory import DirectoryStore
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName
+from tests.cli.test_delete_dataset import Interrupted, typed
+from tests.kit.dsv import Dsv, assert_documented, write_files
+
+PETS = DatasetName.parse("pets")
+NOW = ("--grace", "0s")
+
+
+def store_of(dsv: Dsv) -> DirectoryStore:
+    return DirectoryStore(dsv.home / "store")
+
+
+def packs(dsv: Dsv) -> dict[str, int]:
+    return {item.key: item.size for item in store_of(dsv).list(keys.PACK_PREFIX)}
+
+
+def everything(dsv: Dsv) -> dict[str, int]:
+    """All keys but those of sessions."""
+    return {item.key: item.size for item in store_of(dsv).list("") if not item.key.startswith("sessions/")}
+
+
+@pytest.fixture
+def old(dsv: Dsv) -> Dsv:
+    """`pets` with four commits, of which the first two are expired; dataset `others` has a file of the first one.
+
+    Most of each pack of an expired commit is needed by nobody else.
+    """
+    here = dsv.at(dsv.cwd, DSV_CACHE=str(dsv.cwd.parent / "cache"), DSV_STORE=str(dsv.home / "store"))
+    here.ok("init", "pets")
+    chance = random.Random(3)
+    for number in range(4):
+        files = {f"kept/{number}": chance.randbytes(20_000), "again.bin": chance.randbytes(400_000)}
+        write_files(here.cwd, {**files, "shared.bin": chance.randbytes(90_000)})
+        here.ok("sync", "-m", f"number {number}")
+        if number == 0:
+            here.ok("put", "shared.bin", "others:shared.bin", "--create", "-m", "shared")
+    assert len(here.ok("expire", "pets", "--keep-last", "2").lines) == 2
+    return here
+
+
+def ids(dsv: Dsv) -> list[str]:
+    """Of main, the oldest first."""
+    return [item["commit"] for item in reversed(dsv.ok("log", "pets", "--json").json["items"])]
+
+
+def free(dsv: Dsv) -> None:
+    """Put `free` for the expired commits, and delete nothing: as a gc that was killed then."""
+    repository = Repository.open(store_of(dsv), None)
+    chosen = [CommitId.parse(one) for one in ids(dsv)[:2]]
+    append(repository, Writer("gc", "lab", "test"), PETS, ExpiryAction.FREE, lambda _: chosen)
+
+
+def check(dsv: Dsv) -> None:
+    for number, commit in enumerate(ids(dsv)[2:], 2):
+        assert len(dsv.ok("cat", f"pets@{commit}:kept/{number}").out) > 0
+        dsv.ok("export", f"pets@{commit}", str(dsv.home / f"export {number} {random.random()}"))
+    dsv.ok("export", "others", str(dsv.home / f"export {random.random()}"))
+    assert dsv.ok("verify", "--full", "--json").json["whole"]
+
+
+def test_a_dry_run_says_all_and_writes_nothing(old: Dsv) -> None:
+    before = everything(old)
+    found = old.ok("gc", "--dry-run", *NOW, "--json").json
+    assert_documented("gc", found)
+    assert everything(old) == before and found["dry_run"]
+    (item,) = found["items"]
+    assert (item["dataset"], item["commits"]) == ("pets", 2) and item["stored"] > 800_000
+    assert found["rewritten"] >= 1 and found["copied_bytes"] > 0
+    assert found["freed"] == found["deleted_bytes"] - found["copied_bytes"] > 800_000
+    assert found["price_usd"] > 0 and "us-east-1" in found["price_list"]
+    lines = old.ok("gc", "--dry-run", *NOW).lines
+    assert lines[0].startswith("pets: ") and lines[0].endswith(" of 2 expired commits")
+    assert any(line.startswith("would delete ") for line in lines)
+    assert lines[-1].startswith("about ") and "GET" in lines[-1] and "$0.00" in lines[-1]
+    assert old.ok("gc", "--dry-run", "--json").json["freed"] == 0, "grace is two weeks"
+
+
+def test_it_frees_what_the_dry_run_said(old: Dsv) -> None:
+    before = sum(packs(old).values())
+    told = old.ok("gc", "--dry-run", *NOW, "--json").json
+    done = old.ok("gc", "--yes", *NOW, "--json").json
+    assert_documented("gc", done)
+    freed = before - sum(packs(old).values())
+    assert abs(freed - told["freed"]) < 0.01 * freed and abs(freed - done["freed"]) < 0.01 * freed
+    assert done["items"] == [{"dataset": "pets", "commits": 2, "stored": None}]
+    for kind in ("list", "put", "get"):
+        made, expected = done["requests"][kind], told["requests"][kind]
+        assert expected / 3 < made < 2 * expected, (kind, made, expected)
+    check(old)
+    first = ids(old)[0]
+    result = old("cat", f"pets@{first}:shared.bin")
+    assert result.code == 3 and "gc has removed its content" in result.err
+    assert old("expire", "pets", "--undo").code == 4
+    again = old.ok("gc", "--yes", *NOW)
+    assert again.lines == ["deleted 0 packs with 0 B"]
+
+
+def test_it_frees_what_du_said(old: Dsv) -> None:
+    """Also if much lies twice: a gc that copied was killed, then somebody stored everything again."""
+    free(old)
+    interrupt(old, "gc", "--yes", at="gc/")
+    old.ok("sync", "--reupload")
+    before = sum(packs(old).values())
+    found = old.ok("du", "--unused", "--json").json["store"]["packs"]
+    told = found["free_bytes"] + found["rewritten_bytes"]
+    dry = old.ok("gc", "--dry-run", "--json").json
+    assert (dry["freed"], dry["deleted"]) == (told, found["free"] + found["rewritten"])
+    old.ok("gc", "--yes")
+    freed = before - sum(packs(old).values())
+    assert abs(freed - told) < 0.01 * freed and freed > 800_000
+    check(old)
+
+
+def interrupt(dsv: Dsv, *arguments: str, at: str) -> None:
+    """Press Ctrl-C when a key that begins so is put or deleted."""
+
+    def stopping(write: Callable[..., Any]) -> Callable[..., Any]:
+        def stop(self: DirectoryStore, key: str, *data: Bytes) -> Any:
+            if key.startswith(at):
+                raise KeyboardInterrupt
+            return write(self, key, *data)
+
+        return stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("put_if_absent", "delete"):
+            patch.setattr(DirectoryStore, name, stopping(getattr(DirectoryStore, name)))
+        result = dsv(*arguments)
+    assert result.code == 130, result
+
+
+@pytest.mark.parametrize(
+    "at", ["packs/", "index/", "gc/0000000000000000/decision", "gc/0000000000000000/done"]
+)
+def test_a_gc_that_was_interrupted_is_continued(old: Dsv, at: str) -> None:
+    """packs/ is met first when it makes sure of its rights: then nothing has changed."""
+    before, after = packs(old), everything(old)
+    interrupt(old, "gc", "--yes", *NOW, at=at)
+    if at == "packs/":
+        assert everything(old) == after
+    for commit in ids(old)[2:]:
+        old.ok("cat", f"pets@{commit}:again.bin")
+    begun = at.startswith("gc/")
+    assert old.ok("gc", "--dry-run", "--json").json["continued"] == begun
+    done = old.ok("gc", "--yes", *NOW, "--json").json
+    assert done["continued"] == begun and done["deleted"] >= 2
+    assert sum(packs(old).values()) < sum(before.values()) - 800_000
+    check(old)
+
+
+def test_without_a_terminal_it_takes_yes(old: Dsv) -> None:
+    before = everything(old)
+    result = old("gc", *NOW)
+    assert result.code == 2 and "dsv gc --yes" in result.err and not result.out
+    assert old("gc", "--yes", "--dry-run").code == 2
+    assert everything(old) == before
+
+
+def test_at_a_terminal_it_shows_what_goes_and_asks(old: Dsv) -> None:
+    before = everything(old)
+    result = typed(old, b"y\n", "gc", *NOW)
+    assert result.code == 4 and "nothing was deleted" in result.err
+    assert "type gc to delete it" in result.err and "pets: " in result.err
+    assert typed(old, b"", "gc", *NOW, terminal=Interrupted()).code == 130
+    assert everything(old) == before
+    result = typed(old, b"gc\n", "gc", *NOW)
+    assert result.code == 0 and "freed 2 expired commits of pets" in result.out
+    check(old)
+    again = typed(old, b"", "gc", *NOW)
+    assert again.code == 0 and "would free 0 B" in again.out, "nothing is asked if nothing goes"
+
+
+def test_sessions_that_go_on_are_named_and_nothing_is_deleted(old: Dsv) -> None:
+    store = store_of(old)
+    with Session.open(Repository.open(store, None), Writer("Ada", "node7", "dsv 0.9")) as session:
+        path = old.home / "store" / keys.session_open_key(session.id)
+        os.utime(path, (os.stat(path).st_mtime - 3 * 86400,) * 2)
+        before = packs(old)
+        result = old("gc", "--yes", *NOW, "--max-wait", "0s", "--json")
+        assert result.code == 4
+        assert (
+            "dsv 0.9 of Ada on node7, 3d old" in result.err or "dsv 0.9 of Ada on node7, 3d old" in result.out
+        )
+        assert before.items() <= packs(old).items()
+        check(old)
+        session.close()
+    assert old.ok("gc", "--yes", *NOW, "--json").json["deleted"] >= 2
+    check(old)
+
+
+@pytest.mark.parametrize("refused", ["put_if_absent", "delete"])
+def test_without_rights_nothing_changes(old: Dsv, refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = everything(old)
+
+    def deny(self: DirectoryStore, key: str, *_: object) -> None:
+        raise Denied(f"{key} was refused")
+
+    monkeypatch.setattr(DirectoryStore, refused, deny)
+    result = old("gc", "--yes", *NOW)
+    assert result.code == 8 and "hint:" in result.err and not result.out
+    assert everything(old) == before
+
+
+def test_what_is_lost_ends_it(old: Dsv) -> None:
+    root = old.home / "store"
+    needed = max(packs(old), key=lambda key: os.stat(root / key).st_mtime_ns * (packs(old)[key] > 400_000))
+    (root / needed).unlink()
+    before = packs(old)
+    for arguments in (("gc", "--yes", *NOW), ("gc", "--dry-run", *NOW)):
+        result = old(*arguments)
+        assert result.code == 5 and "dsv verify" in result.err, result
+        assert packs(old) == before
+
+
+def test_a_budget_and_a_limit_leave_copying_to_the_next_time(old: Dsv) -> None:
+    for limit in (("--budget", "0s"), ("--max-repack", "1B")):
+        done = old.ok("gc", "--yes", *NOW, *limit, "--json").json
+        assert done["rewritten"] == done["copied_bytes"] == 0 and done["left"] >= 1, limit
+        check(old)
+    assert "are left: dsv gc" in old.ok("gc", "--yes", "--budget", "0s").err
+    done = old.ok("gc", "--yes", "--json").json
+    assert done["rewritten"] >= 1 and done["left"] == 0
+    check(old)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--budget", "soon"], "is not a duration"),
+        (["--max-repack", "much"], "is not a size"),
+        (["--grace", "-1d"], "--grace"),
+        (["pets"], "pets"),
+    ],
+)
+def test_what_is_wrong_is_told(old: Dsv, words: list[str], said: str) -> None:
+    result = old("gc", "--yes", *words)
+    assert result.code == 2 and said in result.err and not result.out
+
+
+def test_no_store_and_an_empty_one(dsv: Dsv) -> None:
+    assert dsv("gc", "--yes").code == 3
+    assert dsv("gc", "--yes", "--store", str(dsv.cwd / "none")).code == 6
+    dsv.ok("init", "pets")
+    assert dsv.ok("gc", "--yes").lines == ["deleted 0 packs with 0 B"]
+    assert not list(Path(dsv.home).rglob("upkeep-*"))

@@ -47,6 +47,7 @@ def test_the_tour_is_whole_and_leaves_nothing(visitor: Dsv) -> None:
         "release",
         "evict",
         "expire",
+        "gc",
         "du",
         "copy",
         "verify",

@@ -148,10 +148,12 @@ class Tour:
 
     def keep(self) -> None:
         """Take the last third: free, check, repair and copy a store that is kept for years."""
-        self.say("Later: another change. All but the last commit and the tag expire; --undo takes that back.")
+        self.say("Later: another change. All but the last commit and the tag expire, and can come back for two weeks.")
         draw(self.workspace / "cross/02.pgm", SHAPES["cross"], seed=98)
         self.dsv("sync", "-m", "a better cross")
         self.dsv("expire", "shapes", "--keep-last", "1", "--also-runs")
+        self.say("Free what only expired commits had, at once.")
+        self.dsv("gc", "--yes", "--grace", "0s")
         self.dsv("du", "shapes")
         self.say("A second copy of the store; with cron it stays up to date.")
         self.dsv("copy", "shapes", "--tags", "--to", "../copy", "--create")

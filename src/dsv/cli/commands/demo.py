@@ -148,7 +148,7 @@ class Tour:
 
     def keep(self) -> None:
         """Take the last third: free, check, repair and copy a store that is kept for years."""
-        self.say("Later: another change. All but the last commit and the tag expire, and can come back for two weeks.")
+        self.say("Later: another change. All but the last commit and the tag expire, until --undo.")
         draw(self.workspace / "cross/02.pgm", SHAPES["cross"], seed=98)
         self.dsv("sync", "-m", "a better cross")
         self.dsv("expire", "shapes", "--keep-last", "1", "--also-runs")

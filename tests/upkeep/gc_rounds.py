@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.errors import Conflict, DsvError
+from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.format.expiry import ExpiryAction
 from dsv.repo.expiry import append, read_expiry
 from dsv.repo.merge_indexes import merge_indexes
@@ -185,7 +185,13 @@ class Rounds:
         freed = read_expiry(repository.refs, DATASET).freed
         for one, files in self.files.items():
             if one not in freed:
-                assert read(repository, one) == files
+                try:
+                    found = read(repository, one)
+                except IntegrityError:
+                    if self.alone or one not in read_expiry(self.open().refs, DATASET).freed:
+                        raise
+                else:
+                    assert found == files
         repository.objects.threads.close()
 
     def run(self, rounds: int) -> None:
@@ -199,9 +205,10 @@ class Rounds:
             self.check()
             if self.alone:
                 self.verify()
-        assert self.collected
-        collect(self.store, self.folder / "last")
-        self.check()
+        if self.alone:
+            assert self.collected
+            collect(self.store, self.folder / "last")
+            self.check()
         print(
             f"{rounds} rounds: {self.collected} gcs, {self.killed} more that failed, {self.fenced} writers fenced, "
             f"{self.refused} refused, {self.read} reads beside a gc and {self.told} that ended as expired"

@@ -103,7 +103,13 @@ def test_what_is_kept_is_read_while_its_packs_are_written_anew(kind: str, pets: 
             break
 
 
-@pytest.mark.parametrize("command", ["du --json", "du pets@main --json", "gc --dry-run --grace 0s --json"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("du --json", "du pets@main --json", "gc --dry-run --grace 0s --json"),
+        *("verify --json", "verify --full --json", "verify pets --json"),
+    ],
+)
 def test_who_looks_at_the_whole_store_meanwhile_finds_nothing_missing(command: str, pets: Pets) -> None:
     for number in numbers():
         pets.again()

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv.api.context import Context
+from dsv.api.undisturbed import listed_epochs, until_undisturbed
+from dsv.errors import IntegrityError
 from dsv.format import keys
 from dsv.repo.repository import Repository
 from dsv.upkeep.repair import Repair
@@ -65,7 +67,8 @@ def _once(
     context: Context, request: VerifyRequest, folders: list[Path], stores: list[Objects]
 ) -> tuple[Verification, int]:
     """Return the result, and how much was repaired after it."""
-    with context.repository() as repository:
+
+    def attempt(repository: Repository) -> tuple[Verification, int]:
         folder = Path(tempfile.mkdtemp(prefix="dsv-verify-", dir=_scratch(context)))
         try:
             verifier = Verifier(repository, context.writer, folder / "needed", context.progress)
@@ -78,6 +81,8 @@ def _once(
                 return result, repair.repaired
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    return until_undisturbed(context, attempt)
 
 
 def _sources(context: Context, names: Sequence[str], opened: ExitStack) -> tuple[list[Path], list[Objects]]:
@@ -100,6 +105,7 @@ def _scratch(context: Context) -> Path:
 
 def _verify(context: Context, verifier: Verifier, request: VerifyRequest) -> Verification:
     repository = verifier.repository
+    before = listed_epochs(repository.store)
     schedule = Schedule(repository, context.writer) if not request.targets else None
     if request.budget is not None and schedule is not None:
         verifier.read_slices(schedule, request.budget)
@@ -114,6 +120,8 @@ def _verify(context: Context, verifier: Verifier, request: VerifyRequest) -> Ver
     elif request.full:
         verifier.read_needed()
     verifier.compare()
+    if not verifier.result.is_whole and listed_epochs(repository.store) != before:
+        raise IntegrityError(f"a garbage collection of {repository.store.url} was at work meanwhile")
     verifier.mark()
     return verifier.result
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
 from dsv.store.base import Busy, CutShortError, NoAnswer, Put, Store, StoreMissing, TooLargeError
+from dsv.store.forked_s3 import ForkedS3
 from dsv.store.open import open_raw, open_store
 from dsv.store.options import StoreOptions
 from tests.store.buckets import Bucket
@@ -72,6 +76,17 @@ def test_each_bad_answer_has_its_error(name: str, call: str) -> None:
     ) and not caught.value.message.endswith(".")
     assert "\n" not in caught.value.message and len(caught.value.message) < 300
     assert caught.value.hint or not isinstance(caught.value, Denied | StoreMissing)
+
+
+@pytest.mark.parametrize("name", sorted(ERRORS.keys() - {"elsewhere"}))  # boto3 goes there by itself
+def test_the_client_of_a_fork_takes_each_bad_answer_for_the_same(name: str) -> None:
+    body, expected = ERRORS[name]
+    for call in ("get", "get_range", "list"):
+        with serving(body) as wire, pytest.raises(DsvError) as caught:
+            CALLS[call](ForkedS3("s3://bucket/some/prefix", "bucket", "some/prefix", options(wire.endpoint)))
+        assert type(caught.value) is expected and "secret" not in caught.value.message.replace(
+            "wrong secret key", ""
+        )
 
 
 @pytest.mark.parametrize(
@@ -227,6 +242,52 @@ def test_a_fork_is_told_rather_than_hangs(moto_bucket: Bucket) -> None:
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert store.get("k") == b"x"
+
+
+def test_a_fork_reads_the_same_by_another_client(moto_bucket: Bucket) -> None:
+    """Nothing of it starts a thread, which is why it is there."""
+    settings = StoreOptions.from_environment(moto_bucket.server.env)
+    url, name = f"s3://{moto_bucket.name}/lake", moto_bucket.name
+    store = open_store(url, settings)
+    content = os.urandom(1000)
+    for number in range(1005):
+        store.put_if_absent(f"many/{number:04}/x", b"")
+    store.put_if_absent("k", content)
+    threads = threading.active_count()
+    other = ForkedS3(url, name, "lake", settings)
+    assert isinstance(other, Store)
+    assert (other.get("k"), bytes(other.get_range("k", 3, 5)), bytes(other.get_range("k", 3, 0))) == (
+        content, content[3:8], b"",
+    )  # fmt: skip
+    for prefix, after in (
+        ("", None),
+        ("many/", None),
+        ("many/1", None),
+        ("many/", "many/0500/x"),
+        ("none", None),
+    ):
+        assert list(other.list(prefix, after)) == list(store.list(prefix, after))
+    assert other.folders("many/") == store.folders("many/") and other.folders("") == ["many"]
+    assert other.modified("k") == store.modified("k")
+    assert threading.active_count() == threads
+    with pytest.raises(TooLargeError):
+        other.get("k", 999)
+    for start in (998, 1000, 5000):
+        with pytest.raises(CutShortError):
+            other.get_range("k", start, 5)
+    for ask in (other.get, other.modified, partial(other.get_range, start=0, length=1)):
+        with pytest.raises(NotFound, match="none is not in") as caught:
+            ask("none")
+        assert not isinstance(caught.value, StoreMissing)
+    with pytest.raises(StoreMissing):
+        ForkedS3("s3://no-such-bucket/x", "no-such-bucket", "x", settings).get("k")
+    with pytest.raises(NoAnswer):
+        away = replace(settings, s3_endpoint="http://127.0.0.1:1")
+        ForkedS3(url, name, "lake", away).get("k")
+    for write in (partial(other.put_if_absent, "k", b""), partial(other.delete, "k")):
+        with pytest.raises(Unsupported, match="can only be read"):
+            write()
+    other.close()
 
 
 def test_large_transfers_make_no_copies(ceph_bucket: Bucket) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from dsv.store.credentials import aws_access, aws_session
+from dsv.store.credentials import boto_client
 from dsv.store.options import StoreOptions
 
 _SECONDS: Final = 10
@@ -71,26 +71,8 @@ def warnings_for(bucket: str, prefix: str, settings: BucketSettings) -> tuple[st
 
 def read_settings(url: str, options: StoreOptions) -> BucketSettings:
     """Ask the server, once for each setting and for at most some seconds."""
-    import boto3.session
-    from botocore.config import Config
-
     bucket = urlsplit(url).netloc
-    access = aws_access(url, options)
-    client = boto3.session.Session(botocore_session=aws_session(url, options)).client(
-        "s3",
-        endpoint_url=access.endpoint,
-        region_name=access.region,
-        verify=options.ca_file,
-        aws_access_key_id=options.access_key,
-        aws_secret_access_key=options.secret_key,
-        aws_session_token=options.session_token,
-        config=Config(
-            connect_timeout=_SECONDS,
-            read_timeout=_SECONDS,
-            retries={"total_max_attempts": 2},
-            s3={"addressing_style": "path"} if access.endpoint else {},
-        ),
-    )
+    client = boto_client(url, options, connect_timeout=_SECONDS, read_timeout=_SECONDS, attempts=2)
     lifecycle = _answer(client.get_bucket_lifecycle_configuration, bucket)
     versioning = _answer(client.get_bucket_versioning, bucket)
     encryption = _answer(client.get_bucket_encryption, bucket)

@@ -14,7 +14,7 @@ from dsv.errors import Denied, UsageError
 from dsv.store.base import check_key
 from dsv.store.credentials import aws_access
 from dsv.store.object_errors import login_hint
-from dsv.store.objects import ObjectStore
+from dsv.store.objects import ObjectStore, lost_threads
 from dsv.store.options import read_certificates
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig
     from obstore.store import ObjectStore as Client
 
+    from dsv.store.base import Store
     from dsv.store.credentials import ChainProvider
     from dsv.store.options import StoreOptions
 
@@ -30,9 +31,13 @@ if TYPE_CHECKING:
 _NO_RETRIES: Final[Any] = {"max_retries": 0}
 
 
-def open_s3(url: str, options: StoreOptions) -> ObjectStore:
+def open_s3(url: str, options: StoreOptions) -> Store:
     """s3://bucket/prefix, at AWS or at any endpoint."""
     bucket, prefix = _parts(url)
+    if lost_threads():
+        from dsv.store.forked_s3 import ForkedS3
+
+        return ForkedS3(url, bucket, prefix, options)
     access = aws_access(url, options)
     config: dict[str, Any] = {
         "region": access.region,

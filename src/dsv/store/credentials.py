@@ -113,3 +113,33 @@ def profile_endpoint(profile: dict[str, Any], config: dict[str, Any]) -> str | N
 
 def _denied(url: str, error: Exception) -> Denied:
     return Denied(f"the credentials for {url} cannot be had: {error}", subject=url, hint=login_hint(url))
+
+
+def boto_client(
+    url: str, options: StoreOptions, *, connect_timeout: float, read_timeout: float, attempts: int
+) -> Any:
+    """Return boto3's client for the server of this s3:// URL. Raises `Denied`."""
+    import boto3.session
+    from botocore import UNSIGNED
+    from botocore.config import Config
+
+    access = aws_access(url, options)
+    proxies = {"http": options.http_proxy, "https": options.https_proxy}
+    return boto3.session.Session(botocore_session=aws_session(url, options)).client(
+        "s3",
+        endpoint_url=access.endpoint,
+        region_name=access.region,
+        verify=options.ca_file,
+        aws_access_key_id=options.access_key,
+        aws_secret_access_key=options.secret_key,
+        aws_session_token=options.session_token,
+        config=Config(
+            connect_timeout=connect_timeout,
+            read_timeout=read_timeout,
+            retries={"total_max_attempts": attempts},
+            s3={"addressing_style": "path"} if access.endpoint else {},
+            proxies={scheme: proxy for scheme, proxy in proxies.items() if proxy},
+            signature_version=UNSIGNED if options.anonymous else None,
+            max_pool_connections=32,
+        ),
+    )

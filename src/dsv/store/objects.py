@@ -41,6 +41,15 @@ if TYPE_CHECKING:
 BULK: Final = 1 << 20
 _LIST_BATCH: Final = 1000
 _PART: Final = 64 << 10  # bytes of a body that are taken at a time
+_began_in: int | None = None
+"""The process in which the client was first used, or of which this one is a fork."""
+
+
+def lost_threads() -> bool:
+    """Return whether this process was forked from one that has used the client: its threads are not here, and every
+    call would wait for them without an end.
+    """
+    return _began_in not in (None, os.getpid())
 
 
 class ObjectStore:
@@ -69,7 +78,6 @@ class ObjectStore:
         self._quick = quick
         self._patient = patient
         self._provider = provider
-        self._process = os.getpid()
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         path = self._path(key)
@@ -198,13 +206,14 @@ class ObjectStore:
         return self._prefix + check_key(key)
 
     def _check_process(self) -> None:
-        """The client's threads do not survive a fork: it would hang, so say so."""
-        if os.getpid() != self._process:
+        global _began_in
+        if lost_threads():
             raise Unsupported(
-                f"{self.url} was opened before this process was forked",
+                f"{self.url} can't be used in a process that was forked from one that has used an object store",
                 subject=self.url,
-                hint="open the store anew in the child, and start children by spawn rather than fork",
+                hint="start processes by spawn or forkserver, or before anything is read",
             )
+        _began_in = os.getpid()
 
     def _error(self, error: BaseException, key: str | None) -> DsvError:
         if self._provider is not None and self._provider.failure is not None:

@@ -165,6 +165,12 @@ def strange_libraries(source: Source) -> list[str]:
     ]
 
 
+def source_names(source: Source) -> set[str]:
+    """What is imported by name from other modules."""
+    found = (node for node in ast.walk(source.tree) if isinstance(node, ast.ImportFrom))
+    return {alias.name for node in found for alias in node.names}
+
+
 def meets_the_process(source: Source) -> list[str]:
     return [source.at(line, f"uses {name}") for line, name in uses(source) if name in FOR_CLI_ONLY]
 
@@ -332,10 +338,20 @@ def test_model_is_values_without_io() -> None:
 
 
 def test_only_the_command_line_meets_the_process() -> None:
-    """Environment, standard streams and exit belong to cli: programs that import the package keep theirs."""
-    below = [source for source in sources() if source.part not in ("cli", "reader")]
+    """Environment, standard streams and exit belong to cli: programs that import the package keep theirs. The package
+    itself gives the environment to what they call (`tests/api/test_program.py`: not while it is imported).
+    """
+    below = [source for source in sources() if source.part not in ("", "cli", "reader")]
     below = [source for source in below if source.path not in PROGRAMS]
     report([line for source in below for line in meets_the_process(source)])
+
+
+def test_no_lock_of_a_class_is_taken_in_programs() -> None:
+    """`functools.cached_property` has one before Python 3.12: a fork while it is held waits for it without an end."""
+    others = [source for source in sources() if source.part not in ("cli", "run")]
+    report(
+        [source.at(1, "cached_property") for source in others if "cached_property" in source_names(source)]
+    )
 
 
 def test_no_generator_owns_a_thread_a_process_or_a_file() -> None:

@@ -1,24 +1,145 @@
 """dsv: git-like dataset versions on any bucket or folder, cached once next to the GPUs.
 
-`connect` gives a program what the command line has; see docs/guide/python.md.
+`open`, `edit`, `datasets` and `runs` use the store that the command line would use, and `store` another one; see
+docs/guide/python.md. What they need is imported when they are called.
 """
 
 from __future__ import annotations
+
+import os
+import sys
 
 TYPE_CHECKING = (
     False  # as typing's, which type checkers know by its name: importing typing costs a tenth of --help
 )
 if TYPE_CHECKING:
-    from dsv.api.connection import connect
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from dsv.api.ls_cat import DatasetItem
+    from dsv.api.program import Change, Commit, Edits, Info, Store
+    from dsv.errors import (
+        Conflict,
+        Denied,
+        DsvError,
+        IntegrityError,
+        NoRoom,
+        NotFound,
+        Unreachable,
+        Unsupported,
+        UsageError,
+    )
+    from dsv.run.listing import RunView
+    from dsv.values.progress import Progress
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "connect"]
+_CLASSES = ("Change", "Commit", "Edits", "Info", "Store")
+__all__ = [
+    "Change",
+    "Commit",
+    "Conflict",
+    "Denied",
+    "DsvError",
+    "Edits",
+    "Info",
+    "IntegrityError",
+    "NoRoom",
+    "NotFound",
+    "Store",
+    "Unreachable",
+    "Unsupported",
+    "UsageError",
+    "__version__",
+    "datasets",
+    "edit",
+    "open",
+    "runs",
+    "store",
+]
+
+
+def open(target: str) -> Commit:  # noqa: A001 (dsv.open)
+    """As `Store.open`."""
+    return store().open(target)
+
+
+def edit(target: str, *, message: str = "", create: bool = False, allow_removals: bool = False) -> Edits:
+    """As `Store.edit`."""
+    return store().edit(target, message=message, create=create, allow_removals=allow_removals)
+
+
+def datasets() -> list[DatasetItem]:
+    """As `Store.datasets`."""
+    return store().datasets()
+
+
+def runs(
+    dataset: str | None = None,
+    *,
+    where: Sequence[str] = (),
+    sort: str | None = None,
+    limit: int | None = None,
+) -> list[RunView]:
+    """As `Store.runs`."""
+    return store().runs(dataset, where=where, sort=sort, limit=limit)
+
+
+def store(
+    url: str | None = None,
+    *,
+    names: str | None = None,
+    cache: str | None = None,
+    author: str | None = None,
+    cwd: str | Path | None = None,
+    offline: bool = False,
+    environ: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Store:
+    """Return a store, which is not opened before it is needed.
+
+    url: its name, URL or folder, as of `--store`; without it the one that the workspace around `cwd` (None: the working
+    folder), the environment or the config files name. names, cache: as of `--names` and `--cache`. author: of commits.
+    offline: no store is asked, and what caches know is read. environ: in place of this process's environment. progress:
+    is told how far long work is. Raises `NotFound` if the working folder is gone.
+    """
+    from pathlib import Path
+
+    from dsv.api.connection import Connection
+    from dsv.api.environment import working_folder
+    from dsv.api.program import Store
+    from dsv.values.progress import NoProgress
+
+    folder = (
+        working_folder(_environment() if environ is None else environ)
+        if cwd is None
+        else Path(cwd).absolute()
+    )
+    variables = _environment if environ is None else environ
+    return Store(Connection(variables, folder, url, names, cache, author, offline, progress or NoProgress()))
+
+
+def _environment() -> Mapping[str, str]:
+    return os.environ
 
 
 def __getattr__(name: str) -> object:
-    """Imports what is heavy when it is first asked for: most commands and programs need a part of it only."""
-    if name == "connect":
-        from dsv.api.connection import connect
+    """Imports a class when it is first asked for: most commands need none of them."""
+    if name in _CLASSES:
+        from dsv.api import program
 
-        return connect
+        return getattr(program, name)
+    if name in __all__:
+        from dsv import errors
+
+        return getattr(errors, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _StorePackage(type(sys)):  # type: ignore[misc]
+    """The package `dsv.store`, whose import takes the name of the function: so it can be called as that."""
+
+    __call__ = staticmethod(store)
+
+
+__import__("dsv.store")
+sys.modules["dsv.store"].__class__ = _StorePackage

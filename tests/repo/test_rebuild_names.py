@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv import connect
+import dsv
 from dsv.api import store as store_upkeep
 from dsv.api.init import prove_names
 from dsv.errors import Conflict
@@ -90,7 +90,8 @@ def test_a_place_gets_the_names_of_one_store_if_two_race(
 def rebuild(person: Dsv) -> str:
     """Rebuild the names in this process; return why it was refused."""
     try:
-        store_upkeep.rebuild_names(connect(person.environ, person.cwd, author="Ann <ann@lab>"))
+        ann = dsv.store(environ=person.environ, cwd=person.cwd, author="Ann <ann@lab>")
+        store_upkeep.rebuild_names(ann.context)
     except Conflict as error:
         return error.message
     return ""

@@ -22,7 +22,7 @@ def test_a_program_names_both_places(world: World) -> None:
     ann.ok("init", "xrays")
     commit = synced(ann, FILES)
     environ = {**ann.environ, "DSV_CONFIG": "/nonexistent"}
-    context = dsv.connect(environ, world.root, store=world.url, names=str(world.names))
+    context = dsv.store(world.url, environ=environ, cwd=world.root, names=str(world.names)).context
     with context.repository() as repository:
         assert str(repository.refs.head(DatasetName("xrays"), MAIN).commit) == commit
 

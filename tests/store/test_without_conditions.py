@@ -22,9 +22,8 @@ def test_the_first_record_of_a_run_stays_in_a_bucket_without_conditions(world: W
     world.does.condition_answer = 501
     ann = world.person("ann")
     ann.ok("init", "xrays")
-    context = dsv.connect(
-        {**ann.environ, "DSV_CONFIG": "/nonexistent"}, world.root, store=world.url, names=str(world.names)
-    )
+    environ = {**ann.environ, "DSV_CONFIG": "/nonexistent"}
+    context = dsv.store(world.url, environ=environ, cwd=world.root, names=str(world.names)).context
     with context.repository() as repository:
         runs, run = RunStore(repository.store), RunId("20261122-101112-0123abcd")
         xrays = DatasetName("xrays")

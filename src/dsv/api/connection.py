@@ -1,10 +1,11 @@
-"""A `Context` with the settings that the command line has, for programs."""
+"""How a program reaches a store: `Connection`, and the `Context` that it or the command line hands to `dsv.api`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from dsv import __version__
 from dsv.api import environment
@@ -12,6 +13,7 @@ from dsv.api.context import Context
 from dsv.format.records import Writer
 from dsv.fs.process import host_name
 from dsv.store.options import StoreOptions
+from dsv.values.cached import cached
 from dsv.values.progress import NoProgress
 
 if TYPE_CHECKING:
@@ -20,34 +22,82 @@ if TYPE_CHECKING:
     from dsv.values.names import Target
     from dsv.values.progress import Progress
 
+_TAKEN_ALONG: Final = (
+    "DSV_",
+    "HOME",
+    "XDG_",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+    "AWS_PROFILE",
+)
+"""The variables, by how they begin, that say where a store is. What a pickle has of the environment are these: no
+secrets. A process that was forked by a server has the environment of that server's beginning."""
 
-def connect(
-    environ: Mapping[str, str],
-    cwd: Path | str | None = None,
-    *,
-    store: str | None = None,
-    names: str | None = None,
-    cache: str | None = None,
-    author: str | None = None,
-    offline: bool = False,
-    progress: Progress | None = None,
-) -> Context:
-    """Return what every function of `dsv.api` takes, with the settings that a command would have.
 
-    environ: usually `os.environ`. Of it, of the workspace around `cwd` (None: the working folder), and of the config
-    files come the store, the cache, the author, and credentials. store, cache, author: what `--store`, `--cache` and
-    `--author` say on a command line, and as there they come first. names: where the store's names are, if elsewhere, as
-    `--names` says. offline: no store is asked, as with `--offline`. progress: is told how far the work is.
+@dataclass(frozen=True)
+class Connection:
+    """The settings of a program for one store: of the environment, of the workspace around `cwd`, and of the config
+    files, as a command has them; what is named here comes before these. Nothing is read or opened before it is needed.
 
-    No store is opened before a function needs it, so nothing has to be closed. Raises `UsageError`, `Denied`,
-    `NotFound`.
+    It can be pickled, and then has no secrets of the environment: another process takes its own.
     """
-    folder = environment.working_folder(environ) if cwd is None else Path(cwd).absolute()
-    named = {"store": store, "names": names, "cache": cache}
-    flags = {key: value for key, value in named.items() if value is not None}
-    settings = environment.gather(environ, folder, flags)
-    name = environment.author(settings, author).value
-    return make_context(settings, environ, name, progress or NoProgress(), offline=offline)
+
+    environ: Callable[[], Mapping[str, str]] | Mapping[str, str]
+    cwd: Path
+    url: str | None = None
+    """As `--store`."""
+    names: str | None = None
+    """The place of the store's names, if it is elsewhere, as `--names`."""
+    cache_folder: str | None = None
+    """As `--cache`."""
+    author: str | None = None
+    offline: bool = False
+    """No store is asked, as with `--offline`."""
+    progress: Progress = field(default_factory=NoProgress)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        environ = self.environ
+        if callable(environ):
+            kept = {key: value for key, value in self.variables.items() if key.startswith(_TAKEN_ALONG)}
+            environ = _Overlaid(environ, kept)
+        fields = (self.cwd, self.url, self.names, self.cache_folder, self.author, self.offline, self.progress)
+        return type(self), (environ, *fields)
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return self.environ() if callable(self.environ) else self.environ
+
+    @cached
+    def settings(self) -> Settings:
+        """Raises `UsageError`, `Denied`."""
+        named = {"store": self.url, "names": self.names, "cache": self.cache_folder}
+        flags = {key: value for key, value in named.items() if value is not None}
+        return environment.gather(self.variables, self.cwd, flags)
+
+    @cached
+    def context(self) -> Context:
+        """The argument of every function of `dsv.api`. Git may be asked for the author. Raises as `settings`."""
+        return self._context(environment.author(self.settings, self.author).value)
+
+    @cached
+    def reading(self) -> Context:
+        """The same for what signs nothing: git is not asked."""
+        return self._context(environment.user_at_host())
+
+    def _context(self, author: str) -> Context:
+        return make_context(self.settings, self.variables, author, self.progress, offline=self.offline)
+
+
+@dataclass(frozen=True, slots=True)
+class _Overlaid:
+    """An environment with some variables as they were in another process."""
+
+    environ: Callable[[], Mapping[str, str]]
+    kept: Mapping[str, str]
+
+    def __call__(self) -> Mapping[str, str]:
+        return {**self.environ(), **self.kept}
 
 
 def make_context(

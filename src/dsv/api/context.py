@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Made once by `dsv.connect` or the command line, and handed to each function of `dsv.api`."""
+    """Made by `dsv.store` or the command line, and handed to each function of `dsv.api`."""
 
     settings: Settings
     options: StoreOptions
@@ -69,7 +69,15 @@ class Context:
 
     @contextmanager
     def store(self, text: str | None = None, *, create: bool = False) -> Iterator[OpenStore]:
-        """Open the store that `text` names (None: the one in effect), and close it at the end.
+        """Open a store as `open_store`, and close it at the end."""
+        store = self.open_store(text, create=create)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def open_store(self, text: str | None = None, *, create: bool = False) -> OpenStore:
+        """Open the store that `text` names (None: the one in effect), which the caller closes.
 
         `create` makes the folder of a directory store, but not that of its names.
         """
@@ -84,11 +92,7 @@ class Context:
                 subject=choice.url,
                 hint="dsv config store URL names your team's; dsv init in a folder of data makes one of your own",
             )
-        store = open_store(choice.url, self.store_options(choice), create=create, names=choice.names)
-        try:
-            yield store
-        finally:
-            store.close()
+        return open_store(choice.url, self.store_options(choice), create=create, names=choice.names)
 
     @contextmanager
     def repository(self, target: Target | None = None) -> Iterator[Repository]:
@@ -97,7 +101,7 @@ class Context:
         target: what `resolve` is about to be asked.
         """
         if self.offline:
-            yield self._offline_repository(target)
+            yield self.offline_repository(target)
             return
         try:
             with self.store() as store:
@@ -113,7 +117,7 @@ class Context:
             self._offer_offline(error, target or Target())
             raise
 
-    def _offline_repository(self, target: Target | None) -> Repository:
+    def offline_repository(self, target: Target | None) -> Repository:
         if self.open_offline is None:
             raise Unreachable(
                 "no store is asked, and nothing else can be read here", hint="leave out --offline"
@@ -130,7 +134,7 @@ class Context:
         from dsv.repo.tree.read import TreeReader
 
         try:
-            repository = replace(self, progress=NoProgress())._offline_repository(target)
+            repository = replace(self, progress=NoProgress()).offline_repository(target)
             tree = TreeReader(repository.objects, self.resolve(repository, target).commit)
             path = clean_path(target.path)
             found = tree.entry(path) if tree.leaves() and path else None

@@ -22,6 +22,14 @@ from dsv.transfer.download import Fetcher, Wanted
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, DatasetName, Target, clean_path
 
+KINDS = {
+    Kind.FILE: "file",
+    Kind.EXECUTABLE: "executable",
+    Kind.SYMLINK: "symlink",
+    Kind.EMPTY_DIRECTORY: "directory",
+}
+"""What the kinds of paths are called."""
+
 
 @dataclass(frozen=True, slots=True)
 class DatasetItem:

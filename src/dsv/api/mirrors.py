@@ -71,22 +71,11 @@ def reading(context: Context, target: Target | None) -> Iterator[Repository]:
         with context.repository(target) as repository:
             yield repository
         return
-    url = context.settings.store().url
-    mirrors = mirrors_of(url, mirror_places(context), context.metadata_folder, context.progress.note)
     with ExitStack() as stack:
-        stack.callback(mirrors.close)
-        try:
-            store = stack.enter_context(context.store())
-            repository = context.open_repository(store, target)
-        except (Unreachable, IntegrityError) as error:
-            yield _stand_in(context, mirrors, _notes(context, url), error)
+        repository, stands_in = _with_mirrors(context, target, stack)
+        if stands_in:
+            yield repository
             return
-        use_mirrors(repository, mirrors)
-        for note in _notes(context, url):
-            with suppress(OSError):
-                if read_small(note) != str(repository.id).encode():
-                    make_shared_folder(note.parent)
-                    replace_file(note, str(repository.id).encode(), sync=False)
         with tracking(context, repository):
             try:
                 yield repository
@@ -94,6 +83,37 @@ def reading(context: Context, target: Target | None) -> Iterator[Repository]:
                 from dsv.repo.expiry import explained
 
                 raise explained(repository, error) from error
+
+
+def open_to_read(context: Context, target: Target | None, closing: ExitStack) -> Repository:
+    """As `reading`, for a repository that stays open until `closing` is closed, or for good."""
+    if context.offline:
+        return context.offline_repository(target)
+    if context.settings.mirrors():
+        return _with_mirrors(context, target, closing)[0]
+    store = context.open_store()
+    closing.callback(store.close)
+    return context.open_repository(store, target)
+
+
+def _with_mirrors(context: Context, target: Target | None, closing: ExitStack) -> tuple[Repository, bool]:
+    """Open the store in effect with its mirrors, or one of these, which then stands in for it."""
+    url = context.settings.store().url
+    mirrors = mirrors_of(url, mirror_places(context), context.metadata_folder, context.progress.note)
+    closing.callback(mirrors.close)
+    try:
+        store = context.open_store()
+        closing.callback(store.close)
+        repository = context.open_repository(store, target)
+    except (Unreachable, IntegrityError) as error:
+        return _stand_in(context, mirrors, _notes(context, url), error), True
+    use_mirrors(repository, mirrors)
+    for note in _notes(context, url):
+        with suppress(OSError):
+            if read_small(note) != str(repository.id).encode():
+                make_shared_folder(note.parent)
+                replace_file(note, str(repository.id).encode(), sync=False)
+    return repository, False
 
 
 def use_mirrors(repository: Repository, mirrors: Mirrors) -> None:

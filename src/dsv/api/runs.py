@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.api.pools import engines_of
-from dsv.errors import Conflict, NotFound, UsageError
+from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.format.keys import run_key
 from dsv.repo.repository import Repository
 from dsv.run.active_runs import Marks
@@ -21,6 +21,7 @@ from dsv.run.engine_list import Engines
 from dsv.run.engines.log import PART_SIZE, READ_SIZE, read_live
 from dsv.run.listing import RunView, list_runs, run_log, show_run
 from dsv.run.parameters import SweepId, names_sweep
+from dsv.run.query import Filter, choose_runs
 from dsv.run.record import RECORD, RunId, RunRecord
 from dsv.run.record_store import RunStore, Spool, StoredRun
 from dsv.run.sweep import SweepNotes, SweepView, sweep_of
@@ -47,6 +48,26 @@ class Runs:
         """Return one run, by an id, part of one, or a name. Raises `NotFound` and `UsageError`."""
         places = [dataset] if dataset is not None else list(self.repository.refs.datasets())
         return show_run(self.runs, self.spool, text, places, self.marks.known(), only=dataset)
+
+    def listed(
+        self,
+        dataset: DatasetName | None = None,
+        filters: Sequence[Filter] = (),
+        sort: str | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        skipped: Callable[[DsvError], None] = lambda _: None,
+    ) -> list[RunView]:
+        """Return the runs on a dataset (None: on the workspace's, or else on all), newest first, or as `choose_runs`.
+
+        skipped: as of `list_runs`. Raises `NotFound` for a dataset that is not there, and what `choose_runs` raises.
+        """
+        orders = bool(filters or sort or reverse)
+        most, known = None if orders else limit, self.marks.known()
+        views = list_runs(self.runs, self.spool, dataset or self.bound, most, early=known, skipped=skipped)
+        if not views and dataset is not None and dataset not in self.repository.refs.datasets():
+            raise NotFound(f"there is no dataset {dataset}", subject=dataset, hint="dsv datasets lists them")
+        return choose_runs(views, filters, sort, reverse, limit) if orders else views
 
     def sweep(self, text: str) -> SweepView:
         """Return a sweep, by its id, four characters or more of its end, or its name.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cached_property
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -18,6 +17,7 @@ from blake3 import blake3
 from msgspec import Meta
 
 from dsv.errors import IntegrityError, Unsupported, UsageError
+from dsv.values.cached import cached
 from dsv.values.json import LONG_MAX, SHORT_MAX
 
 Buffer = bytes | bytearray | memoryview
@@ -95,7 +95,7 @@ class Record(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder()
         self._fields = fields
 
-    @cached_property
+    @cached
     def _decoder(self) -> msgspec.msgpack.Decoder[T]:
         """Made when first used: it takes a millisecond, and most commands need few kinds of records."""
         return msgspec.msgpack.Decoder(self._fields)

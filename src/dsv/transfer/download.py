@@ -1,15 +1,18 @@
 """The download pipeline: files wanted in, verified bytes out, in the order asked for.
 
 Chunks that lie close together are read as one range, and ranges are read ahead by several connections, so a directory
-of small files is a sequential read. Nothing is handed out before it is checked against its id.
+of small files is a sequential read. Nothing is handed out before it is checked against its id. Of a part of a file only
+the chunks are read that have it.
 """
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -17,8 +20,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from dsv.errors import IntegrityError
-from dsv.format.locator import Location, Locator, ObjectKind
-from dsv.format.recipe import Recipe
+from dsv.format.locator import Location, ObjectKind
 from dsv.format.tree import Entry
 from dsv.repo.errors import NOT_OURS
 from dsv.repo.objects.objects import Objects, checked
@@ -43,12 +45,91 @@ class Donor(msgspec.Struct, frozen=True):
     chunks: Mapping[ChunkId, tuple[int, int]]
 
 
+class Part(msgspec.Struct, frozen=True):
+    """A chunk of a file, which begins at `start` of its bytes."""
+
+    start: int
+    length: int
+    chunk: ChunkId
+    location: Location | None
+    """Where a locator says that it lies, if one does."""
+
+
+class Layout:
+    """Of which chunks a file consists. Recipes of a large one are read when a range needs them."""
+
+    def __init__(self, objects: Objects, entry: Entry, location: Location | None = None) -> None:
+        """location: as in `Wanted`. Raises `IntegrityError` for a recipe that is not the file's."""
+        self.entry = entry
+        self.location = location
+        self._rows = None if entry.recipe_id is None else _Rows(objects, entry.recipe_id, location)
+        if self._rows is not None and self._rows.size != entry.size:
+            raise _not_its_file(entry)
+
+    def parts(self, start: int, stop: int) -> Iterator[Part]:
+        """Yield the chunks that have any of the bytes from `start` up to `stop`, in order."""
+        stop = min(stop, self.entry.size)
+        if start >= stop or self.entry.file_id is None:
+            return
+        if self._rows is None:
+            yield Part(0, self.entry.size, ChunkId(self.entry.file_id), self.location)
+        else:
+            yield from self._rows.parts(start, stop)
+
+
+class _Rows:
+    """A recipe with the places of its rows, and the one below it that was used last."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        recipe_id: RecipeId,
+        where: Location | None,
+        said: tuple[int, int] | None = None,
+    ) -> None:
+        self._objects = objects
+        self._recipe, self._locator = objects.recipe(recipe_id, where, said)
+        self._ends = list(accumulate(self._recipe.lengths))
+        self._below: tuple[int, _Rows] | None = None
+
+    @property
+    def size(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def parts(self, start: int, stop: int, at: int = 0) -> Iterator[Part]:
+        """As of `Layout`; `at` is where this recipe's content begins in the file."""
+        row = bisect_right(self._ends, start - at)
+        while row < len(self._ends):
+            first = at + (self._ends[row - 1] if row else 0)
+            if first >= stop:
+                return
+            child, length = self._recipe.ids[32 * row : 32 * row + 32], at + self._ends[row] - first
+            if self._recipe.level == 0:
+                yield Part(first, length, ChunkId(child), self._place(row))
+            else:
+                yield from self._at(row, RecipeId(child), length).parts(start, stop, first)
+            row += 1
+
+    def _at(self, row: int, child: RecipeId, length: int) -> _Rows:
+        below = self._below
+        if below is None or below[0] != row:
+            found = _Rows(self._objects, child, self._place(row), (self._recipe.level - 1, length))
+            below = self._below = row, found
+        return below[1]
+
+    def _place(self, row: int) -> Location | None:
+        known = self._locator is not None and row < len(self._locator)
+        return self._locator.get(row) if known and self._locator is not None else None
+
+
 class Wanted(msgspec.Struct, frozen=True):
     """A file to fetch; `location` is where its segment's locator says its chunk or recipe lies, if it says."""
 
     entry: Entry
     location: Location | None = None
     donor: Donor | None = None
+    parts: Sequence[Part] | None = None
+    """The chunks of it that are wanted, in order; None for the whole file."""
 
 
 class _Piece(msgspec.Struct, frozen=True):
@@ -57,7 +138,6 @@ class _Piece(msgspec.Struct, frozen=True):
     wanted: Wanted
     chunk: ChunkId | None
     length: int
-    first: bool
     last: bool
 
 
@@ -71,14 +151,16 @@ class Fetcher:
         *,
         connections: int = 8,
         budget: int = READ_AHEAD,
+        span: int = SPAN,
     ) -> None:
         """dataset: of the files, for messages. budget: the weight of what is read ahead or waits to be used, about its
-        bytes in memory.
+        bytes in memory. span: the weight of one ranged read.
         """
         self._objects = objects
         self._dataset = dataset
         self._connections = connections
         self._budget = budget
+        self._span = min(span, budget // 2)
         self._readers: list[RangeReader] = []
         self._read_singly = 0
 
@@ -110,8 +192,9 @@ class Fetcher:
             objects.store, objects.threads, connections=self._connections, budget=self._budget
         )
         self._readers.append(reader)
-        span = min(SPAN, self._budget // 2)
-        for where, piece, stored in reader.read(spans(self._remote(wanted, plan), span), self._elsewhere):
+        for where, piece, stored in reader.read(
+            spans(self._remote(wanted, plan), self._span), self._elsewhere
+        ):
             while plan[0] is not piece:
                 yield self._local(plan.popleft())
             plan.popleft()
@@ -147,32 +230,14 @@ class Fetcher:
 
     def _expand(self, file: Wanted) -> Iterator[tuple[_Piece, Location | None]]:
         entry = file.entry
-        if not entry.size or entry.file_id is None:
-            yield _Piece(file, None, 0, True, True), None
-        elif entry.recipe_id is None:
-            yield _Piece(file, ChunkId(entry.file_id), entry.size, True, True), file.location
-        else:
-            total = 0
-            first = True
-            for chunk, length, where in self._chunks(entry.recipe_id, file.location):
-                total += length
-                if total > entry.size:
-                    raise _not_its_file(entry)
-                yield _Piece(file, chunk, length, first, total >= entry.size), where
-                first = False
-            if total != entry.size:
-                raise _not_its_file(entry)
-
-    def _chunks(
-        self, recipe_id: RecipeId, where: Location | None, said: tuple[int, int] | None = None
-    ) -> Iterator[tuple[ChunkId, int, Location | None]]:
-        recipe, locator = self._objects.recipe(recipe_id, where, said)
-        for row, (child, length) in enumerate(recipe.rows()):
-            place = _row(locator, row)
-            if recipe.level == 0:
-                yield ChunkId(child), length, place
-            else:
-                yield from self._chunks(RecipeId(child), place, (recipe.level - 1, length))
+        if not entry.size or file.parts == ():
+            yield _Piece(file, None, 0, True), None
+            return
+        parts = file.parts or Layout(self._objects, entry, file.location).parts(0, entry.size)
+        end = entry.size if file.parts is None else file.parts[-1].start + file.parts[-1].length
+        for part in parts:
+            last = part.start + part.length >= end
+            yield _Piece(file, part.chunk, part.length, last), part.location
 
     def _verified(self, piece: _Piece, where: Location, stored: memoryview | None) -> bytes:
         assert piece.chunk is not None
@@ -218,6 +283,7 @@ class _LargeFile:
 
     def __init__(self, first: _Piece, data: bytes, following: Iterator[tuple[_Piece, bytes]]) -> None:
         self._entry = first.wanted.entry
+        self._is_whole = first.wanted.parts is None
         self._source = following
         self._next: tuple[_Piece, bytes] | None = (first, data)
         self._hash = blake3()
@@ -225,9 +291,10 @@ class _LargeFile:
     def read(self) -> Iterator[bytes]:
         while self._next is not None:
             piece, data = self._next
-            self._hash.update(data)
+            if self._is_whole:
+                self._hash.update(data)
             self._next = None if piece.last else next(self._source)
-            if self._next is None and FileId(self._hash.digest()) != self._entry.file_id:
+            if self._next is None and self._is_whole and FileId(self._hash.digest()) != self._entry.file_id:
                 raise _not_its_file(self._entry)
             yield data
 
@@ -259,16 +326,59 @@ def donor_chunks(
     objects: Objects, recipe_id: RecipeId, where: Location | None = None
 ) -> dict[ChunkId, tuple[int, int]]:
     """Return where each chunk lies in a file with this recipe: id -> (offset, length), for a `Donor`."""
+    rows = _Rows(objects, recipe_id, where)
     found: dict[ChunkId, tuple[int, int]] = {}
-    offset = 0
-    for chunk, length, _ in Fetcher(objects)._chunks(recipe_id, where):
-        found.setdefault(chunk, (offset, length))
-        offset += length
+    for part in rows.parts(0, rows.size):
+        found.setdefault(part.chunk, (part.start, part.length))
     return found
 
 
-def _row(locator: Locator | None, row: int) -> Location | None:
-    return locator.get(row) if locator is not None and row < len(locator) else None
+_WIDE = 128 << 20
+"""As `SPAN`, if there is more than four of these to read: each pack with one request, several at the same time."""
+
+
+def read_ranges(
+    objects: Objects, asked: Sequence[tuple[Layout, int, int]], dataset: DatasetName | None = None
+) -> list[bytes]:
+    """Return the bytes from a start up to a stop, both within the file, of each file that is asked for.
+
+    A chunk that several need is read once, and chunks that lie close together with one request, in whatever order they
+    are asked for. Raises `IntegrityError` if a chunk can't be had.
+    """
+    files: dict[FileId, tuple[Layout, dict[int, Part]]] = {}
+    for layout, start, stop in asked:
+        for part in layout.parts(start, stop):
+            assert layout.entry.file_id is not None
+            files.setdefault(layout.entry.file_id, (layout, {}))[1][part.start] = part
+    wanted: list[Wanted] = []
+    for layout, needed in files.values():
+        parts = tuple(needed[start] for start in sorted(needed))
+        whole = sum(part.length for part in parts) == layout.entry.size
+        wanted.append(Wanted(layout.entry, layout.location, None, None if whole else parts))
+    wanted.sort(key=_order)
+    total = sum(part.length for _, needed in files.values() for part in needed.values())
+    fetcher = Fetcher(objects, dataset, span=SPAN if total <= 4 * SPAN else _WIDE, budget=2 * _WIDE)
+    found: dict[FileId, dict[int, bytes]] = {}
+    for file, pieces in fetcher.files(wanted):
+        assert file.entry.file_id is not None
+        starts = sorted(files[file.entry.file_id][1])
+        found[file.entry.file_id] = dict(zip(starts, pieces, strict=True))
+    return [_cut(layout, start, stop, found) for layout, start, stop in asked]
+
+
+def _cut(layout: Layout, start: int, stop: int, found: Mapping[FileId, Mapping[int, bytes]]) -> bytes:
+    taken: list[bytes | memoryview] = []
+    for part in layout.parts(start, stop):
+        assert layout.entry.file_id is not None
+        piece = found[layout.entry.file_id][part.start]
+        first, last = max(0, start - part.start), min(part.length, stop - part.start)
+        taken.append(piece if last - first == part.length else memoryview(piece)[first:last])
+    return taken[0] if len(taken) == 1 and isinstance(taken[0], bytes) else b"".join(taken)
+
+
+def _order(file: Wanted) -> tuple[bool, bytes, int]:
+    where = file.parts[0].location if file.parts else file.location
+    return (True, b"", 0) if where is None else (False, bytes(where.pack), where.offset)
 
 
 def _damaged_copy(wanted: Wanted) -> IntegrityError:
@@ -289,4 +399,4 @@ def _not_its_file(entry: Entry) -> IntegrityError:
     )
 
 
-__all__ = ["Donor", "Fetcher", "Recipe", "Wanted", "donor_chunks"]
+__all__ = ["Donor", "Fetcher", "Layout", "Part", "Wanted", "donor_chunks", "read_ranges"]

@@ -6,13 +6,13 @@ import enum
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits, hexdigits, punctuation, whitespace
 
 import msgspec
 from blake3 import blake3
 
 from dsv.errors import UsageError
+from dsv.values.cached import cached
 from dsv.values.paths import folders_above, show, sort_key
 
 _SLASH = ord("/")
@@ -82,7 +82,7 @@ class Pattern:
             return False
         return bool(self._accepts(subject, len(literal)))
 
-    @cached_property
+    @cached
     def _accepts(self) -> Callable[[bytes, int], object]:
         """Return whether a text matches from a place on, which is where the literal beginning ends."""
         tokens = _tokens(self.text, len(self._literal))
@@ -285,7 +285,7 @@ class PathPattern:
                 subject=self.text.decode("utf-8", "backslashreplace"),
             )
 
-    @cached_property
+    @cached
     def start(self) -> bytes:
         """Return what every path begins with that it matches, or that lies below one."""
         return self.text[: _wildcard(self.text)]
@@ -306,11 +306,11 @@ class PathPattern:
                 return False
         return len(self._parts) > len(names)
 
-    @cached_property
+    @cached
     def _pattern(self) -> Pattern:
         return Pattern(includes=False, directories_only=self.folders_only, anchored=True, text=self.text)
 
-    @cached_property
+    @cached
     def _parts(self) -> list[Pattern | None]:
         """A pattern for each name on the way; None if it may stand for several names."""
         return [

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from dsv.api.ls_cat import KINDS
 from dsv.api.ls_cat import ls as list_entries
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, one_of
 from dsv.cli.output import printable
-from dsv.format.tree import Entry, Kind
+from dsv.format.tree import Entry
 from dsv.values.names import Target
-
-KINDS = {
-    Kind.FILE: "file",
-    Kind.EXECUTABLE: "executable",
-    Kind.SYMLINK: "symlink",
-    Kind.EMPTY_DIRECTORY: "directory",
-}
 
 
 @command(

@@ -16,7 +16,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.views.runs import write_csv, write_differences, write_one, write_table
 from dsv.errors import NotFound, Unreachable, UsageError
-from dsv.run.listing import RunView, list_runs, run_known_here, runs_known_here
+from dsv.run.listing import RunView, run_known_here, runs_known_here
 from dsv.run.query import Filter, choose_runs, differences, sort_order
 from dsv.run.record import RunId, RunState
 from dsv.run.sweep import SweepView
@@ -354,19 +354,14 @@ def _check_ids(asked: _Asked) -> None:
 def _listed(call: Call, found: Runs, asked: _Asked) -> list[RunView]:
     if asked.limit is None and not (call.json or asked.compare or asked.as_csv):
         asked = replace(asked, limit=SHOWN)
-    views = list_runs(
-        found.runs,
-        found.spool,
-        asked.dataset or found.bound,
-        None if asked.orders else asked.limit,
-        early=found.marks.known(),
+    return found.listed(
+        asked.dataset,
+        asked.filters,
+        asked.sort,
+        asked.reverse,
+        asked.limit,
         skipped=lambda error: call.warn(f"{error}; not shown"),
     )
-    if not views and asked.dataset is not None and asked.dataset not in found.repository.refs.datasets():
-        raise NotFound(
-            f"there is no dataset {asked.dataset}", subject=asked.dataset, hint="dsv datasets lists them"
-        )
-    return asked.choose(views) if asked.orders else views
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +15,7 @@ from dsv.format.expiry import ExpiryAction, ExpiryEntry
 from dsv.repo.errors import put_back, read_record
 from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.store.base import together
+from dsv.values.cached import cached
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class ExpiryLog(msgspec.Struct, frozen=True, dict=True):
     dataset: DatasetName
     entries: tuple[ExpiryEntry, ...] = ()
 
-    @cached_property
+    @cached
     def states(self) -> dict[CommitId, State]:
         """All commits that are expired or freed."""
         return fold(self.entries)

@@ -81,6 +81,10 @@ class LocatedSegment(Located[Segment]):
         return None if at is None else self.entry(at)
 
 
+_FEW = 64
+"""Entries of a segment that are read one by one."""
+
+
 class TreeReader:
     """The tree of one commit. Reads the commit when made, nodes and segments when asked."""
 
@@ -93,6 +97,7 @@ class TreeReader:
         self._below: dict[tuple[Id, bytes], list[Leaf]] = {}
         """By a node's id and last path: no other place of the tree has both."""
         self._leaves: list[Leaf] | None = None
+        self._keys: list[bytes] | None = None
 
     def leaves(self) -> list[Leaf]:
         """Return all segments, in order."""
@@ -205,6 +210,44 @@ class TreeReader:
                 if entry_key == key or entry_key.startswith(inside):
                     yield entry, where
 
+    def children(self, folder: bytes) -> Iterator[tuple[bytes, Entry | None, Location | None]]:
+        """Yield the paths that lie in a folder itself, in tree order: with their entries, or None for a folder.
+
+        Segments whose paths all lie in one folder below it are not read.
+        """
+        low = sort_key(folder) + b"\0" if folder else b""
+        high = low[:-1] + b"\1" if folder else b"\xff\xff"
+        skip = len(low)
+        keys = self._last_keys()
+        first = bisect.bisect_left(keys, low)
+        leaves = self.leaves()[first : bisect.bisect_left(keys, high, first) + 1]
+        chosen = [
+            leaf
+            for leaf in leaves
+            if leaf.before is None or not _one_folder(leaf.before, leaf.child.last, low)
+        ]
+        seen: bytes | None = None
+        for located in self.segments(chosen):
+            paths = located.segment.paths
+            at = bisect.bisect_left(paths, low, key=sort_key)
+            many = bisect.bisect_left(paths, high, at, key=sort_key) - at > _FEW
+            rows = list(located.entries()) if many else []
+            while at < len(paths) and sort_key(paths[at]).startswith(low):
+                slash = paths[at].find(b"/", skip)
+                if slash < 0:
+                    yield paths[at], *(rows[at] if many else located.entry(at))
+                    at += 1
+                    continue
+                if paths[at][:slash] != seen:
+                    seen = paths[at][:slash]
+                    yield seen, None, None
+                at = bisect.bisect_left(paths, sort_key(seen) + b"\1", at, key=sort_key)
+
+    def _last_keys(self) -> list[bytes]:
+        if self._keys is None:
+            self._keys = [sort_key(leaf.child.last) for leaf in self.leaves()]
+        return self._keys
+
     def starting_with(self, prefix: bytes) -> Iterator[tuple[Entry, Location | None]]:
         """Yield every entry whose path begins with these bytes, which need not be those of a whole name."""
         key = sort_key(prefix)
@@ -300,6 +343,12 @@ class TreeReader:
             raise self._broken(f"a node {said.id} that is not what the node above says")
         for child in node.children[:1]:
             self._check_order(before, child.last)
+
+
+def _one_folder(first: bytes, last: bytes, low: bytes) -> bool:
+    """Return whether both paths lie in one folder below that whose paths have keys that begin with `low`."""
+    slash = last.find(b"/", len(low))
+    return slash >= 0 and sort_key(last).startswith(low) and first.startswith(last[: slash + 1])
 
 
 class Found(NamedTuple):

@@ -1,0 +1,517 @@
+"""The classes of `import dsv`: `Store`, `Commit` and `Edits`. They call the functions that commands call.
+
+Paths are text in them, with surrogates for what is no UTF-8, and ids are hex digits.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Self, cast
+
+from dsv.api.connection import Connection
+from dsv.api.ls_cat import KINDS
+from dsv.errors import Conflict, NotFound, UsageError
+from dsv.format.tree import Entry, Kind
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName, Rev, Target, clean_path
+from dsv.values.paths import folders_above, show
+from dsv.values.patterns import PathPattern, is_pattern
+from dsv.values.units import parse_duration, utc
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from dsv.api.context import Context
+    from dsv.api.edits import Edit, Edited
+    from dsv.api.ls_cat import DatasetItem
+    from dsv.api.reading import KeptTree, Opened
+    from dsv.format.commit import Commit as Record
+    from dsv.format.locator import Location
+    from dsv.repo.refs.resolve import Resolved
+    from dsv.run.listing import RunView
+    from dsv.transfer.download import Layout
+
+_LINKS = 40
+"""Symlinks that are followed on the way to one file, as Linux does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """A path of a commit."""
+
+    path: str
+    kind: str
+    """`file`, `executable`, `symlink` or `directory`."""
+    size: int = 0
+    """Bytes of a file."""
+    id: str | None = None
+    """BLAKE3 of a file's bytes, as `b3sum` prints it."""
+    target: str | None = None
+    """Of a symlink."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A path that differs between two commits; of one that was renamed, both sides have their own path."""
+
+    what: str
+    """`added`, `changed`, `removed`, `retyped` or `renamed`."""
+    before: Info | None
+    after: Info | None
+
+    @property
+    def path(self) -> str:
+        """The path after the change; of what was removed, the one before."""
+        found = self.after or self.before
+        assert found is not None
+        return found.path
+
+
+class Store:
+    """The datasets of one store. `dsv.store` makes it; it opens nothing before it is needed, and can be pickled."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def context(self) -> Context:
+        """The first argument of every function of `dsv.api`, which has one for each command."""
+        return self._connection.context
+
+    def open(self, target: str) -> Commit:
+        """Return the commit that `DATASET[@REV]` names, or in a workspace `@REV`. The store is asked when something of
+        it is first read, and never again: a branch that moves meanwhile changes nothing.
+        """
+        parsed = Target.parse(target)
+        if parsed.path is not None or not target:
+            what = "names a path" if target else "is empty"
+            raise UsageError(
+                f"a commit is opened, and {target!r} {what}",
+                subject=target,
+                hint="DATASET@REV without a path",
+            )
+        return Commit(self._connection, parsed)
+
+    def edit(
+        self, target: str, *, message: str = "", create: bool = False, allow_removals: bool = False
+    ) -> Edits:
+        """Return a context that publishes one commit on the branch `DATASET[@BRANCH]` when it ends well.
+
+        create: makes a dataset that is not there. allow_removals: more than half of its files may go.
+        """
+        return Edits(self._connection, Target.parse(target), message, create, allow_removals)
+
+    def datasets(self) -> list[DatasetItem]:
+        """Return every dataset, by name, with the commit of its `main`."""
+        from dsv.api.ls_cat import datasets
+
+        return datasets(self._connection.reading)
+
+    def runs(
+        self,
+        dataset: str | None = None,
+        *,
+        where: Sequence[str] = (),
+        sort: str | None = None,
+        limit: int | None = None,
+    ) -> list[RunView]:
+        """Return the records of runs, newest first: on a dataset; without one on the workspace's, or else on all.
+
+        where: conditions such as `metrics.acc>0.9`, which must all hold. sort: a key, as for `dsv runs --sort`.
+        Raises `UsageError` for a key that no record has, `NotFound` for a dataset that is not there.
+        """
+        from dsv.api.runs import open_runs
+        from dsv.run.query import Filter
+
+        name = None if dataset is None else DatasetName.parse(dataset)
+        with open_runs(self._connection.reading, self._connection.variables) as found:
+            filters = [Filter.parse(text) for text in where]
+            return found.settle(found.listed(name, filters, sort, limit=limit))
+
+
+class Commit:
+    """A commit, and its files, which are read from the store as they are needed, each byte checked against its id.
+
+    Threads may share it. A copy in another process, by pickling or by a fork, opens the store for itself there.
+    """
+
+    def __init__(self, connection: Connection, target: Target, found: Resolved | None = None) -> None:
+        self._connection = connection
+        self._target = target
+        if found is not None:
+            self._found = found
+
+    def __repr__(self) -> str:
+        return f"<dsv.Commit {self._target}>"
+
+    def __eq__(self, other: object) -> bool:
+        return self.id == other.id if isinstance(other, Commit) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    @property
+    def id(self) -> str:
+        """64 hex digits. Raises `NotFound`, `Unreachable`, `Denied`, as everything here that has to ask for it."""
+        return str(self._resolved.commit)
+
+    @property
+    def dataset(self) -> str:
+        return str(self._resolved.dataset)
+
+    @property
+    def author(self) -> str:
+        return self._record.author
+
+    @property
+    def time(self) -> datetime:
+        """When it was made, by the clock of who made it; in UTC."""
+        return utc(self._record.time_ms)
+
+    @property
+    def message(self) -> str:
+        return self._record.message
+
+    @property
+    def files(self) -> int:
+        """How many files it has."""
+        return self._record.files
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return self._record.bytes
+
+    @property
+    def parents(self) -> tuple[Commit, ...]:
+        return tuple(self._other(one) for one in self._record.parents)
+
+    def log(self, *paths: str, limit: int | None = None) -> list[Commit]:
+        """Return this commit and its ancestors, newest first; only those that changed something at the paths, if any
+        are given.
+        """
+        from dsv.api.log import Query, log
+
+        query = Query(limit=limit, paths=tuple(map(_raw, paths)))
+        with log(self._connection.reading, self._pinned(), query) as items:
+            return [self._other(item.id) for item in items]
+
+    def diff(self, other: Commit | str, *paths: str) -> list[Change]:
+        """Return what differs in `other`, seen from this commit, by path; below these paths only, if any are given.
+
+        other: a commit of the same store, or a target as for `open`; `@REV` is one of this dataset.
+        """
+        from dsv.api.diff import diff
+
+        after = other._pinned() if isinstance(other, Commit) else Target.parse(other)
+        after = after if after.dataset is not None else Target(self._resolved.dataset, after.rev)
+        with diff(self._connection.reading, self._pinned(), after, [*map(_raw, paths)]) as compared:
+            return [
+                Change(one.what.value, _info_or_none(one.before), _info_or_none(one.after))
+                for one in compared.found.differences
+            ]
+
+    def cache(self, path: str = "", *, hold: str | float | None = None) -> Path:
+        """Make the commit, or what is below a path, appear as read-only files in the cache, and return their folder.
+
+        hold: for how long it stays there whatever happens, as `3d` or in seconds.
+        """
+        from dsv.api.cache import cache
+
+        seconds = parse_duration(hold) if isinstance(hold, str) else hold
+        context = self._connection.reading
+        target = self._pinned(path)
+        [item] = cache(
+            context, context.settings.cache().path, [target], hold=seconds, offline=self._connection.offline
+        )
+        return item.path
+
+    def export(self, to: str | os.PathLike[str], path: str = "") -> None:
+        """Write the files at and below a path to a folder, a tar (by its name) or a URL, as `dsv export` does."""
+        from dsv.api.export import export_path, export_url
+
+        place = os.fspath(to)
+        export = export_url if "://" in place else export_path
+        export(self._connection.reading, self._pinned(path), place)
+
+    def info(self, path: str) -> Info:
+        """Return what is at a path; symlinks are not followed. Raises `NotFound`."""
+        raw, tree = _raw(path), self._tree
+        with self._opened.explaining():
+            found = tree.entry(raw) if raw else None
+            if found is not None:
+                return _info(found[0])
+            if raw and next(tree.below(raw), None) is None:
+                raise self._no_path(raw)
+        return Info(_text(raw), "directory")
+
+    def ls(self, path: str = "") -> list[Info]:
+        """Return what is in a folder itself, by name; of a file only that. Raises `NotFound`."""
+        raw = _raw(path)
+        with self._opened.explaining():
+            found = [_child(*row[:2]) for row in self._tree.children(raw)]
+        if found or not raw:
+            return found
+        here = self.info(path)
+        return [] if here.kind == "directory" else [here]
+
+    def walk(self, path: str = "") -> Iterator[tuple[str, list[str], list[str]]]:
+        """Yield each folder with the names of the folders and of the files in it, as `os.walk` does: a folder that is
+        removed from the list is not entered. Symlinks count as files. Raises `NotFound`.
+        """
+        if self.info(path).kind != "directory":
+            raise UsageError(f"{path} is no folder", subject=path)
+        waiting = [_text(_raw(path))]
+        while waiting:
+            here = waiting.pop()
+            found = [(posixpath.basename(one.path), one.kind == "directory") for one in self.ls(here)]
+            folders = [name for name, is_folder in found if is_folder]
+            yield here, folders, [name for name, is_folder in found if not is_folder]
+            waiting += [posixpath.join(here, name) for name in reversed(folders)]
+
+    def glob(self, pattern: str) -> list[str]:
+        """Return the paths that match, in tree order, folders too. `*` and `?` match no slash, `**/` any folders."""
+        raw, tree = _raw(pattern), self._tree
+        if not is_pattern(raw):
+            with self._opened.explaining():
+                return [_text(raw)] if tree.entry(raw) or next(tree.below(raw), None) else []
+        matcher = PathPattern(raw, folders_only=pattern.endswith("/"))
+        with self._opened.explaining():
+            if b"**" not in raw:
+                return [_text(one) for one in _matching(tree, matcher, b"")]
+            found: dict[bytes, bool] = {}
+            for entry, _ in tree.starting_with(matcher.start):
+                for folder in reversed([*folders_above(entry.path)]):
+                    if folder not in found:
+                        found[folder] = matcher.matches(folder, folder=True)
+                found[entry.path] = matcher.matches(entry.path, folder=entry.kind is Kind.EMPTY_DIRECTORY)
+            return [_text(one) for one, matches in found.items() if matches]
+
+    def open(self, path: str, *, buffer_size: int = 1 << 17) -> io.BufferedReader:
+        """Open a file to read its bytes. It can be sought in, and only chunks (about 1 MiB) that have what is read are
+        fetched; some MB ahead, if it is read from one end to the other. Symlinks within the commit are followed.
+
+        Raises `NotFound`, and `UsageError` for a folder.
+        """
+        from dsv.api.reading import FileReader
+
+        layout = self._layout(path)
+        return io.BufferedReader(
+            FileReader(path, layout.entry.size, partial(self._chunks, path)), buffer_size
+        )
+
+    def read_bytes(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return a file's bytes, or those of `[start:stop]`, which count from the end if they are negative.
+
+        Raises as `open`.
+        """
+        layout = self._layout(path)
+        first, last, _ = slice(start, stop).indices(layout.entry.size)
+        return self._opened.read([(layout, first, max(first, last))], self._resolved.dataset)[0]
+
+    def read_many(self, paths: Iterable[str]) -> dict[str, bytes]:
+        """Return the bytes of many files by the given paths, in their order. Those that lie beside each other come with
+        one request, whatever the order is. Raises as `open`, with nothing returned.
+        """
+        wanted = dict.fromkeys(paths)
+        layouts = self._layouts(wanted)
+        asked = [(layout, 0, layout.entry.size) for layout in layouts]
+        return dict(zip(wanted, self._opened.read(asked, self._resolved.dataset), strict=True))
+
+    def _chunks(self, path: str, start: int, stop: int) -> tuple[int, bytes]:
+        """Return the chunks of a file that have the bytes from `start` up to `stop`, and where the first one begins."""
+        layout = self._layout(path)
+        parts = [*layout.parts(start, stop)]
+        if not parts:
+            return start, b""
+        first, last = parts[0].start, parts[-1].start + parts[-1].length
+        return first, self._opened.read([(layout, first, last)], self._resolved.dataset)[0]
+
+    @property
+    def _resolved(self) -> Resolved:
+        known = self.__dict__.get("_found")
+        if known is None:
+            from dsv.api.reading import opened
+
+            context = self._connection.reading
+            found = opened(context, self._target).resolve(context, self._target)
+            known = self.__dict__.setdefault("_found", found)  # the first thread decides for all
+        return cast("Resolved", known)
+
+    @property
+    def _opened(self) -> Opened:
+        from dsv.api.reading import opened
+
+        return opened(self._connection.reading, self._pinned())
+
+    @property
+    def _tree(self) -> KeptTree:
+        return self._opened.tree(self._resolved.commit)
+
+    @property
+    def _record(self) -> Record:
+        return self._opened.repository.objects.commit(self._resolved.commit)
+
+    def _pinned(self, path: str = "") -> Target:
+        found = self._resolved
+        return Target(found.dataset, Rev(str(found.commit)), _raw(path) or None)
+
+    def _other(self, commit: CommitId) -> Commit:
+        from dsv.repo.refs.resolve import Resolved
+
+        dataset = self._resolved.dataset
+        return Commit(self._connection, Target(dataset, Rev(str(commit))), Resolved(dataset, commit))
+
+    def _layout(self, path: str) -> Layout:
+        return self._layouts([path])[0]
+
+    def _layouts(self, paths: Iterable[str]) -> list[Layout]:
+        """Return where the chunks of these files lie, in the order of the paths."""
+        from dsv.repo.tree.diff import find_entries
+
+        opened, tree = self._opened, self._tree
+        raw = [_raw(path) for path in paths]
+        with opened.explaining():
+            known = find_entries(tree, raw)
+            found = [known.get(one) for one in raw]
+            files = [
+                row if row is not None and row[0].is_file else self._followed(tree, one)
+                for one, row in zip(raw, found, strict=True)
+            ]
+            return [opened.layout(entry, location) for entry, location in files]
+
+    def _followed(self, tree: KeptTree, path: bytes) -> tuple[Entry, Location | None]:
+        """Return the file that a path leads to by symlinks. Raises as `open`."""
+        from dsv.repo.tree.read import find_paths
+
+        at = path
+        for _ in range(_LINKS):
+            [(_, found)] = find_paths(tree, [at])
+            link = found.entry or found.above
+            if link is None or link.kind is not Kind.SYMLINK:
+                break
+            behind = at[len(link.path) + 1 :]
+            at = os.path.normpath(os.path.join(os.path.dirname(link.path), link.target or b"", behind))  # noqa: PTH118, PTH120
+            if at.startswith((b"/", b"../")) or at in (b"..", b"."):
+                break
+        if found.entry is not None and found.entry.is_file:
+            return found.entry, found.location
+        if found.below or (found.entry is not None and found.entry.kind is Kind.EMPTY_DIRECTORY) or not path:
+            raise UsageError(f"{show(path) or 'the root'} is a folder", subject=_text(path))
+        if found.entry is not None:
+            raise NotFound(f"the symlink {show(path)} leads to no file of its commit", subject=_text(path))
+        raise self._no_path(path)
+
+    def _no_path(self, path: bytes) -> NotFound:
+        name = f"{self._resolved.dataset}@{self.id[:12]}"
+        return NotFound(f"{show(path)} is not in {name}", subject=_text(path), hint=f"dsv ls {name}")
+
+
+class Edits:
+    """Changes of a dataset without its files. They become one commit when the `with` block ends, and nothing is
+    published if it raises, or if there is none. Each sees what those before it did.
+    """
+
+    def __init__(
+        self, connection: Connection, target: Target, message: str, create: bool, allow_removals: bool
+    ) -> None:
+        self._connection = connection
+        self._target = target
+        self._message, self._create, self._allow_removals = message, create, allow_removals
+        self._edits: list[Edit] = []
+        self._done: Edited | None = None
+
+    def put(self, path: str, content: bytes | os.PathLike[str] | BinaryIO, *, replace: bool = True) -> None:
+        """Add or replace a file by bytes, a file on this machine, or an open file; or a folder by one on this machine,
+        which is merged into one that is there. What is not bytes is read when the block ends.
+
+        path: ends with a slash for a folder into which the content goes by its own name. replace: without it what is
+        there stays.
+        """
+        from dsv.api.edits import Put
+
+        if isinstance(content, bytes):
+            self._edits.append(Put(path, content, replace))
+        elif isinstance(content, os.PathLike):
+            self._edits.append(Put(path, Path(content), replace))
+        elif hasattr(content, "readinto"):
+            self._edits.append(Put(path, content.readinto, replace))
+        else:
+            raise TypeError(
+                f"bytes, a Path or a file opened to read bytes can be put, not {type(content).__name__}"
+            )
+
+    def remove(self, *paths: str) -> None:
+        """Remove files, folders with all below them, and what patterns match."""
+        from dsv.api.edits import Remove
+
+        self._edits.append(Remove(paths))
+
+    def move(self, path: str, to: str, *, replace: bool = False) -> None:
+        """Move a file or folder, or what a pattern matches. replace: what is there is replaced."""
+        from dsv.api.edits import Move
+
+        self._edits.append(Move(path, to, replace))
+
+    @property
+    def commit(self) -> Commit:
+        """The commit that was published; that of the branch, if nothing changed. Raises `Conflict` before that."""
+        if self._done is None or self._done.commit is None:
+            raise Conflict(f"no commit of {self._target} was published yet", subject=str(self._target))
+        from dsv.repo.refs.resolve import Resolved
+
+        found = Resolved(self._done.dataset, self._done.commit)
+        return Commit(self._connection, Target(found.dataset, Rev(str(found.commit))), found)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and self._edits:
+            from dsv.api.edits import EditRequest, edit
+
+            request = EditRequest(
+                message=self._message, create=self._create, allow_removals=self._allow_removals
+            )
+            self._done = edit(self._connection.context, self._target, self._edits, request)
+
+
+def _matching(tree: KeptTree, pattern: PathPattern, folder: bytes) -> Iterator[bytes]:
+    for path, entry, _ in tree.children(folder):
+        is_folder = entry is None or entry.kind is Kind.EMPTY_DIRECTORY
+        if pattern.matches(path, folder=is_folder):
+            yield path
+        if entry is None and pattern.may_match_below(path):
+            yield from _matching(tree, pattern, path)
+
+
+def _raw(path: str) -> bytes:
+    return clean_path(path.encode("utf-8", "surrogateescape"))
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")
+
+
+def _child(path: bytes, entry: Entry | None) -> Info:
+    return Info(_text(path), "directory") if entry is None else _info(entry)
+
+
+def _info(entry: Entry) -> Info:
+    return Info(
+        _text(entry.path),
+        KINDS[entry.kind],
+        entry.size,
+        None if entry.file_id is None else str(entry.file_id),
+        None if entry.target is None else _text(entry.target),
+    )
+
+
+def _info_or_none(entry: Entry | None) -> Info | None:
+    return None if entry is None else _info(entry)

@@ -1,0 +1,239 @@
+"""Repositories that stay open in a process, so that a program reads many small things without opening one for each.
+
+Objects never change, so nothing that is kept gets old, and names are asked of the store each time. A forked process
+opens its own: it inherits neither threads nor connections, and drops what it has inherited without closing it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from dsv.api.context import write_tracking
+from dsv.api.mirrors import open_to_read
+from dsv.errors import IntegrityError
+from dsv.format.tree import Child
+from dsv.repo.tree.read import Leaf, LocatedSegment, TreeReader
+from dsv.transfer.download import Layout, read_ranges
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+    from dsv.api.context import Context
+    from dsv.format.locator import Location
+    from dsv.format.tree import Entry
+    from dsv.repo.objects.objects import Objects
+    from dsv.repo.refs.resolve import Resolved
+    from dsv.values.ids import CommitId
+    from dsv.values.names import DatasetName, Target
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+_TREES, _SEGMENTS, _LAYOUTS = 16, 64, 32
+"""How many are kept of what was used last: a decoded segment takes about 1 MB, the layout of a file of 64 GiB 5 MB."""
+
+
+class _Recent(Generic[Key, Value]):
+    """What was used last; thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Key) -> Value | None:
+        with self._lock:
+            found = self._values.get(key)
+            if found is not None:
+                self._values.move_to_end(key)
+            return found
+
+    def put(self, key: Key, value: Value) -> None:
+        with self._lock:
+            self._values[key] = value
+            self._values.move_to_end(key)
+            if len(self._values) > self._most:
+                self._values.popitem(last=False)
+
+
+KeptSegments = _Recent[Child, LocatedSegment]
+"""By what their nodes say of them; of all trees of a repository."""
+
+
+class KeptTree(TreeReader):
+    """A tree of which the segments that were read last stay decoded."""
+
+    def __init__(self, objects: Objects, commit_id: CommitId, kept: KeptSegments) -> None:
+        super().__init__(objects, commit_id)
+        self._kept = kept
+
+    def segments(self, leaves: list[Leaf] | None = None) -> Iterator[LocatedSegment]:
+        chosen = self.leaves() if leaves is None else leaves
+        kept = [self._kept.get(leaf.child) for leaf in chosen]
+        read = super().segments([leaf for leaf, known in zip(chosen, kept, strict=True) if known is None])
+        for leaf, known in zip(chosen, kept, strict=True):
+            found = known or next(read)
+            if known is None:
+                self._kept.put(leaf.child, found)
+            yield found
+
+
+class Opened:
+    """The repository of one store, open for this process; thread-safe."""
+
+    def __init__(self, context: Context, target: Target | None) -> None:
+        """target: what is going to be resolved."""
+        self.repository = open_to_read(context, target, ExitStack())
+        self._trees: _Recent[CommitId, KeptTree] = _Recent(_TREES)
+        self._segments: KeptSegments = _Recent(_SEGMENTS)
+        self._layouts: _Recent[tuple[bytes, int], Layout] = _Recent(_LAYOUTS)
+        self._lock = threading.Lock()
+
+    def resolve(self, context: Context, target: Target) -> Resolved:
+        """As `Context.resolve`; the store is asked each time."""
+        with self._lock, self.explaining():
+            try:
+                found = context.resolve(self.repository, target)
+                self.repository.objects.commit(found.commit)
+                return found
+            finally:
+                if not context.offline:
+                    write_tracking(context, self.repository)
+
+    def tree(self, commit_id: CommitId) -> KeptTree:
+        found = self._trees.get(commit_id)
+        if found is None:
+            found = KeptTree(self.repository.objects, commit_id, self._segments)
+            self._trees.put(commit_id, found)
+        return found
+
+    def layout(self, entry: Entry, location: Location | None) -> Layout:
+        if entry.recipe_id is None:
+            return Layout(self.repository.objects, entry, location)
+        key = entry.file_id or b"", entry.size
+        found = self._layouts.get(key)
+        if found is None:
+            found = Layout(self.repository.objects, entry, location)
+            self._layouts.put(key, found)
+        return found
+
+    def read(self, asked: Sequence[tuple[Layout, int, int]], dataset: DatasetName) -> list[bytes]:
+        """As `read_ranges`."""
+        with self.explaining():
+            return read_ranges(self.repository.objects, asked, dataset)
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Raise that a commit is expired in place of the error that something of it is missing."""
+        try:
+            yield
+        except IntegrityError as error:
+            from dsv.repo.expiry import explained
+
+            raise explained(self.repository, error) from error
+
+
+class _Process:
+    """What this process has opened, by what decides where it leads."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.opened: dict[Hashable, Opened] = {}
+
+
+_processes = [_Process()]
+"""The last one is this process's own. Those before it are of processes that it was forked from, and are never closed:
+their locks may be held by threads that are not here."""
+
+
+def _after_fork() -> None:
+    _processes.append(_Process())
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def opened(context: Context, target: Target | None = None) -> Opened:
+    """Return the repository of the store in effect, opened by the first who asks in this process.
+
+    Raises as `reading`.
+    """
+    if _processes[-1].pid != os.getpid():  # forked by something that Python does not know of
+        _after_fork()
+    process = _processes[-1]
+    settings = context.settings
+    key: Hashable = (settings.store(), tuple(settings.mirrors()), context.options, context.metadata)
+    if context.offline:
+        key = (key, settings.cache(), context.cwd, None if target is None else target.dataset)
+    with process.lock:
+        found = process.opened.get(key)
+        if found is None:
+            found = process.opened[key] = Opened(context, target)
+        return found
+
+
+_FIRST, _MOST = 1 << 20, 32 << 20
+"""Bytes that are read ahead of somebody who reads on and on: the first time, and at most."""
+
+
+class FileReader(io.RawIOBase):
+    """A file of a commit, read in ranges of whole chunks, the last of which are kept. Not for several threads."""
+
+    def __init__(self, name: str, size: int, read: Callable[[int, int], tuple[int, bytes]]) -> None:
+        """read: returns the chunks that have these bytes, and where the first one begins."""
+        self.name = name
+        self._size = size
+        self._read = read
+        self._at = 0
+        self._start, self._held = 0, b""
+        self._ahead = _FIRST // 2
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"{self.name} has no place {base + offset}")
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        if self.closed:
+            raise ValueError(f"{self.name} is closed")
+        into = memoryview(buffer).cast("B")
+        count = min(len(into), self._size - self._at)
+        if count <= 0:
+            return 0
+        end = self._start + len(self._held)
+        if not self._start <= self._at < end:
+            self._ahead = min(2 * self._ahead, _MOST) if self._at == end else _FIRST // 2
+            wanted = min(max(count, self._ahead if self._at == end else 0), _MOST)
+            self._start, self._held = self._read(self._at, min(self._at + wanted, self._size))
+        piece = memoryview(self._held)[self._at - self._start :][:count]
+        into[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+    def readall(self) -> bytes:
+        """Read the rest at once."""
+        if self.closed:
+            raise ValueError(f"{self.name} is closed")
+        at, self._at = self._at, max(self._at, self._size)
+        if at >= self._size:
+            return b""
+        start, data = self._read(at, self._size)
+        return data[at - start :]

@@ -1,0 +1,27 @@
+"""A property that is worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class cached(Generic[T]):  # noqa: N801 (a decorator)
+    """As `functools.cached_property`, without its lock, which all instances share before Python 3.12: a process that is
+    forked while another thread holds it could wait for it without an end. Threads may work a value out twice.
+    """
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> T:
+        if instance is None:
+            return self  # type: ignore[return-value]
+        value: T = instance.__dict__.setdefault(self._name, self._make(instance))
+        return value

@@ -67,6 +67,11 @@ def everything(found: IndexRows) -> list[Row]:
     return rows
 
 
+def places(rows: list[Row] | set[Row]) -> list[tuple[ObjectKind, bytes, PackId, int]]:
+    """In a store no two lengths of one object are at one place of a pack, as they may be here."""
+    return [(kind, one, where.pack, where.offset) for kind, one, where in rows]
+
+
 @given(st.lists(st.lists(rows, max_size=12), max_size=5))
 @settings(max_examples=40, deadline=None)
 def test_the_rows_are_those_of_all_files(files: list[list[Row]]) -> None:
@@ -79,7 +84,7 @@ def test_the_rows_are_those_of_all_files(files: list[list[Row]]) -> None:
             wanted.update((kind, bytes(one), where) for kind, one, where in parsed.rows())
     with tempfile.TemporaryDirectory() as folder, IndexRows(repository, Path(folder) / "rows") as found:
         got = everything(found)
-        assert Counter(got) == Counter(wanted)
+        assert set(got) <= wanted and Counter(places(got)) == Counter(set(places(wanted)))
         assert list(found.packs) == sorted({where.pack for _, _, where in wanted})
 
 

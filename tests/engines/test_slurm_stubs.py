@@ -210,7 +210,9 @@ def test_no_command_begins_before_all_nodes_hold_their_data(tmp_path: Path) -> N
 def test_a_node_that_waits_for_others_ends_at_once(tmp_path: Path) -> None:
     """Or Slurm would kill it, and what holds its data with it, which could not release that."""
     task = 'until [ "$1" = -- ]; do shift; done; shift'
-    ends = f'{task}; "$@" & task=$!; kill -TERM $task; wait $task; echo $? >"$CALLS.ended"; exit 143'
+    # It waits for its standard input, which a shell would take from a command in the background.
+    ends = f'{task}; mkfifo "$CALLS.said"; "$@" <&0 >"$CALLS.said" & task=$!; read -r said <"$CALLS.said"; '
+    ends += '[ "$said" = held ] && kill -TERM $task; wait $task; echo $? >"$CALLS.ended"; exit 143'
     waits = 'until [ -e "$CALLS.ended" ]; do sleep 0.05; done; exit 125'
     slow = f'if [ "$SLURM_NODEID" = 0 ]; then {ends}; else {waits}; fi'
     it = batch(tmp_path, "touch", str(tmp_path / "began"), nodes=2, program="slow", hold=("--",))

@@ -40,6 +40,7 @@ REFUSED = {
     "stop": "--grace",
     "datasets": "--delete --undelete",
     "du": "--by-folder",
+    "gc": "--budget --max-repack --max-wait --grace",
     "expire": "--keep-last --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-yearly --older-than",
 }
 """For each command the options that refuse such a word by what it is, as a message calls them."""

@@ -30,7 +30,8 @@ class ClusterConformance(EngineConformance):
         assert status is not None and status.state is RunState.SUBMITTED
         status = bench.engine.cancel(ref, 0)
         assert status is not None and status.state is RunState.NOT_LAUNCHED
-        assert bench.engine.list(job.run) == () and not (out.source / "ready").exists()
+        until(lambda: bench.engine.list(job.run) == (), "the engine to list the job no more")
+        assert not (out.source / "ready").exists()
 
     def test_a_job_ends_if_the_process_that_supervises_it_is_killed(self, bench: Bench) -> None:
         """It doesn't: another process looks on, and has its output from the beginning."""

@@ -118,7 +118,7 @@ class DurableJobs:
         ended = another.cancel(ref, 1.0)
         assert ended is not None and ended.state is RunState.ENDED and ended.exit_code in (None, code)
         assert running.wait().exit_code == code
-        assert another.list(ref.run) == ()
+        until(lambda: another.list(ref.run) == (), "the engine to list the job no more")
         again = another.cancel(ref, 1.0)  # of a job that is over there is nothing to end
         assert again is not None and not again.lives
 
@@ -196,7 +196,7 @@ class DurableJobs:
             assert log is None or b"".join(log) == b"first\n"
         ended = bench.engine.cancel(ref, 20.0)
         assert ended is not None and ended.state is RunState.ENDED and ended.exit_code in (None, 143)
-        assert bench.engine.list(job.run) == ()
+        until(lambda: bench.engine.list(job.run) == (), "the engine to list the job no more")
 
 
 def _reapers_of(pid: int) -> list[int]:

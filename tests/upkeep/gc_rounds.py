@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -231,9 +232,12 @@ def only_collect(store: Store, folder: Path, seed: int) -> None:
 def main(url: str, where: str, seed: str, rounds: str = "") -> None:
     folder = Path(where)
     if not rounds:
+        while not (folder / "begun").exists():
+            time.sleep(0.1)
         only_collect(open_store(url, StoreOptions()), folder, int(seed))
         return
     store = open_raw(url, StoreOptions(), create=True)
+    (folder / "begun").touch()
     dsv = Dsv.of(folder / "home", DSV_STORE=url, DSV_CACHE=str(folder / "cache"))
     try:
         Rounds(store, folder / "ids", int(seed), dsv, alone=False).run(int(rounds))

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,7 +161,7 @@ class FakeSource:
     pause: seconds per file. hold: a path before whose second half this process waits until `<world>/go` exists,
     after it made `<world>/held`. wait_after: so many files, after which this process waits until `<world>/go` exists.
     die_after: so many files, after which this process is killed. crowd: so many processes, of which each waits
-    until all have come to their first file. damaged: a path whose content can't be had.
+    until all have come to their first file. damaged: paths whose contents can't be had.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class FakeSource:
         wait_after: int | None = None,
         die_after: int | None = None,
         crowd: int = 0,
-        damaged: str = "",
+        damaged: Sequence[str] = (),
         ahead: int = 8,
     ) -> None:
         self._world = World(Path(world))
@@ -218,7 +218,7 @@ class FakeSource:
     def _pieces(self, wanted: Wanted) -> Iterator[bytes]:
         entry = wanted.entry
         path = entry.path.decode()
-        if path == self._damaged:
+        if path in self._damaged:
             raise IntegrityError(f"chunk of {path} is damaged")
         if self._contents is None:
             self._contents = {file.path.encode(): file for file in self._world.files(self._commit)}

@@ -307,11 +307,14 @@ def test_a_foreign_folder_is_not_replaced(root: CacheRoot, world: World) -> None
 def test_damage_in_the_store_leaves_nothing_visible_and_loses_nothing(root: CacheRoot, world: World) -> None:
     files = many(50)
     commit = world.commit(files)
-    with pytest.raises(IntegrityError):
-        cache_it(root, world, commit, damaged="f/6/00048")
+    damaged = ["f/0/00000", "f/6/00048", files[20].path]
+    with pytest.raises(IntegrityError) as raised:
+        cache_it(root, world, commit, damaged=damaged)
+    assert {
+        path for path in (one.path for one in files) if f"chunk of {path} is" in raised.value.message
+    } == {*damaged}
     assert not (root.path / "xrays" / str(commit)).exists()
-    before = len(world.fetched())
-    assert before > 20
+    assert len(world.fetched()) == 50 - len(damaged)
     result = cache_it(root, world, commit)
     world.check(commit, result.path)
     assert len(world.fetched()) == 50

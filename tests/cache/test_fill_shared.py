@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ import pytest
 from tests.cache import filler
 from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.processes import running
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.fill import helper_process
@@ -57,6 +58,29 @@ def test_helpers_of_one_process_share_by_the_same_claims(root: CacheRoot, world:
     world.check(commit, Path(answer["path"]))
     assert sorted(path for path, _ in world.fetched()) == sorted(file.path for file in FILES)
     assert answer["fetched"] == sum(file.size for file in FILES)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_whoever_shares_a_fill_names_all_that_is_damaged(
+    root: CacheRoot, world: World, processes: int
+) -> None:
+    commit = world.commit(FILES)
+    damaged = [file.path for file in FILES[3::20]]
+    options = {"jobs": 3, "pause": 0.02} if processes == 1 else {"crowd": 2}
+    begun = [
+        filler.start(root, world.folder, commit, part_bytes=PART, damaged=damaged, **options)
+        for _ in range(processes)
+    ]
+    told = ""
+    for process in begun:
+        answer = json.loads(process.communicate(timeout=PATIENCE)[0])
+        assert answer["error"] == "integrity"
+        told += answer["message"]
+    assert {file.path for file in FILES if f"chunk of {file.path} is" in told} == {*damaged}
+    assert not (root.path / "xrays" / str(commit)).exists()
+    assert {path for path, _ in world.fetched()} == {file.path for file in FILES} - {*damaged}
+    answer = filler.finish(filler.start(root, world.folder, commit, part_bytes=PART))
+    world.check(commit, Path(answer["path"]))
 
 
 def pids_at_work(root: CacheRoot, commit: CommitId) -> set[int]:

@@ -15,8 +15,11 @@ import pytest
 
 from dsv.cache.claims.claims import Owner
 from dsv.cli.app import load
+from dsv.format.locator import ObjectKind
+from tests.api.test_damage_marks import flip
 from tests.cli.conftest import FILES
 from tests.kit.dsv import PROGRAM, Dsv, Result, assert_documented, name_of, write_files
+from tests.kit.people import Person
 from tests.strace import needs_strace
 
 
@@ -349,3 +352,31 @@ def test_what_is_half_removed_is_told(
     undeletable.clear()
     again = pets.ok("cache", "pets@v1").lines[0]
     assert (Path(again) / "a.txt").read_bytes() == b"alpha\n"
+
+
+def test_a_cache_of_a_damaged_commit_names_every_path_and_shows_nothing(pets: Dsv) -> None:
+    for number in range(4):
+        write_files(pets.cwd, {f"d/{number}": b"%d" % number * 99, f"d/whole{number}": b"whole %d" % number})
+        pets.ok("sync")
+    write_files(pets.cwd, {"d/big": os.urandom(6 << 20)})
+    pets.ok("sync")
+    store = pets.ok("config", "store").out.strip()
+    flip(Person(pets.home, store), ObjectKind.CHUNK)
+    other = Dsv.of(pets.home.parent / "other").at(pets.home, DSV_STORE=store, DSV_CACHE=str(pets.home / "c"))
+    files = [str(path.relative_to(pets.cwd)) for path in pets.cwd.rglob("*") if path.is_file()]
+    files = [name for name in files if not name.startswith(".dsv/")]
+    bad = {name for name in files if other("cat", f"pets:{name}").code == 5}
+    assert {"a.txt", "d/big", *(f"d/{number}" for number in range(4))} == bad
+    done = other("cache", "pets", "--json")
+    assert done.code == 5
+    assert {name for name in files if f"pets:{name} can't be read" in done.json["error"]["message"]} == bad
+    assert not list((pets.home / "c/pets").glob("*")) and not other.ok("cached", "--json").json["items"]
+    write_files(pets.cwd, {"more": b"more"})
+    pets.ok("sync")
+    assert other("cache", "pets").code == 5  # only this user's reads know of the damage
+    assert other("verify", "--full").code == 5
+    assert pets.ok("sync", "--json").json["reuploaded"] == len(bad)
+    cached = Path(other.ok("cache", "pets").out.strip())
+    assert {name: (cached / name).read_bytes() for name in files} == {
+        name: (pets.cwd / name).read_bytes() for name in files
+    }

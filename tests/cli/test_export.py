@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from dsv.exchange import export as export_module
+from dsv.format.locator import ObjectKind
+from tests.api.test_damage_marks import flip
 from tests.kit.dsv import Dsv, assert_documented
+from tests.kit.people import Person
 
 BIG = random.Random(5).randbytes(5 << 20)
 
@@ -106,7 +109,7 @@ def test_an_export_that_loses_a_race_is_a_conflict(
     mixed: Dsv, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
     """Another makes something of the name while the export writes."""
-    contents = export_module.contents_of
+    contents = export_module.Selection.contents
 
     def late(*arguments: object) -> object:
         (mixed.cwd / to).mkdir()
@@ -114,7 +117,7 @@ def test_an_export_that_loses_a_race_is_a_conflict(
         return contents(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as once:
-        once.setattr(export_module, "contents_of", late)
+        once.setattr(export_module.Selection, "contents", late)
         done = mixed("export", "pets:a.txt" if to == "one" else "pets", to)
     assert done.code == 4 and f"{to}' already exists" in done.err, done
     assert os.listdir(mixed.cwd / to) == ["theirs"]
@@ -134,7 +137,94 @@ def test_after_a_failure_nothing_is_there(mixed: Dsv, monkeypatch: pytest.Monkey
     def failing(*_: object) -> object:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export_module, "contents_of", failing)
+    monkeypatch.setattr(export_module.Selection, "contents", failing)
     before = sorted(os.listdir(mixed.cwd))
     assert mixed("export", "pets", to).code == 7
     assert sorted(os.listdir(mixed.cwd)) == before
+
+
+@pytest.fixture
+def damaged(mixed: Dsv) -> tuple[Dsv, set[str]]:
+    """Somebody whose store has a damaged chunk in each of several packs, and the paths that have these."""
+    work = mixed.cwd / "work"
+    for number in range(4):
+        (work / f"new/{number}").parent.mkdir(exist_ok=True)
+        (work / f"new/{number}").write_bytes(b"%d" % number * 99)
+        (work / f"new/whole{number}").write_bytes(b"whole %d" % number)
+        mixed.at(work).ok("sync")
+    (work / "new/big").write_bytes(os.urandom(6 << 20))
+    mixed.at(work).ok("sync")
+    before = seen(work)
+    store = mixed.at(work).ok("config", "store").out.strip()
+    assert len(flip(Person(mixed.home, store), ObjectKind.CHUNK)) > 4
+    files = [name for name, content in before.items() if isinstance(content, tuple) and ".dsv" not in name]
+    other = Dsv.of(mixed.home.parent / "other").at(mixed.cwd, DSV_STORE=store)
+    bad = {name for name in files if other("cat", f"pets:{name}").code == 5}
+    assert 4 < len(bad) < len(files) and "new/big" in bad
+    return other, bad
+
+
+def test_without_an_option_a_damaged_file_is_named_and_nothing_appears(damaged: tuple[Dsv, set[str]]) -> None:
+    person, bad = damaged
+    for to in ("folder", "all.tar"):
+        done = person("export", "pets", to)
+        assert done.code == 5 and any(f"pets:{name} can't be read" in done.err for name in bad)
+        assert "--skip-damaged" in done.err and not (person.cwd / to).exists()
+
+
+@pytest.mark.parametrize("to", ["folder", "all.tar.gz", "-", "url"])
+def test_what_is_damaged_is_skipped_and_named(damaged: tuple[Dsv, set[str]], to: str) -> None:
+    person, bad = damaged
+    place = f"file://{person.cwd}/url" if to == "url" else to
+    if to == "-":
+        run = person.process(
+            "export", "pets", "-", "--skip-damaged", "-q", stdout=(person.cwd / "-").open("xb")
+        )
+        assert run.code == 5
+        assert {name for name in seen(person.cwd / "work") if f"pets:{name} can't be read" in run.err} == bad
+    else:
+        done = person("export", "pets", place, "--skip-damaged", "--json")
+        assert done.code == 5
+        assert_documented("export", done.json)
+        assert {one["path"] for one in done.json["damaged"]} == bad
+        assert all(f"pets:{one['path']} can't be read" in one["text"] for one in done.json["damaged"])
+    found = person.cwd / to
+    if not found.is_dir():
+        with tarfile.open(found) as tar:
+            tar.extraction_filter = lambda member, _: member
+            tar.extractall(person.cwd / "unpacked")
+        found = person.cwd / "unpacked"
+    original = {name: one for name, one in seen(person.cwd / "work").items() if ".dsv" not in name}
+    exported = seen(found)
+    if to == "url":  # which has neither modes nor links
+        original = {name: one[0] for name, one in original.items() if isinstance(one, tuple)}
+        exported = {name: one[0] for name, one in exported.items() if isinstance(one, tuple)}
+    assert {name: one for name, one in original.items() if name not in bad} == exported
+    if to != "-":
+        assert done.json["files"] == sum(isinstance(one, bytes | tuple) for one in exported.values())
+    again = person("export", "pets", place, "--skip-damaged", "-q") if to == "url" else None
+    assert again is None or again.code == 5
+
+
+def test_a_damaged_file_alone_is_not_written(damaged: tuple[Dsv, set[str]]) -> None:
+    person, bad = damaged
+    for name in sorted(bad)[:2]:
+        assert person("export", f"pets:{name}", "one", "--skip-damaged").code == 5
+        assert not (person.cwd / "one").exists()
+
+
+@pytest.mark.parametrize("kind", [ObjectKind.SEGMENT, ObjectKind.RECIPE])
+def test_paths_that_cannot_be_listed_are_counted(mixed: Dsv, kind: ObjectKind) -> None:
+    store = mixed.at(mixed.cwd / "work").ok("config", "store").out.strip()
+    flip(Person(mixed.home, store), kind)
+    other = Dsv.of(mixed.home.parent / "other").at(mixed.cwd, DSV_STORE=store)
+    failed = other("export", "pets", "folder")
+    assert failed.code == 5 and "pets" in failed.err and "--skip-damaged" in failed.err
+    done = other("export", "pets", "folder", "--skip-damaged", "--json")
+    assert done.code == 5
+    [one] = done.json["damaged"]
+    if kind is ObjectKind.SEGMENT:
+        assert (one["path"], one["upto"]) == (None, "zero") and one["entries"] > 5
+        assert not (other.cwd / "folder").exists()
+    else:
+        assert one["path"] == "train/big" and (other.cwd / "folder" / "zero").exists()

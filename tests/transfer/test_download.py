@@ -125,7 +125,8 @@ def test_a_missing_recipe_is_an_integrity_error() -> None:
     repository = create(MemoryStore())
     entry = Entry(b"f", Kind.FILE, 5 << 20, FileId(b"\1" * 32), RecipeId(b"\2" * 32))
     with pytest.raises(IntegrityError, match="recipe 0202"):
-        list(Fetcher(repository.objects).files([Wanted(entry)]))
+        for _, pieces in Fetcher(repository.objects).files([Wanted(entry)]):
+            list(pieces)
 
 
 @pytest.mark.parametrize("kind", [FaultKind.FLIPPED, FaultKind.TRUNCATED, FaultKind.SHORT])

@@ -14,28 +14,42 @@ from dsv.store.options import StoreOptions
 from dsv.values.names import Target
 
 
-def export_stream(context: Context, target: Target, out: IO[bytes]) -> Exported:
-    """Write a tar of the files at and below the target's path, with names from there."""
+def export_stream(
+    context: Context, target: Target, out: IO[bytes], *, skip_damaged: bool = False
+) -> Exported:
+    """Write a tar of the files at and below the target's path, with names from there.
+
+    skip_damaged: what can't be read is left out, and named in the result; else it raises `IntegrityError`.
+    """
     with reading(context, target) as repository:
-        selection = Selection(repository.objects, context.resolve(repository, target).commit, target)
+        commit = context.resolve(repository, target).commit
+        selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged)
         write_tar(selection, out)
         return selection.exported()
 
 
-def export_path(context: Context, target: Target, to: str) -> Exported:
+def export_path(context: Context, target: Target, to: str, *, skip_damaged: bool = False) -> Exported:
     """Write a tar if the path is named so, else the one file or the folder that the target is.
 
-    It appears when it is whole. Raises `Conflict` if something is in the way, and `Unsupported` for a name of shards.
+    skip_damaged: as of `export_stream`. It appears when it is whole. Raises `Conflict` if something is in the way, and
+    `Unsupported` for a name of shards.
     """
     refuse_shards(to)
     with reading(context, target) as repository:
-        selection = Selection(repository.objects, context.resolve(repository, target).commit, target)
+        commit = context.resolve(repository, target).commit
+        selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged)
         write_path(selection, to)
         return selection.exported()
 
 
 def export_url(
-    context: Context, target: Target, url: str, *, force: bool = False, options: StoreOptions | None = None
+    context: Context,
+    target: Target,
+    url: str,
+    *,
+    force: bool = False,
+    options: StoreOptions | None = None,
+    skip_damaged: bool = False,
 ) -> Exported:
     """As `export_path`, at a URL. What is there already and right is not written again.
 
@@ -48,7 +62,8 @@ def export_url(
     refuse_shards(url)
     place = open_place(url, options or context.store_options(context.settings.store()))
     with reading(context, target) as repository:
-        selection = Selection(repository.objects, context.resolve(repository, target).commit, target)
+        commit = context.resolve(repository, target).commit
+        selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged)
         notes = context.metadata / "stores" / str(repository.id) / "exports"
         export = UrlExport(place, url, notes, context.progress, force=force)
         return export.tar(selection) if selection.becomes_tar(url) else export.files(selection)

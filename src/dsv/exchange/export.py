@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from dsv.errors import Conflict, NotFound, Unsupported
+from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported
 from dsv.exchange.tar import TARS
 from dsv.format.locator import Location
-from dsv.format.tree import Entry, Kind
+from dsv.format.tree import Child, Entry, Kind
 from dsv.fs.errors import about
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.read import TreeReader
@@ -28,6 +28,8 @@ from dsv.values.paths import show
 
 _COMPRESSED = {".gz": "gz", ".tgz": "gz", ".bz2": "bz2", ".xz": "xz"}
 _SHARDS = re.compile(r"%(?:0[0-9]+)?d")
+_IN_MEMORY = 8 << 20
+"""Bytes of the largest file that is read whole into memory before it goes into a tar; larger ones go to a disk."""
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 
 
@@ -48,23 +50,46 @@ class Exported:
     """Symlinks and empty folders, which URLs do not have."""
     stays: int | None = None
     """Files at the URL that the target does not have."""
+    damaged: tuple[Damaged, ...] = ()
+    """With `skip_damaged`, what was left out as it can't be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A file that can't be read, or paths that can't be listed."""
+
+    path: bytes | None
+    """None for paths that can't be listed: then there are `entries` of them, the last one being `upto`."""
+    upto: bytes | None
+    entries: int | None
+    text: str
+    """Why."""
 
 
 Found = list[tuple[bytes, Entry, Location | None]]
 
 
 class Selection:
-    """The entries at and below a target's path, each with its name from there. Raises `NotFound` if there is none."""
+    """The entries at and below a target's path, each with its name from there.
 
-    def __init__(self, objects: Objects, commit: CommitId, target: Target) -> None:
+    Raises `NotFound` if there is none. skip_damaged: what can't be read is noted as `damaged` and left out.
+    """
+
+    def __init__(
+        self, objects: Objects, commit: CommitId, target: Target, *, skip_damaged: bool = False
+    ) -> None:
         self.commit = commit
         self.tree = TreeReader(objects, commit)
+        self.skips = skip_damaged
+        self.damaged: dict[bytes, Damaged] = {}
+        """By path, or by the last path of those that can't be listed."""
+        self.tree.left_out = self._leave_out
         path = clean_path(target.path)
         self.found: Found = [
             (entry.path[len(path) :].lstrip(b"/") or path.rpartition(b"/")[2], entry, location)
             for entry, location in self.tree.below(path)
         ]
-        if path and not self.found:
+        if path and not self.found and not self.damaged:
             raise NotFound(
                 f"{show(path)} is not in {Target(target.dataset, target.rev)}",
                 subject=str(target),
@@ -73,10 +98,43 @@ class Selection:
         only = self.found[0][1] if len(self.found) == 1 else None
         self.is_one_file = only is not None and only.path == path and only.kind is not Kind.EMPTY_DIRECTORY
 
+    def _leave_out(self, part: Child, error: IntegrityError) -> None:
+        self._note(part.last, Damaged(None, part.last, part.entries, error.message), error)
+
+    def skip(self, entry: Entry, error: IntegrityError) -> None:
+        """Note a file that can't be read, or raise the error."""
+        self._note(entry.path, Damaged(entry.path, None, None, error.message), error)
+
+    def _note(self, path: bytes, damaged: Damaged, error: IntegrityError) -> None:
+        if not self.skips:
+            error.hint = "; or ".join(filter(None, ["--skip-damaged exports the rest", error.hint]))
+            raise error
+        self.damaged[path] = damaged
+
     def exported(self) -> Exported:
-        """Return the result, if all of it was written."""
-        files = [entry for _, entry, _ in self.found if entry.is_file]
-        return Exported(self.commit, len(self.found), len(files), sum(entry.size for entry in files))
+        """Return the result, if all of it was written but what is damaged."""
+        paths = [entry for _, entry, _ in self.found if entry.path not in self.damaged]
+        files = [entry for entry in paths if entry.is_file]
+        size = sum(entry.size for entry in files)
+        return Exported(
+            self.commit,
+            len(paths),
+            len(files),
+            size,
+            damaged=tuple(self.damaged[one] for one in sorted(self.damaged)),
+        )
+
+    def contents(self, found: Found | None = None) -> Iterator[tuple[bytes, Entry, Iterator[bytes]]]:
+        """Yield each entry with its content in checked pieces, which raise `IntegrityError` where it is damaged."""
+        chosen = self.found if found is None else found
+        wanted = [Wanted(entry, where) for _, entry, where in chosen if entry.is_file]
+        files = Fetcher(self.tree.objects, self.tree.commit.dataset).files(wanted)
+        for name, entry, _ in chosen:
+            if entry.is_file:
+                _, pieces = next(files)
+                yield name, entry, iter(map(bytes, pieces))
+            else:
+                yield name, entry, iter(())
 
     def becomes_tar(self, to: str) -> bool:
         """Return whether the destination is to be a tar: by its name, unless the target is one that only is copied."""
@@ -94,11 +152,14 @@ def refuse_shards(to: str) -> None:
         )
 
 
-def write_tar(selection: Selection, out: IO[bytes], name: str = "") -> None:
-    """Write a tar, compressed as the ending of its name says."""
+def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: Path | None = None) -> None:
+    """Write a tar, compressed as the ending of its name says.
+
+    folder: with `skip_damaged`, where a large file is before it goes into the tar; None: where temporary files are.
+    """
     mode: Any = f"w|{_COMPRESSED.get(Path(name).suffix, '')}"
     with tarfile.open(fileobj=out, mode=mode, format=tarfile.PAX_FORMAT) as tar:
-        for path, entry, pieces in contents_of(selection.tree, selection.found):
+        for path, entry, pieces in selection.contents():
             info = tarfile.TarInfo(path.decode("utf-8", "surrogateescape"))
             info.mtime = selection.tree.commit.time_ms // 1000
             info.mode = 0o644 if entry.kind is Kind.FILE else 0o755
@@ -108,7 +169,18 @@ def write_tar(selection: Selection, out: IO[bytes], name: str = "") -> None:
                 info.type = tarfile.DIRTYPE
             else:
                 info.size = entry.size
-            tar.addfile(info, io.BufferedReader(_Pieces(pieces), 1 << 20))
+            try:
+                if selection.skips:  # a member that was begun can't be left out any more
+                    with tempfile.SpooledTemporaryFile(
+                        _IN_MEMORY, dir=None if folder is None else str(folder)
+                    ) as whole:
+                        whole.writelines(pieces)
+                        whole.seek(0)
+                        tar.addfile(info, whole)
+                else:
+                    tar.addfile(info, io.BufferedReader(_Pieces(pieces), 1 << 20))
+            except IntegrityError as error:
+                selection.skip(entry, error)
 
 
 def export_path(selection: Selection, to: str) -> None:
@@ -128,7 +200,7 @@ def export_path(selection: Selection, to: str) -> None:
         try:
             if is_tar:
                 with (temporary / "tar").open("xb") as file:
-                    write_tar(selection, file, path.name)
+                    write_tar(selection, file, path.name, temporary)
                     os.fchmod(file.fileno(), 0o644)
                     os.fsync(file.fileno())
                 _put(temporary / "tar", path, replace=True)
@@ -136,6 +208,8 @@ def export_path(selection: Selection, to: str) -> None:
                 whole = temporary / "folder"
                 whole.mkdir()
                 _write_folder(selection, whole)
+                if selection.damaged and (selection.is_one_file or not selection.found):
+                    return
                 _put(whole / os.fsdecode(selection.found[0][0]) if selection.is_one_file else whole, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -164,23 +238,11 @@ def _taken(path: Path) -> Conflict:
     )
 
 
-def contents_of(tree: TreeReader, found: Found) -> Iterator[tuple[bytes, Entry, Iterator[bytes]]]:
-    """Yield each entry with its content in checked pieces."""
-    wanted = [Wanted(entry, where) for _, entry, where in found if entry.is_file]
-    files = Fetcher(tree.objects, tree.commit.dataset).files(wanted)
-    for name, entry, _ in found:
-        if entry.is_file:
-            _, pieces = next(files)
-            yield name, entry, iter(map(bytes, pieces))
-        else:
-            yield name, entry, iter(())
-
-
 def _write_folder(selection: Selection, root: Path) -> None:
     links: list[tuple[bytes, bytes]] = []
     if any(entry.kind is Kind.SYMLINK for _, entry, _ in selection.found):
         selection.tree.check_links(selection.tree.links())
-    for name, entry, pieces in contents_of(selection.tree, selection.found):
+    for name, entry, pieces in selection.contents():
         whole = root / os.fsdecode(name)
         if entry.kind is Kind.SYMLINK:
             links.append((name, entry.target or b""))
@@ -190,9 +252,12 @@ def _write_folder(selection: Selection, root: Path) -> None:
             whole.parent.mkdir(parents=True, exist_ok=True)
             mode = 0o755 if entry.kind is Kind.EXECUTABLE else 0o644
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with os.fdopen(os.open(whole, flags, mode), "wb") as file:
-                for piece in pieces:
-                    file.write(piece)
+            try:
+                with os.fdopen(os.open(whole, flags, mode), "wb") as file:
+                    file.writelines(pieces)
+            except IntegrityError as error:
+                selection.skip(entry, error)
+                whole.unlink()
     for name, link in links:  # last, so that no file is written through one
         link_path = root / os.fsdecode(name)
         link_path.parent.mkdir(parents=True, exist_ok=True)

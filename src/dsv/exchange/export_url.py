@@ -17,8 +17,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from dsv.errors import Conflict, NotFound, Unsupported, UsageError
-from dsv.exchange.export import Exported, Found, Selection, contents_of, write_tar
+from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
+from dsv.exchange.export import Exported, Found, Selection, write_tar
 from dsv.exchange.journal import Journal
 from dsv.exchange.remote import HTTP, OBJECT_STORES, S3, Place, etag_and_time, version_of
 from dsv.format.tree import Entry
@@ -102,16 +102,17 @@ class UrlExport:
             else:
                 there, folders = self._list()
             write = self._plan(files, there, folders, pool)
-            size = sum(entry.size for _, entry, _ in write)
-            self._progress.start(len(write), size)
-            self._write_all(contents_of(selection.tree, write), pool)
+            self._progress.start(len(write), sum(entry.size for _, entry, _ in write))
+            self._write_all(selection, write, pool)
             self._progress.finish()
+        written = [entry for _, entry, _ in write if entry.path not in selection.damaged]
+        done = selection.exported()
         return replace(
-            selection.exported(),
-            paths=len(files),
+            done,
+            paths=done.files,
             known=len(files) - len(write),
-            written=len(write),
-            written_bytes=size,
+            written=len(written),
+            written_bytes=sum(entry.size for entry in written),
             left_out=len(selection.found) - len(files),
             stays=len(there.keys() - {name for name, _, _ in files}),
         )
@@ -157,9 +158,7 @@ class UrlExport:
             )
         return sorted(write, key=lambda each: sort_key(each[1].path))
 
-    def _write_all(
-        self, contents: Iterator[tuple[bytes, Entry, Iterator[bytes]]], pool: ThreadPoolExecutor
-    ) -> None:
+    def _write_all(self, selection: Selection, write: Found, pool: ThreadPoolExecutor) -> None:
         waiting: deque[tuple[str, Entry, Future[str | None]]] = deque()
         folders: set[str] = set()
         saved = time.monotonic()
@@ -174,16 +173,20 @@ class UrlExport:
                 saved = time.monotonic()
 
         try:
-            for name, entry, pieces in contents:
+            for name, entry, pieces in selection.contents(write):
                 key = self._key(name)
                 if (folder := key.rpartition("/")[0]) not in folders:
                     self._make_folder(key)
                     folders.add(folder)
                 future: Future[str | None] = Future()
-                if entry.size > SMALL:
-                    future.set_result(self._write(key, pieces, entry.size))
-                else:
-                    future = pool.submit(self._write, key, list(pieces), entry.size)
+                try:
+                    if entry.size > SMALL:
+                        future.set_result(self._write(key, pieces, entry.size))
+                    else:
+                        future = pool.submit(self._write, key, list(pieces), entry.size)
+                except IntegrityError as error:
+                    selection.skip(entry, error)
+                    continue
                 waiting.append((key, entry, future))
                 while len(waiting) > 4 * JOBS or sum(one.size for _, one, _ in waiting) > UNDER_WAY:
                     end_one()

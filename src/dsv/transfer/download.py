@@ -133,12 +133,20 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class _Piece(msgspec.Struct, frozen=True):
-    """One chunk of a file that is wanted. `last` marks a file's end; a file without pieces has one with no id."""
+    """One chunk of a file that is wanted. `last` marks a file's end; a file without pieces has one with no id.
+
+    fault: why the file has no further pieces, though it is not at its end.
+    """
 
     wanted: Wanted
-    chunk: ChunkId | None
-    length: int
-    last: bool
+    chunk: ChunkId | None = None
+    length: int = 0
+    last: bool = True
+    fault: IntegrityError | None = None
+
+
+_Read = bytes | IntegrityError
+"""The bytes of a piece, or why they can't be had."""
 
 
 class Fetcher:
@@ -172,19 +180,19 @@ class Fetcher:
     def files(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, Iterator[bytes]]]:
         """Yield each file with its content in pieces, to be consumed before the next file is asked for.
 
-        Raises `IntegrityError` in place of a piece that can't be had, and at the end of a large file whose pieces do
-        not make up its id.
+        A content raises `IntegrityError` in place of a piece that can't be had, and at the end of a large file whose
+        pieces do not make up its id. The next file can be asked for after that.
         """
         pieces = self._pieces(wanted)
         for piece, data in pieces:
-            if piece.last:
+            if piece.last and not isinstance(data, IntegrityError):
                 yield piece.wanted, iter((data,) if data else ())
             else:
                 content = _LargeFile(piece, data, pieces)
                 yield piece.wanted, content.read()
                 content.drain()
 
-    def _pieces(self, wanted: Iterable[Wanted]) -> Iterator[tuple[_Piece, bytes]]:
+    def _pieces(self, wanted: Iterable[Wanted]) -> Iterator[tuple[_Piece, _Read]]:
         """Yield all pieces in order with their bytes; those that need no request wait in `plan` for their turn."""
         plan: deque[_Piece] = deque()
         objects = self._objects
@@ -210,13 +218,16 @@ class Fetcher:
         for file in wanted if self._objects.copy_of is None else map(self._with_copy, wanted):
             try:
                 for piece, where in self._expand(file):
-                    plan.append(piece)
+                    place: Location | None = None
                     if piece.chunk is not None and (
                         file.donor is None or piece.chunk not in file.donor.chunks
                     ):
-                        yield where or self._objects.find(ObjectKind.CHUNK, piece.chunk), piece
+                        place = where or self._objects.find(ObjectKind.CHUNK, piece.chunk)
+                    plan.append(piece)
+                    if place is not None:
+                        yield place, piece
             except IntegrityError as error:
-                raise self._of_file(file.entry, error) from error
+                plan.append(_Piece(file, fault=self._of_file(file.entry, error)))
 
     def _with_copy(self, file: Wanted) -> Wanted:
         """Return the same, with a donor that has all of it, for a store that is not asked."""
@@ -231,7 +242,7 @@ class Fetcher:
     def _expand(self, file: Wanted) -> Iterator[tuple[_Piece, Location | None]]:
         entry = file.entry
         if not entry.size or file.parts == ():
-            yield _Piece(file, None, 0, True), None
+            yield _Piece(file), None
             return
         parts = file.parts or Layout(self._objects, entry, file.location).parts(0, entry.size)
         end = entry.size if file.parts is None else file.parts[-1].start + file.parts[-1].length
@@ -239,23 +250,23 @@ class Fetcher:
             last = part.start + part.length >= end
             yield _Piece(file, part.chunk, part.length, last), part.location
 
-    def _verified(self, piece: _Piece, where: Location, stored: memoryview | None) -> bytes:
+    def _verified(self, piece: _Piece, where: Location, stored: memoryview | None) -> _Read:
         assert piece.chunk is not None
         if stored is not None and where.length == piece.length:
             with suppress(IntegrityError):
                 return checked(ObjectKind.CHUNK, piece.chunk, where, stored[: where.stored])
         found = self._read(piece, where)
-        if len(found) != piece.length:
-            raise _not_its_file(piece.wanted.entry)
+        if not isinstance(found, IntegrityError) and len(found) != piece.length:
+            return _not_its_file(piece.wanted.entry)
         return found
 
-    def _read(self, piece: _Piece, tried: Location | None = None) -> bytes:
+    def _read(self, piece: _Piece, tried: Location | None = None) -> _Read:
         """Return a chunk by the index. tried: where it was not, or was damaged."""
         assert piece.chunk is not None
         try:
             found, _ = self._objects.read_by_index(ObjectKind.CHUNK, piece.chunk, tried)
         except IntegrityError as error:
-            raise self._of_file(piece.wanted.entry, error) from error
+            return self._of_file(piece.wanted.entry, error)
         self._read_singly += len(found)
         return found
 
@@ -265,32 +276,35 @@ class Fetcher:
         if error.subject == name:
             return error
         name = name if self._dataset is None else f"{self._dataset}:{name}"
-        return IntegrityError(f"{name} can't be read: {error.message}", subject=name, hint=error.hint)
+        found = IntegrityError(f"{name} can't be read: {error.message}", subject=name, hint=error.hint)
+        found.__cause__ = error
+        return found
 
-    def _local(self, piece: _Piece) -> tuple[_Piece, bytes]:
+    def _local(self, piece: _Piece) -> tuple[_Piece, _Read]:
         if piece.chunk is None:
-            return piece, b""
+            return piece, piece.fault or b""
         data = _read_donor(piece)
-        if data is None or ChunkId.hash(data) != piece.chunk:  # the donor is not what it was
-            if self._objects.copy_of is not None:
-                raise _damaged_copy(piece.wanted)
-            data = self._read(piece)
-        return piece, data
+        if data is not None and ChunkId.hash(data) == piece.chunk:
+            return piece, data
+        # the donor is not what it was
+        return piece, self._read(piece) if self._objects.copy_of is None else _damaged_copy(piece.wanted)
 
 
 class _LargeFile:
     """Passes on the pieces of one file and checks that together they are it."""
 
-    def __init__(self, first: _Piece, data: bytes, following: Iterator[tuple[_Piece, bytes]]) -> None:
+    def __init__(self, first: _Piece, data: _Read, following: Iterator[tuple[_Piece, _Read]]) -> None:
         self._entry = first.wanted.entry
         self._is_whole = first.wanted.parts is None
         self._source = following
-        self._next: tuple[_Piece, bytes] | None = (first, data)
+        self._next: tuple[_Piece, _Read] | None = (first, data)
         self._hash = blake3()
 
     def read(self) -> Iterator[bytes]:
         while self._next is not None:
             piece, data = self._next
+            if isinstance(data, IntegrityError):
+                raise data
             if self._is_whole:
                 self._hash.update(data)
             self._next = None if piece.last else next(self._source)

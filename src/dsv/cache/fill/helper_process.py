@@ -82,8 +82,9 @@ class Helpers:
             }
             self._running.append(_start(order))
 
-    def stop(self, *, now: bool) -> None:
-        """End them when they have done what they began, or `now`, half way; others take that over.
+    def stop(self, *, now: bool) -> bool:
+        """End them when they have done what they began, or `now`, half way; others take that over. Return whether there
+        were any.
 
         One that has not begun anything is not waited for.
         """
@@ -97,6 +98,7 @@ class Helpers:
                 process.stdin.close()
         for process in running:
             self._collect(process)
+        return bool(running)
 
     def _collect(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None

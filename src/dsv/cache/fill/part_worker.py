@@ -17,7 +17,7 @@ from dsv.cache.fill.parts import Claim, ClaimTable, bar_drafts, blocks, read_ahe
 from dsv.cache.fill.place_files import Job, Placer
 from dsv.cache.fill.source import Contents, Item, LinkRun, StoreSource
 from dsv.cache.fill.workers import Worker
-from dsv.errors import Unreachable
+from dsv.errors import IntegrityError, Unreachable
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs import system
@@ -54,6 +54,8 @@ class PartWorker:
         self._asked: deque[Job] = deque()
         self._since_tick = 0
         self._ahead = read_ahead(directory.plan)
+        self.damaged: dict[bytes, IntegrityError] = {}
+        """By path, what the store can't give. The parts with these files stay undone, and the others are done."""
         self._syncer: Syncer | None = None  # if each part is synced by itself
         self._stack = contextlib.ExitStack()
         self.unplanned = 0
@@ -79,14 +81,15 @@ class PartWorker:
 
     @property
     def unfinished(self) -> list[Claim]:
-        """The claims that an error left undone, in this `run` or one before; `run` them again with `check`."""
+        """The claims that an error left undone, in this `run` or one before; `run` them again with `check`. Those of
+        `damaged` files are not among them."""
         return list(self._claims.values())
 
     def run(self, claims: Iterable[Claim], *, check: bool = False) -> None:
         """Do these parts, which may be claimed as late as they are asked for.
 
         check: a former attempt of this process may have left files. Raises `OSError` (a full disk, a server that does
-        not answer, a fill that has ended), and what the source raises.
+        not answer, a fill that has ended), and what the source raises, but for `damaged` files.
         """
         for job in self._jobs:
             self._placer.end(job)
@@ -103,11 +106,15 @@ class PartWorker:
             for one, pieces in files:
                 job = self._asked.popleft()
                 entry = one.entry
-                if entry.size <= SINGLE_CHUNK_MAX:
-                    self._placer.write(job, entry, pieces)
-                    self._count(entry)
-                else:
-                    self._placer.write(job, entry, self._counted(entry, pieces))
+                try:
+                    if entry.size <= SINGLE_CHUNK_MAX:
+                        self._placer.write(job, entry, pieces)
+                        self._count(entry)
+                    else:
+                        self._placer.write(job, entry, self._counted(entry, pieces))
+                except IntegrityError as error:
+                    self.damaged[entry.path] = error
+                    job.damaged = True
                 job.open -= 1
                 if job.passed and not job.open:
                     self._finish(job)
@@ -195,6 +202,9 @@ class PartWorker:
     def _finish(self, job: Job) -> None:
         """Make sure that all files of a part, which were handed out, are whole, and say so."""
         self._placer.settle(job)
+        if job.damaged:
+            self._drop(job)
+            return
         for round_ in range(_ROUNDS):
             if not job.again:
                 break

@@ -28,6 +28,7 @@ from dsv.fs.files import FULL, read_small
 from dsv.fs.system import FileSystem
 from dsv.values.paths import link_escapes, show
 from dsv.values.progress import Progress
+from dsv.values.units import format_count, format_lines
 
 _ROOM_EVERY = 15.0  # seconds between two looks at the limits while filling
 _RETRIES = 3  # after a full disk in the middle
@@ -148,7 +149,7 @@ class FillParticipant:
             if self._table.confirm_done():
                 self._with_room(self._publish)
                 return
-            if self._table.free:
+            if self._table.free or (worker.damaged and self._helpers.stop(now=False)):
                 continue
             workers = read_workers(self._directory.workers)
             claim = self._with_room(self._claim_abandoned(workers, now))
@@ -157,9 +158,22 @@ class FillParticipant:
                 self._do(worker, iter((claim,)))
                 wait = first
                 continue
+            if worker.damaged:
+                raise self._without(worker.damaged)
             self._reporter.wait(workers, self._table.done, now)
             time.sleep(wait)
             wait = min(wait * 1.5, longest)
+
+    def _without(self, damaged: Mapping[bytes, IntegrityError]) -> IntegrityError:
+        """Return the error for files that the store can't give, all that were met."""
+        errors = [damaged[path] for path in sorted(damaged)]
+        place = f"{self._directory.place.dataset_name}@{str(self._directory.place.commit)[:12]}"
+        return IntegrityError(
+            f"{place} is not cached, as {format_count(len(errors), 'file')} can't be read:"
+            f"{format_lines([error.message for error in errors], len(errors))}",
+            subject=place,
+            hint="dsv verify --repair, or dsv sync where the files are; dsv export --skip-damaged writes the others",
+        )
 
     def _claim_abandoned(self, workers: Mapping[str, Worker], now: float) -> Callable[[], Claim | None]:
         def is_gone(owner: str) -> bool:

@@ -142,6 +142,7 @@ class Job(msgspec.Struct):
     open: int = 0  # files asked for and not yet written
     passed: bool = False  # all were asked for
     again: bool = False  # look it through once more
+    damaged: bool = False  # the store can't give one of its files
     unplaced: list[tuple[Entry, bytes]] = msgspec.field(default_factory=list)
     """Small files whose folder was replaced, with their content."""
     replace: set[bytes] = msgspec.field(default_factory=set)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -223,14 +224,18 @@ class Contents:
         found = self._donor_trees[item.older].entry(item.entry.path)
         if found is None or found[0].recipe_id is None:
             return None
-        path = self.donor_file(item.older, item.entry.path)
-        return Donor(path, self._source.chunks(found[0].recipe_id, found[1]))
+        return self._donor(self.donor_file(item.older, item.entry.path), found[0].recipe_id, found[1])
 
     def same_version(self, item: Item, path: Path) -> Donor | None:
         """Return the chunks of the file itself, of which `path` may hold some."""
         if item.entry.recipe_id is None:
             return None
-        return Donor(path, self._source.chunks(item.entry.recipe_id, item.where))
+        return self._donor(path, item.entry.recipe_id, item.where)
+
+    def _donor(self, path: Path, recipe: RecipeId, where: Location | None) -> Donor | None:
+        with suppress(IntegrityError):  # a damaged recipe, without which nothing is known of the chunks
+            return Donor(path, self._source.chunks(recipe, where))
+        return None
 
     def donor_file(self, donor: int, path: bytes) -> Path:
         plan = self._directory.plan.donors[donor]

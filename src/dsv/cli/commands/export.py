@@ -9,7 +9,7 @@ import typer
 from dsv.api.export import export_path, export_stream, export_url
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
-from dsv.errors import UsageError
+from dsv.errors import IntegrityError, UsageError
 from dsv.exchange.export import Exported
 from dsv.values.names import Target
 from dsv.values.secrets import hide_in_urls
@@ -25,6 +25,7 @@ from dsv.values.units import format_bytes, format_count
         ("dsv export chest-xray@v1 xrays", "a folder of plain files that nobody has to release"),
         ("dsv export chest-xray@v1 s3://partner/xrays", "into a bucket; again: what is not there yet"),
         ("dsv export chest-xray@v1 s3://partner/xrays.tar", "into a bucket, as one tar"),
+        ("dsv export chest-xray@v1 xrays --skip-damaged", "all that can be read of a damaged dataset"),
     ],
     result={
         "commit": "the commit",
@@ -37,6 +38,10 @@ from dsv.values.units import format_bytes, format_count
         "written_bytes": "their size",
         "left_out": "symlinks and empty folders, which a URL can't have",
         "stays": "files at the URL that the target does not have",
+        "damaged.path": "with --skip-damaged, a file that could not be read; null for paths that can't be listed",
+        "damaged.upto": "the last path of such paths; else null",
+        "damaged.entries": "how many paths these are; else null",
+        "damaged.text": "what is wrong",
     },
 )
 def export(
@@ -48,7 +53,10 @@ def export(
     ] = False,
     profile: Annotated[str | None, option("--target-profile NAME", "AWS profile for an s3:// URL.")] = None,
     endpoint: Annotated[str | None, option("--target-endpoint URL", "S3 server of an s3:// URL.")] = None,
-) -> None:
+    skip_damaged: Annotated[
+        bool, option("--skip-damaged", "Leave out what can't be read, name it, and exit with 5.")
+    ] = False,
+) -> int:
     """Write the files of a commit as a tar or a folder, or to a URL.
 
     TARGET is [DATASET][@REV][:PATH]; names in the tar begin below PATH. A name that ends with .tar, .tar.gz, .tgz,
@@ -59,11 +67,17 @@ def export(
     A URL that fsspec knows (s3://, gs://, sftp://) is written to in the same way, many files at a time, each to appear
     when it is whole. After a kill the same command writes only what is missing. If others have files there, nothing is
     written without --force. s3:// is reached with the store's endpoint and credentials unless others are named.
+
+    A damaged file ends the export, and nothing of it appears. With --skip-damaged all other files are written. Each
+    path that is left out is named at the end, and the exit code is 5.
     """
     target = Target.parse(typed)
     if "://" in to:
-        _to_url(call, target, to, force=force, profile=profile, endpoint=endpoint)
-        return
+        with call.context() as context:
+            own = profile is not None or endpoint is not None
+            options = context.options.overridden(endpoint=endpoint, profile=profile) if own else None
+            done = export_url(context, target, to, force=force, options=options, skip_damaged=skip_damaged)
+        return _show(call, done, hide_in_urls(to))
     if force or profile is not None or endpoint is not None:
         raise UsageError(
             f"{to} is no URL, and --force and --target-… are for URLs", subject=to, hint="dsv export --help"
@@ -71,20 +85,20 @@ def export(
     with call.context() as context:
         if to == "-":
             call.out.stream()
-            export_stream(context, target, call.out)  # type: ignore[arg-type]
-            return
-        done = export_path(context, target, to)
-    _show(call, done, to)
+            done = export_stream(context, target, call.out, skip_damaged=skip_damaged)  # type: ignore[arg-type]
+            return _left_out(call, done)
+        done = export_path(context, target, to, skip_damaged=skip_damaged)
+    return _show(call, done, to)
 
 
-def _show(call: Call, done: Exported, to: str) -> None:
+def _show(call: Call, done: Exported, to: str) -> int:
     if call.json:
         call.result(done, to=to)
-        return
+        return IntegrityError.exit_code if done.damaged else 0
     what = f"{to}: {format_count(done.files, 'file')}"
     if done.written is None:
         call.say(f"{what}, {format_bytes(done.bytes)}")
-        return
+        return _left_out(call, done)
     known = f", {done.known:,} there already" if done.known else ""
     call.say(f"{what}: {done.written:,} written ({format_bytes(done.written_bytes or 0)}){known}")
     if done.left_out:
@@ -93,13 +107,15 @@ def _show(call: Call, done: Exported, to: str) -> None:
         )
     if done.stays:
         call.say(f"{format_count(done.stays, 'file')} more there, which the target does not have")
+    return _left_out(call, done)
 
 
-def _to_url(
-    call: Call, target: Target, url: str, *, force: bool, profile: str | None, endpoint: str | None
-) -> None:
-    with call.context() as context:
-        own = profile is not None or endpoint is not None
-        options = context.options.overridden(endpoint=endpoint, profile=profile) if own else None
-        done = export_url(context, target, url, force=force, options=options)
-    _show(call, done, hide_in_urls(url))
+def _left_out(call: Call, done: Exported) -> int:
+    """Name what is damaged. Return the exit code."""
+    for one in done.damaged:
+        call.warn(one.text)
+    if not done.damaged:
+        return 0
+    count = sum(one.entries or 1 for one in done.damaged)
+    call.warn(f"{format_count(count, 'path')} left out, as they are damaged; dsv verify says what else is")
+    return IntegrityError.exit_code

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from dsv.repo.errors import NOT_OURS
 from dsv.repo.objects.objects import Located
 from dsv.values.ids import NodeId, RecipeId, SegmentId
 from dsv.values.paths import WHOLE, link_escapes, show, sort_key
+from dsv.values.units import format_count
 
 if TYPE_CHECKING:
     from dsv.format.locator import Location
@@ -46,6 +47,10 @@ class Leaf(Part, frozen=True):
     @property
     def id(self) -> SegmentId:
         return SegmentId(self.child.id)
+
+
+P = TypeVar("P", bound=Part)
+T = TypeVar("T")
 
 
 def _place(part: Part) -> tuple[Id, bytes]:
@@ -98,6 +103,8 @@ class TreeReader:
         """By a node's id and last path: no other place of the tree has both."""
         self._leaves: list[Leaf] | None = None
         self._keys: list[bytes] | None = None
+        self.left_out: Callable[[Child, IntegrityError], None] | None = None
+        """Is given each part of the tree that can't be read, which then is left out. None: it raises."""
 
     def leaves(self) -> list[Leaf]:
         """Return all segments, in order."""
@@ -126,10 +133,38 @@ class TreeReader:
         """Return what these nodes of a level list, in order."""
         self.top()
         missing = [part for part in parts if _place(part) not in self._below]
-        found = self.objects.nodes((NodeId(part.child.id), part.where) for part in missing)
-        for part, node in zip(missing, found, strict=True):
+        for part, node in self._read(missing, self._nodes):
             self._below[_place(part)] = self._opened(part, node, level, iter(()))
-        return [leaf for part in parts for leaf in self._below[_place(part)]]
+        return [leaf for part in parts for leaf in self._below.get(_place(part), ())]
+
+    def _nodes(self, parts: Sequence[Part]) -> Iterator[Located[Node]]:
+        return self.objects.nodes((NodeId(part.child.id), part.where) for part in parts)
+
+    def _segments(self, leaves: Sequence[Leaf]) -> Iterator[Located[Segment]]:
+        return self.objects.segments((leaf.id, leaf.where) for leaf in leaves)
+
+    def _read(
+        self, parts: Sequence[P], read: Callable[[Sequence[P]], Iterator[Located[T]]]
+    ) -> Iterator[tuple[P, Located[T]]]:
+        """Yield the parts with what they are. Raises `IntegrityError` for one that can't be read, or leaves it out."""
+        at = 0
+        while at < len(parts):
+            try:
+                for found in read(parts[at:]):
+                    yield parts[at], found
+                    at += 1
+            except IntegrityError as error:
+                child = parts[at].child
+                named = IntegrityError(
+                    f"{format_count(child.entries, 'path')} of {self.commit.dataset} up to {show(child.last)} can't be "
+                    f"listed: {error.message}",
+                    subject=error.subject,
+                    hint=error.hint,
+                )
+                if self.left_out is None:
+                    raise named from error
+                self.left_out(child, named)
+                at += 1
 
     def _wanted_leaves(self, wanted: Callable[[bytes | None, bytes], bool]) -> list[Leaf]:
         """Return the segments that are wanted, in order. wanted: asked of each segment and of each node above it, with
@@ -171,9 +206,8 @@ class TreeReader:
     def segments(self, leaves: list[Leaf] | None = None) -> Iterator[LocatedSegment]:
         """Yield the given (else all) segments in order, checked to follow each other and to be what nodes say."""
         chosen = self.leaves() if leaves is None else leaves
-        found = self.objects.segments((leaf.id, leaf.where) for leaf in chosen)
         previous: bytes | None = None
-        for leaf, located in zip(chosen, found, strict=True):
+        for leaf, located in self._read(chosen, self._segments):
             segment = located.value
             self._check_segment(leaf.child, segment, previous)
             previous = segment.last

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api.cache import cache
 from dsv.api.verify import VerifyRequest, verify
 from dsv.format.locator import ObjectKind
+from dsv.repo import repository as making
+from dsv.repo.format_log import NODE_LOCATORS, features
+from dsv.repo.merge_indexes import merge_indexes
 from dsv.upkeep import schedule
 from dsv.upkeep.verify import Verification
+from dsv.values.ids import CommitId
 from dsv.values.names import Target
 from tests.api.test_damage_marks import flip, on_another_machine
 from tests.kit.people import Files, Person
@@ -250,3 +255,165 @@ def test_packs_with_damaged_tables_are_replaced(ann: Person) -> None:
         path.write_bytes(data)
     found = repaired(on_another_machine(ann, "bob"))
     assert found.is_whole and found.repaired >= len(FILES)
+
+
+def keys_of(person: Person) -> set[str]:
+    return {str(path.relative_to(person.store)) for path in Path(person.store).rglob("*") if path.is_file()}
+
+
+def write(path: Path, data: bytes) -> None:
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    write(path, data)
+
+
+def synced_often(ann: Person, times: int) -> CommitId:
+    for number in range(times):
+        ann.write({f"e/{number}": b"%d" % number * 50})
+        base = ann.sync().commit
+    assert base is not None
+    return base
+
+
+def test_a_flipped_bit_in_an_index_file_is_found_where_there_is_a_copy_of_it(ann: Person) -> None:
+    base = synced_often(ann, 3)
+    [path, *_] = (Path(ann.store) / "index").iterdir()
+    flip_a_byte(path)
+    for request in (VerifyRequest(), FULL):
+        found = verify(ann.context(), request)
+        assert [one.what for one in found.faults] == ["index"] and not found.is_whole
+    assert repaired(ann).is_whole
+    assert ann.read(base) == ann.files()
+
+
+@pytest.mark.parametrize("how", ["lost", "damaged"])
+def test_an_index_file_of_a_merge_is_made_from_packs_that_others_name(
+    ann: Person, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    base = synced_often(ann, 6)
+    monkeypatch.setattr("dsv.repo.merge_indexes._FILE_ROWS", 16)
+    before = set((Path(ann.store) / "index").iterdir())
+    with ann.context().repository() as repository:
+        assert merge_indexes(repository, ann.context().writer).files > 2
+    for path in before:
+        path.unlink()
+    merged = sorted(path for path in (Path(ann.store) / "index").iterdir() if "-" not in path.name)
+    merged[1].unlink() if how == "lost" else flip_a_byte(merged[1])
+    bob = on_another_machine(ann, "bob")
+    assert not verify(bob.context(ann.home), VerifyRequest()).is_whole
+    found = repaired(bob, full=False)
+    assert found.is_whole and found.repaired
+    assert ann.read(base) == ann.files()
+    assert verify(on_another_machine(ann, "eve").context(ann.home), FULL).is_whole
+
+
+@pytest.mark.parametrize("how", ["lost", "damaged"])
+def test_a_filter_is_made_from_its_index_file(ann: Person, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setattr("dsv.repo.objects.indexes.FILTERED_BYTES", 5000)
+    monkeypatch.setattr("dsv.repo.session.FILTERED_BYTES", 5000)
+    ann.write({f"e/{number}": b"%d" % number * 50 for number in range(100)})
+    ann.sync()
+    [path] = (Path(ann.store) / "index").glob("*-filter")
+    right = path.read_bytes()
+    flip_a_byte(path) if how == "damaged" else path.unlink()
+    bob = on_another_machine(ann, "bob")
+    assert verify(bob.context(ann.home), VerifyRequest()).is_whole  # it does not look at them
+    found = verify(bob.context(ann.home), FULL)
+    assert [one.what for one in found.faults] == (["filter"] if how == "damaged" else [])
+    found = repaired(bob)
+    assert found.is_whole and found.repaired == 1
+    assert path.read_bytes() == right
+
+
+@pytest.mark.parametrize("how", ["lost", "damaged", "wrong"])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_locator_of_a_commit_is_made_from_packs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, old: bool
+) -> None:
+    if old:
+        monkeypatch.setattr(
+            making, "features", lambda *names: features(*(one for one in names if one != NODE_LOCATORS))
+        )
+    ann = Person.who_synced(tmp_path, dict(FILES))
+    first = ann.sync().commit
+    base = synced_often(ann, 1)
+    folder = Path(ann.store) / "locators"
+    path, right = folder / str(base), (folder / str(base)).read_bytes()
+    if how == "lost":
+        path.unlink()
+    else:
+        write(path, b"?" * 50 if how == "damaged" else (folder / str(first)).read_bytes())
+    bob = on_another_machine(ann, "bob")
+    found = verify(bob.context(ann.home), FULL)
+    assert [one.what for one in found.faults] == ([] if how == "lost" else ["locator"])
+    found = repaired(bob)
+    assert found.is_whole and found.repaired == 1
+    assert path.read_bytes() == right
+
+
+def test_another_pack_has_the_object_and_no_index_says_so(ann: Person) -> None:
+    base = ann.sync().commit
+    flip(ann, ObjectKind.CHUNK)
+    before = keys_of(ann)
+    assert not verify(ann.context(), FULL).is_whole
+    assert ann.sync().reuploaded
+    for key in keys_of(ann) - before:
+        if key.startswith("index/"):
+            (Path(ann.store) / key).unlink()
+    bob = on_another_machine(ann, "bob")
+    assert paths(verify(bob.context(ann.home), VerifyRequest())) == {b"d/0"}
+    assert repaired(bob, full=False).is_whole
+    assert base is not None and ann.read(base) == FILES
+
+
+@pytest.mark.parametrize("source", ["workspace", "cache", "store"])
+def test_each_source_gives_what_it_has_and_what_it_lacks_stays_listed(
+    ann: Person, tmp_path: Path, source: str
+) -> None:
+    base = ann.sync().commit
+    assert base is not None
+    shutil.copytree(ann.store, tmp_path / "backup")
+    ann.write({"later": b"later" * 99})
+    later = ann.sync().commit
+    assert later is not None
+    [cached] = cache(ann.context(), tmp_path / "cache", [Target.parse(f"scans@{base}")])
+    assert (cached.path / "large").exists()
+    shutil.copytree(ann.workspace, tmp_path / "copy")
+    (tmp_path / "copy" / "later").unlink()
+    bob = on_another_machine(ann, "bob")
+    assert verify(bob.context(ann.home), VerifyRequest()).is_whole
+    if source == "store":  # which has metadata, too
+        bob = on_another_machine(ann, "carol")
+        for path in (Path(tmp_path) / "backup/packs").glob("*/*"):
+            (Path(ann.store) / path.relative_to(tmp_path / "backup")).unlink()
+    flip(ann, ObjectKind.CHUNK)
+    before = keys_of(ann)
+    assert not verify(bob.context(ann.home), FULL).is_whole
+    place = tmp_path / {"workspace": "copy", "cache": "cache", "store": "backup"}[source]
+    found = repaired(bob, place, full=False)
+    assert paths(found) == {b"later"} and found.repaired and not found.is_whole
+    assert before <= keys_of(ann) | {key for key in before if key.startswith("gc/")}
+    assert ann.read(base) == FILES
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/whatever").write_bytes(b"later" * 99)
+    assert repaired(bob, tmp_path / "files", full=False).is_whole
+    assert ann.read(later) == FILES | {"later": b"later" * 99}
+
+
+def test_a_tree_of_which_nothing_is_left_comes_from_another_store(tmp_path: Path) -> None:
+    files: Files = {f"{n % 60:02}/{'x' * 200}{n}": b"%d" % n for n in range(9000)} | {"large": FILES["large"]}
+    ann = Person.who_synced(tmp_path, files)
+    base = ann.sync().commit
+    assert base is not None
+    shutil.copytree(ann.store, tmp_path / "backup")
+    for folder in ("packs", "commits", "index", "locators"):
+        shutil.rmtree(Path(ann.store) / folder)
+    bob = on_another_machine(ann, "bob")
+    assert not verify(bob.context(ann.home), VerifyRequest()).is_whole
+    assert repaired(bob, tmp_path / "backup", full=False).is_whole
+    assert ann.read(base) == files

@@ -42,8 +42,8 @@ class VerifyRequest:
     """Folders with files, and other stores, from which it may come."""
 
 
-_ROUNDS = 4
-"""So often a repair is followed by another: a commit that is back may have lost something, too."""
+_ROUNDS = 32
+"""So often a repair is followed by another at most: what is back may refer to something that is lost, too."""
 
 
 def verify(context: Context, request: VerifyRequest) -> Verification:
@@ -71,10 +71,12 @@ def _once(
     def attempt(repository: Repository) -> tuple[Verification, int]:
         folder = Path(tempfile.mkdtemp(prefix="dsv-verify-", dir=_scratch(context)))
         try:
-            verifier = Verifier(repository, context.writer, folder / "needed", context.progress)
+            verifier = Verifier(
+                repository, context.writer, folder, context.progress, full=request.full or request.repair
+            )
             with verifier.needed:
                 result = _verify(context, verifier, request)
-                if not request.repair or result.is_whole:
+                if not request.repair:
                     return result, 0
                 repair = Repair(verifier, context.writer, folders, stores)
                 repair.run()
@@ -119,6 +121,8 @@ def _verify(context: Context, verifier: Verifier, request: VerifyRequest) -> Ver
         verifier.read_slices(schedule, None)
     elif request.full:
         verifier.read_needed()
+    if request.full or request.repair:
+        verifier.look_at_hints()
     verifier.compare()
     if not verifier.result.is_whole and listed_epochs(repository.store) != before:
         raise IntegrityError(f"a garbage collection of {repository.store.url} was at work meanwhile")

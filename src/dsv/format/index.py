@@ -7,6 +7,7 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import compress, count, islice
 from operator import eq
 
@@ -65,12 +66,11 @@ class IndexBuilder:
 class Index:
     """One index file, held as it lies in memory or in a mapped file; the buffer must stay unchanged."""
 
-    def __init__(self, view: memoryview, packs: list[PackId], fanout: array[int]) -> None:
+    def __init__(self, view: memoryview, packs: int, fanout: array[int]) -> None:
         """For `parse`; checks nothing."""
         self._view = view
-        self.packs = packs
         self._fanout = fanout
-        self._start = FIXED_SIZE + 16 * len(packs)
+        self._start = FIXED_SIZE + 16 * packs
         # By bucket, when first asked: bytes 1 to 4 of each row's id, as numbers that C code can bisect.
         self._heads: list[array[int] | None] = [None] * 256
 
@@ -86,11 +86,20 @@ class Index:
         what = f"index {name}".rstrip()
         packs, fanout, rows = _parse_head(view, what, verify)
         if verify:
-            _check_rows(rows, len(packs), fanout, what)
+            _check_rows(rows, packs, fanout, what)
         return cls(view, packs, fanout)
 
     def __len__(self) -> int:
         return self._fanout[255]
+
+    @property
+    def pack_ids(self) -> memoryview:
+        """The ids of the packs as they lie in the file, sorted."""
+        return self._view[FIXED_SIZE : self._start]
+
+    @cached_property
+    def packs(self) -> list[PackId]:
+        return list(map(PackId, cut(bytes(self.pack_ids), 16)))
 
     @property
     def row_bytes(self) -> memoryview:
@@ -245,8 +254,8 @@ def renumber(rows: bytearray, numbers: list[int]) -> None:
         memoryview(rows).cast("I")[9 :: ROW_SIZE // 4] = memoryview(changed)
 
 
-def _parse_head(view: memoryview, name: str, verify: bool) -> tuple[list[PackId], array[int], memoryview]:
-    """Return the packs, the fanout, and the rows' bytes, with everything but the rows checked."""
+def _parse_head(view: memoryview, name: str, verify: bool) -> tuple[int, array[int], memoryview]:
+    """Return the number of packs, the fanout, and the rows' bytes, with everything but the rows checked."""
     if len(view) < FIXED_SIZE + HASH_SIZE:
         raise damaged(name, "it is cut short")
     magic, packs, rows = _HEAD.unpack(view[: _HEAD.size])
@@ -266,7 +275,7 @@ def _parse_head(view: memoryview, name: str, verify: bool) -> tuple[list[PackId]
         raise damaged(name, "its fanout contradicts its rows")
     if sorted(set(table)) != table:
         raise damaged(name, "its packs are not sorted")
-    return list(map(PackId, table)), fanout, view[start : start + rows * ROW_SIZE]
+    return packs, fanout, view[start : start + rows * ROW_SIZE]
 
 
 def _check_rows(rows: memoryview, packs: int, fanout: array[int], name: str) -> None:

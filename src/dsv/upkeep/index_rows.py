@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import shutil
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias, overload
@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.format import index, keys
 from dsv.format.codec import Codec
-from dsv.format.index import ROW_SIZE, Index
-from dsv.format.locator import PACK_MAX, ObjectKind
+from dsv.format.index import IN_PACK, ROW_SIZE, Index
+from dsv.format.locator import PACK_MAX, Location, ObjectKind
+from dsv.format.pack import FOOTER_SIZE
+from dsv.format.pack import ROW_SIZE as TABLE_ROW
 from dsv.repo.errors import put_back
 from dsv.repo.repository import Repository
 from dsv.store.base import StoreMissing, together
-from dsv.values.ids import IndexId, PackId
+from dsv.values.ids import Id, IndexId, PackId
 
 Rows: TypeAlias = NDArray[Any]
 """An array of `ROW`."""
@@ -39,6 +41,8 @@ bytes of which NumPy does not show zeros at the end: compare whole columns, or t
 
 _LISTINGS = 10
 _PART = 8 << 20
+_HELD = 1 << 12
+"""Ids of packs with one first byte that are held before those that come again are dropped."""
 
 
 def id_of(rows: Rows, at: int) -> bytes:
@@ -71,6 +75,37 @@ class PackList(Sequence[PackId]):
         """The ids as an array, of type S16."""
         return np.frombuffer(self._ids, "S16")
 
+    @classmethod
+    def of(cls, columns: Iterable[NDArray[Any]]) -> Self:
+        """Return the ids of these arrays of type S16, each once. The same ids may come very often."""
+        known: list[NDArray[Any]] = [np.zeros(0, "S16")] * 256
+        held: list[list[NDArray[Any]]] = [[] for _ in range(256)]
+        for column in columns:
+            firsts = column.view(np.uint8)[::16] if len(column) else np.zeros(0, np.uint8)
+            order = np.argsort(firsts, kind="stable")
+            ends = np.searchsorted(firsts[order], np.arange(257))
+            for first in range(256):
+                some = held[first]
+                if ends[first] < ends[first + 1]:
+                    some.append(column[order[ends[first] : ends[first + 1]]])
+                if sum(map(len, some)) > len(known[first]) + _HELD:
+                    known[first] = np.unique(np.concatenate([known[first], *some]))
+                    some.clear()
+        return cls(
+            b"".join(
+                np.unique(np.concatenate([one, *some])).tobytes()
+                for one, some in zip(known, held, strict=True)
+            )
+        )
+
+    def places(self, packs: Iterable[PackId]) -> NDArray[np.int64]:
+        """Return for each of these its place, -1 if it is not here."""
+        wanted, known = np.frombuffer(b"".join(packs), "S16"), self.column
+        if not len(known):
+            return np.full(len(wanted), -1, np.int64)
+        at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        return np.where(known[at] == wanted, at, -1).astype(np.int64)
+
 
 class IndexRows:
     """The rows of all index files that stand (`index_merge.Standing`), as the store has them now.
@@ -82,12 +117,22 @@ class IndexRows:
     packs: PackList
 
     def __init__(
-        self, repository: Repository, folder: Path, files: dict[IndexId, Index] | None = None
+        self,
+        repository: Repository,
+        folder: Path,
+        files: dict[IndexId, Index] | None = None,
+        *,
+        damaged: dict[IndexId, IntegrityError] | None = None,
+        copies_from: float = 0,
     ) -> None:
         """folder: made here for index files of which there is no local copy, and removed by `__exit__`.
 
-        files: those that the caller has looked at before, which are not asked for again; new ones are added.
+        files: those that the caller has looked at before, which are not asked for again; new ones are added. damaged:
+        gets the files that are damaged, which then do not raise and are left out. copies_from: bytes of the smallest
+        file of which a local copy does.
         """
+        self._damaged = damaged
+        self._copies_from = copies_from
         self._repository = repository
         self._folder = folder
         self._folder.mkdir(parents=True)
@@ -103,35 +148,41 @@ class IndexRows:
                 f"index files of {repository.store.url} go while they are read", subject=keys.INDEX_PREFIX,
                 hint="run the same command again",
             )  # fmt: skip
-        self._parts = [self._files[one] for one in standing]
-        columns = [np.frombuffer(b"".join(one.packs), "S16") for one in self._parts]
-        self.packs = PackList(np.unique(np.concatenate([np.zeros(0, "S16"), *columns])).tobytes())
-        known = self.packs.column
-        self._numbers = [np.searchsorted(known, column).astype(np.uint32) for column in columns]
+        self.files = {one: self._files[one] for one in standing if one in self._files}
+        self.packs = PackList.of(map(_packs_of, self.files.values()))
+        self._numbers: dict[IndexId, NDArray[np.uint32]] = {}
+        """Of files with rows in the last bucket: the places of their packs."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._parts.clear()
+        self.files = {}
         self._files = {}
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __len__(self) -> int:
         """How many rows there are; two places of one object are two."""
-        return sum(map(len, self._parts))
+        return sum(map(len, self.files.values()))
 
     def naming(self, packs: Set[PackId]) -> int:
         """Return how many of the files name one of these packs."""
-        return sum(not packs.isdisjoint(one.packs) for one in self._parts)
+        wanted = np.frombuffer(b"".join(packs), "S16")
+        return sum(bool(np.isin(_packs_of(one), wanted).any()) for one in self.files.values())
 
     def bucket(self, first: int) -> Rows:
         """Return the rows of the ids that begin with this byte, in the order of ids and kinds; equal rows come once."""
         parts: list[Rows] = []
-        for one, numbers in zip(self._parts, self._numbers, strict=True):
+        for at, one in self.files.items():
             stored = np.frombuffer(one.bucket(first), _STORED)
             if not len(stored):
+                self._numbers.pop(at, None)
                 continue
+            numbers = self._numbers.get(at)
+            if numbers is None:
+                numbers = self._numbers[at] = np.searchsorted(self.packs.column, _packs_of(one)).astype(
+                    np.uint32
+                )
             rows = np.empty(len(stored), ROW)
             rows["head"] = np.frombuffer(one.bucket(first), ">u8").reshape(-1, ROW_SIZE // 8)[:, 0]
             for name in ROW.names or ():
@@ -159,6 +210,42 @@ class IndexRows:
             again[1:] &= found[name][1:] == found[name][:-1]
         return found[~again]
 
+    def expected_sizes(self) -> NDArray[np.uint32]:
+        """Return how many bytes each pack has at least, by what is said to be in it."""
+        ends = np.zeros(len(self.packs), np.uint32)
+        rows = np.zeros(len(self.packs), np.uint32)
+        for first in range(256):
+            found = self.bucket(first)
+            found = found[found["where"] == IN_PACK]
+            np.maximum.at(ends, found["pack"], found["offset"] + found["stored"] + found["tail"])
+            np.add.at(rows, found["pack"], 1 + (found["tail"] > 0).astype(np.uint32))
+        ends += TABLE_ROW * rows
+        ends[rows > 0] += FOOTER_SIZE
+        return ends
+
+    def of_packs(self, wanted: set[PackId]) -> dict[PackId, list[tuple[ObjectKind, Id, Location]]]:
+        """Return what is said to be in these packs."""
+        chosen = self.packs.places(wanted)
+        found: dict[PackId, list[tuple[ObjectKind, Id, Location]]] = {one: [] for one in wanted}
+        for first in range(256) if (chosen >= 0).any() else ():
+            rows = self.bucket(first)
+            rows = rows[np.isin(rows["pack"], chosen[chosen >= 0]) & (rows["where"] == IN_PACK)]
+            for kind, one, where in self.decoded(rows):
+                found[where.pack].append((kind, one, where))
+        return found
+
+    def decoded(self, rows: Rows) -> Iterator[tuple[ObjectKind, Id, Location]]:
+        """Yield what these rows say, all of which are about packs."""
+        for at, row in enumerate(rows):
+            yield (
+                ObjectKind(int(row["kind"])),
+                Id(id_of(rows, at)),
+                Location(
+                    self.packs[int(row["pack"])], int(row["offset"]), int(row["stored"]), int(row["length"]),
+                    Codec(int(row["codec"])), int(row["tail"]),
+                ),
+            )  # fmt: skip
+
     def _open(self, index_id: IndexId) -> bool:
         """Open a file; False if it has gone, or is damaged and its originals are to be read instead."""
         if index_id in self._files:
@@ -176,16 +263,21 @@ class IndexRows:
                 indexes.damaged.add(index_id)
                 return False
             key = keys.index_key(index_id)
-            raise IntegrityError(
+            named = IntegrityError(
                 f"{error.message} ({key} in {self._repository.store.url})", subject=key, hint=put_back(key)
-            ) from None
+            )
+            if self._damaged is None:
+                raise named from None
+            self._damaged[index_id] = named
+            return True
         self._files[index_id] = found
         return True
 
     def _mapped(self, index_id: IndexId, size: int) -> memoryview | None:
         """Return the file's bytes: a local copy that ends with the same hash as the store's file, else that itself."""
         store, key = self._repository.store, keys.index_key(index_id)
-        copy = self._repository.objects.indexes.local_copy(index_id)
+        copies = self._repository.objects.indexes
+        copy = copies.local_copy(index_id) if size >= self._copies_from else None
         try:
             if copy is not None and len(copy) == size:
                 end = store.get_range(key, size - index.HASH_SIZE, index.HASH_SIZE)
@@ -221,7 +313,7 @@ class IndexRows:
                 or not np.isin(rows["kind"], kinds).all()
                 or not np.isin(rows["codec"], codecs).all()
                 or (rows["where"] > index.ERASED).any()
-                or (rows["pack"] >= max(1, len(found.packs))).any()
+                or (rows["pack"] >= max(1, len(found.pack_ids) // 16)).any()
                 or (ends > PACK_MAX).any()
             ):
                 raise IntegrityError(f"index {index_id} has a row that is impossible", subject=str(index_id))
@@ -231,3 +323,7 @@ class IndexRows:
                     subject=str(index_id),
                     hint="install a newer dsv",
                 )
+
+
+def _packs_of(file: Index) -> NDArray[Any]:
+    return np.frombuffer(file.pack_ids, "S16")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
@@ -19,11 +20,13 @@ from dsv.repo.objects.objects import Objects
 from dsv.repo.session import Session
 from dsv.store.base import Put
 from dsv.transfer.upload import Uploader
+from dsv.upkeep.hints import wrong_hints
 from dsv.upkeep.packs import check_pack
 from dsv.upkeep.verify import Verifier
 from dsv.values.ids import ChunkId, CommitId, Id
 
 Named = tuple[ObjectKind, Id]
+_INDEX_ROWS = 1 << 18
 _READ = (IntegrityError, NotFound, Unsupported)
 
 
@@ -50,12 +53,16 @@ class Repair:
         for fault in self._verifier.result.faults:
             if fault.what == "commit":
                 self._commit(CommitId.parse(fault.name))
-        wanted = set(self._verifier.named)
-        if not wanted:
-            return
+        if self._verifier.named:
+            self._store_again(set(self._verifier.named))
+        self._hints()
+
+    def _store_again(self, wanted: set[Named]) -> None:
         with Session.open(self._repository, self._writer) as session:
             with Uploader(session) as uploader:
                 for path in self._files():
+                    if not any(kind in (ObjectKind.CHUNK, ObjectKind.RECIPE) for kind, _ in wanted):
+                        break
                     with suppress(OSError):
                         self._take(path, wanted, uploader)
                 for recipe_id, recipe in self._recipes.items():
@@ -147,18 +154,41 @@ class Repair:
             store.put_if_absent(key, data)
         self.repaired += 1
 
-    # --- indexes
+    # --- indexes, filters and locators
+
+    def _hints(self) -> None:
+        """Put the filters and locators that are missing or wrong."""
+        store, commits = self._repository.store, self._verifier.whole_commits()
+        for hint in wrong_hints(self._repository, self._verifier.rows, commits):
+            if hint.is_there:
+                store.delete(hint.key)  # nobody relies on it, and the right one is in memory
+            store.put_if_absent(hint.key, hint.right)
+            self.repaired += 1
 
     def _index(self) -> None:
-        """Index what lies in packs that no readable index file names; the new file replaces damaged ones."""
-        rows = self._verifier.rows
-        assert rows is not None
-        known = set(rows.packs)
+        """Index what lies in packs of which readable index files do not have every row. The new file replaces damaged
+        ones."""
+        verifier, damaged = self._verifier, self._verifier.damaged_indexes
+        if not damaged and not verifier.named:
+            return
+        packs, expected = verifier.rows.packs, verifier.rows.expected_sizes()
         builder, count, left = IndexBuilder(), 0, False
+        encoded, put = list[bytes](), list[MergedFile]()
         with Session.open(self._repository, self._writer) as session:
-            for item in self._repository.store.list(keys.PACK_PREFIX):
-                pack = keys.parse_pack_key(item.key)
-                if pack is None or pack in known or pack in session.condemned:
+            for item in chain(self._repository.store.list(keys.PACK_PREFIX), [None]):
+                if count >= _INDEX_ROWS or (item is None and count):
+                    encoded.append(builder.finish())
+                    builder, count = IndexBuilder(), 0
+                    if damaged or put or self._is_wanted(encoded[-1]):
+                        put += [
+                            MergedFile(session.put_index(one), *Index.parse(one).bounds) for one in encoded
+                        ]
+                        encoded.clear()
+                pack = None if item is None else keys.parse_pack_key(item.key)
+                if item is None or pack is None or pack in session.condemned:
+                    continue
+                (at,) = packs.places([pack])
+                if at >= 0 and expected[at] == item.size:  # the rows make up all of it
                     continue
                 found = check_pack(self._repository.store, pack, lambda _: [], every_row=True)
                 left = left or found.failure is not None or found.unread
@@ -167,12 +197,9 @@ class Repair:
                     if (kind, object_id) not in bad:
                         builder.add(kind, object_id, where)
                         count += 1
-            encoded = builder.finish()
-            if count and (rows.damaged or self._is_wanted(encoded)):
-                new = session.put_index(encoded)
-                self.repaired += 1
-                if rows.damaged and not left:
-                    self._replace(session, MergedFile(new, *Index.parse(encoded).bounds))
+            self.repaired += len(put)
+            if damaged and not left and put:
+                self._replace(put)
             session.close()
 
     def _is_wanted(self, encoded: bytes) -> bool:
@@ -180,15 +207,18 @@ class Repair:
         named = self._verifier.named
         return any((kind, object_id) in named for kind, object_id, _ in Index.parse(encoded).rows())
 
-    def _replace(self, session: Session, new: MergedFile) -> None:
-        """Say that damaged index files need not be read any more: a new one has what they said."""
-        rows, listed = self._verifier.rows, self._objects.indexes.listed
-        assert rows is not None
-        runs = [run for run in listed.standing.runs if not any(file.id in rows.damaged for file in run)]
-        replaced = {*rows.damaged, *listed.standing.replaced}
-        record = IndexMerge.of([(new,), *runs], replaced, self._repository.clock(), self._writer.tool)
+    def _replace(self, new: Iterable[MergedFile]) -> None:
+        """Say that damaged index files need not be read any more: new ones have what they said."""
+        damaged, listed = self._verifier.damaged_indexes, self._objects.indexes.listed
+        runs = [run for run in listed.standing.runs if not any(file.id in damaged for file in run)]
+        replaced = {*damaged, *listed.standing.replaced}
+        record = IndexMerge.of(
+            [*((one,) for one in new), *runs], replaced, self._repository.clock(), self._writer.tool
+        )
         number = max(listed.records, default=-1) + 1
-        self._repository.store.put_if_absent(keys.index_merge_key(number, new.id), record.encode())
+        self._repository.store.put_if_absent(
+            keys.index_merge_key(number, record.files[0].id), record.encode()
+        )
         self._objects.indexes.renew()
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -16,33 +19,37 @@ from dsv.errors import IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.commit import Commit
 from dsv.format.damage import MAX_MARKS, Damage
-from dsv.format.index import IN_PACK
+from dsv.format.index import ERASED, IN_PACK
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.records import Writer
 from dsv.repo.damage import mark_damage, read_damage
+from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.repository import Repository
 from dsv.store.base import StoreMissing, together
+from dsv.upkeep.hints import wrong_hints
 from dsv.upkeep.ids import Heads, IdSet, Seen, is_in
+from dsv.upkeep.index_rows import IndexRows
 from dsv.upkeep.losses import Losses, Part
 from dsv.upkeep.packs import CheckedPack, check_packs
 from dsv.upkeep.reach import reach
 from dsv.upkeep.roots import Name, read_names
-from dsv.upkeep.rows import AllRows, is_elsewhere
 from dsv.upkeep.schedule import Schedule
-from dsv.values.ids import CommitId, Id, Nonce, PackId
+from dsv.values.ids import CommitId, Id, IndexId, Nonce, PackId
 from dsv.values.names import BranchName, DatasetName
 from dsv.values.progress import NoProgress, Progress
 
 _NOTE_SECONDS = 60.0
 """What was verified is noted in the store this often."""
 _AT_ONCE = 128
+_KEYS = 1000
+"""Rows of a listing that are looked at together."""
 
 
 class Fault(msgspec.Struct, frozen=True):
     """Something other than the content of a path that is damaged."""
 
     what: str
-    """`branch`, `tag`, `run`, `commit` or `index`."""
+    """`branch`, `tag`, `run`, `commit`, `index`, `filter` or `locator`."""
     name: str
     text: str
     hint: str | None = None
@@ -85,26 +92,58 @@ class Verifier:
     """One verification of a store. The steps are the methods, in their order."""
 
     def __init__(
-        self, repository: Repository, writer: Writer, scratch: Path, progress: Progress | None = None
+        self,
+        repository: Repository,
+        writer: Writer,
+        scratch: Path,
+        progress: Progress | None = None,
+        *,
+        full: bool,
     ) -> None:
-        """scratch: a folder for what does not fit into memory, which does not exist yet."""
+        """scratch: an empty folder for what does not fit into memory. full: large index files are read from the store,
+        too, where there are local copies of them."""
         self.repository = repository
         self.objects = repository.objects
         self._writer = writer
         self._progress = NoProgress() if progress is None else progress
         self.result = Verification()
-        self.needed = IdSet(scratch)
-        self.rows: AllRows | None = None
+        self._scratch = scratch
+        self._full = full
+        self._listings = 0
+        self._lock = threading.Lock()
+        self.needed = IdSet(scratch / "needed")
+        self._rows: IndexRows | None = None
+        self.damaged_indexes: dict[IndexId, IntegrityError] = {}
         found = read_damage(repository)
         self.marks = None if found is None else found[1]
+        self._marked: set[PackId] = set()
+        if self.marks is not None:
+            self._marked = {*self.marks.packs, *(pack for pack, _, _ in self.marks.objects)}
         self._checked: dict[PackId, CheckedPack] = {}
-        """Packs that were read as a whole."""
+        """Packs that were read as a whole: those that are damaged, marked, or could not be asked for."""
         self.lost: Heads = np.zeros(0, np.uint64)
         """Heads of the ids of needed objects that can't be read."""
         self.at_risk: Heads = np.zeros(0, np.uint64)
         """The same of those that only a pack with a damaged table has."""
         self.named: set[tuple[ObjectKind, Id]] = set()
         """The needed objects that can't be read, or are at risk."""
+
+    @property
+    def rows(self) -> IndexRows:
+        """The rows of all index files, as they were when they were first asked for."""
+        with self._lock:
+            return self._rows or self._read_rows()
+
+    def _read_rows(self) -> IndexRows:
+        self._listings += 1
+        self.damaged_indexes.clear()
+        self._rows = IndexRows(
+            self.repository,
+            self._scratch / f"indexes-{self._listings}",
+            damaged=self.damaged_indexes,
+            copies_from=math.inf if self._full else FILTERED_BYTES,
+        )
+        return self._rows
 
     # --- names and commits
 
@@ -202,8 +241,7 @@ class Verifier:
         def found(kind: ObjectKind, ids: bytes) -> None:
             self.needed.add(ids)
 
-        damaged = {fault.name for fault in self.result.faults if fault.what == "commit"}
-        commits = [one for one in self.result.names if str(one) not in damaged]
+        commits = self.whole_commits()
         self._progress.start(None, None)
         try:
             reach(self.objects, commits, found, Seen(), self._progress)
@@ -220,52 +258,53 @@ class Verifier:
 
         only_needed: packs without anything that the commits refer to are passed over.
         """
-        rows = self.rows = AllRows(self.objects)
-        for index_id, error in rows.damaged.items():
+        rows = self.rows
+        for index_id, error in self.damaged_indexes.items():
             self.result.faults.append(Fault("index", str(index_id), error.message, error.hint))
-        listed = {
-            pack: item.size
-            for item in self.repository.store.list(keys.PACK_PREFIX)
-            if (pack := keys.parse_pack_key(item.key)) is not None
-        }
-        self.result.packs_seen = len(listed)
-        sizes = rows.expected_sizes()
-        doubtful = self._doubtful(
-            {
-                pack: int(size)
-                for pack, size in zip(rows.packs, sizes, strict=True)
-                if listed.get(pack, -1) < size
-            }
-        )
-        if self.marks is not None:
-            doubtful |= {*self.marks.packs, *(pack for pack, _, _ in self.marks.objects)}
+        there = np.zeros(len(rows.packs), np.int64)
+        listing = self.repository.store.list(keys.PACK_PREFIX)
+        while batch := list(islice(listing, _KEYS)):
+            items = [
+                (pack, item.size) for item in batch if (pack := keys.parse_pack_key(item.key)) is not None
+            ]
+            self.result.packs_seen += len(items)
+            at = rows.packs.places(pack for pack, _ in items)
+            there[at[at >= 0]] = np.array([size for _, size in items], np.int64)[at >= 0]
+        expected = rows.expected_sizes()
+        doubtful = self._doubtful(np.flatnonzero(there < expected), expected)
+        doubtful |= self._marked
         if only_needed:
-            doubtful &= self._needed_packs()
+            needed = self._needed_packs()
+            doubtful = {one for one in doubtful if needed[rows.packs.places([one])[0]]}
         self.read_packs(sorted(doubtful - self._checked.keys()))
 
-    def _doubtful(self, sizes: dict[PackId, int]) -> set[PackId]:
-        """Return those of these packs that are not there with so many bytes. Each is looked for, as a listing may have
+    def _doubtful(self, places: NDArray[np.int64], expected: NDArray[np.uint32]) -> set[PackId]:
+        """Return those of these packs that have fewer bytes than expected. Each is looked for, as a listing may have
         ended early."""
         found: set[PackId] = set()
-        packs = list(sizes)
-        for start in range(0, len(packs), _AT_ONCE):
-            some = packs[start : start + _AT_ONCE]
-            for pack, there in zip(some, together([partial(self._size, one) for one in some]), strict=True):
-                if there < sizes[pack]:
-                    found.add(pack)
+        packs = self.rows.packs
+        for start in range(0, len(places), _AT_ONCE):
+            some = places[start : start + _AT_ONCE]
+            for at, there in zip(
+                some, together([partial(self._size, packs[int(one)]) for one in some]), strict=True
+            ):
+                if there < expected[at]:
+                    found.add(packs[int(at)])
         return found
 
     def _size(self, pack: PackId) -> int:
         key = keys.pack_key(pack)
         return next((item.size for item in self.repository.store.list(key) if item.key == key), -1)
 
-    def _needed_packs(self) -> set[PackId]:
-        assert self.rows is not None
-        found: set[int] = set()
+    def _needed_packs(self) -> NDArray[np.bool_]:
+        """Return for each pack of the rows, and for any other, whether it has something that the commits refer to."""
+        found = np.zeros(len(self.rows.packs) + 1, np.bool_)
         for first in range(256):
-            rows, heads = self.rows.bucket(first)
-            found.update(np.unique(rows["pack"][is_in(heads, self.needed.bucket(first))]).tolist())
-        return {self.rows.packs[one] for one in found}
+            rows = self.rows.bucket(first)
+            found[
+                rows["pack"][is_in(rows["head"], self.needed.bucket(first)) & (rows["where"] == IN_PACK)]
+            ] = True
+        return found
 
     def read_packs(self, packs: Iterable[PackId]) -> None:
         """Read whole packs, and note what is damaged."""
@@ -275,9 +314,12 @@ class Verifier:
 
     def read_needed(self) -> None:
         """Read every pack that has something that the commits refer to."""
-        if self.rows is None:
-            self.rows = AllRows(self.objects)
-        self.read_packs(sorted(self._needed_packs() - self._checked.keys()))
+        packs = self.rows.packs
+        self.read_packs(
+            pack
+            for at in np.flatnonzero(self._needed_packs())
+            if (pack := packs[int(at)]) not in self._checked
+        )
 
     def read_slices(self, schedule: Schedule, seconds: float | None) -> None:
         """Read the packs of the store, slice by slice, until the time is over: at least one slice, and each once."""
@@ -323,29 +365,37 @@ class Verifier:
             yield slice_, None
 
     def _rows_of(self, pack: PackId) -> list[tuple[ObjectKind, Id, Location]]:
-        rows = self.rows or AllRows(self.objects)
-        return rows.of_packs({pack})[pack]
+        return self.rows.of_packs({pack})[pack]
 
     def _add(self, checked: CheckedPack) -> None:
         self.result.packs_read += not checked.gone
         self.result.bytes_read += checked.size
         self._progress.advance(bytes=checked.size, transferred=checked.size)
-        self._checked[checked.pack] = msgspec.structs.replace(checked, rows=())
+        if not checked.is_whole or checked.pack in self._marked:
+            self._checked[checked.pack] = msgspec.structs.replace(checked, rows=())
         if checked.failure is not None:
             self.result.unasked.append(checked)
         elif checked.fault is not None:
             self.result.packs.append(checked)
 
+    def look_at_hints(self) -> None:
+        """Find the filters and locators that are damaged. One that is missing is no damage."""
+        for hint in wrong_hints(self.repository, self.rows, self.whole_commits()):
+            if hint.is_damaged:
+                text = f"the {hint.what} of {hint.of} is damaged ({hint.key}): what it is about takes more requests"
+                self.result.faults.append(Fault(hint.what, hint.of, text, "dsv verify --repair"))
+
+    def whole_commits(self) -> list[CommitId]:
+        """Return the commits that are not damaged themselves."""
+        damaged = {fault.name for fault in self.result.faults if fault.what == "commit"}
+        return [one for one in self.result.names if str(one) not in damaged]
+
     # --- losses
 
     def compare(self) -> None:
         """Find out which needed objects can't be read, as far as what was read shows, and which paths they make up."""
-        if self.rows is None:
-            self.rows = AllRows(self.objects)
         if any(one.gone for one in self.result.packs):
-            self.rows = AllRows(
-                self.objects
-            )  # gc may have deleted packs since, and the index files that named them
+            self._read_rows()  # gc may have deleted packs since, and the index files that named them
         damaged = {one.pack: one for one in self.result.packs}
         bad_packs = self._numbers(one for one, what in damaged.items() if what.unread)
         doubtful = self._numbers(one for one, what in damaged.items() if _is_table(what))
@@ -354,26 +404,26 @@ class Verifier:
         lost, at_risk = [], []
         self.named = set()
         for first in range(256):
-            rows, heads = self.rows.bucket(first)
+            rows = self.rows.bucket(first)
+            heads, elsewhere = rows["head"], rows["where"] == ERASED
             good = (rows["where"] == IN_PACK) & ~np.isin(rows["pack"], bad_packs)
             for at in np.flatnonzero(np.isin(rows["pack"], partly) & good):
                 ((kind, one, where),) = self.rows.decoded(rows[at : at + 1])
                 good[at] = (where.pack, kind, one) not in bad
             needed = self.needed.bucket(first)
-            there = is_in(needed, np.unique(heads[good | is_elsewhere(rows)]))
+            there = is_in(needed, np.unique(heads[good | elsewhere]))
             lost.append(needed[~there])
             safe = good & ~np.isin(rows["pack"], doubtful)
-            at_risk.append(needed[there & ~is_in(needed, np.unique(heads[safe | is_elsewhere(rows)]))])
+            at_risk.append(needed[there & ~is_in(needed, np.unique(heads[safe | elsewhere]))])
             unsafe = rows[is_in(heads, np.union1d(lost[-1], at_risk[-1])) & (rows["where"] == IN_PACK)]
             self.named.update((kind, one) for kind, one, _ in self.rows.decoded(unsafe))
         self.lost, self.at_risk = np.concatenate(lost), np.concatenate(at_risk)
         self.result.lost_objects, self.result.at_risk = len(self.lost), len(self.at_risk)
         self.result.lost = self._parts() if len(self.lost) else []
 
-    def _numbers(self, packs: Iterable[PackId]) -> NDArray[np.uint32]:
-        assert self.rows is not None
-        found = [self.rows.number(one) for one in packs]
-        return np.array([one for one in found if one is not None], np.uint32)
+    def _numbers(self, packs: Iterable[PackId]) -> NDArray[np.int64]:
+        found = self.rows.packs.places(packs)
+        return found[found >= 0]
 
     def _parts(self) -> list[Lost]:
         losses = Losses(self.objects, self.lost)
@@ -426,8 +476,9 @@ class Verifier:
             self.marks = changed
 
     def _may_be_missing(self, one: tuple[ObjectKind, Id]) -> bool:
-        kind, object_id = one
-        return self.objects.indexes.find(kind, object_id, usable=self.objects.packs.may_rely) is None
+        with suppress(IntegrityError):  # of an index file: what it has is not known
+            return self.objects.indexes.find(*one, usable=self.objects.packs.may_rely) is None
+        return True
 
 
 def _is_table(checked: CheckedPack) -> bool:

@@ -1,0 +1,120 @@
+"""Filters of index files and locators of commits: they only save requests, and follow from indexes and packs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+
+from dsv.errors import IntegrityError, NotFound, Unsupported
+from dsv.format import index, keys
+from dsv.format.index import FILTER_MAX, Index, encode_filter
+from dsv.format.locator import MAX_ROWS, Location, Locator, ObjectKind, largest
+from dsv.repo.objects import indexes
+from dsv.repo.repository import Repository
+from dsv.repo.tree.read import TreeReader
+from dsv.store.base import StoreMissing, TooLargeError, together
+from dsv.upkeep.index_rows import IndexRows
+from dsv.values.ids import CommitId, Id, IndexId
+
+_AT_ONCE = 128
+_LOCATOR_MAX = largest(MAX_ROWS)
+_UNREADABLE = (IntegrityError, NotFound, Unsupported)
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """A filter or a locator that is missing or wrong."""
+
+    what: str
+    """`filter` or `locator`."""
+    of: str
+    """The id of its index file or commit."""
+    key: str
+    is_there: bool
+    is_damaged: bool
+    """It is there, and is not what any dsv has put there. Else it gives a place that is lost since."""
+    right: bytes
+    """What belongs there."""
+
+
+def wrong_hints(repository: Repository, rows: IndexRows, commits: Iterable[CommitId]) -> Iterator[Hint]:
+    """Yield the filters of these index files and the locators of these commits that are missing or wrong.
+
+    Nothing is said of what can't be known, as an index is damaged, or as a root is lost.
+    """
+    for index_id, found in rows.files.items():
+        if len(found) * index.ROW_SIZE >= indexes.FILTERED_BYTES:
+            hint = _filter(repository, index_id)
+            if hint is not None:
+                yield hint
+    waiting = list(commits)
+    for start in range(0, len(waiting), _AT_ONCE):
+        calls = [partial(_locator, repository, one) for one in waiting[start : start + _AT_ONCE]]
+        yield from (hint for hint in together(calls) if hint is not None)
+
+
+def _read(repository: Repository, key: str, limit: int) -> bytes | None:
+    """Return what the store has there, b"" if that is too much to be right, and None if there is nothing."""
+    try:
+        return bytes(repository.store.get(key, limit))
+    except TooLargeError:
+        return b""
+    except StoreMissing:
+        raise
+    except NotFound:
+        return None
+
+
+def _filter(repository: Repository, index_id: IndexId) -> Hint | None:
+    data = _read(repository, keys.index_key(index_id), index.FILE_MAX)
+    try:
+        right = encode_filter(index_id, Index.parse(data or b"", str(index_id)))
+    except (*_UNREADABLE, ValueError):
+        return None  # it has gone since, or is damaged, which is said elsewhere
+    key = keys.index_filter_key(index_id)
+    there = _read(repository, key, FILTER_MAX)
+    is_there = there is not None
+    return None if there == right else Hint("filter", str(index_id), key, is_there, is_there, right)
+
+
+def _locator(repository: Repository, commit_id: CommitId) -> Hint | None:
+    key, packs = keys.locator_key(commit_id), repository.objects.packs
+    known, good = list[list[Location]](), list[list[Location]]()
+    with suppress(*_UNREADABLE):
+        for kind, one in _listed(repository, commit_id):
+            known.append(_places(repository, kind, one))
+            good.append([where for where in known[-1] if packs.may_rely(kind, one, where.pack)])
+    if not good or not all(good) or len(good) > MAX_ROWS:
+        return None
+    there = _read(repository, key, _LOCATOR_MAX)
+    found: list[Location] | None = None
+    with suppress(*_UNREADABLE):
+        found = list(Locator.decode(there or b"", MAX_ROWS).locations())
+    if found is not None and _fits(found, good):
+        return None
+    is_damaged = there is not None and (found is None or not _fits(found, known))
+    right = Locator.of(places[0] for places in good).encode()
+    return Hint("locator", str(commit_id), key, there is not None, is_damaged, right)
+
+
+def _fits(found: list[Location], places: list[list[Location]]) -> bool:
+    return len(found) == len(places) and all(one in known for one, known in zip(found, places, strict=True))
+
+
+def _listed(repository: Repository, commit_id: CommitId) -> list[tuple[ObjectKind, Id]]:
+    """Return what the commit's locator gives a place of."""
+    objects = repository.objects
+    if repository.format.node_locators:
+        return [(ObjectKind.NODE, objects.commit(commit_id).root)]
+    tree = TreeReader(objects, commit_id)
+    nodes = [(kind, one) for kind, one, _ in tree.nodes()]
+    return [*nodes, *((ObjectKind.SEGMENT, leaf.id) for leaf in tree.leaves())]
+
+
+def _places(repository: Repository, kind: ObjectKind, object_id: Id) -> list[Location]:
+    indexes = repository.objects.indexes
+    if indexes.find(kind, object_id) is None:  # of an index file that appeared meanwhile
+        indexes.refresh()
+    return list(dict.fromkeys(indexes.places(kind, object_id)))

@@ -170,6 +170,29 @@ def test_slices_that_another_machine_makes_smaller_are_all_read(
     assert found.packs_read == len(list((Path(ann.store) / "packs").glob("*/*"))) and found.is_whole
 
 
+def test_what_another_machine_verifies_meanwhile_is_not_read_again(
+    ann: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced_often(ann, 12)
+    bob = on_another_machine(ann, "bob")
+    note, others = schedule.Schedule.note, list[Verification]()
+
+    def noting(self: schedule.Schedule, done: Iterable[int]) -> None:
+        if not others:
+            others.append(Verification())
+            others[0] = verify(bob.context(ann.home), VerifyRequest(budget=1e6))
+        note(self, done)
+
+    monkeypatch.setattr(schedule.Schedule, "note", noting)
+    monkeypatch.setattr("dsv.upkeep.verify._NOTE_SECONDS", -1.0)
+    first = verify(ann.context(), VerifyRequest(budget=1e6))
+    packs = len(list((Path(ann.store) / "packs").glob("*/*")))
+    assert others[0].packs_read == packs and first.packs_read < packs / 4
+    assert first.oldest and others[0].oldest
+    again = verify(ann.context(), VerifyRequest(budget=1e6))
+    assert again.packs_read == packs  # the next time all of them are read again
+
+
 def test_a_budget_run_finds_damage_and_says_what_was_lost(ann: Person) -> None:
     flip(ann, ObjectKind.CHUNK)
     found = verify(on_another_machine(ann, "bob").context(ann.home), VerifyRequest(budget=60.0))

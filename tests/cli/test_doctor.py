@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from dsv.api.doctor import LITTLE_ROOM
+from dsv.format.locator import ObjectKind
 from dsv.store.base import Bytes, Put
 from dsv.store.directory import DirectoryStore
-from tests.kit.dsv import Dsv, assert_documented
+from tests.api.test_damage_marks import flip
+from tests.kit.dsv import Dsv, assert_documented, write_files
+from tests.kit.people import Person
 from tests.privileges import modes_count
 
 
@@ -157,3 +160,22 @@ def test_a_workspace_of_another_store(pets: Dsv, tmp_path: Path) -> None:
     found = findings(pets, "--store", str(other), code=1)
     assert found["workspace"]["state"] == "fail"
     assert os.fspath(other) in found["workspace"]["text"]
+
+
+def test_what_is_known_of_contents(pets: Dsv) -> None:
+    """`doctor` and `store check` read none, and say so; what `verify` has found they report."""
+    assert "never read" in findings(pets)["contents"]["text"]
+    pets.ok("verify", "--full")
+    assert "every pack since 20" in findings(pets)["contents"]["text"]
+    store = pets.ok("config", "store").out.strip()
+    flip(Person(pets.home, store), ObjectKind.CHUNK)
+    assert "damage would not be seen" in findings(pets)["contents"]["text"]
+    assert pets("verify", "--full").code == 5
+    for command in (["doctor"], ["store", "check"]):
+        items = {item["check"]: item for item in pets(*command, "--json").json["items"]}
+        assert items["contents"]["state"] == "fail" and "dsv verify" in items["contents"]["hint"]
+    pets.ok("sync")
+    write_files(pets.cwd, {"a.txt": b"alpha\n"})  # of the first commit
+    pets.ok("sync")
+    pets.ok("verify")
+    assert findings(pets)["contents"]["state"] == "ok"

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import random
 import tempfile
+import tracemalloc
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +17,15 @@ from dsv.format import index, keys
 from dsv.format.codec import Codec
 from dsv.format.index import Index, IndexBuilder
 from dsv.format.locator import Location, ObjectKind
+from dsv.format.pack import FOOTER_SIZE
 from dsv.repo.merge_indexes import merge_indexes
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import Store
+from dsv.store.base import Item, Store
 from dsv.store.memory import MemoryStore
 from dsv.store.opened import OpenStore
 from dsv.upkeep.index_rows import IndexRows, PackList, id_of
+from dsv.upkeep.verify import Verifier
 from dsv.values.ids import ChunkId, Id, PackId
 from tests.kit.repositories import WRITER, commit, create
 from tests.store.wrapper import Wrapper
@@ -203,3 +208,42 @@ def test_a_list_of_packs_is_a_sequence() -> None:
     assert np.searchsorted(found.column, np.frombuffer(packs[3], "S16"))[0] == 3
     with pytest.raises(IndexError):
         found[5]
+
+
+@pytest.mark.parametrize("count", [1 << 17, pytest.param(1 << 20, marks=pytest.mark.exhaustive)])
+def test_a_million_packs_take_little_memory(tmp_path: Path, count: int) -> None:
+    files = 4
+    names = random.Random(5).randbytes(16 * count)
+    repository = create(MemoryStore())
+    size = 8 + 100 + 52 + FOOTER_SIZE
+    with Session.open(repository, WRITER) as session:
+        for number in range(files):
+            builder = IndexBuilder()
+            for at in range(16 * number, 16 * count, 16 * files):
+                place = Location(PackId(names[at : at + 16]), 8, 100, 100, Codec.RAW)
+                builder.add(ObjectKind.CHUNK, Id(names[at : at + 16] * 2), place)
+            session.put_index(builder.finish())
+        session.close()
+
+    class Listed(Wrapper):
+        def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+            if prefix != keys.PACK_PREFIX:
+                yield from self.inner.list(prefix, start_after)
+                return
+            for at in range(0, 16 * count, 16):
+                yield Item(keys.pack_key(PackId(names[at : at + 16])), size)
+
+    folder = tmp_path / "scratch"
+    repository = Repository.open(Listed(repository.store), None)
+    tracemalloc.start()
+    try:
+        verifier = Verifier(repository, WRITER, folder, full=True)
+        assert len(verifier.rows.packs) == count
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        verifier.look_at_packs(only_needed=False)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert verifier.result.packs_seen == count and not verifier.result.packs_read
+    assert held < 24 * count + (4 << 20) and peak < 64 * count + (4 << 20), (held, peak)

@@ -24,6 +24,7 @@ from dsv.errors import Denied, DsvError, NotFound
 from dsv.fs.attributes import server_time
 from dsv.fs.process import host_name
 from dsv.fs.system import kind_of, name_of
+from dsv.repo.damage import read_damage
 from dsv.repo.repository import Repository
 from dsv.run.engine_list import ENGINES, engine_of
 from dsv.run.engines.base import NoEngine
@@ -31,7 +32,8 @@ from dsv.store.base import Store
 from dsv.store.opened import OpenStore, split_of
 from dsv.store.options import StoreOptions
 from dsv.store.probe import KEYS, PROCESSES, THREADS, Proof, prove, prove_data, race
-from dsv.values.units import format_bytes
+from dsv.upkeep.schedule import Schedule
+from dsv.values.units import format_bytes, rfc3339
 
 CLOCK_SECONDS = 60.0
 """A clock that differs by more is reported: S3 refuses requests from 15 minutes on, and times in records mislead."""
@@ -149,6 +151,10 @@ def _reading(context: Context, store: OpenStore) -> Generator[Finding, None, boo
         return False
     counted = f"{datasets:,} dataset{'' if datasets == 1 else 's'}"
     yield _ok("read", f"{store.url} has {counted}, and answered in {first * 1000:.0f} ms")
+    try:
+        yield _contents(context, repository)
+    except DsvError as error:
+        yield _failed("contents", error)
     split = split_of(store)
     if split is not None:
         yield _ok("names are in", f"{split.names.url}; the rest of the store is in {split.data.url}")
@@ -161,6 +167,22 @@ def _reading(context: Context, store: OpenStore) -> Generator[Finding, None, boo
             "dsv config shows where the store's setting comes from",
         )
     return repository.format.single_writer
+
+
+def _contents(context: Context, repository: Repository) -> Finding:
+    """Return what is known of the bytes of the store's packs, which are not read here."""
+    found = read_damage(repository)
+    if found is not None and found[1].missing:
+        many = f"{len(found[1].missing):,}{'' if found[1].all_missing else ' or more'}"
+        text = f"{many} objects were lost when dsv verify last looked: commits that have them can't be read"
+        return Finding("contents", State.FAIL, text, "dsv verify lists what is lost; dsv verify --repair")
+    read = Schedule(repository, context.writer).oldest()
+    last = (
+        f"dsv verify has read every pack since {rfc3339(read * 1000)}"
+        if read
+        else "some packs were never read"
+    )
+    return _ok("contents", f"not read here, so that damage would not be seen; {last}")
 
 
 def _writing(store: Store, *, single_writer: bool) -> Iterator[Finding]:

@@ -322,11 +322,15 @@ class Verifier:
         )
 
     def read_slices(self, schedule: Schedule, seconds: float | None) -> None:
-        """Read the packs of the store, slice by slice, until the time is over: at least one slice, and each once."""
+        """Read the packs of the store, slice by slice, until the time is over: at least one slice, and each once.
+
+        With a time, what others verify meanwhile is left out.
+        """
         count = sum(1 for _ in self.repository.store.list(keys.pack_search_prefix("00"))) * 256
         schedule.fit(count)
         ends = None if seconds is None else time.monotonic() + seconds
         digits, left = schedule.digits, set(range(len(schedule.times)))
+        newest = max(schedule.times)
         while left:
             noted = time.monotonic()
             done: list[int] = []
@@ -347,6 +351,8 @@ class Verifier:
                 scale = 16 ** (schedule.digits - digits)
                 left = {one * scale + part for one in left for part in range(scale)}
                 digits = schedule.digits
+            if ends is not None:
+                left = {one for one in left if schedule.times[one] <= newest}
             if ends is not None and time.monotonic() >= ends:
                 break
         self.result.oldest = schedule.oldest()

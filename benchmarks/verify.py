@@ -1,10 +1,10 @@
 """The speed of `dsv verify --full`, beside that of reading the packs and hashing them alone.
 
     python -m benchmarks.verify                        in a folder of its own
-    python -m benchmarks.verify --folder /dev/shm/x --mebibytes 2048
+    python -m benchmarks.verify --folder /data/x --mebibytes 2048
 
 Two stores are made, of large files and of small ones. Then, in turns and in one run: every pack is read, its bytes are
-hashed, each object in it is unpacked and hashed, by two threads and without a look at anything else; and
+hashed, each object in it is unpacked and hashed, without a look at anything else; and
 `dsv verify --full` verifies the store. The ratio is of the best of each; that of processor time does not depend on what
 else the machine does.
 """
@@ -15,6 +15,7 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,7 +44,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the stores are made, and removed")
     parser.add_argument("--mebibytes", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--threads", type=int, default=2, help="of what is compared with; 1: as a plain loop does"
+    )
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder is removed
     folder = Path(tempfile.mkdtemp(prefix="dsv-verify-", dir=options.folder))
     try:
         for size, what in (
@@ -51,12 +56,15 @@ def main() -> None:
             (100 << 10, "files of 100 KiB"),
             (10 << 10, "files of 10 KiB"),
         ):
-            measure(folder / what.replace(" ", "-"), size, options.mebibytes << 20, options.rounds, what)
+            measure(folder / what.replace(" ", "-"), size, what, options)
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def measure(folder: Path, size: int, total: int, rounds: int, what: str) -> None:
+def measure(folder: Path, size: int, what: str, options: argparse.Namespace) -> None:
+    total, rounds = options.mebibytes << 20, options.rounds
     store, work, home = folder / "store", folder / "work", folder / "home"
     for one in (work, home):
         one.mkdir(parents=True)
@@ -74,7 +82,7 @@ def measure(folder: Path, size: int, total: int, rounds: int, what: str) -> None
     plain, verified, quick, work_alone, work_of_dsv = [], [], [], [], []
     for _ in range(rounds):
         begin, worked = time.monotonic(), time.process_time()
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(options.threads) as pool:
             objects = sum(pool.map(hashed, packs))
         plain.append(time.monotonic() - begin)
         work_alone.append(time.process_time() - worked)

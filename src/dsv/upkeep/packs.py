@@ -63,7 +63,7 @@ def check_packs(
 
     rows_of: what an index says of a pack whose own table is damaged.
     """
-    threads = min(8, 2 * processors() + 2)
+    threads = min(8, 2 * processors())
     waiting: deque[tuple[T, Future[CheckedPack] | None]] = deque()
     pool = objects.threads.pool(threads)
     try:

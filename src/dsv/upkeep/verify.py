@@ -410,20 +410,25 @@ class Verifier:
         lost, at_risk = [], []
         self.named = set()
         for first in range(256):
-            rows = self.rows.bucket(first)
+            rows, needed = self.rows.bucket(first), self.needed.bucket(first)
             heads, elsewhere = rows["head"], rows["where"] == ERASED
-            good = (rows["where"] == IN_PACK) & ~np.isin(rows["pack"], bad_packs)
-            for at in np.flatnonzero(np.isin(rows["pack"], partly) & good):
+            good = rows["where"] == IN_PACK
+            if len(bad_packs):
+                good &= ~np.isin(rows["pack"], bad_packs)
+            for at in np.flatnonzero(np.isin(rows["pack"], partly) & good) if len(partly) else ():
                 ((kind, one, where),) = self.rows.decoded(rows[at : at + 1])
                 good[at] = (where.pack, kind, one) not in bad
-            needed = self.needed.bucket(first)
-            there = is_in(needed, np.unique(heads[good | elsewhere]))
+            there = is_in(needed, heads[good | elsewhere])
             lost.append(needed[~there])
-            safe = good & ~np.isin(rows["pack"], doubtful)
-            at_risk.append(needed[there & ~is_in(needed, np.unique(heads[safe | elsewhere]))])
-            unsafe = rows[is_in(heads, np.union1d(lost[-1], at_risk[-1])) & (rows["where"] == IN_PACK)]
-            self.named.update((kind, one) for kind, one, _ in self.rows.decoded(unsafe))
-        self.lost, self.at_risk = np.concatenate(lost), np.concatenate(at_risk)
+            if len(doubtful):
+                safe = (good & ~np.isin(rows["pack"], doubtful)) | elsewhere
+                at_risk.append(needed[there & ~is_in(needed, heads[safe])])
+            wrong = np.union1d(lost[-1], at_risk[-1] if len(doubtful) else lost[-1])
+            if len(wrong):
+                unsafe = rows[is_in(heads, wrong) & (rows["where"] == IN_PACK)]
+                self.named.update((kind, one) for kind, one, _ in self.rows.decoded(unsafe))
+        self.lost = np.concatenate(lost)
+        self.at_risk = np.concatenate([self.at_risk[:0], *at_risk])
         self.result.lost_objects, self.result.at_risk = len(self.lost), len(self.at_risk)
         self.result.lost = self._parts() if len(self.lost) else []
 

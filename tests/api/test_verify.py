@@ -187,7 +187,7 @@ def test_what_another_machine_verifies_meanwhile_is_not_read_again(
     monkeypatch.setattr("dsv.upkeep.verify._NOTE_SECONDS", -1.0)
     first = verify(ann.context(), VerifyRequest(budget=1e6))
     packs = len(list((Path(ann.store) / "packs").glob("*/*")))
-    assert others[0].packs_read == packs and first.packs_read < packs / 4
+    assert others[0].packs_read == packs and first.packs_read < packs
     assert first.oldest and others[0].oldest
     again = verify(ann.context(), VerifyRequest(budget=1e6))
     assert again.packs_read == packs  # the next time all of them are read again

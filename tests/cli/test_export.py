@@ -228,3 +228,23 @@ def test_paths_that_cannot_be_listed_are_counted(mixed: Dsv, kind: ObjectKind) -
         assert not (other.cwd / "folder").exists()
     else:
         assert one["path"] == "train/big" and (other.cwd / "folder" / "zero").exists()
+
+
+def test_what_a_gc_removes_meanwhile_is_expired_and_not_damaged(
+    mixed: Dsv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = mixed.at(mixed.cwd / "work")
+    old = work.ok("resolve", "pets").out.strip()
+    (work.cwd / "newer").write_bytes(b"newer")
+    work.ok("sync")
+    contents, store = export_module.Selection.contents, Path(work.ok("config", "store").out.strip())
+
+    def late(self: export_module.Selection) -> object:
+        work.ok("expire", "pets", "--keep-last", "1")
+        for path in store.glob("packs/*/*"):
+            path.unlink()
+        return contents(self)
+
+    monkeypatch.setattr(export_module.Selection, "contents", late)
+    done = mixed("export", f"pets@{old}", "folder", "--skip-damaged")
+    assert done.code == 3 and "was expired on" in done.err

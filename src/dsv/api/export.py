@@ -6,10 +6,13 @@ from typing import IO
 
 from dsv.api.context import Context
 from dsv.api.mirrors import reading
+from dsv.errors import IntegrityError
 from dsv.exchange.export import Exported, Selection, refuse_shards, write_tar
 from dsv.exchange.export import export_path as write_path
 from dsv.exchange.export_url import UrlExport
 from dsv.exchange.remote import open_place
+from dsv.repo.expiry import explained
+from dsv.repo.repository import Repository
 from dsv.store.options import StoreOptions
 from dsv.values.names import Target
 
@@ -25,7 +28,7 @@ def export_stream(
         commit = context.resolve(repository, target).commit
         selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged)
         write_tar(selection, out)
-        return selection.exported()
+        return _checked(repository, selection.exported())
 
 
 def export_path(context: Context, target: Target, to: str, *, skip_damaged: bool = False) -> Exported:
@@ -39,7 +42,7 @@ def export_path(context: Context, target: Target, to: str, *, skip_damaged: bool
         commit = context.resolve(repository, target).commit
         selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged)
         write_path(selection, to)
-        return selection.exported()
+        return _checked(repository, selection.exported())
 
 
 def export_url(
@@ -66,4 +69,15 @@ def export_url(
         selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged)
         notes = context.metadata / "stores" / str(repository.id) / "exports"
         export = UrlExport(place, url, notes, context.progress, force=force)
-        return export.tar(selection) if selection.becomes_tar(url) else export.files(selection)
+        done = export.tar(selection) if selection.becomes_tar(url) else export.files(selection)
+        return _checked(repository, done)
+
+
+def _checked(repository: Repository, done: Exported) -> Exported:
+    """Return the result. Raises what says so if the commit is expired, so that what is gone is not damaged."""
+    if done.damaged:
+        error = IntegrityError(done.damaged[0].text)
+        found = explained(repository, error)
+        if found is not error:
+            raise found
+    return done

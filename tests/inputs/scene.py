@@ -70,12 +70,16 @@ class Scene:
 
 
 def refused(result: Result, code: int, *said: str) -> None:
-    """One sentence that has all of these words, a hint, this exit code, and nothing else."""
+    """One sentence, perhaps with a list, that has all of these words, a hint, this exit code, and nothing else."""
     assert result.code == code, result
     assert result.out == "", result
     assert "Traceback" not in result.err
     told = result.err.splitlines()
-    *before, error, hint = told
+    *before, hint = told
+    listed = list[str]()
+    while before and before[-1].startswith("  "):
+        listed.insert(0, before.pop())
+    error = "\n".join([before.pop(), *listed])
     assert error.startswith("error: "), result
     assert hint.startswith("hint: "), result
     assert not any(line.startswith(("error:", "hint:")) for line in before), result

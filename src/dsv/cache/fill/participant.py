@@ -167,6 +167,8 @@ class FillParticipant:
     def _without(self, damaged: Mapping[bytes, IntegrityError]) -> IntegrityError:
         """Return the error for files that the store can't give, all that were met."""
         errors = [damaged[path] for path in sorted(damaged)]
+        if len(errors) == 1:
+            return errors[0]
         place = f"{self._directory.place.dataset_name}@{str(self._directory.place.commit)[:12]}"
         return IntegrityError(
             f"{place} is not cached, as {format_count(len(errors), 'file')} can't be read:"

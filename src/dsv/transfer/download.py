@@ -212,7 +212,9 @@ class Fetcher:
 
     def _elsewhere(self, tried: Location, piece: _Piece) -> Location | None:
         assert piece.chunk is not None
-        return self._objects.elsewhere(ObjectKind.CHUNK, tried, piece.chunk)
+        with suppress(IntegrityError):  # of an index file: it is told as this piece's
+            return self._objects.elsewhere(ObjectKind.CHUNK, tried, piece.chunk)
+        return None
 
     def _remote(self, wanted: Iterable[Wanted], plan: deque[_Piece]) -> Iterator[tuple[Location, _Piece]]:
         for file in wanted if self._objects.copy_of is None else map(self._with_copy, wanted):

@@ -7,7 +7,6 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from itertools import compress, count, islice
 from operator import eq
 
@@ -18,6 +17,7 @@ from dsv.format.codec import Codec
 from dsv.format.columns import cut, from_little, little, u32s
 from dsv.format.envelope import Buffer, damaged
 from dsv.format.locator import OBJECT_MAX, PACK_MAX, Location, ObjectKind
+from dsv.values.cached import cached
 from dsv.values.ids import Id, IndexId, PackId
 
 MAGIC = b"dsvindx1"
@@ -97,7 +97,7 @@ class Index:
         """The ids of the packs as they lie in the file, sorted."""
         return self._view[FIXED_SIZE : self._start]
 
-    @cached_property
+    @cached
     def packs(self) -> list[PackId]:
         return list(map(PackId, cut(bytes(self.pack_ids), 16)))
 

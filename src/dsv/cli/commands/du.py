@@ -122,7 +122,7 @@ def _write_store(call: Call, store: StoreUsed, url: str) -> None:
         (
             "expired",
             expired.alone,
-            f"of it, of {format_count(expired.commits, 'expired commit')}: gc frees it in time",
+            f"of these, of {format_count(expired.commits, 'expired commit')} alone",
         ),
         ("unused", store.unused.stored + packs.unindexed_bytes, "of no commit"),
         ("duplicates", store.duplicates.stored, "stored in several packs"),

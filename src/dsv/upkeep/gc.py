@@ -44,7 +44,7 @@ from dsv.upkeep.gc_rewrite import AT_ONCE, Copies, batches, replace_indexes
 from dsv.upkeep.ids import IdSet, Seen
 from dsv.upkeep.index_rows import IndexRows
 from dsv.upkeep.reach import reach
-from dsv.upkeep.roots import cut_short, list_all, read_roots
+from dsv.upkeep.roots import Known, cut_short, list_all, read_roots
 from dsv.values.ids import CommitId, IndexId, Nonce, PackId, SessionId
 from dsv.values.names import DatasetName
 from dsv.values.progress import NoProgress, Progress
@@ -142,6 +142,7 @@ class Collector:
         self._made = 0
         self._seen = Seen()
         self._reached: set[CommitId] = set()
+        self._named: Known = {}
         self._index_files: dict[IndexId, Index] = {}
         """Those that it has looked at: nobody changes an index file."""
         self._epochs: set[tuple[int, str]] = set()
@@ -246,7 +247,7 @@ class Collector:
         """Add what names refer to now. What was reached before is not walked again."""
         self._repository.refs.forget()
         self._repository.objects.indexes.renew()
-        roots = read_roots(self._repository, freed=self._freed)
+        roots = read_roots(self._repository, freed=self._freed, known=self._named)
         new = [one for one in roots.commits if one not in self._reached]
         self._progress.note(f"{len(roots.commits):,} commits are needed, {len(new):,} are looked at")
 

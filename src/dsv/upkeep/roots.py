@@ -23,6 +23,10 @@ from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 
 Freed = Callable[[DatasetName], Collection[CommitId]]
 """Return the commits of a dataset whose content may go, though a branch or a run names them."""
+Named = list[tuple[DatasetName | None, CommitId]]
+Known = dict[str, Named]
+"""The commits that moves, tags and run records name, by their keys. None of these records ever changes, so whoever
+looks again reads those alone that a listing has in addition."""
 
 _ROUNDS = 3
 """So often the names are listed until all listings agree: somebody may make a name meanwhile."""
@@ -69,12 +73,13 @@ def read_roots(
     repository: Repository,
     datasets: Iterable[DatasetName] | None = None,
     freed: Freed | None = None,
+    known: Known | None = None,
 ) -> Roots:
     """Return every commit that something names, with all its ancestors, but for those that are freed.
 
     These are all moves of all branches, deleted ones too, all tags and run records, and the verdicts of sessions that
     are not closed. datasets: what names commits of these alone, without sessions. freed: None for what the expiry logs
-    say.
+    say. known: what this process has read before, to which is added what it reads now.
 
     Raises `IntegrityError` if a listing or a branch's moves have a gap (`IncompleteListing`), or a record can't be
     read: an error never counts as absence. Sessions are listed first, so that a commit that is published meanwhile is
@@ -83,7 +88,7 @@ def read_roots(
     chosen = None if datasets is None else list(datasets)
 
     def look() -> Roots:
-        names = read_names(repository, chosen)
+        names = read_names(repository, chosen, {} if known is None else known)
         parents = Parents(repository.objects)
         found = kept(parents, names, freed or (lambda one: read_expiry(repository.refs, one).freed))
         if chosen is None:
@@ -93,16 +98,22 @@ def read_roots(
     return _until_complete(look)
 
 
-def read_names(repository: Repository, datasets: Iterable[DatasetName] | None = None) -> list[Name]:
+def read_names(
+    repository: Repository, datasets: Iterable[DatasetName] | None = None, known: Known | None = None
+) -> list[Name]:
     """Return everything that names a commit, as `read_roots`. Of the moves of a branch the last one comes first."""
     if datasets is not None:
         chosen = list(datasets)
         return [
             name
             for one in chosen
-            for name in (*names_of_refs(repository, one), *names_of_runs(repository, one))
+            for name in (*names_of_refs(repository, one, known), *names_of_runs(repository, one, known))
         ]
-    return [*_of_sessions(repository), *names_of_refs(repository, None), *names_of_runs(repository)]
+    return [
+        *_of_sessions(repository),
+        *names_of_refs(repository, None, known),
+        *names_of_runs(repository, None, known),
+    ]
 
 
 def kept(
@@ -216,9 +227,19 @@ def cut_short(store: Store, prefix: str, what: str) -> IncompleteListing:
     )
 
 
-def names_of_refs(repository: Repository, only: DatasetName | None) -> Iterator[Name]:
+def _together(known: Known, wanted: Iterable[tuple[str, Callable[[], Named]]]) -> list[Named]:
+    """Return what records name, by their keys; those that are not known are read at the same time."""
+    chosen = list(wanted)
+    new = [(key, read) for key, read in chosen if key not in known]
+    known.update(zip([key for key, _ in new], together([read for _, read in new]), strict=True))
+    return [known[key] for key, _ in chosen]
+
+
+def names_of_refs(
+    repository: Repository, only: DatasetName | None, known: Known | None = None
+) -> Iterator[Name]:
     """Yield what the moves of branches and the tags of a dataset name; None: of all datasets."""
-    store = repository.store
+    store, known = repository.store, {} if known is None else known
     prefix, depth = (keys.REFS_PREFIX, 3) if only is None else (keys.dataset_prefix(only), 2)
     branches: dict[tuple[DatasetName, BranchName], set[int]] = {}
     values, deleted = set[tuple[DatasetName, TagName]](), set[tuple[DatasetName, TagName]]()
@@ -228,34 +249,44 @@ def names_of_refs(repository: Repository, only: DatasetName | None) -> Iterator[
         elif (parsed := keys.parse_tag_key(item.key)) is not None:
             (deleted if parsed[2] else values).add(parsed[:2])
     for (dataset, branch), numbers in branches.items():
-        yield from _of_branch(repository, dataset, branch, numbers)
+        yield from _of_branch(repository, dataset, branch, numbers, known)
     gone = {one for one, _ in branches if repository.refs.deleted_dataset(one) is not None}
     for some in _batches(sorted(values - deleted)):
-        read = together([partial(_tag, repository, *one) for one in some])
-        for (dataset, tag), commit_id in zip(some, read, strict=True):
-            yield Name(dataset, commit_id, f"tag {dataset}@{tag}", holds=dataset not in gone)
+        read = _together(known, [(keys.tag_key(*one), partial(_tag, repository, *one)) for one in some])
+        for (dataset, tag), named in zip(some, read, strict=True):
+            for _, commit_id in named:
+                yield Name(dataset, commit_id, f"tag {dataset}@{tag}", holds=dataset not in gone)
 
 
 def _of_branch(
-    repository: Repository, dataset: DatasetName, branch: BranchName, numbers: set[int]
+    repository: Repository, dataset: DatasetName, branch: BranchName, numbers: set[int], known: Known
 ) -> Iterator[Name]:
     """Yield what the moves of a branch name, the last one first."""
-    last = max(numbers)
+    last, where = max(numbers), (dataset, branch)
     for some in _batches(range(last, -1, -1)):
-        read = together([partial(repository.refs.entry, dataset, branch, number) for number in some])
-        for number, entry in zip(some, read, strict=True):
-            if entry is None or number not in numbers:
-                lacked = keys.branch_key(dataset, branch, number)
-                what = f"{lacked} is gone" if entry is None else f"it lacked {lacked}"
-                raise cut_short(repository.store, keys.branch_prefix(dataset, branch), what)
-            if entry.commit is not None:
-                yield Name(dataset, entry.commit, f"{dataset}@{branch}", branch, holds=number == last)
+        read = [
+            (keys.branch_key(*where, number), partial(_move, repository, *where, number)) for number in some
+        ]
+        for number, named in zip(some, _together(known, read), strict=True):
+            if number not in numbers:
+                lacked = keys.branch_key(*where, number)
+                raise cut_short(repository.store, keys.branch_prefix(*where), f"it lacked {lacked}")
+            for _, commit_id in named:
+                yield Name(dataset, commit_id, f"{dataset}@{branch}", branch, holds=number == last)
 
 
-def _tag(repository: Repository, dataset: DatasetName, tag: TagName) -> CommitId:
+def _move(repository: Repository, dataset: DatasetName, branch: BranchName, number: int) -> Named:
+    entry = repository.refs.entry(dataset, branch, number)
+    if entry is None:
+        gone = f"{keys.branch_key(dataset, branch, number)} is gone"
+        raise cut_short(repository.store, keys.branch_prefix(dataset, branch), gone)
+    return [] if entry.commit is None else [(dataset, entry.commit)]
+
+
+def _tag(repository: Repository, dataset: DatasetName, tag: TagName) -> Named:
     value = read_record(TagValue.decode, repository.store, keys.tag_key(dataset, tag))
     repository.refs.check_names("tag", (value.dataset, value.tag), (dataset, tag))
-    return value.commit
+    return [(dataset, value.commit)]
 
 
 def _of_sessions(repository: Repository) -> Iterator[Name]:
@@ -303,21 +334,23 @@ class _Run(_Named):
 _RUN: Final = msgspec.json.Decoder(_Run)
 
 
-def names_of_runs(repository: Repository, only: DatasetName | None = None) -> Iterator[Name]:
+def names_of_runs(
+    repository: Repository, only: DatasetName | None = None, known: Known | None = None
+) -> Iterator[Name]:
     """Yield what the records of runs name. only: the runs of this dataset, or of all, and its commits alone."""
-    store = repository.store
+    store, known = repository.store, {} if known is None else known
     prefix, depth = (keys.RUNS_PREFIX, 2) if only is None else (keys.runs_prefix(only), 1)
     listed = [keys.parse_run_key(item.key) for item in list_all(store, prefix, depth)]
     parts = [one for one in listed if one is not None and _RUN_PART.fullmatch(one[2])]
     for some in _batches(parts):
-        read = together([partial(_run, store, *one) for one in some])
+        read = _together(known, [(keys.run_key(*one), partial(_run, store, *one)) for one in some])
         for (_, run, _), named in zip(some, read, strict=True):
             yield from (
                 Name(dataset, one, f"run {run}", holds=False) for dataset, one in dict.fromkeys(named)
             )
 
 
-def _run(store: Store, dataset: DatasetName, run: str, part: str) -> list[tuple[DatasetName, CommitId]]:
+def _run(store: Store, dataset: DatasetName, run: str, part: str) -> Named:
     """Return the commits that one part of a run's record names, each with its dataset."""
     key = keys.run_key(dataset, run, part)
     try:

@@ -7,6 +7,7 @@ import os
 import re
 import select
 import subprocess
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -40,6 +41,9 @@ from dsv.run.record import EndCause, JobRef, RunState, Usage
 from dsv.values.units import format_bytes
 
 CALL_SECONDS = 20.0
+_WORKING_FOLDER = "/proc" if sys.platform == "linux" else "/"
+"""Of an engine's program. conmon before 2.1.13 makes a file `oom` where it was started when a container exceeds its
+memory: in a workspace the next sync would publish it. Nothing can be made here."""
 
 _NEVER = "0001-01-01"  # how Go writes a time that was not set
 _NO_SUCH = re.compile(rb"no such (?:container|object)", re.IGNORECASE)
@@ -68,6 +72,7 @@ class ContainerProgram(LocalEngine):
             return subprocess.run(
                 [self.name, *arguments],
                 env=dict(self.environ),
+                cwd=_WORKING_FOLDER,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=seconds,
@@ -84,6 +89,7 @@ class ContainerProgram(LocalEngine):
         return subprocess.Popen(
             [self.name, *arguments],
             env={**self.environ, **(env or {})},
+            cwd=_WORKING_FOLDER,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -337,8 +337,8 @@ def test_a_dataset_of_the_hub_is_imported(pets: Dsv) -> None:
         ("sftp://host/x", "paramiko", "paramiko"),
         ("hf://datasets/team/pets", "huggingface_hub", "huggingface_hub"),
         ("https://host/x", "aiohttp", "aiohttp"),
-        ("gs://bucket/x", "gcsfs", "gcsfs"),
-        ("s3://bucket/x", "fsspec", "dsv-data[import]"),
+        ("gs://bucket/x", "gcsfs", "pip install gcsfs"),
+        ("s3://bucket/x", "fsspec", "pip install fsspec s3fs"),
     ],
 )
 def test_the_error_names_the_package_that_is_missing(

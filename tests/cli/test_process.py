@@ -59,12 +59,12 @@ def test_help_fits_eighty_columns(dsv: Dsv) -> None:
 @pytest.mark.parametrize(
     ("arguments", "banned"),
     [
-        (["--help"], ["typer", "rich", "boto3", "fsspec", "obstore", "blake3", "msgspec", "json"]),
-        (["--version"], ["typer", "rich", "boto3", "fsspec", "obstore", "blake3", "msgspec", "json"]),
-        (["sync", "--help"], ["rich", "pydantic", "boto3", "fsspec", "obstore"]),
+        (["--help"], ["typer", "rich", "botocore", "fsspec", "obstore", "blake3", "msgspec", "json"]),
+        (["--version"], ["typer", "rich", "botocore", "fsspec", "obstore", "blake3", "msgspec", "json"]),
+        (["sync", "--help"], ["rich", "pydantic", "botocore", "fsspec", "obstore"]),
         (
             ["config", "store"],
-            ["rich", "pydantic", "boto3", "fsspec", "obstore", "dsv.store.base", "dsv.repo"],
+            ["rich", "pydantic", "botocore", "fsspec", "obstore", "dsv.store.base", "dsv.repo"],
         ),
     ],
 )

@@ -277,12 +277,11 @@ def as_error(error: Exception, shown: str, done: str) -> DsvError:
 
 
 def missing_package(url: str, error: ImportError) -> Unsupported:
-    shown, package = hide_in_urls(url), _PACKAGES.get(kind_of(url))
-    more = f" {package}" if package else ""
+    shown = hide_in_urls(url)
     return Unsupported(
         f"{shown} needs a package that is not installed: {error}",
         subject=shown,
-        hint=f"pip install 'dsv-data[import]'{more}",
+        hint=f"pip install {_PACKAGES.get(kind_of(url), 'fsspec s3fs')}",
     )
 
 

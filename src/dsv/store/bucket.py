@@ -1,7 +1,7 @@
 """The effects of a bucket's own settings on a store in it.
 
 This uses AWS's calls, which Ceph, MinIO and StorageGRID have too. Settings that a server does not report, or reports
-only to administrators, are ignored. boto3 is imported here, when a new store is made.
+only to administrators, are ignored. botocore is imported here, when a new store is made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OFFLINE: Final = {"GLACIER", "DEEP_ARCHIVE"}
 
 
 class BucketSettings(msgspec.Struct, frozen=True):
-    """The settings as boto3 returns them; empty if unknown."""
+    """The settings as botocore returns them; empty if unknown."""
 
     lifecycle: Sequence[Mapping[str, Any]] = ()
     """Rules."""

@@ -1,4 +1,4 @@
-"""The usual AWS chain (keys, profiles, SSO, roles, instance metadata), through boto3's botocore.
+"""The usual AWS chain (keys, profiles, SSO, roles, instance metadata), through botocore.
 
 It is imported only if the options do not hold everything: that takes 150 ms.
 """
@@ -118,14 +118,13 @@ def _denied(url: str, error: Exception) -> Denied:
 def boto_client(
     url: str, options: StoreOptions, *, connect_timeout: float, read_timeout: float, attempts: int
 ) -> Any:
-    """Return boto3's client for the server of this s3:// URL. Raises `Denied`."""
-    import boto3.session
+    """Return botocore's client for the server of this s3:// URL. Raises `Denied`."""
     from botocore import UNSIGNED
     from botocore.config import Config
 
     access = aws_access(url, options)
     proxies = {"http": options.http_proxy, "https": options.https_proxy}
-    return boto3.session.Session(botocore_session=aws_session(url, options)).client(
+    return aws_session(url, options).create_client(
         "s3",
         endpoint_url=access.endpoint,
         region_name=access.region,

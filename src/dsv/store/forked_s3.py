@@ -1,6 +1,6 @@
 """S3 in a process that was forked from one that has used obstore, whose threads are not there any more.
 
-boto3 has no threads of its own. It takes more of a processor for each byte, and so is used nowhere else.
+botocore has no threads of its own. It takes more of a processor for each byte, and so is used nowhere else.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ ROOMS: list[set[str]] = [
     {"merge"},
     {"workspace", "cache", "exchange", "run", "upkeep"},
     {"api"},
-    {"", "cli"},  # the package itself: what programs import, and only when they ask for it
+    {"", "cli", "filesystem"},  # the package itself: what programs import, and only when they ask for it
 ]
 BELOW: dict[str, set[str]] = {
     room: set().union(*ROOMS[:level]) - {"reader"} if room != "reader" else set()

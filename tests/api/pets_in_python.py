@@ -44,10 +44,20 @@ def make_home(home: Path) -> Path:
     return home
 
 
-def of(home: Path, **more: object) -> dsv.Store:
+def make_store(home: Path, **environ: str) -> None:
+    """Somebody with a store in their home, or elsewhere as the environment says."""
+    (home / "first").mkdir()
+    made = of(home, cwd=home / "first", environ=environ_of(home) | environ)
+    init(made.context, home / "first", DatasetName.parse("first"))
+
+
+def environ_of(home: Path) -> dict[str, str]:
     environ = {"HOME": str(home), "PATH": "/usr/bin:/bin", "DSV_AUTHOR": "ann"}
-    environ |= {"DSV_STORE": str(home / "store"), "DSV_CACHE": str(home / "cache")}
-    return dsv.store(**{"environ": environ, "cwd": home, **more})  # type: ignore[arg-type]
+    return environ | {"DSV_STORE": str(home / "store"), "DSV_CACHE": str(home / "cache")}
+
+
+def of(home: Path, **more: object) -> dsv.Store:
+    return dsv.store(**{"environ": environ_of(home), "cwd": home, **more})  # type: ignore[arg-type]
 
 
 def close_all() -> None:

@@ -41,6 +41,10 @@ _LINKS = 40
 """Symlinks that are followed on the way to one file, as Linux does."""
 
 
+class IsFolder(UsageError):
+    """A folder where a file is needed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Info:
     """A path of a commit."""
@@ -166,6 +170,11 @@ class Commit:
         return str(self._resolved.dataset)
 
     @property
+    def branch(self) -> str | None:
+        """The branch by whose name it was opened."""
+        return self._resolved.branch
+
+    @property
     def author(self) -> str:
         return self._record.author
 
@@ -240,16 +249,21 @@ class Commit:
         export = export_url if "://" in place else export_path
         export(self._connection.reading, self._pinned(path), place)
 
-    def info(self, path: str) -> Info:
-        """Return what is at a path; symlinks are not followed. Raises `NotFound`."""
+    def info(self, path: str, *, follow: bool = False) -> Info:
+        """Return what is at a path; symlinks are not followed. Raises `NotFound`.
+
+        follow: return the file that symlinks lead to, with its own path. Raises `UsageError` for one to a folder.
+        """
         raw, tree = _raw(path), self._tree
         with self._opened.explaining():
             found = tree.entry(raw) if raw else None
-            if found is not None:
+            if found is not None and not (follow and found[0].kind is Kind.SYMLINK):
                 return _info(found[0])
-            if raw and next(tree.below(raw), None) is None:
-                raise self._no_path(raw)
-        return Info(_text(raw), "directory")
+            if found is None and (not raw or next(tree.below(raw), None) is not None):
+                return Info(_text(raw), "directory")
+            if follow:
+                return _info(self._followed(tree, raw)[0])
+        raise self._no_path(raw)
 
     def ls(self, path: str = "") -> list[Info]:
         """Return what is in a folder itself, by name; of a file only that. Raises `NotFound`."""
@@ -311,18 +325,23 @@ class Commit:
 
         Raises as `open`.
         """
-        layout = self._layout(path)
-        first, last, _ = slice(start, stop).indices(layout.entry.size)
-        return self._opened.read([(layout, first, max(first, last))], self._resolved.dataset)[0]
+        return self.read_ranges([(path, start, stop)])[0]
 
     def read_many(self, paths: Iterable[str]) -> dict[str, bytes]:
         """Return the bytes of many files by the given paths, in their order. Those that lie beside each other come with
         one request, whatever the order is. Raises as `open`, with nothing returned.
         """
         wanted = dict.fromkeys(paths)
-        layouts = self._layouts(wanted)
-        asked = [(layout, 0, layout.entry.size) for layout in layouts]
-        return dict(zip(wanted, self._opened.read(asked, self._resolved.dataset), strict=True))
+        return dict(zip(wanted, self.read_ranges([(path, 0, None) for path in wanted]), strict=True))
+
+    def read_ranges(self, ranges: Sequence[tuple[str, int, int | None]]) -> list[bytes]:
+        """Return the bytes of each `(path, start, stop)`, as `read_bytes` does, with as few requests as `read_many`."""
+        layouts = self._layouts([path for path, _, _ in ranges])
+        asked: list[tuple[Layout, int, int]] = []
+        for layout, (_, start, stop) in zip(layouts, ranges, strict=True):
+            first, last, _ = slice(start, stop).indices(layout.entry.size)
+            asked.append((layout, first, max(first, last)))
+        return self._opened.read(asked, self._resolved.dataset)
 
     def _chunks(self, path: str, start: int, stop: int) -> tuple[int, bytes]:
         """Return the chunks of a file that have the bytes from `start` up to `stop`, and where the first one begins."""
@@ -403,7 +422,7 @@ class Commit:
         if found.entry is not None and found.entry.is_file:
             return found.entry, found.location
         if found.below or (found.entry is not None and found.entry.kind is Kind.EMPTY_DIRECTORY) or not path:
-            raise UsageError(f"{show(path) or 'the root'} is a folder", subject=_text(path))
+            raise IsFolder(f"{show(path) or 'the root'} is a folder", subject=_text(path))
         if found.entry is not None:
             raise NotFound(f"the symlink {show(path)} leads to no file of its commit", subject=_text(path))
         raise self._no_path(path)

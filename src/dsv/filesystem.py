@@ -1,0 +1,582 @@
+"""`dsv://` for fsspec: pandas, pyarrow, DuckDB, datasets, zarr and others read commits by it, and publish them.
+
+    dsv://DATASET[@REV]/PATH           in the store in effect; a slash in a name is written as %2F
+    dsv://(STORE)/DATASET[@REV]/PATH   in another one, by its name, URL or folder, with %2F for / and %3A for :
+    dsv://[STORE]/DATASET[@REV]/PATH   the same without these, for who takes a URL with brackets
+
+Who awaits a call has it run in a thread. So there is no event loop or thread here, and a process may be forked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from fsspec.asyn import AsyncFileSystem, get_loop
+from fsspec.transaction import Transaction
+from fsspec.utils import stringify_path
+
+import dsv
+from dsv.api.program import IsFolder
+from dsv.errors import Conflict, Denied, IntegrityError, NotFound, UsageError
+from dsv.values.names import MAIN, Target
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from dsv.api.program import Commit, Edits, Info, Store
+
+_SCHEME = "dsv://"
+_BUFFER = 1 << 17
+_Key = tuple[str, str]
+"""A store as a path names it, which is nothing for the one in effect; and DATASET@REV."""
+Row = dict[str, Any]
+"""What fsspec says of a path: name, size, type; and of a file `checksum` and `ETag`, both the id of its content."""
+
+
+class _Batch:
+    """Changes of one branch, which become one commit. What is written waits in temporary files."""
+
+    def __init__(self, fs: DsvFileSystem) -> None:
+        self._fs = fs
+        self.key: _Key | None = None
+        self._changes: list[Callable[[Edits], None]] = []
+        self._files: list[str] = []
+
+    def add(self, key: _Key, change: Callable[[Edits], None]) -> None:
+        if self.key not in (None, key):
+            raise Conflict(
+                f"this transaction writes to {self.key and self.key[1]}, and so not to {key[1]}",
+                subject=key[1],
+                hint="one transaction is one commit of one branch",
+            )
+        self.key = key
+        self._changes.append(change)
+
+    def put(self, key: _Key, path: str, file: str, replace: bool) -> None:
+        """Put a temporary file, which is the batch's from now on."""
+        self._files.append(file)
+        self.add(key, lambda edits: edits.put(path, Path(file), replace=replace))
+
+    def end(self, publish: bool) -> None:
+        try:
+            if publish and self.key is not None:
+                self._fs._publish(self.key, self._changes)
+        finally:
+            for file in self._files:
+                _remove(file)
+
+
+class _Transaction(Transaction):  # type: ignore[misc]
+    """All that is written in it is one commit, on its end. `message` is that commit's."""
+
+    def __init__(self, fs: DsvFileSystem, **options: Any) -> None:
+        super().__init__(fs, **options)
+        self.fs: DsvFileSystem | None = fs
+        self.batch = _Batch(fs)
+        self.message: str | None = None
+
+    def complete(self, commit: bool = True) -> None:
+        fs, files, ended = self.fs, list(self.files), False
+        assert fs is not None
+        try:
+            for file in files:
+                file.commit() if commit else file.discard()
+            ended = True
+        finally:
+            try:
+                self.batch.end(commit and ended)
+            finally:
+                fs._intrans, fs._transaction, self.fs = False, None, None
+                for file in files:
+                    file.discard()
+
+
+class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
+    """The datasets of a store. Each has its name as a folder, with or without a revision: `pets`, `pets@v1`.
+
+    A branch is fixed to its commit when something of it is first read, and moves on only by what is written here. A
+    pickle has these commits. What is not written in a transaction is one commit for each call, or file that is closed.
+    """
+
+    protocol = "dsv"
+    mirror_sync_methods = False
+    transaction_type = _Transaction
+
+    def __init__(
+        self,
+        store: str | None = None,
+        *,
+        message: str = "",
+        create: bool = False,
+        allow_removals: bool = False,
+        names: str | None = None,
+        cache: str | None = None,
+        author: str | None = None,
+        cwd: str | Path | None = None,
+        offline: bool = False,
+        environ: Mapping[str, str] | None = None,
+        asynchronous: bool = False,
+        loop: asyncio.AbstractEventLoop | None = None,
+        **options: Any,
+    ) -> None:
+        """store, names, cache, author, cwd, offline, environ: as of `dsv.store`. message: of commits. create: makes a
+        dataset that is not there. allow_removals: more than half of its files may go.
+        """
+        super().__init__(asynchronous=True, **options)  # or a loop would be started
+        self.asynchronous = asynchronous
+        self._given_loop = loop
+        self._named = store
+        self._open_store = partial(
+            dsv.store, cache=cache, author=author, cwd=cwd, offline=offline, environ=environ
+        )
+        self._stores = {"": self._open_store(store, names=names)}
+        self._create, self._allow_removals, self._message = create, allow_removals, message
+        self._commits: dict[_Key, Commit] = {}
+        self._branches: set[_Key] = set()
+        self._calls = threading.local()
+        self._publishing = os.getpid(), threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {name: getattr(self, name) for name in ("_stores", "_commits", "_branches")}
+        return _restored, (type(self), self.storage_args, self.storage_options, state)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """For others, who run coroutines in it."""
+        return None if self.asynchronous else self._given_loop or get_loop()
+
+    @property
+    def fsid(self) -> str:
+        return f"dsv-{self._stores[''].context.settings.store().url}"
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [*map(cls._strip_protocol, path)]
+        text = str(stringify_path(path)).removeprefix(_SCHEME).removeprefix("dsv::")
+        if text.startswith("["):
+            store, end, rest = text[1:].partition("]")
+            if not end or not store or (rest and not rest.startswith("/")):
+                raise ValueError(f"{path} is not dsv://[STORE]/DATASET[@REV]/PATH")
+            text = f"({quote(store, safe='')}){rest}"
+        return text.strip("/")
+
+    def unstrip_protocol(self, name: str) -> str:
+        path = self._strip_protocol(name)
+        if self._named is None or path.startswith("("):
+            return f"{_SCHEME}{path}"
+        return f"{_SCHEME}({quote(self._named, safe='')})/{path}"
+
+    def info(self, path: str, **_: Any) -> Row:
+        """Return what is at a path; of a symlink to a file, that file."""
+        path = self._strip_protocol(path)
+        if not self._parts(path)[1]:
+            return _folder(path)
+        with _as_os_errors(path):
+            commit, below = self._at(path)
+            assert commit.id
+            try:
+                return _row(commit, path, commit.info(below))
+            except NotFound:  # unless it leads through a symlink
+                return _row(commit, path, commit.info(below, follow=True))
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Row] | list[str]:
+        """Return what is in a folder, or that one file."""
+        path = self._strip_protocol(path)
+        store, top, _below = self._parts(path)
+        if not top:
+            found = self._store(store).datasets()
+            rows = [_folder(f"{path}/{item.dataset.component}".lstrip("/")) for item in found]
+        else:
+            with _as_os_errors(path):
+                commit, below = self._at(path)
+                top = path.removesuffix(below)
+                rows = [_row(commit, top.rstrip("/") + "/" + one.path, one) for one in commit.ls(below)]
+        return rows if detail else [row["name"] for row in rows]
+
+    def find(
+        self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_: Any
+    ) -> dict[str, Row] | list[str]:
+        """As of fsspec; without symlinks that lead to no file."""
+        found = super().find(path, maxdepth, withdirs, detail=True)
+        kept = {name: row for name, row in found.items() if row["type"] != "link"}
+        return kept if detail else [*kept]
+
+    def exists(self, path: str, **_: Any) -> bool:
+        """Return whether there is something. Raises if that can't be found out, as the next two."""
+        return self._type(path) is not None
+
+    def isfile(self, path: str) -> bool:
+        return self._type(path) == "file"
+
+    def isdir(self, path: str) -> bool:
+        return self._type(path) == "directory"
+
+    def _type(self, path: str) -> str | None:
+        try:
+            return str(self.info(path)["type"])
+        except FileNotFoundError:
+            return None
+
+    def modified(self, path: str) -> datetime:
+        """Return the time of the commit: files have none."""
+        with _as_os_errors(path):
+            return self._at(self._strip_protocol(path))[0].time
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        path = self._strip_protocol(path)
+        with _as_os_errors(path):
+            commit, below = self._at(path)
+            return commit.read_bytes(below, start or 0, end)
+
+    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **options: Any) -> Any:
+        """As of fsspec; files that lie beside each other come with one request."""
+        paths = self.expand_path(path, recursive=recursive)
+        if len(paths) == 1 and not isinstance(path, list) and paths[0] == self._strip_protocol(path):
+            return self.cat_file(path, **options)
+        paths = [one for one in paths if not (recursive and self.isdir(one))]
+        asked = options.get("start"), options.get("end")
+        raising = "raise" if on_error == "raise" else "return"
+        found = zip(paths, self.cat_ranges(paths, *asked, on_error=raising), strict=True)
+        return {one: data for one, data in found if on_error != "omit" or isinstance(data, bytes)}
+
+    def cat_ranges(
+        self,
+        paths: list[str],
+        starts: Any,
+        ends: Any,
+        max_gap: Any = None,
+        on_error: str = "return",
+        **_: Any,
+    ) -> list[Any]:
+        """As of fsspec; chunks that lie beside each other come with one request. `max_gap` has no effect."""
+        count = len(paths)
+        columns = [one if isinstance(one, list) else [one] * count for one in (starts, ends)]
+        if any(len(one) != count for one in columns):
+            raise ValueError("there is not one start and one end for each path")
+        answers: list[Any] = [None] * count
+        asked: dict[str, list[tuple[int, str, int, int | None]]] = {}
+        for number, (path, start, end) in enumerate(zip(paths, *columns, strict=True)):
+            path = self._strip_protocol(path)
+            below = self._parts(path)[2]
+            asked.setdefault(path.removesuffix(below), []).append((number, below, start or 0, end))
+        for top, rows in asked.items():
+            found = self._ranges(top, [row[1:] for row in rows], on_error == "return")
+            for row, data in zip(rows, found, strict=True):
+                answers[row[0]] = data
+        return answers
+
+    def _ranges(self, top: str, asked: list[tuple[str, int, int | None]], errors_too: bool) -> Sequence[Any]:
+        """Read of one commit. errors_too: an error is returned in its place, and all others are read."""
+        try:
+            with _as_os_errors(top):
+                return self._at(top)[0].read_ranges(asked)
+        except Exception as error:
+            if not errors_too:
+                raise
+            if len(asked) == 1 or not isinstance(
+                error, FileNotFoundError | IsADirectoryError | IntegrityError
+            ):
+                return [error] * len(asked)
+        wrong = {path: self._fault(top + path) for path in {row[0] for row in asked}}
+        rest = [row for row in asked if wrong[row[0]] is None]
+        if len(rest) < len(asked):
+            read = self._ranges(top, rest, True) if rest else ()
+        else:  # something is damaged
+            read = [one for row in rest for one in self._ranges(top, [row], True)]
+        found = iter(read)
+        return [wrong[row[0]] or next(found) for row in asked]
+
+    def _fault(self, path: str) -> OSError | None:
+        """Return why no content can be there."""
+        try:
+            if self.info(path)["type"] == "file":
+                return None
+        except FileNotFoundError as error:
+            return error
+        return IsADirectoryError(errno.EISDIR, "there is no file", path)
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        autocommit: bool = True,
+        cache_options: Any = None,
+        **_: Any,
+    ) -> Any:
+        if mode == "rb":
+            with _as_os_errors(path):
+                commit, below = self._at(path)
+                file: Any = commit.open(
+                    below, buffer_size=block_size if isinstance(block_size, int) else _BUFFER
+                )
+                file.fs, file.path, file.details = self, path, self.info(path)
+                file.size = file.details["size"]
+            return file
+        if mode not in ("wb", "xb"):
+            raise NotImplementedError(f"a file of a dataset is read or written anew, not opened by {mode!r}")
+        if mode == "xb" and self.exists(path):
+            raise FileExistsError(errno.EEXIST, "it is there already", path)
+        return _Written(
+            self, path, self._place(path), mode == "wb", None if autocommit else self.transaction.batch
+        )
+
+    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
+        """Do nothing: a folder is there as long as a file is in it."""
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """As `mkdir`."""
+
+    def rm_file(self, path: str) -> None:
+        self.rm(path)
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """As of fsspec; a folder goes with its last file."""
+        limited = recursive and maxdepth is not None
+        paths = self.expand_path(path, recursive=limited, maxdepth=maxdepth)
+        chosen = {self._strip_protocol(one): self.info(one)["type"] == "directory" for one in paths}
+        with self._batch() as batch:
+            for one, is_folder in chosen.items():
+                if is_folder and not recursive:
+                    raise IsADirectoryError(
+                        errno.EISDIR, "it is a folder, which goes with recursive=True", one
+                    )
+                parents = (one[:at] for at, sign in enumerate(one) if sign == "/")
+                if not (is_folder and limited) and (
+                    limited or not any(chosen.get(above) for above in parents)
+                ):
+                    key, below = self._place(one)
+                    batch.add(key, lambda edits, below=below: edits.remove(below))  # type: ignore[misc]
+
+    def cp_file(self, path1: str, path2: str, **_: Any) -> None:
+        if self.isdir(path1):
+            return
+        with self._batch(), self.open(path1) as source, self.open(path2, "wb") as copy:
+            while piece := source.read(1 << 22):
+                copy.write(piece)
+
+    def copy(self, path1: Any, path2: Any, *rest: Any, **options: Any) -> None:
+        with self._batch():
+            super().copy(path1, path2, *rest, **options)
+
+    def mv(self, path1: Any, path2: Any, *rest: Any, **options: Any) -> None:
+        with self._batch():
+            super().mv(path1, path2, *rest, **options)
+
+    def put(self, lpath: Any, rpath: Any, *rest: Any, **options: Any) -> None:
+        with self._batch():
+            super().put(lpath, rpath, *rest, **options)
+
+    def pipe(self, path: Any, value: bytes | None = None, **options: Any) -> None:
+        with self._batch():
+            super().pipe(path, value, **options)
+
+    @contextmanager
+    def _batch(self) -> Iterator[_Batch]:
+        """The transaction's, that of the call around this one, or one that is published at the end."""
+        outer = self.transaction.batch if self._intrans else getattr(self._calls, "batch", None)
+        if outer is not None:
+            yield outer
+            return
+        batch = self._calls.batch = _Batch(self)
+        ended = False
+        try:
+            yield batch
+            ended = True
+        finally:
+            self._calls.batch = None
+            batch.end(ended)
+
+    def _publish(self, key: _Key, changes: list[Callable[[Edits], None]]) -> None:
+        if self._publishing[0] != os.getpid():  # a thread of the process before this fork may have it
+            self._publishing = os.getpid(), threading.Lock()
+        message = getattr(self._transaction, "message", None) or self._message
+        edits = self._store(key[0]).edit(
+            key[1], message=message, create=self._create, allow_removals=self._allow_removals
+        )
+        with self._publishing[1], _as_os_errors(key[1]):
+            with edits:
+                for change in changes:
+                    change(edits)
+            self._commits[key] = edits.commit
+            self._branches.add(key)
+
+    def _parts(self, path: str) -> tuple[str, str, str]:
+        """Divide a path into a store, a dataset with its revision, and a path in that."""
+        store, _, rest = path.partition("/")
+        if not (store.startswith("(") and store.endswith(")")):
+            store, rest = "", path
+        top, _, below = rest.partition("/")
+        store = unquote(store[1:-1])
+        return "" if store == self._named else store, top, below
+
+    def _store(self, name: str) -> Store:
+        return self._stores.get(name) or self._stores.setdefault(name, self._open_store(name))
+
+    def _at(self, path: str) -> tuple[Commit, str]:
+        """Return the commit that a path is in, which stays the same, and the path in it."""
+        store, top, below = self._parts(path)
+        key = store, _name(top)
+        return self._commits.get(key) or self._commits.setdefault(key, self._store(store).open(key[1])), below
+
+    def _place(self, path: str) -> tuple[_Key, str]:
+        """Return the branch that a path is in, and the path in it. Raises `UsageError` for a tag or an id."""
+        store, top, below = self._parts(path)
+        key = store, _name(top)
+        if not below:
+            raise IsADirectoryError(errno.EISDIR, "it is a whole dataset, in which files are written", path)
+        if key not in self._branches:
+            with suppress(NotFound):
+                if self._at(path)[0].branch is None:
+                    raise UsageError(
+                        f"{key[1]} is no branch, and only a branch can be written to",
+                        subject=key[1],
+                        hint="write to DATASET or DATASET@BRANCH",
+                    )
+            self._branches.add(key)
+        return key, below
+
+
+class _Written(io.BufferedIOBase):
+    """A file that is being written. It becomes part of a commit when it is closed, unless its block raised."""
+
+    def __init__(
+        self, fs: DsvFileSystem, path: str, place: tuple[_Key, str], replace: bool, batch: _Batch | None
+    ) -> None:
+        """place: as of `_place`. batch: of the transaction."""
+        self.fs, self.path, self.mode = fs, path, "wb"
+        self._place, self._replace, self._batch = place, replace, batch
+        descriptor, self._name = tempfile.mkstemp(prefix="dsv-")
+        self._file = open(descriptor, "w+b")  # noqa: PTH123, SIM115
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def truncate(self, size: int | None = None, /) -> int:
+        return self._file.truncate(size)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            try:
+                self._file.close()
+            except OSError:  # no room for what was still to be written
+                _remove(self._name)
+                raise
+            if self._batch is None:
+                with self.fs._batch() as batch:
+                    batch.put(*self._place, self._name, self._replace)
+            else:
+                self._batch.put(*self._place, self._name, self._replace)
+
+    def commit(self) -> None:
+        """At the end of a transaction."""
+        self.close()
+
+    def discard(self) -> None:
+        """Close it without effect."""
+        if not self.closed:
+            super().close()
+            self._file.close()
+            _remove(self._name)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close() if kind is None else self.discard()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.discard()
+
+
+def _awaited(name: str) -> Callable[..., Any]:
+    async def call(self: DsvFileSystem, *arguments: Any, **options: Any) -> Any:
+        return await asyncio.to_thread(getattr(self, name), *arguments, **options)
+
+    return call
+
+
+_CALLS = """
+    cat cat_file cat_ranges copy cp_file du exists expand_path find get get_file glob info isdir isfile ls makedirs
+    mkdir mv pipe pipe_file put put_file rm rm_file size sizes touch
+"""
+for _call in _CALLS.split():
+    setattr(DsvFileSystem, f"_{_call}", _awaited(_call))
+DsvFileSystem._mv_file = _awaited("mv")
+
+
+def _restored(cls: type[DsvFileSystem], arguments: Any, options: Any, state: dict[str, Any]) -> DsvFileSystem:
+    fs = cls(*arguments, **{**options, "skip_instance_cache": True})
+    for name, value in state.items():
+        setattr(fs, name, value)
+    return fs
+
+
+def _name(top: str) -> str:
+    """Return DATASET@REV for a part of a path, as `Target.parse` takes it."""
+    text = top.replace("%2F", "/")
+    try:
+        target = Target.parse(text)
+    except UsageError as error:
+        raise FileNotFoundError(errno.ENOENT, error.message, top) from error
+    if target.path is not None or not text:
+        raise FileNotFoundError(errno.ENOENT, "a path is dsv://DATASET[@REV]/PATH", top)
+    return text if target.rev is not None else f"{text}@{MAIN}"
+
+
+def _folder(name: str) -> Row:
+    return {"name": name, "size": 0, "type": "directory"}
+
+
+def _row(commit: Commit, name: str, info: Info) -> Row:
+    if info.kind == "directory":
+        return _folder(name)
+    row: Row = {"name": name, "size": info.size, "type": "file"}
+    if info.kind == "symlink":
+        row |= {"islink": True, "destination": info.target}
+        try:
+            info = commit.info(info.path, follow=True)
+        except (NotFound, UsageError):  # it leads to a folder, or nowhere
+            return {**row, "type": "link"}
+    return {**row, "size": info.size, "checksum": info.id, "ETag": info.id}
+
+
+@contextmanager
+def _as_os_errors(path: str) -> Iterator[None]:
+    """Raise what others expect of a file system; dsv's own error is its cause."""
+    try:
+        yield
+    except NotFound as error:
+        raise FileNotFoundError(errno.ENOENT, error.message, path) from error
+    except IsFolder as error:
+        raise IsADirectoryError(errno.EISDIR, error.message, path) from error
+    except Denied as error:
+        raise PermissionError(errno.EACCES, error.message, path) from error
+
+
+def _remove(file: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(file)  # noqa: PTH108

@@ -14,14 +14,18 @@ from fsspec.tests import abstract
 from dsv.filesystem import DsvFileSystem
 from tests.api.pets_in_python import close_all, environ_of, make_store
 
-STORE = {"DSV_STORE": "memory://conformance"}  # without the disk it takes a third of the time
 _COUNT = iter(range(1_000_000))
+
+
+def store_of(home: Path) -> dict[str, str]:
+    """In memory it takes a third of the time."""
+    return {"DSV_STORE": f"memory://conformance-{home.name}"}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     home = tmp_path_factory.mktemp("ann")
-    make_store(home, **STORE)
+    make_store(home, **store_of(home))
     yield home
     close_all()
 
@@ -29,7 +33,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 class DsvFixtures(abstract.AbstractFixtures):  # type: ignore[misc]
     @pytest.fixture
     def fs(self, place: Path) -> DsvFileSystem:
-        options = {"environ": environ_of(place) | STORE, "cwd": place, "create": True, "allow_removals": True}
+        options = {
+            "environ": environ_of(place) | store_of(place),
+            "cwd": place,
+            "create": True,
+            "allow_removals": True,
+        }
         return fsspec.filesystem("dsv", **options)
 
     @pytest.fixture

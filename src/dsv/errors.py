@@ -46,6 +46,10 @@ class NotFound(DsvError):
     exit_code = 3
 
 
+class Erased(NotFound):
+    """A content that was erased from its store for good."""
+
+
 class Conflict(DsvError):
     """Somebody else was first, or a dangerous act was refused."""
 

@@ -10,6 +10,8 @@ checked against its id before it is written, every path before it is used, and O
 format is described in docs/internals/format.md of dsv's repository; this file is a second description, kept apart
 on purpose from the code that writes stores.
 
+Files that were erased from the store are left out, and named on stderr.
+
 The exit code is 0, or 1 with one sentence that says why not, or 2 if the arguments are not these.
 """
 
@@ -65,12 +67,14 @@ OBJECT_MAX = {
 }
 FRAME_SLACK = 1 << 16  # a frame may be larger than what it holds
 RECORD_MAX = 1 << 20
+ERASURE_MAX = (1 << 19) + 72 * (1 << 18)
 # A branch's moves are all listed here, so order is nothing to rely on.
 # Objects are looked up in the index, so locators are not needed either.
 KNOWN_FEATURES = (
     "named-records",
     "node-locators",
     "expired-commits",
+    "erased-contents",
     "unordered-listing",
     "unconditional-writes",
     "names-elsewhere",
@@ -692,18 +696,54 @@ def content(objects: Objects, entry: Entry) -> Iterator[bytes]:
         raise StoreError(f"the recipe of {entry.path!r} is not its file")
 
 
+def read_erased(store: Store) -> dict[bytes, str]:
+    """What was erased from the store, by the ids of files, chunks and recipes: when, by whom and why."""
+    found: dict[bytes, str] = {}
+    for name in store.names("erased"):
+        if re.fullmatch("[0-9a-f]{32}", name):
+            data = store.get(f"erased/{name}", ERASURE_MAX)
+            files, objects, _, at, author, reason, _ = record(
+                data, "erasure", list, list, bytes, int, str, str, str
+            )
+            when = time.strftime("%Y-%m-%d", time.gmtime(at / 1000))
+            for one in (*files, *(object_id for _, object_id in objects)):
+                found.setdefault(one, f"was erased on {when} by {author}: {reason}")
+    return found
+
+
+def why_erased(objects: Objects, entry: Entry, erased: dict[bytes, str]) -> str | None:
+    """Why a file can't be restored, or None if nothing of it was erased."""
+    if not erased or not entry.size:
+        return None
+    if entry.size <= SINGLE_CHUNK_MAX or entry.file_id in erased or entry.recipe_id in erased:
+        return erased.get(entry.file_id) or erased.get(entry.recipe_id)
+    parts = (erased.get(chunk) for chunk, _ in chunks(objects, entry.recipe_id, entry.size))
+    return next((f"has lost a part, which {why}" for why in parts if why is not None), None)
+
+
+def left(objects: Objects, entries: Iterator[Entry], erased: dict[bytes, str]) -> Iterator[Entry]:
+    """The entries that were not erased."""
+    return (entry for entry in entries if why_erased(objects, entry, erased) is None)
+
+
 def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) -> tuple[bytes, int, int]:
-    """Write the files of a commit to `out`, which must not exist, and return the commit's id, entries and bytes."""
+    """Write the files of a commit to `out`, which must not exist, and return the commit's id, entries and bytes.
+
+    Files that were erased from the store are left out, and named on stderr.
+    """
     if os.path.lexists(out):
         raise StoreError(f"{out} is there already")
     store = Store(store_dir)
     check_format(store)
     commit_id = resolve(store, target, names)
     commit = read_commit(store, commit_id)
-    objects = Objects(store)
+    objects, erased = Objects(store), read_erased(store)
     links: dict[bytes, bytes] = {}
     count = total = 0
     for entry in tree(objects, commit):  # all of it is looked at before anything is written
+        if why := why_erased(objects, entry, erased):
+            print(f"reader: {os.fsdecode(entry.path)} {why}", file=sys.stderr)
+            continue
         count, total = count + 1, total + entry.size
         if entry.kind == SYMLINK:
             links[entry.path] = entry.target
@@ -711,7 +751,7 @@ def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) 
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}-{time.time_ns()}")
     partial.mkdir(parents=True)
     try:
-        write_tree(objects, tree(objects, commit), partial)
+        write_tree(objects, left(objects, tree(objects, commit), erased), partial)
         partial.rename(out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

@@ -24,6 +24,7 @@ from dsv.format.locator import Location
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.segment import Segment
 from dsv.format.tree import Child, Cutter, Entry, Kind
+from dsv.repo.objects.erasures import NONE
 from dsv.repo.tree.read import Leaf, LocatedSegment
 from dsv.transfer.download import Wanted
 from dsv.values.ids import ChunkId, CommitId, FileId, RecipeId, SegmentId, StoreId
@@ -163,6 +164,8 @@ class FakeSource:
     die_after: so many files, after which this process is killed. crowd: so many processes, of which each waits
     until all have come to their first file. damaged: paths whose contents can't be had.
     """
+
+    erasures = NONE
 
     def __init__(
         self,

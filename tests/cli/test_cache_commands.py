@@ -70,6 +70,7 @@ def test_cache_tells_programs_what_it_took(pets: Dsv) -> None:
         "bytes",
         "fetched_bytes",
         "linked_files",
+        "erased",
         "hit",
         "hold",
         "held_until",

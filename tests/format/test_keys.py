@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.format import keys
-from dsv.values.ids import CommitId, IndexId, PackId, SessionId
+from dsv.values.ids import CommitId, ErasureId, IndexId, PackId, SessionId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 
 LUNGS = DatasetName.parse("team-a/lungs")
@@ -40,6 +40,11 @@ def test_the_layout_of_a_store() -> None:
     assert keys.gc_verified_key(10) == "gc/verified-000000000000000a"
     assert keys.pack_search_prefix("0") == "packs/0" and keys.pack_search_prefix("0102") == "packs/01/0102"
     assert keys.gc_damage_key(10) == "gc/damage-000000000000000a"
+    erasure = ErasureId(bytes(16))
+    assert keys.erasure_key(erasure) == f"erased/{'0' * 32}"
+    assert keys.parse_erasure_key(keys.erasure_key(erasure)) == erasure
+    obeyed = keys.obeyed_key(erasure, "1" * 32)
+    assert keys.parse_obeyed_key(obeyed) == (erasure, "1" * 32) and keys.parse_erasure_key(obeyed) is None
     assert keys.run_key(LUNGS, "r1", "start") == "runs/team-a%2Flungs/r1/start"
 
 
@@ -113,6 +118,8 @@ def test_foreign_keys_are_ignored(key: str) -> None:
         keys.parse_expiry_key,
         keys.parse_gc_key,
         keys.parse_run_key,
+        keys.parse_erasure_key,
+        keys.parse_obeyed_key,
     )
     assert [parse(key) for parse in parsers] == [None] * len(parsers)
 

@@ -12,6 +12,7 @@ from dsv.errors import IntegrityError, Unsupported
 from dsv.format.commit import Commit
 from dsv.format.damage import Damage, Verified
 from dsv.format.envelope import CHECK_SIZE, sealed
+from dsv.format.erasure import Erasure
 from dsv.format.expiry import ExpiryAction, ExpiryEntry
 from dsv.format.locator import ObjectKind
 from dsv.format.records import (
@@ -33,7 +34,7 @@ from dsv.format.records import (
     TagDeleted,
     TagValue,
 )
-from dsv.values.ids import StoreId
+from dsv.values.ids import FileId, StoreId
 from dsv.values.names import MAIN, DatasetName
 from tests.format import strategies as draw
 
@@ -162,6 +163,20 @@ RECORDS["expiry"] = st.builds(
     draw.texts,
     draw.datasets,
     TOTALS,
+)
+RECORDS["erasure"] = st.builds(
+    Erasure,
+    st.sets(draw.chunk_ids.map(lambda one: FileId(one)), min_size=1, max_size=3).map(
+        lambda f: tuple(sorted(f))
+    ),
+    st.sets(
+        st.tuples(st.sampled_from((ObjectKind.CHUNK, ObjectKind.RECIPE)), draw.chunk_ids), max_size=4
+    ).map(lambda p: tuple(sorted(p))),
+    draw.nonces,
+    draw.millis,
+    draw.texts,
+    draw.texts,
+    draw.texts,
 )
 COMMITS = st.builds(
     lambda root, level, parents, who, when, why, files, others, size: Commit(

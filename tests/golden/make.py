@@ -28,6 +28,7 @@ from msgspec.structs import replace
 
 from dsv.format import keys
 from dsv.format.damage import Damage, Verified
+from dsv.format.erasure import Erasure
 from dsv.format.expiry import ExpiryAction, ExpiryEntry
 from dsv.format.index import Index, encode_filter, merge_all
 from dsv.format.index_merge import IndexMerge, MergedFile
@@ -54,7 +55,7 @@ from dsv.format.records import (
 )
 from dsv.format.tree import Cutter, Kind
 from dsv.repo.format_log import readme_text
-from dsv.values.ids import ChunkId, CommitId, FileId, NodeId, Nonce, SegmentId, SessionId
+from dsv.values.ids import ChunkId, CommitId, ErasureId, FileId, Id, NodeId, Nonce, SegmentId, SessionId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from dsv.values.paths import sort_key
 from tests.golden.building import StoreMaker, name_of
@@ -116,6 +117,7 @@ def build(*, named: bool = False, node_locators: bool = False) -> dict[str, byte
         made.put(keys.erased_key(erased_id(store, erased)), record.encode())
         _damage(made)
         _expiry(made, first)
+        _erasure(made)
         decision = GcDecision(0, (name_of("condemned 0").pack,), _nonce("decision"), TIME + 50, "golden 5")
         made.put(keys.gc_decision_key(0), decision.encode())
     return dict(sorted(made.keys.items()))
@@ -253,6 +255,20 @@ def _expiry(made: StoreMaker, commit: CommitId) -> None:
         named = tuple(sorted(commits))
         entry = ExpiryEntry(action, named, nonce, TIME + number, AUTHOR, message, LETTERS, number)
         made.put(keys.expiry_key(LETTERS, number), entry.encode())
+
+
+def _erasure(made: StoreMaker) -> None:
+    """A file of two chunks was erased that no commit has."""
+    before = FormatEntry.decode(made.keys[keys.format_key(3)])
+    feature = Feature("erased-contents", FeatureRule.REFUSE)
+    features = tuple(sorted((*before.features, feature), key=lambda one: one.name))
+    later = replace(before, nonce=_nonce("format 4"), tool="golden 6", features=features)
+    made.put(keys.format_key(4), later.encode())
+    named = [(ObjectKind.CHUNK, Id(name_of(f"erased chunk {at}").raw(32))) for at in range(2)]
+    objects = (*sorted(named), (ObjectKind.RECIPE, Id(name_of("erased recipe").raw(32))))
+    files = (FileId(name_of("erased file").raw(32)),)
+    record = Erasure(files, objects, _nonce("erasure"), TIME + 60, AUTHOR, "they asked for it", "golden 6")
+    made.put(keys.erasure_key(ErasureId(name_of("erasure key").raw(16))), record.encode())
 
 
 def _merge(made: StoreMaker) -> None:

@@ -80,7 +80,7 @@ def test_every_kind_of_object_is_there(golden: dict[str, bytes]) -> None:
     second = ("ref", "tag", "commit") if golden is not GOLDEN else ()
     kinds = [*RECORDS, "branch-rule", "index-merge"] if golden is not GOLDEN else RECORDS
     kinds = (
-        [*kinds, "dataset-erased", "damage", "verified", "expiry", "gc-decision"]
+        [*kinds, "dataset-erased", "damage", "verified", "expiry", "gc-decision", "erasure"]
         if golden is NODES
         else kinds
     )

@@ -20,6 +20,7 @@ from dsv.format import (
     commit,
     damage,
     envelope,
+    erasure,
     expiry,
     index,
     index_merge,
@@ -121,7 +122,7 @@ def split(column: bytes) -> list[bytes]:
 def test_all_tables_were_found() -> None:
     assert set(OBJECTS) == {"segment", "node", "recipe", "locator"}
     assert set(LAYOUTS) == {"pack", "index", "index row", "index filter"}
-    assert len(RECORDS) == 18 + 4
+    assert len(RECORDS) == 19 + 4
     assert all(table for found in (OBJECTS, LAYOUTS, RECORDS) for table in found.values())
 
 
@@ -252,6 +253,7 @@ RECORD_TYPES: dict[str, Any] = {
     "dataset-erased": records.DatasetErased,
     "branch-rule": records.BranchRule,
     "expiry": expiry.ExpiryEntry,
+    "erasure": erasure.Erasure,
 }
 
 
@@ -341,6 +343,7 @@ LIMITS = {
     "packs in one `gc-condemned`": records.MAX_CONDEMNED,
     "packs, objects, or missing objects of a `damage`": damage.MAX_MARKS,
     "commits of an entry of an expiry log": expiry.MAX_COMMITS,
+    "files, or objects, of an `erasure`": erasure.MAX_ERASED,
     "parents of a commit": commit.MAX_PARENTS,
     "levels of a tree": tree.MAX_LEVEL,
     "entries of a segment, children of a node": tree.MAX_ENTRIES,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from dsv.api.cache_targets import Targets
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.leases import Lease
-from dsv.cache.record import Cached, lookup
+from dsv.cache.record import Cached, erased_files, lookup
 from dsv.cache.root import CacheRoot, explain
 from dsv.cache.settings import load_settings, prepare_cache
 from dsv.errors import (
@@ -85,18 +85,26 @@ class Stager:
     def close(self) -> None:
         self.targets.__exit__()
 
-    def cache(self, target: Target, *, hold: float | None = None, job: str | None = None) -> Staged:
-        """Make the target appear; `hold` keeps it for so many seconds, for this user (and batch job)."""
+    def cache(
+        self, target: Target, *, hold: float | None = None, job: str | None = None, strict: bool = False
+    ) -> Staged:
+        """Make the target appear; `hold` keeps it for so many seconds, for this user (and batch job). strict: raise
+        `Conflict` if files of it were erased."""
         started = time.monotonic()
         found = self.targets.find(target)
         try:
             with Claim(self.root, found, "stage", optional=hold is None) as claim:
                 result = self._fill(found, claim)
+                erased = erased_files(self.root, found.place, found.store)
+                if strict and erased:
+                    from dsv.repo.objects.erasures import lacks_erased
+
+                    raise lacks_erased(str(target), erased)
                 held = None if hold is None else self._hold(found.place, hold, job)
                 may_go = None if hold is not None else self._may_go(found)
         except OSError as error:
             raise explain(error, self.root.path) from error
-        staged = _staged(found, result, started)
+        staged = replace(_staged(found, result, started), erased=erased)
         if held is None:
             return replace(staged, may_go=may_go)
         return replace(staged, hold=held.owner.id, held_until=held.until)
@@ -158,7 +166,7 @@ class Stager:
         from dsv.cache.fill.plan import FillRequest
 
         try:
-            return fill(
+            made = fill(
                 self.root,
                 FillRequest(found.place.dataset, found.commit, found.store, found.selection),
                 self.targets.source(),
@@ -171,6 +179,13 @@ class Stager:
             from dsv.repo.expiry import explained
 
             raise explained(self.targets.repository, error) from error
+        objects = self.targets.repository.objects
+        objects.forget_erasures()  # something may have been erased meanwhile
+        if objects.erasures:
+            from dsv.cache.obey import obey_at
+
+            obey_at(self.root, found.place, self.targets.repository)
+        return made
 
     def _hold(self, place: Place, seconds: float, job: str | None) -> LeaseRecord:
         return Lease.take(self.root, place, "hold", ttl=seconds, job=job).record
@@ -219,11 +234,13 @@ def cache(
     job: str | None = None,
     offline: bool = False,
     jobs: int | None = None,
+    strict: bool = False,
 ) -> list[Staged]:
     """Make every target appear below `folder`, in the order given.
 
     hold: seconds for which this user keeps them, whatever becomes of this process. job: the batch job that wants it.
-    offline: the store is not asked. jobs: processes on this host that fill. Raises what `Stager.cache`
+    offline: the store is not asked. jobs: processes on this host that fill. strict: raise `Conflict` for a target of
+    which files were erased. Raises what `Stager.cache`
     raises, and `UsageError` for no target.
     """
     if not targets:
@@ -231,7 +248,7 @@ def cache(
     if hold is not None and hold <= 0:
         raise UsageError("the hold must be longer than 0 seconds", hint="--hold 3d")
     with Stager(context, CacheRoot(folder), offline=offline, jobs=jobs) as stager:
-        return [stager.cache(target, hold=hold, job=job) for target in targets]
+        return [stager.cache(target, hold=hold, job=job, strict=strict) for target in targets]
 
 
 def check_link(link: Path) -> None:

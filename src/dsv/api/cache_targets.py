@@ -322,7 +322,18 @@ class Targets:
             if self._offline:
                 raise Unreachable("the store is not asked, as --offline says", hint="leave out --offline")
             self._repository = self._stack.enter_context(reading(self._context, target))
+            self._obey(self._repository)
         return self._repository
+
+    def _obey(self, repository: Repository) -> None:
+        """Remove from the cache what was erased from the store since the last such command."""
+        if repository.objects.erasures:
+            from dsv.cache.obey import obey
+
+            try:
+                obey(self.root, repository, self._context.progress.note)
+            except OSError as error:
+                raise explain(error, self.root.path) from error
 
     def _ask(self, target: Target, selection: PathSet) -> Found:
         try:

@@ -16,9 +16,11 @@ from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageErr
 from dsv.format import keys
 from dsv.format.expiry import ExpiryAction
 from dsv.format.records import RefEntry
+from dsv.repo.erasure import adopt
 from dsv.repo.expiry import append, keep_named, read_expiry
 from dsv.repo.history import CommitsAhead, is_ancestor, lacking, walk
 from dsv.repo.merge_indexes import tidy
+from dsv.repo.objects.erasures import Erasures
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.refs.read import parts
 from dsv.repo.refs.tags import named_parts
@@ -91,6 +93,8 @@ class Copied:
     """Objects that would be sent; None if it was no dry run."""
     requests: int
     """Requests to both stores. Of a dry run, about as many as the copy would take."""
+    erasures: int = 0
+    """Erasures that were taken over."""
 
 
 def copy(context: Context, target: Target, to: str, request: CopyRequest | None = None) -> Copied:
@@ -108,6 +112,9 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
         _check_kinds(source, there)
         began = _requests(source, there)
         failures: list[Conflict | IntegrityError] = []
+        erasures = source.objects.erasures.known.keys() - there.objects.erasures.known.keys()
+        if not request.dry_run:
+            adopt(there, context.writer, source.objects.erasures)
         copying = _Copying(context, source, there, to, request)
         for dataset in _datasets(context, source, target, request):
             try:
@@ -118,7 +125,7 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
                 failures.append(error)
         if not request.dry_run and copying.moved:
             tidy(there, context.writer)
-        done = copying.result(_requests(source, there) - began)
+        done = copying.result(_requests(source, there) - began, len(erasures))
         diverged = [one for one in done.names if one.state == "diverged"]
         if diverged and not request.dry_run and not failures:
             raise copying.refused(diverged)
@@ -228,7 +235,7 @@ class _Copying:
     def moved(self) -> bool:
         return any(one.state == "copied" for one in self._names)
 
-    def result(self, requests: int) -> Copied:
+    def result(self, requests: int, erasures: int) -> Copied:
         commits = len(self._planned) if self._plan is not None else sum(one.commits for one in self._names)
         plan = self._plan
         if plan is not None:
@@ -242,6 +249,7 @@ class _Copying:
             self._bytes if plan is None else plan.bytes,
             None if plan is None else plan.objects,
             requests,
+            erasures,
         )
 
     def dataset(self, dataset: DatasetName, name: str | None) -> None:
@@ -469,11 +477,15 @@ class _Copying:
     def _count(self, commits: list[CommitId], expired: set[CommitId], base: CommitId | None) -> None:
         assert self._plan is not None
         near = None if base is None or base in self._planned else TreeReader(self._there.objects, base)
-        trees = TreeCopy(self._source.objects, self._plan, self._context.progress, near)
+        trees = TreeCopy(self._source.objects, self._plan, self._context.progress, near, self._erased())
         for commit in commits:
             if commit not in self._planned and commit not in expired:
                 trees.copy(commit)
                 self._planned.add(commit)
+
+    def _erased(self) -> Erasures:
+        """Return what is erased in either store: in the other one, all of that is once the copy is made."""
+        return Erasures({**self._source.objects.erasures.known, **self._there.objects.erasures.known})
 
     def _first_move(self, dataset: DatasetName, branch: BranchName = MAIN) -> None:
         """Make the dataset, or a branch, without a commit."""

@@ -183,6 +183,11 @@ class Comparison:
     """A warning about the workspace."""
     _folder: Descent | None = field(default=None, repr=False)
 
+    def is_erased(self, one: Difference) -> bool:
+        """Return whether the content of a side was erased from the store."""
+        erasures = self._objects().erasures
+        return any(each is not None and erasures.of(each) is not None for each in (one.before, one.after))
+
     def contents(
         self, chosen: Sequence[Difference]
     ) -> Iterator[tuple[Difference, bytes | None, bytes | None]]:

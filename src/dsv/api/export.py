@@ -18,20 +18,23 @@ from dsv.values.names import Target
 
 
 def export_stream(
-    context: Context, target: Target, out: IO[bytes], *, skip_damaged: bool = False
+    context: Context, target: Target, out: IO[bytes], *, skip_damaged: bool = False, strict: bool = False
 ) -> Exported:
     """Write a tar of the files at and below the target's path, with names from there.
 
-    skip_damaged: what can't be read is left out, and named in the result; else it raises `IntegrityError`.
+    skip_damaged: what can't be read is left out, and named in the result; else it raises `IntegrityError`. strict:
+    raise `Conflict` if files of the target were erased from the store; else the rest is written.
     """
     with reading(context, target) as repository:
         commit = context.resolve(repository, target).commit
-        selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged)
+        selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged, strict=strict)
         write_tar(selection, out)
         return _checked(repository, selection.exported())
 
 
-def export_path(context: Context, target: Target, to: str, *, skip_damaged: bool = False) -> Exported:
+def export_path(
+    context: Context, target: Target, to: str, *, skip_damaged: bool = False, strict: bool = False
+) -> Exported:
     """Write a tar if the path is named so, else the one file or the folder that the target is.
 
     skip_damaged: as of `export_stream`. It appears when it is whole. Raises `Conflict` if something is in the way, and
@@ -40,7 +43,7 @@ def export_path(context: Context, target: Target, to: str, *, skip_damaged: bool
     refuse_shards(to)
     with reading(context, target) as repository:
         commit = context.resolve(repository, target).commit
-        selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged)
+        selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged, strict=strict)
         write_path(selection, to)
         return _checked(repository, selection.exported())
 
@@ -53,6 +56,7 @@ def export_url(
     force: bool = False,
     options: StoreOptions | None = None,
     skip_damaged: bool = False,
+    strict: bool = False,
 ) -> Exported:
     """As `export_path`, at a URL. What is there already and right is not written again.
 
@@ -66,7 +70,7 @@ def export_url(
     place = open_place(url, options or context.store_options(context.settings.store()))
     with reading(context, target) as repository:
         commit = context.resolve(repository, target).commit
-        selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged)
+        selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged, strict=strict)
         notes = context.metadata / "stores" / str(repository.id) / "exports"
         export = UrlExport(place, url, notes, context.progress, force=force)
         done = export.tar(selection) if selection.becomes_tar(url) else export.files(selection)

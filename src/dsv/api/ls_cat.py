@@ -14,6 +14,7 @@ from dsv.api.context import Context
 from dsv.api.mirrors import reading
 from dsv.errors import NotFound, UsageError
 from dsv.format.tree import Entry, Kind
+from dsv.repo.objects.erasures import Erasures
 from dsv.repo.refs.resolve import Resolved
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
@@ -69,8 +70,19 @@ def resolve(context: Context, target: Target) -> Resolved:
         return resolved
 
 
+class Entries(Iterator[Entry]):
+    """The entries of a commit. `erasures` tells which of them were erased."""
+
+    def __init__(self, found: Iterator[Entry], erasures: Erasures) -> None:
+        self._found = found
+        self.erasures = erasures
+
+    def __next__(self) -> Entry:
+        return next(self._found)
+
+
 @contextmanager
-def ls(context: Context, target: Target) -> Iterator[Iterator[Entry]]:
+def ls(context: Context, target: Target) -> Iterator[Entries]:
     """Open the entry at the target's path, or all below it, in tree order. Raises `NotFound`."""
     path = clean_path(target.path)
     with context.repository(target) as repository:
@@ -85,7 +97,7 @@ def ls(context: Context, target: Target) -> Iterator[Iterator[Entry]]:
         first = next(found, None)
         if first is None and path:
             raise _no_path(target, resolved)
-        yield found if first is None else chain([first], found)
+        yield Entries(found if first is None else chain([first], found), repository.objects.erasures)
 
 
 @contextmanager

@@ -98,6 +98,7 @@ class Opened:
     def resolve(self, context: Context, target: Target) -> Resolved:
         """As `Context.resolve`; the store is asked each time."""
         with self._lock, self.explaining():
+            self.repository.objects.forget_erasures()
             try:
                 found = context.resolve(self.repository, target)
                 self.repository.objects.commit(found.commit)

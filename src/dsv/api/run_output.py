@@ -180,6 +180,7 @@ def _tree_source(repository: Repository, record: RunRecord, commit: CommitId) ->
             wanted=Wanted(entry, where) if entry.is_file else None,
         )
         for entry, where in sorted(found, key=lambda each: each[0].path)
+        if repository.objects.erasures.of(entry) is None
     ]
 
     def contents(items: Sequence[_Item], opened: ExitStack) -> _Contents:

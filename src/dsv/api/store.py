@@ -156,7 +156,14 @@ def _make(context: Context, split: OpenStore, layout: Format, found: list[FoundC
         _place(context, refs, dataset, MAIN, None)
     for dataset, branch, commit_id in heads:
         _place(context, refs, dataset, branch, commit_id)
-    make_names(split.names, layout, ordered=proof.ordered, nonce=Nonce.random(), time_ms=context.clock())
+    make_names(
+        split.names,
+        layout,
+        ordered=proof.ordered,
+        erased=any(keys.parse_erasure_key(item.key) for item in split.data.list(keys.ERASURE_PREFIX)),
+        nonce=Nonce.random(),
+        time_ms=context.clock(),
+    )
     if (
         layout.entries[-1].names is not None
     ):  # they had moved, and the data's log would lead to where they were

@@ -22,7 +22,7 @@ from dsv.cache.root import CacheRoot, Place, own_folder
 from dsv.errors import DsvError
 from dsv.format.commit import Commit
 from dsv.format.envelope import RECORD_MAX
-from dsv.fs.files import list_names, read_json
+from dsv.fs.files import list_names, read_json, read_small
 from dsv.fs.process import user_name
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.values.ids import CommitId, StoreId
@@ -197,3 +197,19 @@ def refresh(root: CacheRoot, place: Place) -> None:
     """Make an NFS client forget what it remembers of the names beside and about a commit. Raises `OSError`."""
     root.reach(root.visible(place).parent)
     root.reach(root.claims(place))
+
+
+def erasures_folder(root: CacheRoot, store: StoreId) -> Path:
+    """Return the folder that says what of a store's erasures the cache has obeyed."""
+    return root.store(store) / "erasures"
+
+
+def erased_count(root: CacheRoot, place: Place, store: StoreId) -> Path:
+    """Return the file that says how many files a cached commit lacks, as they were erased."""
+    return erasures_folder(root, store) / "files" / f"{place.dataset}-{place.name}"
+
+
+def erased_files(root: CacheRoot, place: Place, store: StoreId) -> int:
+    """Return how many files a cached commit lacks, as they were erased. Raises `OSError`."""
+    found = read_small(erased_count(root, place, store)) or b"0"
+    return int(found) if found.isdigit() else 0

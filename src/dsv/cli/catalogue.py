@@ -38,6 +38,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "verify": "Look for damage in a store, and say what was lost",
         "du": "Show what takes the space of a store",
         "copy": "Copy datasets to another store, with their history",
+        "erase": "Erase the contents of files for good",
         "expire": "Let old commits of a dataset expire, or keep them again",
         "gc": "Delete what nothing in a store needs any more",
     },

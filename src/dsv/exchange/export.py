@@ -19,6 +19,7 @@ from dsv.exchange.tar import TARS
 from dsv.format.locator import Location
 from dsv.format.tree import Child, Entry, Kind
 from dsv.fs.errors import about
+from dsv.repo.objects.erasures import erased_error, lacks_erased
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
@@ -52,6 +53,8 @@ class Exported:
     """Files at the URL that the target does not have."""
     damaged: tuple[Damaged, ...] = ()
     """With `skip_damaged`, what was left out as it can't be read."""
+    erased: int = 0
+    """Files of the target that were not written, as they were erased from the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,18 @@ Found = list[tuple[bytes, Entry, Location | None]]
 class Selection:
     """The entries at and below a target's path, each with its name from there.
 
-    Raises `NotFound` if there is none. skip_damaged: what can't be read is noted as `damaged` and left out.
+    Raises `NotFound` if there is none, and `Erased` if it is one file that was erased. skip_damaged: what can't be read
+    is noted as `damaged` and left out. strict: raise `Conflict` if files of it were erased.
     """
 
     def __init__(
-        self, objects: Objects, commit: CommitId, target: Target, *, skip_damaged: bool = False
+        self,
+        objects: Objects,
+        commit: CommitId,
+        target: Target,
+        *,
+        skip_damaged: bool = False,
+        strict: bool = False,
     ) -> None:
         self.commit = commit
         self.tree = TreeReader(objects, commit)
@@ -85,11 +95,18 @@ class Selection:
         """By path, or by the last path of those that can't be listed."""
         self.tree.left_out = self._leave_out
         path = clean_path(target.path)
-        self.found: Found = [
+        every: Found = [
             (entry.path[len(path) :].lstrip(b"/") or path.rpartition(b"/")[2], entry, location)
             for entry, location in self.tree.below(path)
         ]
-        if path and not self.found and not self.damaged:
+        erasures = objects.erasures
+        self.found: Found = [one for one in every if erasures.of(one[1]) is None] if erasures else every
+        self.erased = len(every) - len(self.found)
+        if self.erased and strict:
+            raise lacks_erased(str(target), self.erased)
+        if self.erased == 1 and every[0][1].path == path and (erasure := erasures.of(every[0][1])):
+            raise erased_error(str(target), erasure)
+        if path and not every and not self.damaged:
             raise NotFound(
                 f"{show(path)} is not in {Target(target.dataset, target.rev)}",
                 subject=str(target),
@@ -116,13 +133,8 @@ class Selection:
         paths = [entry for _, entry, _ in self.found if entry.path not in self.damaged]
         files = [entry for entry in paths if entry.is_file]
         size = sum(entry.size for entry in files)
-        return Exported(
-            self.commit,
-            len(paths),
-            len(files),
-            size,
-            damaged=tuple(self.damaged[one] for one in sorted(self.damaged)),
-        )
+        damaged = tuple(self.damaged[one] for one in sorted(self.damaged))
+        return Exported(self.commit, len(paths), len(files), size, damaged=damaged, erased=self.erased)
 
     def contents(self, found: Found | None = None) -> Iterator[tuple[bytes, Entry, Iterator[bytes]]]:
         """Yield each entry with its content in checked pieces, which raise `IntegrityError` where it is damaged."""

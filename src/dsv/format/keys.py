@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from dsv.errors import UsageError
-from dsv.values.ids import CommitId, ErasedId, Id, IndexId, PackId, SessionId, StoreId
+from dsv.values.ids import CommitId, ErasedId, ErasureId, Id, IndexId, PackId, SessionId, StoreId
 from dsv.values.names import BranchName, DatasetName, TagName
 
 README_KEY = "README.txt"
@@ -24,6 +24,7 @@ SESSIONS_PREFIX = "sessions/"
 GC_PREFIX = "gc/"
 RUNS_PREFIX = "runs/"
 PROBE_PREFIX = "probe/"
+ERASURE_PREFIX = "erased/"
 
 _NEED_A_WINNER = (FORMAT_PREFIX, REFS_PREFIX, SESSIONS_PREFIX, GC_PREFIX)
 _FIRST_STAYS = (*_NEED_A_WINNER, RUNS_PREFIX)
@@ -288,6 +289,26 @@ def gc_damage_key(number: int) -> str:
 def parse_gc_damage_key(key: str) -> int | None:
     text = key.removeprefix(DAMAGE_PREFIX)
     return int(text, 16) if key.startswith(DAMAGE_PREFIX) and _SEQ.fullmatch(text) else None
+
+
+def erasure_key(erasure: ErasureId) -> str:
+    """Return the key of an erasure's record, which is among the data: a copy of that has to have it too."""
+    return ERASURE_PREFIX + erasure.hex()
+
+
+def parse_erasure_key(key: str) -> ErasureId | None:
+    return _parse_id(ErasureId, key.removeprefix(ERASURE_PREFIX)) if key.startswith(ERASURE_PREFIX) else None
+
+
+def obeyed_key(erasure: ErasureId, cache: str) -> str:
+    """Return the key by which a cache says that it has removed what was erased. cache: 32 lower-case hex digits."""
+    return f"{erasure_key(erasure)}-{cache}"
+
+
+def parse_obeyed_key(key: str) -> tuple[ErasureId, str] | None:
+    head, _, cache = key.rpartition("-")
+    erasure = parse_erasure_key(head)
+    return (erasure, cache) if erasure is not None and _parse_id(StoreId, cache) is not None else None
 
 
 VERIFIED_PREFIX = f"{GC_PREFIX}verified-"

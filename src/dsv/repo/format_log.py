@@ -95,6 +95,7 @@ NODE_LOCATORS = "node-locators"
 PROTECTED_BRANCHES = "protected-branches"
 DAMAGE_MARKS = "damage-marks"
 EXPIRED_COMMITS = "expired-commits"
+ERASED_CONTENTS = "erased-contents"
 NAMES_ELSEWHERE = "names-elsewhere"
 DATA_ELSEWHERE = "data-elsewhere"
 UNCONDITIONAL_WRITES = "unconditional-writes"
@@ -107,6 +108,7 @@ KNOWN_FEATURES = frozenset(
         PROTECTED_BRANCHES,
         DAMAGE_MARKS,
         EXPIRED_COMMITS,
+        ERASED_CONTENTS,
         UNORDERED_LISTING,
         NAMES_ELSEWHERE,
         DATA_ELSEWHERE,
@@ -248,14 +250,16 @@ def read_data_layout(data: Store) -> Format:
     return layout
 
 
-def make_names(names: Store, data: Format, *, ordered: bool, nonce: Nonce, time_ms: int) -> None:
+def make_names(
+    names: Store, data: Format, *, ordered: bool, erased: bool, nonce: Nonce, time_ms: int
+) -> None:
     """Make a place with refs in it the names of a store: the last write, after which it can be used.
 
-    Raises `Conflict` if it has become those of another store.
+    erased: something was erased from the data. Raises `Conflict` if the place has become that of another store.
     """
     entry = data.entries[-1]
     without = OF_ONE_PLACE | {UNCONDITIONAL_WRITES, UNORDERED_LISTING}
-    more = () if ordered else (UNORDERED_LISTING,)
+    more = (*(() if ordered else (UNORDERED_LISTING,)), *((ERASED_CONTENTS,) if erased else ()))
     made = replace(
         entry,
         nonce=nonce,

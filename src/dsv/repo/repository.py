@@ -15,7 +15,9 @@ from dsv.format.records import FormatEntry
 from dsv.periodic import now_ms
 from dsv.repo.errors import may_write
 from dsv.repo.format_log import (
+    ERASED_CONTENTS,
     NAMED_RECORDS,
+    NAMES_ELSEWHERE,
     NODE_LOCATORS,
     UNCONDITIONAL_WRITES,
     UNORDERED_LISTING,
@@ -24,6 +26,7 @@ from dsv.repo.format_log import (
     make_layout,
     read_layout,
 )
+from dsv.repo.objects.erasures import NONE, Erasures, local_erasures, stored_erasures
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects, get_commit
 from dsv.repo.refs.branches import Refs, refused_mover, refused_removals
@@ -58,6 +61,7 @@ class Repository:
         self.id = layout.store_id
         self.clock = clock
         self.objects = Objects(store, metadata, refs.answers)
+        self.objects.read_erasures = self._erasures
         self.refs = refs
         refs.refused = self._refused
         self.last_seen: tuple[DatasetName, BranchName, Tracked] | None = None
@@ -120,6 +124,14 @@ class Repository:
         key = keys.branch_key(dataset, branch, last.number)
         what = f"move {last.number} of branch {branch} of {dataset}, to {str(last.commit)[:12]},"
         raise changed(self.objects.store.url, key, what, now)
+
+    def _erasures(self, metadata: MetadataCache) -> Erasures:
+        """Return what was erased from the store. Asks nothing of one from which nothing ever was."""
+        if self.objects.copy_of is not None:  # the store is not asked
+            return local_erasures(metadata)
+        if not self.format.has(ERASED_CONTENTS) and not self.format.has(NAMES_ELSEWHERE):
+            return NONE
+        return stored_erasures(self.store, metadata)
 
     @property
     def format(self) -> Format:

@@ -32,6 +32,7 @@ from dsv.periodic import Periodic
 from dsv.repo.damage import learn_damage
 from dsv.repo.errors import ONE_WINS_AGAIN, may_write, read_record
 from dsv.repo.expiry import check_not_expired, keep_named
+from dsv.repo.format_log import ERASED_CONTENTS
 from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.refs.branches import Head, LostRace, Moved
 from dsv.repo.repository import Repository
@@ -92,6 +93,8 @@ class Session:
             repository.store.put_if_absent(keys.session_open_key(session_id), opened.encode())
         condemned, collected = _read_gc(repository)
         session = cls(repository, session_id, opened, condemned, writer, collected=collected)
+        repository.objects.forget_erasures()
+        repository.objects.erasures  # noqa: B018 (asked now, and again before the commit is named)
         repository.objects.indexes.renew()
         if collected:
             repository.objects.packs.renew()
@@ -205,7 +208,8 @@ class Session:
         """Declare a commit just before a ref names it and follows the move `after`.
 
         `put_commit` stores the commit, if it is not stored yet, while the store is checked.
-        Raises `Conflict` if gc has fenced this session, and `IntegrityError` if the store overwrites what it has.
+        Raises `Conflict` if gc has fenced this session, or something was erased meanwhile, and `IntegrityError` if the
+        store overwrites what it has.
         """
 
         def put_verdict() -> None:
@@ -220,7 +224,25 @@ class Session:
         if after is not None and not self.repository.format.single_writer:
             checks.append(partial(self.repository.refs.check_same, after))
         together(checks)
+        self._check_erased()
         self.repository.refs.proved = True
+
+    def _check_erased(self) -> None:
+        """Raise `Conflict` if something was erased since this session was opened: what it is about to name may have
+        taken a part of that for stored. After the verdict, which whoever erases looks for.
+        """
+        objects = self.repository.objects
+        if not self.repository.format.has(ERASED_CONTENTS):
+            return
+        known = objects.erasures.known
+        objects.forget_erasures()
+        if objects.erasures.known.keys() - known.keys():
+            self.close()
+            raise Conflict(
+                f"something was erased from {self.repository.store.url} meanwhile, so nothing was published",
+                subject=str(self.id),
+                hint="run the same command again",
+            )
 
     def _check_one_wins(self) -> None:
         """Put the session's own first key once more, which has to lose.

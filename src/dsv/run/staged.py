@@ -31,6 +31,8 @@ class Staged:
     """Read from the store for it."""
     linked_files: int = 0
     """Those that another cached commit had."""
+    erased: int = 0
+    """Files that it lacks, as they were erased from the store."""
     hold: str | None = None
     """The id of the hold that was asked for."""
     held_until: float | None = None

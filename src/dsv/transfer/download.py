@@ -23,6 +23,7 @@ from dsv.errors import IntegrityError
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.tree import Entry
 from dsv.repo.errors import NOT_OURS
+from dsv.repo.objects.erasures import erased_error
 from dsv.repo.objects.objects import Objects, checked
 from dsv.repo.objects.ranges import RangeReader, spans
 from dsv.values.ids import ChunkId, FileId, RecipeId
@@ -59,7 +60,10 @@ class Layout:
     """Of which chunks a file consists. Recipes of a large one are read when a range needs them."""
 
     def __init__(self, objects: Objects, entry: Entry, location: Location | None = None) -> None:
-        """location: as in `Wanted`. Raises `IntegrityError` for a recipe that is not the file's."""
+        """location: as in `Wanted`. Raises `IntegrityError` for a recipe that is not the file's, and
+        `Erased`."""
+        if (erased := objects.erasures.of(entry)) is not None:
+            raise erased_error(show(entry.path), erased)
         self.entry = entry
         self.location = location
         self._rows = None if entry.recipe_id is None else _Rows(objects, entry.recipe_id, location)
@@ -217,9 +221,15 @@ class Fetcher:
         return None
 
     def _remote(self, wanted: Iterable[Wanted], plan: deque[_Piece]) -> Iterator[tuple[Location, _Piece]]:
-        for file in wanted if self._objects.copy_of is None else map(self._with_copy, wanted):
+        erased = self._objects.erasures
+        for one in wanted:
+            if (found := erased.of(one.entry)) is not None:
+                raise erased_error(self._name(one.entry), found)
+            file = one if self._objects.copy_of is None else self._with_copy(one)
             try:
                 for piece, where in self._expand(file):
+                    if erased and piece.chunk is not None:
+                        self._check_part(file.entry, piece.chunk)
                     place: Location | None = None
                     if piece.chunk is not None and (
                         file.donor is None or piece.chunk not in file.donor.chunks
@@ -230,6 +240,12 @@ class Fetcher:
                         yield place, piece
             except IntegrityError as error:
                 plan.append(_Piece(file, fault=self._of_file(file.entry, error)))
+
+    def _check_part(self, entry: Entry, chunk: ChunkId) -> None:
+        """Raise `Erased` for a file that was stored with a part of an erased one while that was erased."""
+        found = self._objects.erasures.objects.get((ObjectKind.CHUNK, chunk))
+        if found is not None:
+            raise erased_error(f"a part of {self._name(entry)}", found)
 
     def _with_copy(self, file: Wanted) -> Wanted:
         """Return the same, with a donor that has all of it, for a store that is not asked."""
@@ -274,13 +290,16 @@ class Fetcher:
 
     def _of_file(self, entry: Entry, error: IntegrityError) -> IntegrityError:
         """Return the error with the name of the file that it is about."""
-        name = entry.path.decode(errors="backslashreplace")
-        if error.subject == name:
+        if error.subject == entry.path.decode(errors="backslashreplace"):
             return error
-        name = name if self._dataset is None else f"{self._dataset}:{name}"
+        name = self._name(entry)
         found = IntegrityError(f"{name} can't be read: {error.message}", subject=name, hint=error.hint)
         found.__cause__ = error
         return found
+
+    def _name(self, entry: Entry) -> str:
+        name = entry.path.decode(errors="backslashreplace")
+        return name if self._dataset is None else f"{self._dataset}:{name}"
 
     def _local(self, piece: _Piece) -> tuple[_Piece, _Read]:
         if piece.chunk is None:

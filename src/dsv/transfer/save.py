@@ -17,6 +17,7 @@ from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
 from dsv.fs.process import processors
+from dsv.repo.objects.erasures import naming_file
 from dsv.repo.tree.write import TreeChange
 from dsv.transfer.file_reader import ROW, Problem, read_stable, row_of
 from dsv.transfer.prefetch import Item, Readers, Run, suitable
@@ -88,6 +89,10 @@ class FileSaver(Generic[T]):
         contents = run.contents
         if contents is None or not any(contents.read):
             return []
+        if self._uploader.any_erased:
+            for path, one, read in zip(run.paths, contents.ids, contents.read, strict=True):
+                with naming_file(path):
+                    self._uploader.check_erased([one] if read else [])
         places = iter(self._uploader.add_all(contents.packed))
         columns = zip(
             contents.read,
@@ -130,7 +135,8 @@ def save_file(uploader: Uploader, descent: Descent, path: bytes) -> Saved | Prob
             return Stored(size, FileId.hash(data), None, None), len(data)
         return uploader.add_bytes(data), len(data)
 
-    found = read_stable(descent, path, upload)
+    with naming_file(path):
+        found = read_stable(descent, path, upload)
     if isinstance(found, Problem):
         return found
     return Saved(found.value, row_of(found.stat), found.stat.st_dev, found.quiet)
@@ -225,7 +231,8 @@ def _is_stored(uploader: Uploader, source: Source) -> bool:
 
 def _save_opened(uploader: Uploader, source: Source, on_stored: OnStored) -> None:
     assert source.open is not None
-    stored = uploader.add_unsized(source.open())
+    with naming_file(source.path):
+        stored = uploader.add_unsized(source.open())
     source.stored, source.size = stored, stored.size
     on_stored(uploader, source, stored)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, Self
 
 from blake3 import blake3
@@ -15,6 +15,7 @@ from dsv.format.pack import CODECS, Packed
 from dsv.format.recipe import SINGLE_CHUNK_MAX, FileCutter, Recipe, build_recipe
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Node
+from dsv.repo.objects.erasures import NOWHERE, Erasures, RefusedContent
 from dsv.repo.session import Session
 from dsv.repo.tree.read import Part
 from dsv.store.base import Bytes
@@ -126,10 +127,12 @@ class Uploader:
         if not data:
             return Stored(0, EMPTY_FILE, None, None)
         chunk_id = ChunkId.hash(data)
+        self._erasures.check_new_file(chunk_id)
         return Stored(len(data), FileId(chunk_id), None, self._chunk(chunk_id, data))
 
     def add_all(self, packed: Packed) -> list[Location]:
-        """Store contents, at least one, that were hashed and compressed already. They are copied."""
+        """Store contents of small files, at least one, that were hashed and compressed already. They are copied."""
+        self.check_erased(packed.ids)
         known = [self._catalog.find(ObjectKind.CHUNK, one) for one in packed.ids]
         if not any(known) and len(set(packed.ids)) == len(
             packed.ids
@@ -152,6 +155,7 @@ class Uploader:
 
     def add_stored(self, chunk_id: ChunkId, codec: Codec, stored: Bytes, length: int) -> None:
         """Store a chunk as another store has it: checked, and compressed already."""
+        self._check_part(chunk_id)
         if self._catalog.find(ObjectKind.CHUNK, chunk_id) is None:
             self._add_chunk(chunk_id, codec, stored, length)
 
@@ -179,6 +183,7 @@ class Uploader:
             lengths.append(len(chunk))
             places.append(self._chunk(chunk_id, chunk))
         file_id = FileId(whole.digest())
+        self._erasures.check_new_file(file_id)
         if size <= SINGLE_CHUNK_MAX:  # it shrank since its size was seen; the caller finds that out too
             return Stored(size, file_id, None, places[0] if places else None)
         recipe_id, location = self._recipe(bytes(ids), lengths, places)
@@ -206,9 +211,12 @@ class Uploader:
         return self.add_stream(again)
 
     def find(self, size: int, file_id: FileId, recipe_id: RecipeId | None) -> Stored | None:
-        """Return a content whose ids are known, if the store has all of it (or this upload has sent it)."""
+        """Return a content whose ids are known, if the store has all of it (or this upload has sent it). None for one
+        that was erased."""
         if not size:
             return Stored(0, file_id, None, None)
+        if self._erasures.file(file_id) is not None:
+            return None
         found = (
             self._catalog.find(ObjectKind.CHUNK, file_id)
             if recipe_id is None
@@ -255,6 +263,8 @@ class Uploader:
         if known is not None and not self._session.avoids(known.pack):
             return known
         assert entry.file_id is not None
+        if self._erasures.of(entry) is not None:
+            return NOWHERE
         if entry.recipe_id is not None:
             return self._present(ObjectKind.RECIPE, entry.recipe_id)
         return self._present(ObjectKind.CHUNK, entry.file_id)
@@ -263,6 +273,8 @@ class Uploader:
         if known is not None and known.pack in (self._data.pack, self._metadata.pack):
             return known
         assert entry.file_id is not None
+        if self._erasures.of(entry) is not None:
+            return NOWHERE
         kind: ObjectKind = ObjectKind.CHUNK if entry.recipe_id is None else ObjectKind.RECIPE
         object_id: Id = entry.file_id if entry.recipe_id is None else entry.recipe_id
         if known is not None and (
@@ -312,7 +324,27 @@ class Uploader:
         if self._journal is not None:
             self._journal.clear()
 
+    @property
+    def _erasures(self) -> Erasures:
+        return self._session.repository.objects.erasures
+
+    @property
+    def any_erased(self) -> bool:
+        """Return whether anything was ever erased from the store."""
+        return bool(self._erasures)
+
+    def check_erased(self, small: Sequence[ChunkId]) -> None:
+        """Raise `RefusedContent` if one of these contents of small files was erased."""
+        if self._erasures:
+            for one in small:
+                self._erasures.check_new(ObjectKind.CHUNK, one)
+
+    def _check_part(self, chunk_id: ChunkId) -> None:
+        if (found := self._erasures.objects.get((ObjectKind.CHUNK, chunk_id))) is not None:
+            raise RefusedContent(f"chunk {chunk_id}", found)
+
     def _chunk(self, chunk_id: ChunkId, data: Bytes) -> Location:
+        self._check_part(chunk_id)
         found = self._catalog.find(ObjectKind.CHUNK, chunk_id)
         if found is None:
             found = self._add_chunk(chunk_id, *self._compressor.pack_next(data), len(data))

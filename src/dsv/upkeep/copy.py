@@ -18,6 +18,7 @@ from dsv.format.recipe import Recipe
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Node
 from dsv.repo.errors import NOT_OURS
+from dsv.repo.objects.erasures import NOWHERE, Erasures
 from dsv.repo.objects.objects import Located, Objects, checked
 from dsv.repo.objects.ranges import RangeReader, spans
 from dsv.repo.session import Session
@@ -75,14 +76,22 @@ class TreeCopy:
     """Copies the trees of commits, one after the other. What one of them has is not looked at again for the next."""
 
     def __init__(
-        self, source: Objects, sink: Sink, progress: Progress, base: TreeReader | None = None
+        self,
+        source: Objects,
+        sink: Sink,
+        progress: Progress,
+        base: TreeReader | None = None,
+        erased: Erasures | None = None,
     ) -> None:
-        """base: a tree of the other store that its names keep, such as that of the branch's head. Only what differs
+        """erased: what is not copied; None for what was erased from the source.
+
+        base: a tree of the other store that its names keep, such as that of the branch's head. Only what differs
         from it is looked for."""
         self._source = source
         self._sink = sink
         self._progress = progress
         self._base = base
+        self._erased = source.erasures if erased is None else erased
         self._placed: dict[Id, Location] = {}
 
     def copy(self, commit_id: CommitId) -> Location:
@@ -133,6 +142,9 @@ class TreeCopy:
             for entry, where in located.entries():
                 content = _content_of(entry)
                 if content is None or content in known or content in lacking:
+                    continue
+                if self._erased.of(entry) is not None:
+                    known[content] = NOWHERE
                     continue
                 found = self._sink.find_content(entry)
                 if found is None:
@@ -189,6 +201,8 @@ class TreeCopy:
                 recipes.append((content, parts))
             for one, place in chunks:
                 chunk = ChunkId(one)
+                if (ObjectKind.CHUNK, chunk) in self._erased.objects:
+                    continue  # a part of a file that was erased, which another one has too
                 if chunk not in under_way and (
                     entry.recipe_id is None or self._sink.find_chunk(chunk) is None
                 ):
@@ -207,6 +221,8 @@ class TreeCopy:
         parts.append(recipe)
 
     def _place(self, chunk: ChunkId) -> Location:
+        if (ObjectKind.CHUNK, chunk) in self._erased.objects:
+            return NOWHERE
         found = self._sink.find_chunk(chunk)
         assert found is not None  # it was added
         return found
@@ -295,7 +311,7 @@ class CommitCopy:
         self._source = source
         self._session = session
         self._receiver = receiver
-        self._trees = TreeCopy(source, receiver, progress, near)
+        self._trees = TreeCopy(source, receiver, progress, near, target.erasures)
         self._waiting: list[tuple[CommitId, Location | None]] = []
 
     def add(self, commit_id: CommitId, *, expired: bool = False) -> None:

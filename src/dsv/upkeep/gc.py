@@ -39,7 +39,7 @@ from dsv.repo.refs.tags import named_parts
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.base import Put, StoreMissing, together
-from dsv.upkeep.gc_plan import MAX_REPACK, ListedPacks, Missing, Needed, Plan, list_packs, look_again
+from dsv.upkeep.gc_plan import MAX_REPACK, Erased, ListedPacks, Missing, Needed, Plan, list_packs, look_again
 from dsv.upkeep.gc_rewrite import AT_ONCE, Copies, batches, replace_indexes
 from dsv.upkeep.ids import IdSet, Seen
 from dsv.upkeep.index_rows import IndexRows
@@ -247,6 +247,7 @@ class Collector:
         """Add what names refer to now. What was reached before is not walked again."""
         self._repository.refs.forget()
         self._repository.objects.indexes.renew()
+        self._repository.objects.forget_erasures()
         roots = read_roots(self._repository, freed=self._freed, known=self._named)
         new = [one for one in roots.commits if one not in self._reached]
         self._progress.note(f"{len(roots.commits):,} commits are needed, {len(new):,} are looked at")
@@ -261,6 +262,9 @@ class Collector:
         self._check_names()  # this reads the format log again if somebody has just put the first mark
         found = read_damage(self._repository)
         return None if found is None else found[1]
+
+    def _erased(self) -> Erased:
+        return Erased(self._repository.objects.erasures.objects)
 
     def _rows(self) -> IndexRows:
         return IndexRows(self._repository, self._new_folder(), self._index_files)
@@ -313,7 +317,7 @@ class Collector:
         self._reach(needed)
         with self._rows() as rows:
             listed = list_packs(self._store)
-            found = Needed(rows, needed, listed, self._damage())
+            found = Needed(rows, needed, listed, self._damage(), self._erased())
             self._check_missing(found.missing, rows, listed)
             plan = self.result.plan = found.choose(self._options.max_repack)
             self._progress.note(plan.text)

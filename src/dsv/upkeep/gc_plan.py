@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from dsv.format import index, keys
 from dsv.format.damage import Damage
+from dsv.format.locator import ObjectKind
 from dsv.format.pack import FOOTER_SIZE, MAGIC, ROW_SIZE
 from dsv.store.base import Store
-from dsv.upkeep.ids import IdSet, is_in
-from dsv.upkeep.index_rows import IndexRows, PackList, Rows
-from dsv.values.ids import PackId
+from dsv.upkeep.ids import IdSet, heads_of, is_in
+from dsv.upkeep.index_rows import IndexRows, PackList, Rows, id_of
+from dsv.values.ids import Id, PackId
 from dsv.values.units import format_bytes, format_count
 
 MAX_REPACK = 100 * 10**9
@@ -95,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True):
     whole: tuple[PackId, ...]
     """Packs that hold nothing that is needed."""
     rewrite: tuple[PackId, ...]
-    """Packs of which less than half is needed: that is copied."""
+    """Packs of which less than half is needed, or that hold something that was erased: what is needed is copied."""
     packs: int
     """Packs of the store."""
     bytes: int
@@ -142,12 +143,34 @@ class Marked:
         return found
 
 
+class Erased:
+    """The rows of what was erased from the store: a pack that has one is rewritten, whatever else is in it."""
+
+    def __init__(self, objects: Iterable[tuple[ObjectKind, Id]] = ()) -> None:
+        self._objects = frozenset(objects)
+        self._heads = np.unique(heads_of(b"".join(one for _, one in self._objects)))
+
+    def among(self, rows: Rows) -> NDArray[np.bool_]:
+        """Return for each row whether its object was erased."""
+        found = is_in(rows["head"], self._heads)
+        for at in np.flatnonzero(found):
+            found[at] = (ObjectKind(int(rows["kind"][at])), Id(id_of(rows, int(at)))) in self._objects
+        return found
+
+
 class Needed:
     """What is needed of each pack of a listing. An object that lies in several packs counts where most is needed."""
 
     def __init__(
-        self, rows: IndexRows, reached: IdSet, listed: ListedPacks, damage: Damage | None = None
+        self,
+        rows: IndexRows,
+        reached: IdSet,
+        listed: ListedPacks,
+        damage: Damage | None = None,
+        erased: Erased | None = None,
     ) -> None:
+        self._erased = Erased() if erased is None else erased
+        self._with_erased = np.zeros(len(listed.ids), np.bool_)
         self._marked = Marked(damage, rows.packs)
         self._rows = rows
         self._reached = reached
@@ -160,11 +183,13 @@ class Needed:
         self._bytes, self._count = self._sum(self._bytes)
 
     def choose(self, most_bytes: int) -> Plan:
-        """Return the plan that copies at most so many bytes."""
+        """Return the plan that copies at most so many bytes. Packs with something that was erased come first."""
         sizes, used = self._listed.sizes, self._bytes
         whole = self._count == 0
-        worth = np.flatnonzero(~whole & ~self._suspect & (2 * (used + _OVERHEAD) < sizes))
+        may = ~whole & ~self._suspect
+        worth = np.flatnonzero(may & ~self._with_erased & (2 * (used + _OVERHEAD) < sizes))
         worth = worth[np.argsort(used[worth] / sizes[worth], kind="stable")]
+        worth = np.concatenate((np.flatnonzero(may & self._with_erased), worth))
         fits = (np.cumsum(used[worth]) <= most_bytes) & (np.cumsum(self._count[worth]) <= MOST_ROWS)
         rewrite = np.zeros(len(sizes), np.bool_)
         rewrite[worth[fits]] = True
@@ -216,6 +241,8 @@ class Needed:
         for first in range(256):
             found, heads = self._rows.bucket(first), self._reached.bucket(first)
             places = _places(found, self._places)
+            erased = self._erased.among(found) & (places >= 0)
+            self._with_erased[places[erased]] = True
             there = (places >= 0) | (found["where"] == index.ERASED)
             absent = heads[~is_in(heads, found["head"][there])]
             if len(absent):

@@ -14,7 +14,7 @@ from dsv.format.tree import Child, Entry, Node
 from dsv.repo.objects.objects import Located, Objects
 from dsv.repo.tree.read import LocatedSegment
 from dsv.upkeep.ids import Heads, IdSet, heads_of, is_in
-from dsv.upkeep.reach import contents
+from dsv.upkeep.reach import contents, not_erased, parts_left
 from dsv.values.ids import CommitId, Id, NodeId, RecipeId, SegmentId
 
 _READ = (IntegrityError, NotFound)
@@ -120,7 +120,7 @@ class Losses:
         self._below[key] = (key,)
 
     def _lost_paths(self, located: Located[Segment]) -> tuple[bytes, ...]:
-        chunks, large = contents(located)
+        chunks, large = not_erased(self._objects.erasures, *contents(located))
         if self._collect is not None:
             self._collect.add(chunks)
         bad_recipes = {recipe_id for recipe_id, where in large if self._is_recipe_lost(recipe_id, where)}
@@ -134,6 +134,8 @@ class Losses:
 
     def _is_entry_lost(self, entry: Entry, bad_recipes: set[RecipeId]) -> bool:
         if not entry.is_file or not entry.size or entry.file_id is None:
+            return False
+        if self._objects.erasures.of(entry) is not None:
             return False
         if entry.recipe_id is not None:
             return entry.recipe_id in bad_recipes
@@ -163,8 +165,8 @@ class Losses:
         else:
             if self._collect is not None:
                 self._collect.add(recipe.ids)
-            bad = is_in(heads_of(recipe.ids), self._lost)
-            ids = recipe.ids
+            ids = parts_left(self._objects.erasures, recipe.ids)
+            bad = is_in(heads_of(ids), self._lost)
             self.named.update(
                 (ObjectKind.CHUNK, Id(ids[32 * at : 32 * at + 32])) for at in np.flatnonzero(bad)
             )

@@ -11,11 +11,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dsv.errors import IntegrityError, NotFound
+from dsv.format.columns import cut
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.segment import Segment
 from dsv.format.tree import Kind
 from dsv.repo.errors import NOT_OURS
+from dsv.repo.objects.erasures import Erasures
 from dsv.repo.objects.objects import Located, Objects
 from dsv.store.base import together
 from dsv.upkeep.ids import Seen as Seen
@@ -51,7 +53,7 @@ def reach(
     """
     waiting: Large = []
     for located in walk_segments(objects, commits, found, seen, progress):
-        chunks, large = contents(located)
+        chunks, large = not_erased(objects.erasures, *contents(located))
         if chunks:
             found(ObjectKind.CHUNK, chunks)
         waiting += large
@@ -129,6 +131,24 @@ def contents(located: Located[Segment]) -> tuple[bytes, Large]:
     return chunks, list(zip(recipes, places, strict=True))
 
 
+def not_erased(erasures: Erasures, chunks: bytes, large: Large) -> tuple[bytes, Large]:
+    """Return what `contents` has returned without what was erased."""
+    if not erasures:
+        return chunks, large
+    small = cut(chunks, 32)
+    return (
+        b"".join(one for one in small if not erasures.is_gone(ObjectKind.CHUNK, Id(one))),
+        [one for one in large if not erasures.is_gone(ObjectKind.RECIPE, one[0])],
+    )
+
+
+def parts_left(erasures: Erasures, ids: bytes) -> bytes:
+    """Return the chunks of a large file, without those that were erased with another one."""
+    if not erasures.objects:
+        return ids
+    return b"".join(one for one in cut(ids, 32) if (ObjectKind.CHUNK, one) not in erasures.objects)
+
+
 def reach_recipes(objects: Objects, wanted: Large, found: Found, seen: Seen) -> None:
     """Give `found` the ids of these recipes that were not seen, of the recipes below them, and of their chunks."""
     said: list[tuple[int, int] | None] = [None] * len(wanted)
@@ -145,7 +165,7 @@ def reach_recipes(objects: Objects, wanted: Large, found: Found, seen: Seen) -> 
             if by_parent not in (None, (recipe.level, recipe.size)):
                 raise _broken(f"recipe {recipe_id} is not what the recipe above it says", recipe_id)
             if not recipe.level:
-                chunks.append(recipe.ids)
+                chunks.append(parts_left(objects.erasures, recipe.ids))
                 continue
             places = _places(located.locator, range(len(recipe)))
             wanted += zip(map(RecipeId, recipe.children()), places, strict=True)

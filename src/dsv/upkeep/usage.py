@@ -20,10 +20,10 @@ from dsv.repo.damage import read_damage
 from dsv.repo.objects.objects import Located, Objects
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
-from dsv.upkeep.gc_plan import MAX_REPACK, Needed, Plan, list_packs
+from dsv.upkeep.gc_plan import MAX_REPACK, Erased, Needed, Plan, list_packs
 from dsv.upkeep.ids import IdSet, Seen, heads_of, is_in
 from dsv.upkeep.index_rows import IndexRows, Rows
-from dsv.upkeep.reach import Found, Large, contents, reach, reach_recipes, walk_segments
+from dsv.upkeep.reach import Found, Large, contents, not_erased, reach, reach_recipes, walk_segments
 from dsv.values.ids import CommitId
 from dsv.values.progress import Progress
 
@@ -229,10 +229,13 @@ class _Folders:
         for folder, end in folder_runs(segment.paths, self._depth):
             chunks_end, recipes_end = int(small[end - 1]), int(recipes[end - 1])
             label = self._label(folder)
-            if chunk < chunks_end:
-                self._taker(label)[0](ObjectKind.CHUNK, chunks[32 * chunk : 32 * chunks_end])
-            if recipe < recipes_end:
-                self._waiting.setdefault(label, []).extend(large[recipe:recipes_end])
+            ids, parts = not_erased(
+                self._objects.erasures, chunks[32 * chunk : 32 * chunks_end], large[recipe:recipes_end]
+            )
+            if ids:
+                self._taker(label)[0](ObjectKind.CHUNK, ids)
+            if parts:
+                self._waiting.setdefault(label, []).extend(parts)
                 self._count += recipes_end - recipe
             chunk, recipe = chunks_end, recipes_end
         if self._count > 1024:
@@ -305,7 +308,8 @@ def _add_packs(
 ) -> None:
     damage = read_damage(repository)
     listed = list_packs(repository.store)
-    found = Needed(rows, needed, listed, None if damage is None else damage[1])
+    erased = Erased(repository.objects.erasures.objects)
+    found = Needed(rows, needed, listed, None if damage is None else damage[1], erased)
     plan = measured.plan = found.choose(max_repack)
     free = int(listed.sizes[listed.marked(plan.whole)].sum())
     measured.packs = Packs(

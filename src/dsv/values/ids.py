@@ -123,6 +123,12 @@ class PackId(_RandomId):
     __slots__ = ()
 
 
+class ErasureId(_RandomId):
+    """Of the record of an erasure."""
+
+    __slots__ = ()
+
+
 class IndexId(_RandomId):
     __slots__ = ()
 

@@ -182,7 +182,9 @@ def find_baseline(
 
     def base_entries() -> Iterator[Entry]:
         tree = trees.of(base)
-        return iter(()) if tree is None else (entry for entry, _ in tree.within(held_by(state)))
+        if tree is None:
+            return iter(())
+        return tree.objects.erasures.without(entry for entry, _ in tree.within(held_by(state)))
 
     if writes:
         scan = scan_clean_workspace(workspace.root, state, base, base_entries)

@@ -135,7 +135,7 @@ def _chosen(
     tree: TreeReader, selection: PathSet, expected: set[bytes]
 ) -> Iterator[tuple[Entry, Location | None]]:
     for entry, where in tree.below(b""):
-        if entry.path in selection:
+        if entry.path in selection and tree.objects.erasures.of(entry) is None:
             expected.add(entry.path)
             yield entry, where
 

@@ -17,6 +17,7 @@ from dsv.cache.root import Place
 from dsv.errors import IntegrityError
 from dsv.format.locator import Location
 from dsv.format.tree import Entry
+from dsv.repo.objects.erasures import Erasures
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import Leaf, LocatedSegment, TreeReader
 from dsv.transfer.download import READ_AHEAD, Donor, Fetcher, Wanted, donor_chunks
@@ -51,6 +52,11 @@ class StoreSource:
     def fetched_bytes(self) -> int:
         """Bytes of file contents that this object has read from the store."""
         return sum(fetcher.fetched_bytes for fetcher in self._fetchers)
+
+    @property
+    def erasures(self) -> Erasures:
+        """What was erased from the store."""
+        return self.repository.objects.erasures
 
     def tree(self, commit: CommitId) -> TreeReader:
         tree = TreeReader(self.repository.objects, commit)
@@ -126,6 +132,7 @@ class Contents:
         self._source = source
         tree = source.tree(CommitId.parse(directory.plan.commit))
         self._segments = SegmentWindow(tree)
+        self._erasures = source.erasures
         self._starts = [0]
         for leaf in tree.leaves():
             self._starts.append(self._starts[-1] + leaf.child.entries)
@@ -143,7 +150,7 @@ class Contents:
             self._source_map = -1
 
     def of(self, part: Part) -> Iterator[Item]:
-        """Yield the part's entries in order. Raises `OSError`."""
+        """Yield the part's entries in order, without files that were erased. Raises `OSError`."""
         for number in range(part.first, part.last + 1):
             located = self._segments.get(number)
             items = self._items(number, located)
@@ -152,11 +159,13 @@ class Contents:
                 items = islice(items, start, end)
             if not self._selection.whole:
                 items = (item for item in items if item.entry.path in self._selection)
+            if self._erasures:
+                items = (item for item in items if self._erasures.of(item.entry) is None)
             yield from items
 
     def in_runs(self, part: Part) -> Iterator[Item | LinkRun]:
         """Do as `of`, with what is linked at its own path in runs: no object is made for each of these files."""
-        if not self._selection.whole or self._source_map < 0:
+        if not self._selection.whole or self._source_map < 0 or self._erasures:
             yield from self.of(part)
             return
         for number in range(part.first, part.last + 1):
@@ -222,7 +231,7 @@ class Contents:
             name = self._directory.plan.donors[item.older].name
             self._donor_trees[item.older] = self._source.tree(CommitId.parse(name[:64]))
         found = self._donor_trees[item.older].entry(item.entry.path)
-        if found is None or found[0].recipe_id is None:
+        if found is None or found[0].recipe_id is None or self._erasures.of(found[0]) is not None:
             return None
         return self._donor(self.donor_file(item.older, item.entry.path), found[0].recipe_id, found[1])
 

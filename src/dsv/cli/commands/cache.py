@@ -13,7 +13,7 @@ from dsv.api.cache import cache as materialize
 from dsv.api.cache import check_link, make_link
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, whole
-from dsv.cli.options.arguments import Offline, one_of
+from dsv.cli.options.arguments import Offline, Strict, one_of
 from dsv.cli.output import local_time, to_item
 from dsv.errors import UsageError
 from dsv.run.staged import Staged
@@ -51,6 +51,7 @@ Link = Annotated[str | None, option("--link LINK", "Make this symlink point to t
         "items.bytes": "their size",
         "items.fetched_bytes": "bytes read from the store by this command",
         "items.linked_files": "files that another cached commit had",
+        "items.erased": "files that it lacks, as they were erased from the store",
         "items.hit": "true if all of it was cached already",
         "items.hold": "the id of the hold, for 'dsv release --id'; null without one",
         "items.held_until": "when the hold ends; null without one",
@@ -67,6 +68,7 @@ def cache(
     ] = None,
     link: Link = None,
     offline: Offline = False,
+    strict: Strict = False,
 ) -> None:
     """Make commits appear as files in the cache.
 
@@ -79,6 +81,7 @@ def cache(
     """
     wanted = [Target.parse(text) for text in targets or ()]
     one_of(hold=hold, **{"while": while_pid})
+    one_of(strict=strict, **{"while": while_pid})
     if link is not None and len(wanted) != 1:
         raise UsageError("--link takes one target", subject=link, hint="dsv cache TARGET --link LINK")
     if link is not None:
@@ -91,7 +94,9 @@ def cache(
 
             found = cache_while(context, folder, wanted, while_pid, offline=offline, jobs=jobs)
         else:
-            found = materialize(context, folder, wanted, hold=seconds, job=job, offline=offline, jobs=jobs)
+            found = materialize(
+                context, folder, wanted, hold=seconds, job=job, offline=offline, jobs=jobs, strict=strict
+            )
     if link is not None:
         make_link(Path(link), found[0].path)
         call.say(f"{link} leads to {found[0].path}")
@@ -130,6 +135,8 @@ def _story(item: Staged, while_pid: int | None) -> str:
             f"{name} cached in {format_duration(item.seconds)}: {format_count(item.files, 'file')}, "
             f"{format_bytes(item.bytes)}; {format_bytes(item.fetched_bytes)} fetched{linked}"
         )
+    if item.erased:
+        what += f"; {format_count(item.erased, 'file')} erased from the store"
     if while_pid is not None:
         return f"{what}; held while process {while_pid} lives"
     if item.held_until is not None:

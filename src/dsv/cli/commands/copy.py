@@ -39,6 +39,7 @@ from dsv.values.units import format_bytes, format_count
         "bytes": "bytes of packs and index files that were sent",
         "objects": "with --dry-run, how many objects would be sent; else null",
         "requests": "requests to both stores; with --dry-run, about how many the copy would take",
+        "erasures": "how many erasures were taken over, or would be",
         "items.dataset": "the dataset",
         "items.name": "the branch or tag",
         "items.kind": "branch or tag",
@@ -83,7 +84,8 @@ def copy(
         done = copy_names(context, wanted, to, CopyRequest(every, tags, create, dry_run, kept))
     if call.json:
         head = {
-            key: getattr(done, key) for key in ("source", "to", "commits", "bytes", "objects", "requests")
+            key: getattr(done, key)
+            for key in ("source", "to", "commits", "bytes", "objects", "requests", "erasures")
         }
         call.items(map(call.item, done.names), head)
         return
@@ -109,3 +111,8 @@ def _show(call: Call, done: Copied, *, dry_run: bool) -> None:
         )
     else:
         call.say(f"sent {size} to {done.to}, with {format_count(done.requests, 'request')}")
+    if done.erasures:
+        verb = "would be" if dry_run else "were"
+        call.say(
+            f"{format_count(done.erasures, 'erasure')} {verb} taken over; dsv erase --status --store {done.to}"
+        )

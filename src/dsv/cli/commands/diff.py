@@ -233,7 +233,7 @@ def _compared(
     call: Call, found: Comparison, shown: _Shown
 ) -> Iterator[tuple[Difference, list[str] | None, TableDiff | None]]:
     """Yield each difference, with how its contents differ if they are to be compared."""
-    chosen = [one for one in found.found.differences if _fits(one, shown)]
+    chosen = [one for one in found.found.differences if _fits(one, shown) and not found.is_erased(one)]
     contents = found.contents(chosen) if chosen else iter(())
     readable = {id(one) for one in chosen}
     for one in found.found.differences:

@@ -9,6 +9,7 @@ import typer
 from dsv.api.export import export_path, export_stream, export_url
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
+from dsv.cli.options.arguments import Strict
 from dsv.errors import IntegrityError, UsageError
 from dsv.exchange.export import Exported
 from dsv.values.names import Target
@@ -37,6 +38,7 @@ from dsv.values.units import format_bytes, format_count
         "written": "how many were written there",
         "written_bytes": "their size",
         "left_out": "symlinks and empty folders, which a URL can't have",
+        "erased": "files of the target that were not written, as they were erased from the store",
         "stays": "files at the URL that the target does not have",
         "damaged.path": "with --skip-damaged, a file that could not be read; null for paths that can't be listed",
         "damaged.upto": "the last path of such paths; else null",
@@ -56,6 +58,7 @@ def export(
     skip_damaged: Annotated[
         bool, option("--skip-damaged", "Leave out what can't be read, name it, and exit with 5.")
     ] = False,
+    strict: Strict = False,
 ) -> int:
     """Write the files of a commit as a tar or a folder, or to a URL.
 
@@ -76,7 +79,9 @@ def export(
         with call.context() as context:
             own = profile is not None or endpoint is not None
             options = context.options.overridden(endpoint=endpoint, profile=profile) if own else None
-            done = export_url(context, target, to, force=force, options=options, skip_damaged=skip_damaged)
+            done = export_url(
+                context, target, to, force=force, options=options, skip_damaged=skip_damaged, strict=strict
+            )
         return _show(call, done, hide_in_urls(to))
     if force or profile is not None or endpoint is not None:
         raise UsageError(
@@ -85,9 +90,9 @@ def export(
     with call.context() as context:
         if to == "-":
             call.out.stream()
-            done = export_stream(context, target, call.out, skip_damaged=skip_damaged)  # type: ignore[arg-type]
+            done = export_stream(context, target, call.out, skip_damaged=skip_damaged, strict=strict)  # type: ignore[arg-type]
             return _left_out(call, done)
-        done = export_path(context, target, to, skip_damaged=skip_damaged)
+        done = export_path(context, target, to, skip_damaged=skip_damaged, strict=strict)
     return _show(call, done, to)
 
 
@@ -111,7 +116,9 @@ def _show(call: Call, done: Exported, to: str) -> int:
 
 
 def _left_out(call: Call, done: Exported) -> int:
-    """Name what is damaged. Return the exit code."""
+    """Say what was erased, and name what is damaged. Return the exit code."""
+    if done.erased:
+        call.say(f"{format_count(done.erased, 'file')} left out, erased from the store; dsv ls shows which")
     for one in done.damaged:
         call.warn(one.text)
     if not done.damaged:

@@ -10,8 +10,10 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, one_of
 from dsv.cli.output import printable
+from dsv.format.erasure import Erasure
 from dsv.format.tree import Entry
 from dsv.values.names import Target
+from dsv.values.units import rfc3339
 
 
 @command(
@@ -27,6 +29,7 @@ from dsv.values.names import Target
         "items.kind": "file, executable, symlink, or directory (an empty one)",
         "items.size": "bytes of a file, else 0",
         "items.id": "BLAKE3 of a file's bytes, as b3sum prints it; null for what is no file",
+        "items.erased": "when, by whom and why its content was erased from the store; null if it was not",
     },
 )
 def ls(
@@ -44,19 +47,27 @@ def ls(
     one_of(json=call.json, jsonl=jsonl, long=long)
     with call.context(offline=offline) as context, list_entries(context, Target.parse(target)) as entries:
         if jsonl or call.json:
-            call.items(map(_item, entries), lines=jsonl)
+            call.items((_item(entry, entries.erasures.of(entry)) for entry in entries), lines=jsonl)
         else:
             show = _long if long else _path
             for entry in entries:
-                call.out.line(show(entry))
+                erased = entries.erasures.of(entry)
+                call.out.line(show(entry) + ("" if erased is None else f"  (erased {_when(erased)})"))
 
 
-def _item(entry: Entry) -> dict[str, object]:
+def _when(erased: Erasure) -> str:
+    return rfc3339(erased.time_ms)[:10]
+
+
+def _item(entry: Entry, erased: Erasure | None) -> dict[str, object]:
     return {
         "path": entry.path.decode(),
         "kind": KINDS[entry.kind],
         "size": entry.size,
         "id": None if entry.file_id is None else str(entry.file_id),
+        "erased": None
+        if erased is None
+        else {"time": rfc3339(erased.time_ms), "author": erased.author, "reason": erased.reason},
     }
 
 

@@ -27,6 +27,7 @@ Author = Annotated[
     str | None, option("--author WHO", "Sign as WHO, not as the configured author.", parser=text)
 ]
 Create = Annotated[bool, option("--create", "Make the dataset if it does not exist yet.")]
+Strict = Annotated[bool, option("--strict", "Refuse if files of it were erased (dsv erase).")]
 DryRun = Annotated[bool, option("-n --dry-run", "Show what would change, and change nothing.")]
 ExitCode = Annotated[bool, option("--exit-code", "End with 1 if there is a difference.")]
 Force = Annotated[

@@ -18,6 +18,7 @@ from dsv.format.recipe import MAX_CHUNK, Recipe
 from dsv.format.segment import Segment
 from dsv.format.tree import Node, PathColumns
 from dsv.repo.errors import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
+from dsv.repo.objects.erasures import erased_error, local_erasures
 from dsv.repo.objects.indexes import Indexes
 from dsv.repo.objects.packs import Packs
 from dsv.repo.objects.ranges import RangeReader, ReadThreads, spans
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from dsv.errors import DsvError
     from dsv.format.envelope import Buffer
     from dsv.format.tree import Entry
+    from dsv.repo.objects.erasures import Erasures
     from dsv.repo.objects.metadata import MetadataCache
     from dsv.repo.tracking import Answers
     from dsv.store.base import Bytes, Store
@@ -180,12 +182,34 @@ class Objects:
         self._segments = SegmentDecoder()
         self.copy_of: Callable[[Entry], Path] | None = None
         """Finds a file's content on this machine, if the store is not asked for it. Raises `Unreachable`."""
+        self._erasures: Erasures | None = None
+        self.read_erasures: Callable[[MetadataCache], Erasures] = local_erasures
+        """Finds out what was erased from the store."""
         self.mirrors: Mirror | None = None
         """Read for what this store has lost, or once it does not answer. A writer has none."""
 
     def also_read(self, copies: MetadataCache) -> None:
         """Look for metadata there too, before the store is asked."""
         self._metadata.also_read(copies)
+
+    @property
+    def erasures(self) -> Erasures:
+        """What was erased from the store, as of when it was first asked for."""
+        if self._erasures is None:
+            self._erasures = self.read_erasures(self._metadata)
+        return self._erasures
+
+    @erasures.setter
+    def erasures(self, value: Erasures) -> None:
+        self._erasures = value
+
+    def forget_erasures(self) -> None:
+        """Have the store asked again for what was erased."""
+        self._erasures = None
+
+    def _check_erased(self, kind: ObjectKind, object_id: Id) -> None:
+        if kind <= ObjectKind.RECIPE and (found := self.erasures.objects.get((kind, object_id))) is not None:
+            raise erased_error(f"{kind.name.lower()} {object_id}", found)
 
     def commit(self, commit_id: CommitId) -> Commit:
         """Return a commit that something names. Raises `IntegrityError` where it is not there, or not what its id
@@ -331,6 +355,7 @@ class Objects:
     def read(self, kind: ObjectKind, object_id: Id, where: Location | None = None) -> bytes:
         """Return an object's bytes from the store, checked; from `where` if it is there, else from where the index
         says."""
+        self._check_erased(kind, object_id)
         if where is not None:
             try:
                 return checked(kind, object_id, where, self._bytes_at(kind, object_id, where))
@@ -355,6 +380,7 @@ class Objects:
 
         tried: where it was not, or was damaged. What is found lost or damaged is noted for later commands.
         """
+        self._check_erased(kind, object_id)
         try:
             return self._read_here(kind, object_id, tried)
         except (IntegrityError, Unreachable) as error:
@@ -412,6 +438,7 @@ class Objects:
     def metadata_object(self, kind: ObjectKind, object_id: Id, where: Location | None) -> Located[bytes]:
         """Return a node, segment or recipe, checked: a local copy, else what lies at `where`, else where the index
         says."""
+        self._check_erased(kind, object_id)
         found = self.local(kind, object_id)
         if found is not None:
             return found

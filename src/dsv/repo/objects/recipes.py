@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 def read_chunks(objects: Objects, entries: Sequence[Entry]) -> list[Counter[Id]]:
     """For each large file its parts with the bytes that each makes up; one recipe is read for each file.
 
-    The parts are chunks, and of files with more than 65,536 chunks recipes of many of them.
+    The parts are chunks, and of files with more than 65,536 chunks recipes of many of them. A file that was erased has
+    none.
     """
-    return [_parts(recipe) for recipe in _read(objects, [entry.recipe_id for entry in entries])]
+    erased = objects.erasures
+    left = [entry.recipe_id for entry in entries if erased.of(entry) is None]
+    read = iter(_read(objects, left))
+    return [_parts(next(read)) if erased.of(entry) is None else Counter() for entry in entries]
 
 
 def shared_bytes(
@@ -37,6 +41,8 @@ def shared_bytes(
         return after.size
     if before.recipe_id is None or after.recipe_id is None:
         return 0
+    if objects.erasures.of(before) is not None or objects.erasures.of(after) is not None:
+        return 0
     (old,) = _read(objects, [before.recipe_id], locations[0])
     (new,) = _read(objects, [after.recipe_id], locations[1])
     return _shared(objects, [old], [new])
@@ -44,6 +50,8 @@ def shared_bytes(
 
 def count_chunks(objects: Objects, entry: Entry, location: Location | None = None) -> int:
     """Of how many chunks a file consists; reads every recipe of a large one."""
+    if objects.erasures.of(entry) is not None:
+        return 0
     if entry.recipe_id is None:
         return 1 if entry.is_file and entry.size else 0
     level = _read(objects, [entry.recipe_id], location)

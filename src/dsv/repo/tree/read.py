@@ -466,10 +466,13 @@ def reach_tree(tree: TreeReader) -> Iterator[Reached]:
 def reach_content(
     objects: Objects, entry: Entry, location: Location | None, seen: set[RecipeId] | None = None
 ) -> Iterator[Reached]:
-    """Yield the chunk of one file, or its recipes and their chunks; nothing for an entry without content.
+    """Yield the chunk of one file, or its recipes and their chunks; nothing for an entry without content, or whose
+    content was erased.
 
     seen: recipes to leave out; those that come are added. A recipe comes before it is read.
     """
+    if objects.erasures.of(entry) is not None:
+        return
     if entry.recipe_id is not None:
         yield from _reach_recipe(objects, entry.recipe_id, location, set() if seen is None else seen)
     elif entry.is_file and entry.size:
@@ -493,5 +496,5 @@ def _reach_recipe(
         place = locator.get(row) if locator is not None and row < len(locator) else None
         if recipe.level:
             yield from _reach_recipe(objects, RecipeId(child), place, seen, (recipe.level - 1, length))
-        else:
+        elif (ObjectKind.CHUNK, child) not in objects.erasures.objects:
             yield Reached(ObjectKind.CHUNK, child, place)

@@ -15,6 +15,7 @@ from dsv.format.tree import Entry
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
 from dsv.merge.paths import MergeConflict
+from dsv.repo.objects.erasures import erased_error
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.diff import Change
 from dsv.repo.tree.read import Reached, TreeReader, find_paths, reach_content
@@ -55,6 +56,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
     they were. The caller holds the workspace's lock and saves the state.
     """
     workspace, objects, scan = opened.workspace, opened.repository.objects, baseline.scan
+    goal = _without_erased(objects, goal)
     writer = TreeWriter(scan, goal, opened.progress)
     plan = writer.plan()
     if plan.conflicts:
@@ -94,6 +96,26 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
     else:
         write_begun(workspace.begun_path, restored(baseline.begun, goal.paths))
     return made
+
+
+def _without_erased(objects: Objects, goal: Goal) -> Goal:
+    """Return the goal without files that were erased: nobody can write them, and a workspace without one has no local
+    change."""
+    erasures, changes = objects.erasures, goal.changes
+    if not erasures:
+        return goal
+
+    def left() -> Iterator[Change]:
+        for change in changes():
+            erasure = None if change.after is None else erasures.of(change.after)
+            if erasure is None:
+                yield change
+            elif change.path in goal.paths:
+                raise erased_error(show(change.path), erasure)
+            elif change.before is not None:
+                yield replace(change, after=None, location=None)
+
+    return replace(goal, changes=left)
 
 
 def _write(

@@ -107,7 +107,9 @@ class _Reupload:
             self._packs.look_at_all()
         for leaf, located in zip(self._tree.leaves(), self._tree.segments(), strict=True):
             for entry, where in located.entries():
-                if entry.is_file and entry.size and not self._is_there(entry, where):
+                if not entry.is_file or not entry.size or self._tree.objects.erasures.of(entry) is not None:
+                    continue
+                if not self._is_there(entry, where):
                     self._store(entry)
             if self._is_gone(ObjectKind.SEGMENT, leaf.id, leaf.where):
                 self._put_segment(located)

@@ -1,0 +1,124 @@
+"""Removing from a cache what was erased from the store that it was filled from.
+
+A cache does so whenever a command that uses it has asked the store, and then leaves a key in the store that says so.
+The files go from the folders of cached commits, whoever is reading there; a later check does not miss them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dsv.cache.evict.inventory import find_visible
+from dsv.cache.names import bound_store
+from dsv.cache.record import erased_count, erasures_folder, read_record
+from dsv.errors import DsvError
+from dsv.format import keys
+from dsv.fs.descent import Descent, split
+from dsv.fs.files import list_names, read_small
+from dsv.repo.tree.read import TreeReader
+from dsv.values.ids import Nonce
+from dsv.values.paths import PathSet
+from dsv.values.units import format_count
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dsv.cache.root import CacheRoot, Place
+    from dsv.repo.repository import Repository
+    from dsv.values.ids import ErasureId
+
+_ID = "cache-id"
+
+
+class Obeyed(msgspec.Struct, frozen=True):
+    """What a cache says in the store. `cache` is the random id of the cache."""
+
+    cache: str
+    host: str
+    path: str
+    time_ms: int
+
+
+OBEYED = msgspec.json.Decoder(Obeyed)
+
+
+def obey(root: CacheRoot, repository: Repository, note: Callable[[str], None]) -> None:
+    """Remove what was erased since this cache last looked, and tell the store. Raises `OSError`.
+
+    What can't be removed is noted, and tried again by the next command.
+    """
+    erasures = repository.objects.erasures
+    if not erasures or not root.exists():
+        return
+    folder = erasures_folder(root, repository.id)
+    done = set(list_names(folder / "obeyed"))
+    new = [one for one in erasures.known if str(one) not in done]
+    if not new:
+        return
+    failed = 0
+    for place in sorted(find_visible(root).places):
+        if bound_store(root, place.dataset_name) == repository.id:
+            failed += not obey_at(root, place, repository)
+    if failed:
+        note(
+            f"the cache {root.path} still has files that were erased from {repository.store.url}: "
+            f"{format_count(failed, 'commit')} can't be changed by this user"
+        )
+    elif not _is_busy(root):
+        _tell(root, repository, folder, new)
+
+
+def obey_at(root: CacheRoot, place: Place, repository: Repository) -> bool:
+    """Remove erased files from one cached commit, and note how many it lacks; False if that is not possible."""
+    try:
+        record = read_record(root, place)
+        chosen = () if record is None else record.selection
+        selection = PathSet.of([path.encode() for path in chosen])
+        tree = TreeReader(repository.objects, place.commit)
+        erased = [
+            entry.path
+            for entry, _ in tree.within(selection)
+            if repository.objects.erasures.of(entry) is not None
+        ]
+        with Descent(root.visible(place)) as descent:
+            for path in erased:
+                above, name = split(path)
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(name, dir_fd=descent.at(above))
+        if erased:
+            count = erased_count(root, place, repository.id)
+            root.make_directory(count.parent)
+            root.replace(count, str(len(erased)).encode())
+    except FileNotFoundError:
+        return True  # it is not cached any more
+    except (PermissionError, DsvError):
+        return False
+    return True
+
+
+def _is_busy(root: CacheRoot) -> bool:
+    """Return whether files of commits that are not visible may be there."""
+    fills = root.dot / "fill"
+    return any(name != root.spare_folder.name for name in list_names(root.trash)) or any(
+        list_names(fills / dataset) for dataset in list_names(fills)
+    )
+
+
+def _tell(root: CacheRoot, repository: Repository, folder: Path, new: list[ErasureId]) -> None:
+    root.make_directory(folder / "obeyed")
+    root.write_once(folder / _ID, Nonce.random().hex().encode())
+    known = read_small(folder / _ID)
+    if known is None:
+        return
+    cache = known.decode("ascii", "replace")
+    said = Obeyed(cache, socket.gethostname(), str(root.path), repository.clock())
+    for one in new:
+        with suppress(DsvError):  # this user may not write there; others who use the cache may
+            repository.store.put_if_absent(keys.obeyed_key(one, cache), msgspec.json.encode(said))
+        root.write_once(folder / "obeyed" / str(one), b"")

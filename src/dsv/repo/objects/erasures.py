@@ -1,0 +1,162 @@
+"""What was erased from a store: nobody gives it out, and nobody stores it again. See `repo.erasure`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dsv.errors import Conflict, Erased, IntegrityError, Unsupported, UsageError
+from dsv.format import keys
+from dsv.format.codec import Codec
+from dsv.format.erasure import ERASURE_MAX, Erasure
+from dsv.format.locator import Location, ObjectKind
+from dsv.format.pack import MAGIC
+from dsv.repo.errors import read_record
+from dsv.store.base import together
+from dsv.values.ids import ErasureId, Id, PackId
+from dsv.values.paths import show
+from dsv.values.units import rfc3339
+
+if TYPE_CHECKING:
+    from dsv.format.erasure import Named
+    from dsv.format.tree import Entry
+    from dsv.repo.objects.metadata import MetadataCache
+    from dsv.store.base import Store
+
+_COPY = "erasure"
+
+
+class Erasures:
+    """All that was erased from one store. False if nothing was."""
+
+    def __init__(self, known: dict[ErasureId, Erasure]) -> None:
+        self.known = known
+        self._files: dict[Id, Erasure] = {}
+        self.objects: dict[Named, Erasure] = {}
+        """Chunks and recipes."""
+        for one in known.values():
+            for file_id in one.files:
+                self._files.setdefault(file_id, one)
+            for named in one.objects:
+                self.objects.setdefault(named, one)
+
+    def __bool__(self) -> bool:
+        return bool(self.known)
+
+    def file(self, file_id: Id) -> Erasure | None:
+        """Return the erasure of a file, by its id."""
+        return self._files.get(file_id)
+
+    def of(self, entry: Entry) -> Erasure | None:
+        """Return the erasure of an entry's content; None if it was not erased."""
+        if not self.known or entry.file_id is None:
+            return None
+        return self._files.get(entry.file_id)
+
+    def without(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        """Yield the entries that were not erased."""
+        return (entry for entry in entries if self.of(entry) is None) if self.known else iter(entries)
+
+    def check_new(self, kind: ObjectKind, object_id: Id) -> None:
+        """Raise `RefusedContent` for a chunk, or a small file, that is not to be stored."""
+        found = self.objects.get((kind, object_id))
+        if found is None and kind is ObjectKind.CHUNK:
+            found = self._files.get(object_id)
+        if found is not None:
+            raise RefusedContent(f"{kind.name.lower()} {object_id}", found)
+
+    def check_new_file(self, file_id: Id) -> None:
+        """Raise `RefusedContent` for a file that is not to be stored."""
+        if (found := self._files.get(file_id)) is not None:
+            raise RefusedContent(f"file {file_id}", found)
+
+    def is_gone(self, kind: ObjectKind, object_id: Id) -> bool:
+        """Return whether nobody needs the object any more, whatever refers to it. A chunk that is a small file, too,
+        may be part of another one, which the other's recipe tells."""
+        return (kind, object_id) in self.objects or (kind is ObjectKind.CHUNK and object_id in self._files)
+
+
+NONE = Erasures({})
+NOWHERE = Location(PackId(bytes(16)), len(MAGIC), 1, 1, Codec.RAW)
+"""The place of an erased object in a locator, whose rows are hints."""
+
+
+class RefusedContent(Conflict):
+    """A writer has content that was erased."""
+
+    def __init__(self, what: str, erasure: Erasure) -> None:
+        when = rfc3339(erasure.time_ms)[:10]
+        super().__init__(
+            f"{what} has content that was erased from the store on {when} by {erasure.author}, so nothing was "
+            f"published: {erasure.reason}",
+            subject=what,
+            hint="delete the file, or have it ignored, and run the same command again",
+        )
+        self.erasure = erasure
+
+
+def erased_error(what: str, erasure: Erasure) -> Erased:
+    """Return the error for whoever asks for something that was erased. what: its name."""
+    when = rfc3339(erasure.time_ms)[:10]
+    return Erased(
+        f"{what} was erased on {when} by {erasure.author}: {erasure.reason}",
+        subject=what,
+        hint="nobody can bring it back; dsv erase --status lists the erasures of a store",
+    )
+
+
+def lacks_erased(target: str, count: int) -> Conflict:
+    """Return the error for a target of which files were erased, where all of it is wanted."""
+    files = "1 file" if count == 1 else f"{count:,} files"
+    return Conflict(
+        f"{files} of {target} were erased from the store"
+        if count > 1
+        else f"{files} of {target} was erased from the store",
+        subject=target,
+        hint="without --strict the rest is written; dsv ls TARGET --json shows which were erased",
+    )
+
+
+@contextmanager
+def naming_file(path: bytes) -> Iterator[None]:
+    """Have a refusal of content in this context name the file."""
+    try:
+        yield
+    except RefusedContent as error:
+        raise RefusedContent(show(path), error.erasure) from None
+
+
+def local_erasures(metadata: MetadataCache) -> Erasures:
+    """Return the erasures that this machine knows of, without a request."""
+    found: dict[ErasureId, Erasure] = {}
+    for name in metadata.names(_COPY):
+        copy = metadata.get(_COPY, name, ERASURE_MAX)
+        with suppress(IntegrityError, Unsupported, UsageError):
+            if copy is not None:
+                found[ErasureId.parse(name)] = Erasure.decode(copy)
+    return Erasures(found) if found else NONE
+
+
+def stored_erasures(store: Store, metadata: MetadataCache) -> Erasures:
+    """Return all erasures of a store. Records never change, so each is read once on a machine.
+
+    Raises `IntegrityError` if one is damaged.
+    """
+    listed = [keys.parse_erasure_key(item.key) for item in store.list(keys.ERASURE_PREFIX)]
+    wanted = [one for one in listed if one is not None]
+    read = together([partial(_read, store, metadata, one) for one in wanted])
+    return Erasures(dict(zip(wanted, read, strict=True)))
+
+
+def _read(store: Store, metadata: MetadataCache, erasure_id: ErasureId) -> Erasure:
+    copy = metadata.get(_COPY, str(erasure_id), ERASURE_MAX)
+    if copy is not None:
+        try:
+            return Erasure.decode(copy)
+        except (IntegrityError, Unsupported):
+            metadata.drop(_COPY, str(erasure_id))
+    found = read_record(Erasure.decode, store, keys.erasure_key(erasure_id), ERASURE_MAX)
+    metadata.put(_COPY, str(erasure_id), found.encode())
+    return found

@@ -1,0 +1,335 @@
+"""Erasing contents: what they consist of, what shares that, and what still has it afterwards.
+
+A file is erased in every commit of the store. Of its chunks and recipes go those that no other file has; whoever erases
+says what becomes of the others. A garbage collection then removes the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from dsv.errors import Conflict, NotFound
+from dsv.format import index
+from dsv.format.erasure import MAX_ERASED, Named
+from dsv.format.locator import Location, ObjectKind
+from dsv.repo.erasure import put_erasure
+from dsv.repo.objects.erasures import NONE
+from dsv.repo.objects.objects import Located
+from dsv.repo.tree.read import LocatedSegment
+from dsv.upkeep.gc_plan import Erased, list_packs
+from dsv.upkeep.ids import Seen
+from dsv.upkeep.index_rows import IndexRows
+from dsv.upkeep.reach import read_roots, walk_segments
+from dsv.values.ids import CommitId, FileId, Id, Nonce, PackId, RecipeId
+from dsv.values.progress import NoProgress, Progress
+
+if TYPE_CHECKING:
+    from dsv.format.records import Writer
+    from dsv.format.segment import Segment
+    from dsv.format.tree import Entry
+    from dsv.repo.objects.objects import Objects
+    from dsv.repo.repository import Repository
+    from dsv.values.ids import ErasureId
+
+Choice = Literal["erase", "keep"]
+
+
+class Place(NamedTuple):
+    """A path of a dataset."""
+
+    dataset: str
+    path: bytes
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """A path whose content is wholly or partly that of a file to erase."""
+
+    place: Place
+    file_id: FileId
+    size: int
+    bytes: int
+    """Bytes that it shares."""
+
+    @property
+    def is_same(self) -> bool:
+        return self.bytes == self.size
+
+
+class Plan(msgspec.Struct):
+    """What an erasure does."""
+
+    files: dict[FileId, int] = msgspec.field(default_factory=dict)
+    """The files to erase, with their sizes."""
+    objects: set[Named] = msgspec.field(default_factory=set)
+    """The chunks and recipes that go."""
+    places: list[tuple[Place, FileId]] = msgspec.field(default_factory=list)
+    """Every path that has one of the files, in whatever commit."""
+    shared: list[Shared] = msgspec.field(default_factory=list)
+    """Other paths that share something with what was asked for."""
+    kept: list[Shared] = msgspec.field(default_factory=list)
+    """Files that were to be erased, and stay, as another path has the same content."""
+    kept_bytes: int = 0
+    """Bytes of chunks that stay, as other files have them too."""
+    commits: set[CommitId] = msgspec.field(default_factory=set)
+    """The commits that were looked at."""
+
+
+class _Found(msgspec.Struct):
+    """The result of a walk through all trees."""
+
+    sizes: dict[FileId, int] = msgspec.field(default_factory=dict)
+    recipes: dict[FileId, tuple[RecipeId, Location | None]] = msgspec.field(default_factory=dict)
+    places: dict[FileId, set[Place]] = msgspec.field(default_factory=dict)
+
+
+class Eraser:
+    """Plans an erasure and carries it out. Reads what was erased before, too, as long as its bytes are there."""
+
+    def __init__(self, repository: Repository, progress: Progress | None = None) -> None:
+        self._repository = repository
+        self._objects: Objects = repository.objects
+        self._known = repository.objects.erasures
+        self._progress = NoProgress() if progress is None else progress
+
+    def plan(self, wanted: Iterable[FileId], asked: Iterable[Place] | None, choice: Choice | None) -> Plan:
+        """Return what is to be erased. asked: the paths that were named; None if the files were named by their ids, so
+        that every path of theirs is meant. choice: what becomes of what other files share.
+
+        Raises `NotFound` for a file that is not in the store, and what reading raises.
+        """
+        self._objects.erasures = NONE  # what a killed command has erased of a large file is read, too
+        try:
+            return self._plan({one for one in wanted if self._known.file(one) is None}, asked, choice)
+        finally:
+            self._objects.erasures = self._known
+
+    def _plan(self, files: set[FileId], asked: Iterable[Place] | None, choice: Choice | None) -> Plan:
+        roots = read_roots(self._repository)
+        plan = Plan(commits=set(roots.commits))
+        by_dataset = self._by_dataset(roots.commits)
+        found = self._find(by_dataset, files)
+        for one in sorted(files - found.sizes.keys()):
+            where = self._objects.indexes.find(ObjectKind.CHUNK, one)
+            if where is not None:  # no commit has it any more, and gc may leave it in a pack that others need
+                found.sizes[one] = where.length
+                found.places[one] = set()
+                continue
+            raise NotFound(
+                f"file {one} is not in {self._repository.store.url}",
+                subject=str(one),
+                hint="dsv ls DATASET --json prints the ids of files",
+            )
+        named = None if asked is None else set(asked)
+        for one in sorted(files):
+            for place in sorted(found.places[one]):
+                if named is not None and place not in named:
+                    plan.shared.append(Shared(place, one, found.sizes[one], found.sizes[one]))
+        if choice == "keep":
+            plan.kept, plan.shared = [*plan.shared], []
+            files -= {one.file_id for one in plan.kept}
+        self._parts(plan, by_dataset, files, found, choice)
+        plan.places = sorted((place, one) for one in plan.files for place in found.places.get(one, ()))
+        return plan
+
+    def _parts(
+        self,
+        plan: Plan,
+        by_dataset: dict[str, list[CommitId]],
+        files: set[FileId],
+        found: _Found,
+        choice: Choice | None,
+    ) -> None:
+        """Fill in what the files consist of, and which others share a part."""
+        own = self._parts_of(files, found)
+        others = self._sharing(by_dataset, files, own)
+        plan.shared += [shared for shared, _ in others]
+        taken = {named for _, parts in others for named in parts}
+        if choice == "erase" and others:
+            further = {shared.file_id for shared, _ in others}
+            more = self._find(by_dataset, further)
+            for which in ("sizes", "recipes", "places"):
+                getattr(found, which).update(getattr(more, which))
+            theirs = self._parts_of(further, found)
+            files = files | further
+            beyond = self._sharing(
+                by_dataset, files, {one: size for one, size in theirs.items() if one not in own}
+            )
+            own |= theirs
+            taken = {named for _, parts in beyond for named in parts}
+        plan.files = {one: found.sizes[one] for one in sorted(files)}
+        plan.objects = own.keys() - taken
+        plan.kept_bytes = sum(own[named] for named in taken if named[0] is ObjectKind.CHUNK)
+
+    def _by_dataset(self, commits: Iterable[CommitId]) -> dict[str, list[CommitId]]:
+        found: dict[str, list[CommitId]] = {}
+        for one in commits:
+            dataset = self._objects.commit(one).dataset
+            found.setdefault("" if dataset is None else str(dataset), []).append(one)
+        return found
+
+    def _entries(self, by_dataset: dict[str, list[CommitId]]) -> Iterator[tuple[str, Located[Segment]]]:
+        """Yield every segment, once for each dataset."""
+        for dataset, commits in sorted(by_dataset.items()):
+            for located in walk_segments(self._objects, commits, lambda *_: None, Seen(), self._progress):
+                yield dataset, located
+
+    def _find(self, by_dataset: dict[str, list[CommitId]], files: set[FileId]) -> _Found:
+        """Return where files are, in all commits."""
+        found = _Found()
+        if not files:
+            return found
+        wanted = np.array(sorted(map(bytes, files)), "S32")
+        for dataset, located in self._entries(by_dataset):
+            ids = np.frombuffer(located.value.file_ids, "S32")
+            if not np.isin(ids, wanted).any():
+                continue
+            for entry, where in LocatedSegment(located.value, located).entries():
+                if entry.file_id in files and entry.size:
+                    file_id = FileId(entry.file_id)
+                    found.sizes[file_id] = entry.size
+                    found.places.setdefault(file_id, set()).add(Place(dataset, entry.path))
+                    if entry.recipe_id is not None:
+                        found.recipes[file_id] = entry.recipe_id, where
+        return found
+
+    def _parts_of(self, files: Iterable[FileId], found: _Found) -> dict[Named, int]:
+        """Return the chunks and recipes of files, with the bytes of content of each."""
+        parts: dict[Named, int] = {}
+        for one in files:
+            recipe = found.recipes.get(one)
+            if recipe is None:
+                parts[ObjectKind.CHUNK, Id(one)] = found.sizes[one]
+            else:
+                parts.update(self._below(*recipe, found.sizes[one]))
+        return parts
+
+    def _below(self, recipe_id: RecipeId, where: Location | None, size: int) -> Iterator[tuple[Named, int]]:
+        yield (ObjectKind.RECIPE, Id(recipe_id)), size
+        recipe, locator = self._objects.recipe(recipe_id, where)
+        for row, (child, length) in enumerate(recipe.rows()):
+            place = locator.get(row) if locator is not None and row < len(locator) else None
+            if recipe.level:
+                yield from self._below(RecipeId(child), place, length)
+            else:
+                yield (ObjectKind.CHUNK, Id(child)), length
+
+    def _sharing(
+        self, by_dataset: dict[str, list[CommitId]], files: set[FileId], parts: dict[Named, int]
+    ) -> list[tuple[Shared, set[Named]]]:
+        """Return other files that have some of these parts, with what they have. What was erased before does not
+        count."""
+        if not parts:
+            return []
+        shared: dict[Place, tuple[Shared, set[Named]]] = {}
+        looked: dict[RecipeId, set[Named]] = {}
+        chunks = np.array(sorted(bytes(one) for kind, one in parts if kind is ObjectKind.CHUNK), "S32")
+        for dataset, located in self._entries(by_dataset):
+            ids = np.frombuffer(located.value.file_ids, "S32")
+            if not located.value.recipe_ids and not np.isin(ids, chunks).any():
+                continue
+            for entry, where in LocatedSegment(located.value, located).entries():
+                if entry.file_id is None or not entry.size or entry.file_id in files:
+                    continue
+                if self._known.of(entry) is not None:
+                    continue
+                theirs = self._parts_in(entry, where, parts, looked)
+                if theirs:
+                    place = Place(dataset, entry.path)
+                    size = sum(parts[one] for one in theirs if one[0] is ObjectKind.CHUNK)
+                    found = Shared(place, FileId(entry.file_id), entry.size, min(size, entry.size))
+                    _, before = shared.get(place, (found, set[Named]()))
+                    shared[place] = found, before | theirs
+        return [shared[one] for one in sorted(shared)]
+
+    def _parts_in(
+        self,
+        entry: Entry,
+        where: Location | None,
+        parts: dict[Named, int],
+        looked: dict[RecipeId, set[Named]],
+    ) -> set[Named]:
+        if entry.recipe_id is None:
+            chunk = ObjectKind.CHUNK, Id(entry.file_id or b"")
+            return {chunk} & parts.keys()
+        if entry.recipe_id not in looked:
+            below = self._below(entry.recipe_id, where, entry.size)
+            looked[entry.recipe_id] = {named for named, _ in below} & parts.keys()
+        return looked[entry.recipe_id]
+
+    def carry_out(
+        self, plan: Plan, writer: Writer, reason: str, put: Callable[[], None] = lambda: None
+    ) -> list[ErasureId]:
+        """Write what the plan erases: objects first, if they take several records, then the files. put: called after
+        each record.
+
+        Killed between two records, the same command does the rest. Raises what `put_erasure` raises.
+        """
+        files, objects = list(plan.files), sorted(plan.objects)
+        nonce, made = Nonce.random(), []
+        records: list[tuple[list[FileId], list[Named]]] = []
+        while len(objects) > MAX_ERASED:
+            records.append(([], objects[:MAX_ERASED]))
+            objects = objects[MAX_ERASED:]
+        records.append((files[:MAX_ERASED], objects))
+        records += [(files[at : at + MAX_ERASED], []) for at in range(MAX_ERASED, len(files), MAX_ERASED)]
+        for some, part in records if files else ():
+            made.append(put_erasure(self._repository, writer, some, part, reason, nonce))
+            put()
+        return made
+
+    def late(self, plan: Plan) -> list[Shared]:
+        """Return files of commits that were made since the plan, and that have lost a part by it."""
+        self._repository.refs.forget()
+        self._repository.objects.indexes.renew()
+        new = read_roots(self._repository).commits.keys() - plan.commits
+        if not new:
+            return []
+        self._objects.erasures = NONE
+        try:
+            sizes = dict.fromkeys(plan.objects, 0)
+            found = self._sharing(self._by_dataset(new), set(plan.files), sizes)
+        finally:
+            self._objects.forget_erasures()
+        return [shared for shared, _ in found]
+
+
+class PacksLeft(msgspec.Struct, frozen=True):
+    """Packs that are there, and have erased contents."""
+
+    packs: tuple[PackId, ...]
+    unindexed: int
+    """Packs in no index, which may have them."""
+
+
+def find_packs(repository: Repository, folder: Path) -> PacksLeft:
+    """Return the packs that gc has to rewrite, or delete, before nothing of what was erased is left."""
+    erased = Erased(repository.objects.erasures.objects)
+    with IndexRows(repository, folder / "rows") as rows:
+        listed = list_packs(repository.store)
+        places = listed.places(rows.packs)
+        found = np.zeros(len(listed.ids), np.bool_)
+        for first in range(256):
+            bucket = rows.bucket(first)
+            here = bucket[erased.among(bucket) & (bucket["where"] == index.IN_PACK)]
+            at = places[here["pack"]] if len(places) else np.zeros(0, np.int64)
+            found[at[at >= 0]] = True
+        known = np.zeros(len(listed.ids), np.bool_)
+        known[places[places >= 0]] = True
+        return PacksLeft(tuple(listed.chosen(found)), int((~known).sum()))
+
+
+def refuse_shared(plan: Plan, choice: Choice | None) -> None:
+    """Raise `Conflict` if others share something of what is to be erased, and nobody has said what becomes of that."""
+    if plan.shared and choice is None:
+        first = plan.shared[0]
+        raise Conflict(
+            f"{len(plan.shared):,} other paths share content with what is to be erased, such as "
+            f"{first.place.dataset}:{first.place.path.decode('utf-8', 'backslashreplace')}",
+            subject=first.place.dataset,
+            hint="--shared erase erases them, too; --shared keep keeps them, with all that they consist of",
+        )

@@ -1,0 +1,240 @@
+"""dsv erase on the command line: what it refuses, what everybody else then does, text, JSON, exit codes."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dsv import reader
+from dsv.store.open import open_store
+from dsv.store.options import StoreOptions
+from tests.cli.test_delete_dataset import Interrupted, typed
+from tests.kit.dsv import Dsv, assert_documented, write_files
+from tests.kit.packs import everything
+
+SECRET = b"the name and number of a patient\n" * 50
+
+
+@pytest.fixture
+def pets(dsv: Dsv) -> Dsv:
+    """A workspace of a dataset with a file to erase, and another one."""
+    write_files(dsv.cwd, {"a.txt": b"alpha\n", "p/secret": SECRET, "p/more": b"more\n"})
+    dsv.ok("init", "pets")
+    dsv.ok("sync", "-m", "first")
+    dsv.ok("tag", "v1", "pets")
+    return dsv
+
+
+def erase(dsv: Dsv, *more: str) -> None:
+    dsv.ok("erase", "pets:p/secret", "--reason", "consent withdrawn", "--yes", *more)
+
+
+def test_what_an_erased_file_is_to_everybody(pets: Dsv) -> None:
+    elsewhere = pets.at(pets.home)
+    dry = pets.ok("erase", "pets:p/secret", "--dry-run")
+    assert dry.lines == ["erased pets:p/secret"]
+    assert elsewhere.ok("cat", "pets:p/secret").out.encode() == SECRET
+    done = pets.ok("erase", "pets:p/secret", "--reason", "consent withdrawn", "--yes", "--json").json
+    assert_documented("erase", done)
+    assert done["files"] == 1 and done["bytes"] == len(SECRET)
+    assert [(one["path"], one["state"]) for one in done["items"]] == [("p/secret", "erased")]
+    refused = elsewhere("cat", "pets@v1:p/secret")
+    assert refused.code == 3 and not refused.out
+    assert "pets:p/secret was erased on " in refused.err and "consent withdrawn" in refused.err
+    listed = elsewhere.ok("ls", "pets", "--json").json
+    assert_documented("ls", listed)
+    assert {one["path"]: one["erased"] and one["erased"]["reason"] for one in listed["items"]} == {
+        "a.txt": None, "p/more": None, "p/secret": "consent withdrawn",
+    }  # fmt: skip
+    assert "p/secret  (erased " in elsewhere.ok("ls", "pets").out
+    exported = elsewhere.ok("export", "pets@v1", "out", "--json").json
+    assert exported["erased"] == 1 and exported["files"] == 2
+    assert sorted(one.name for one in (pets.home / "out").rglob("*") if one.is_file()) == ["a.txt", "more"]
+    assert elsewhere("export", "pets@v1", "strict", "--strict").code == 4
+    assert elsewhere("export", "pets@v1:p/secret", "one").code == 3
+    assert not (pets.home / "strict").exists() and not (pets.home / "one").exists()
+    assert pets("erase", "pets:p/secret", "--reason", "again", "--yes").code == 0
+
+
+def test_what_it_refuses(pets: Dsv) -> None:
+    write_files(pets.cwd, {"copy": SECRET})
+    pets.ok("sync")
+    reason = ("--reason", "consent")
+    assert pets("erase", "pets:p/secret").code == 2
+    assert pets("erase", "pets", *reason).code == 2
+    assert pets("erase", *reason).code == 2
+    assert pets("erase", "pets:nothing", *reason).code == 3
+    assert pets("erase", "--id", "00" * 32, *reason).code == 3
+    assert pets("erase", "pets:p/secret", *reason, "--shared", "some").code == 2
+    refused = pets("erase", "pets:p/secret", *reason, "--yes")
+    assert refused.code == 4 and "pets:copy" in refused.err and "--shared" in refused.err
+    kept = pets("erase", "pets:p/secret", *reason, "--yes", "--shared", "keep")
+    assert kept.code == 4 and "such as pets:copy" in kept.err
+    unasked = pets("erase", "pets:p/secret", *reason, "--shared", "erase")
+    assert unasked.code == 2 and "--yes" in unasked.err
+    assert pets.ok("cat", "pets:p/secret").out.encode() == SECRET
+    pets.ok("erase", "pets:p/secret", *reason, "--shared", "erase", "--yes")
+    assert pets("cat", "pets:copy").code == 3
+
+
+def test_a_workspace_that_still_has_the_file(pets: Dsv) -> None:
+    erase(pets)
+    write_files(pets.cwd, {"moved": SECRET})
+    refused = pets("sync")
+    assert refused.code == 4 and "has content that was erased" in refused.err
+    (pets.cwd / "moved").unlink()
+    write_files(pets.cwd, {"b.txt": b"beta\n"})
+    pets.ok("sync")
+    (pets.cwd / "p/secret").unlink()
+    pets.ok("sync", "-m", "without it")
+    assert "p/secret" not in pets.ok("ls", "pets").lines
+
+
+def test_a_workspace_whose_unchanged_file_was_erased_goes_on(pets: Dsv) -> None:
+    erase(pets)
+    assert pets.ok("status", "--json").json["clean"] is True
+    pets.ok("sync", "--reupload")
+    assert (pets.cwd / "p/secret").read_bytes() == SECRET
+    assert pets("cat", "pets:p/secret").code == 3
+    refused = pets("restore", "--force", "p/secret")
+    assert refused.code in (0, 3)
+    (pets.cwd / "p/secret").unlink()
+    refused = pets("restore", "p/secret")
+    assert refused.code == 3 and "consent withdrawn" in refused.err
+    pets.ok("diff", "pets@v1", "pets")
+
+
+def test_differences_of_large_files_that_were_erased_are_told(pets: Dsv) -> None:
+    first = random.Random(1).randbytes(3_000_000)
+    write_files(pets.cwd, {"large": first})
+    pets.ok("sync")
+    write_files(pets.cwd, {"large": first + b"more"})
+    pets.ok("sync")
+    (pets.cwd / "large").rename(pets.cwd / "renamed")
+    pets.ok("erase", "@main~1:large", "--reason", "order 17", "--shared", "erase", "--yes")
+    for command in (
+        ["diff", "@main~1", "@main"],
+        ["diff", "--text", "@main~1", "@main"],
+        ["log", "--stat", "pets"],
+    ):
+        assert pets(*command).code in (0, 1), pets(*command)
+    assert pets("status").code in (0, 1)
+
+
+def test_offline_commands_know_it_too(pets: Dsv) -> None:
+    user = pets.at(pets.home, DSV_CACHE=str(pets.home / "cache"))
+    user.ok("cache", "pets@v1")
+    erase(pets)
+    user.ok("cache", "pets@v1")
+    refused = user("cat", "--offline", "pets@v1:p/secret")
+    assert refused.code == 3 and "consent withdrawn" in refused.err
+    assert user.ok("cat", "--offline", "pets@v1:a.txt").out == "alpha\n"
+    assert "p/secret  (erased" in user.ok("ls", "--offline", "pets@v1").out
+
+
+def test_at_the_question_nothing_has_changed_yet(pets: Dsv) -> None:
+    wanted = ("erase", "pets:p/secret", "--reason", "consent withdrawn")
+    asked = typed(pets, b"no\n", *wanted)
+    assert asked.code == 4 and "erased: pets:p/secret" in asked.err and "type pets" in asked.err
+    assert typed(pets, b"", *wanted, terminal=Interrupted()).code == 130
+    assert pets.ok("cat", "pets:p/secret").out.encode() == SECRET
+    assert typed(pets, b"pets\n", *wanted).code == 0
+    assert pets("cat", "pets:p/secret").code == 3
+
+
+def test_a_verification_misses_nothing(pets: Dsv, tmp_path: Path) -> None:
+    erase(pets)
+    lake = next(pets.home.rglob("packs")).parent
+    pets.ok("gc", "--yes")
+    store = open_store(str(lake), StoreOptions())
+    assert SECRET not in everything(store)
+    store.close()
+    for more in ([], ["--full"]):
+        done = pets.ok("verify", *more, "--json").json
+        assert done["whole"] is True and done["lost_objects"] == 0
+    pets.ok("erase", "--status")
+    assert pets.ok("du", "--json").json["lost"] == 0
+    assert reader.main([str(lake), "pets", str(tmp_path / "out")]) == 0
+    assert sorted(one.name for one in (tmp_path / "out").rglob("*") if one.is_file()) == ["a.txt", "more"]
+
+
+def test_a_clone_has_the_rest_and_no_local_change(pets: Dsv) -> None:
+    erase(pets)
+    there = pets.at(pets.home)
+    there.ok("clone", "pets", "copy")
+    copy = pets.at(pets.home / "copy")
+    there_now = [one for one in copy.cwd.rglob("*") if one.is_file() and ".dsv" not in one.parts]
+    assert sorted(one.name for one in there_now) == ["a.txt", "more"]
+    assert copy.ok("status", "--json").json["clean"] is True
+    write_files(copy.cwd, {"new": b"new\n"})
+    copy.ok("sync")
+    assert "p/secret  (erased" in copy.ok("ls", "pets").out
+    pets.ok("pull")
+    assert (pets.cwd / "new").exists()
+    copy.ok("switch", "--create", "dev")
+    copy.ok("switch", "main")
+    assert copy.ok("status", "--json").json["clean"] is True
+
+
+def test_caches_remove_what_was_erased_when_they_next_ask_the_store(pets: Dsv) -> None:
+    folder = pets.home / "cache"
+    user = pets.at(pets.home, DSV_CACHE=str(folder))
+    first = Path(user.ok("cache", "pets@v1").lines[0])
+    assert (first / "p/secret").read_bytes() == SECRET
+    erase(pets)
+    before = pets("erase", "--status", "--json")
+    assert before.json["items"][0]["caches"] == []
+    again = user.ok("cache", "pets", "--json").json["items"][0]
+    assert again["erased"] == 1
+    assert not (first / "p/secret").exists() and (first / "p/more").exists()
+    assert SECRET not in b"".join(one.read_bytes() for one in folder.rglob("*") if one.is_file())
+    assert user("cache", "pets@v1", "--strict").code == 4
+    assert user.ok("cached", "--check", "pets@v1").code == 0
+    after = pets("erase", "--status", "--json").json
+    assert_documented("erase", after)
+    assert [one.rpartition(":")[2] for one in after["items"][0]["caches"]] == [str(folder)]
+    fresh = pets.at(pets.home, DSV_CACHE=str(pets.home / "fresh"))
+    assert fresh.ok("cache", "pets@v1", "--json").json["items"][0]["erased"] == 1
+    assert not list((pets.home / "fresh").rglob("secret"))
+
+
+def test_names_that_are_made_anew_know_that_something_was_erased(dsv: Dsv) -> None:
+    write_files(dsv.cwd, {"a.txt": b"alpha\n", "secret": SECRET})
+    dsv.ok("config", "stores.lake.url", str(dsv.home / "lake"))
+    dsv.ok("config", "stores.lake.names", str(dsv.home / "names"))
+    dsv.ok("config", "store", "lake")
+    dsv.ok("init", "pets")
+    dsv.ok("sync")
+    dsv.ok("erase", "pets:secret", "--reason", "order 17", "--yes")
+    commit = dsv.ok("resolve", "pets").lines[0].rpartition("@")[2]
+    shutil.rmtree(dsv.home / "names")
+    assert dsv("cat", f"pets@{commit}:secret").code == 3
+    dsv.ok("store", "rebuild-names")
+    refused = dsv("cat", "pets:secret")
+    assert refused.code == 3 and "order 17" in refused.err
+
+
+def test_status_tells_what_is_left(pets: Dsv) -> None:
+    assert "nothing was ever erased" in pets.ok("erase", "--status").err
+    erase(pets)
+    left = pets("erase", "--status")
+    assert left.code == 1 and "1 pack with erased contents" in left.err
+    assert "consent withdrawn" in left.out
+
+
+def test_a_copy_takes_erasures_over(pets: Dsv) -> None:
+    there = str(pets.home / "there")
+    pets.ok("copy", "pets", "--to", there, "--create")
+    assert pets.ok("cat", "--store", there, "pets:p/secret").out.encode() == SECRET
+    erase(pets)
+    assert pets.ok("copy", "pets", "--to", there, "--json").json["erasures"] == 1
+    assert pets("cat", "--store", there, "pets:p/secret").code == 3
+    assert pets.ok("copy", "pets", "--to", there, "--json").json["erasures"] == 0
+    new = str(pets.home / "new")
+    pets.ok("copy", "pets", "--to", new, "--create")
+    assert pets("cat", "--store", new, "pets:p/secret").code == 3
+    assert pets.ok("cat", "--store", new, "pets:a.txt").out == "alpha\n"
+    assert pets("erase", "--status", "--store", new).code == 0

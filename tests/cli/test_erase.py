@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -9,11 +10,16 @@ from pathlib import Path
 import pytest
 
 from dsv import reader
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
-from tests.cli.test_delete_dataset import Interrupted, typed
+from dsv.transfer.upload import Uploader
+from dsv.values.ids import FileId
+from tests.cli.test_delete_dataset import Interrupted, Terminal, typed
 from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.kit.packs import everything
+from tests.kit.repositories import WRITER
 
 SECRET = b"the name and number of a patient\n" * 50
 
@@ -35,7 +41,7 @@ def erase(dsv: Dsv, *more: str) -> None:
 def test_what_an_erased_file_is_to_everybody(pets: Dsv) -> None:
     elsewhere = pets.at(pets.home)
     dry = pets.ok("erase", "pets:p/secret", "--dry-run")
-    assert dry.lines == ["erased pets:p/secret"]
+    assert dry.lines == ["erased pets:p/secret  1.65 kB"]
     assert elsewhere.ok("cat", "pets:p/secret").out.encode() == SECRET
     done = pets.ok("erase", "pets:p/secret", "--reason", "consent withdrawn", "--yes", "--json").json
     assert_documented("erase", done)
@@ -70,7 +76,8 @@ def test_what_it_refuses(pets: Dsv) -> None:
     assert pets("erase", "--id", "00" * 32, *reason).code == 3
     assert pets("erase", "pets:p/secret", *reason, "--shared", "some").code == 2
     refused = pets("erase", "pets:p/secret", *reason, "--yes")
-    assert refused.code == 4 and "pets:copy" in refused.err and "--shared" in refused.err
+    assert refused.code == 4 and "--shared" in refused.err
+    assert "others with a part of it:\n  pets:copy  1.65 kB, the same content\n" in refused.err
     kept = pets("erase", "pets:p/secret", *reason, "--yes", "--shared", "keep")
     assert kept.code == 4 and "such as pets:copy" in kept.err
     unasked = pets("erase", "pets:p/secret", *reason, "--shared", "erase")
@@ -85,6 +92,8 @@ def test_a_workspace_that_still_has_the_file(pets: Dsv) -> None:
     write_files(pets.cwd, {"moved": SECRET})
     refused = pets("sync")
     assert refused.code == 4 and "has content that was erased" in refused.err
+    for session in next(pets.home.rglob("sessions")).iterdir():
+        assert (session / "closed").exists(), "gc would wait for it"
     (pets.cwd / "moved").unlink()
     write_files(pets.cwd, {"b.txt": b"beta\n"})
     pets.ok("sync")
@@ -99,11 +108,15 @@ def test_a_workspace_whose_unchanged_file_was_erased_goes_on(pets: Dsv) -> None:
     pets.ok("sync", "--reupload")
     assert (pets.cwd / "p/secret").read_bytes() == SECRET
     assert pets("cat", "pets:p/secret").code == 3
-    refused = pets("restore", "--force", "p/secret")
-    assert refused.code in (0, 3)
+    for more in ([], ["--force"]):
+        refused = pets("restore", *more, "p/secret")
+        assert refused.code == 3 and "consent withdrawn" in refused.err
+    assert (pets.cwd / "p/secret").read_bytes() == SECRET
+    pets.at(pets.home).ok("clone", "pets", "copy")
+    assert pets.at(pets.home / "copy")("restore", "p/secret").code == 3
     (pets.cwd / "p/secret").unlink()
-    refused = pets("restore", "p/secret")
-    assert refused.code == 3 and "consent withdrawn" in refused.err
+    pets.ok("restore", "p/more")
+    assert pets("restore", "p/secret").code == 3
     pets.ok("diff", "pets@v1", "pets")
 
 
@@ -138,14 +151,64 @@ def test_offline_commands_know_it_too(pets: Dsv) -> None:
 def test_at_the_question_nothing_has_changed_yet(pets: Dsv) -> None:
     wanted = ("erase", "pets:p/secret", "--reason", "consent withdrawn")
     asked = typed(pets, b"no\n", *wanted)
-    assert asked.code == 4 and "erased: pets:p/secret" in asked.err and "type pets" in asked.err
+    assert (
+        asked.code == 4
+        and "to be erased from all commits:\n  pets:p/secret" in asked.err
+        and "type pets" in asked.err
+    )
     assert typed(pets, b"", *wanted, terminal=Interrupted()).code == 130
     assert pets.ok("cat", "pets:p/secret").out.encode() == SECRET
     assert typed(pets, b"pets\n", *wanted).code == 0
     assert pets("cat", "pets:p/secret").code == 3
 
 
+class Meanwhile(Terminal):
+    """Somebody else stores the same content while the question waits for its answer."""
+
+    def __init__(self, dsv: Dsv, files: dict[str, bytes]) -> None:
+        super().__init__(b"pets\n")
+        self._dsv, self._files = dsv, files
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        write_files(self._dsv.cwd, self._files)
+        self._dsv.ok("sync")
+        return super().readline()
+
+
+def test_what_is_stored_while_the_question_waits_is_not_erased_unseen(pets: Dsv) -> None:
+    wanted = ("erase", "pets:p/secret", "--reason", "consent withdrawn")
+    refused = typed(pets, b"", *wanted, terminal=Meanwhile(pets, {"copy": SECRET}))
+    assert refused.code == 4 and "somebody stored or erased the same content" in refused.err
+    assert pets.ok("cat", "pets:p/secret").out.encode() == SECRET
+    both = (*wanted, "--shared", "erase")
+    assert typed(pets, b"", *both, terminal=Meanwhile(pets, {"other": b"other\n"})).code == 0
+    assert pets("cat", "pets:copy").code == 3
+    assert pets.ok("cat", "pets:other").out == "other\n"
+
+
+def test_a_content_of_no_path_is_asked_about_by_its_id(pets: Dsv) -> None:
+    """As a sync leaves it that was killed."""
+    store = open_store(str(next(pets.home.rglob("packs")).parent), StoreOptions())
+    with Session.open(Repository.open(store, None), WRITER) as session, Uploader(session) as uploader:
+        uploader.add_bytes(b"of nobody\n" * 50)
+        uploader.finish()
+        session.close()
+    store.close()
+    file_id = str(FileId.hash(b"of nobody\n" * 50))
+    wanted = ("erase", "--id", file_id, "--reason", "order 17")
+    assert pets(*wanted).code == 2
+    assert f"type {file_id[:12]}" in typed(pets, b"pets\n", *wanted).err
+    assert typed(pets, file_id[:12].encode() + b"\n", *wanted).code == 0
+    assert "nothing is left to erase" in pets.ok(*wanted).err
+
+
 def test_a_verification_misses_nothing(pets: Dsv, tmp_path: Path) -> None:
+    """Also where gc has copied metadata, so that locators name packs that are gone."""
+    write_files(pets.cwd, {"large": random.Random(2).randbytes(3_000_000)})
+    pets.ok("sync")
+    pets.ok("erase", "pets:large", "--reason", "order 17", "--yes")
+    (pets.cwd / "large").unlink()
+    pets.ok("sync")
     erase(pets)
     lake = next(pets.home.rglob("packs")).parent
     pets.ok("gc", "--yes")
@@ -168,6 +231,8 @@ def test_a_clone_has_the_rest_and_no_local_change(pets: Dsv) -> None:
     copy = pets.at(pets.home / "copy")
     there_now = [one for one in copy.cwd.rglob("*") if one.is_file() and ".dsv" not in one.parts]
     assert sorted(one.name for one in there_now) == ["a.txt", "more"]
+    assert there.ok("clone", "pets", "again", "--json").json["erased"] == 1
+    assert "1 file left out, erased from the store" in there.ok("clone", "pets", "third").out
     assert copy.ok("status", "--json").json["clean"] is True
     write_files(copy.cwd, {"new": b"new\n"})
     copy.ok("sync")
@@ -199,6 +264,69 @@ def test_caches_remove_what_was_erased_when_they_next_ask_the_store(pets: Dsv) -
     fresh = pets.at(pets.home, DSV_CACHE=str(pets.home / "fresh"))
     assert fresh.ok("cache", "pets@v1", "--json").json["items"][0]["erased"] == 1
     assert not list((pets.home / "fresh").rglob("secret"))
+
+
+def test_a_cache_that_has_a_commit_asks_once_an_hour(pets: Dsv) -> None:
+    folder = pets.home / "cache"
+    user = pets.at(pets.home, DSV_CACHE=str(folder))
+    commit = user.ok("resolve", "pets@v1").lines[0].rpartition("@")[2]
+    target = f"pets@{commit}"
+    first = Path(user.ok("cache", target).lines[0])
+    erase(pets)
+    (note,) = folder.rglob("erasures/asked")
+    user.ok("cache", target)
+    assert (first / "p/secret").exists()
+    os.utime(note, (0, 0))
+    user.ok("cache", target, "--offline")
+    assert (first / "p/secret").exists()
+    assert user.ok("cache", target, "--json").json["items"][0]["erased"] == 1
+    assert not (first / "p/secret").exists() and (first / "p/more").exists()
+    assert note.stat().st_mtime > 0
+    os.utime(note, (0, 0))
+    lake = next(pets.home.rglob("packs")).parent
+    lake.rename(lake.with_name("away"))
+    assert user.ok("cache", target, "--json").json["items"][0]["hit"] is True
+
+
+def test_a_successor_has_never_listed_what_was_erased(pets: Dsv) -> None:
+    pets.ok("branch", "dev", "pets")
+    write_files(pets.cwd, {"b.txt": b"beta\n"})
+    pets.ok("sync", "-m", "second")
+    erase(pets)
+    made = pets.ok("erase", "pets", "--successor", "pets2", "--json").json
+    assert_documented("erase", made)
+    assert (made["successor"], made["commits"], made["paths"], made["branches"], made["tags"]) == (
+        "pets2", 2, 2, 2, 1,
+    )  # fmt: skip
+    heads = {name: pets.ok("ls", f"pets2@{name}").lines for name in ("main", "dev", "v1")}
+    assert heads == {
+        "main": ["a.txt", "b.txt", "p/more"],
+        "dev": ["a.txt", "p/more"],
+        "v1": ["a.txt", "p/more"],
+    }
+    old, new = (pets.ok("log", one, "--json").json["items"] for one in ("pets", "pets2"))
+    same = ("message", "author", "time")
+    assert [[one[key] for key in same] for one in new] == [[one[key] for key in same] for one in old]
+    assert not {one["commit"] for one in new} & {one["commit"] for one in old}
+    again = pets.ok("erase", "pets", "--successor", "pets2", "--json").json
+    assert again == made and len(pets.ok("log", "pets2", "--json").json["items"]) == 2
+    pets.at(pets.home).ok("datasets", "--delete", "pets", "--yes")
+    pets.ok("gc", "--yes")
+    assert pets.ok("verify", "--full", "--json").json["whole"] is True
+    assert pets.ok("cat", "pets2@v1:p/more").out == "more\n"
+
+
+def test_a_successor_takes_no_name_that_is_in_use(pets: Dsv) -> None:
+    erase(pets)
+    assert pets("erase", "pets", "--successor", "pets").code == 4
+    assert pets("erase", "nothing", "--successor", "new").code == 3
+    assert pets("erase", "pets:p", "--successor", "new").code == 2
+    assert pets("erase", "--successor", "new").code == 2
+    pets.ok("erase", "pets", "--successor", "new")
+    pets.ok("put", "a.txt", "new:more.txt")
+    moved = pets("erase", "pets", "--successor", "new")
+    assert moved.code == 4 and "new" in moved.err
+    assert pets.ok("ls", "new").lines == ["a.txt", "more.txt", "p/more"]
 
 
 def test_names_that_are_made_anew_know_that_something_was_erased(dsv: Dsv) -> None:

@@ -40,6 +40,7 @@ REFUSED = {
     "stop": "--grace",
     "datasets": "--delete --undelete",
     "du": "--by-folder",
+    "erase": "--successor",
     "gc": "--budget --max-repack --max-wait --grace",
     "expire": "--keep-last --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-yearly --older-than",
 }

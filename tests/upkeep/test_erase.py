@@ -14,19 +14,21 @@ from dsv.format import keys
 from dsv.repo.erasure import adopt
 from dsv.repo.objects.erasures import RefusedContent
 from dsv.repo.repository import Repository
-from dsv.repo.session import Session
+from dsv.repo.session import Session, point_branch
 from dsv.repo.tree.read import TreeReader
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.upload import Uploader
-from dsv.upkeep.erase import Eraser, Place, Plan, refuse_shared
+from dsv.upkeep.erase import Eraser, Place, Plan, needed_parts, refuse_shared
+from dsv.upkeep.successor import make_successor
 from dsv.values.ids import CommitId, FileId
+from dsv.values.names import MAIN, BranchName, DatasetName
 from tests.kit.packs import everything
 from tests.kit.repositories import DATASET, WRITER, Files, commit, create
 from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
 from tests.store.wrapper import Wrapper
-from tests.upkeep.gc_world import SOON, Writing, collect
+from tests.upkeep.gc_world import SOON, Writing, collect, copy_of
 
 SECRET = b"the patient's name and number: " * 40
 OTHER = b"another patient's picture" * 50
@@ -277,6 +279,20 @@ def test_erasing_twice_and_by_two_at_once(tmp_path: Path) -> None:
     assert SECRET not in everything(store)
 
 
+def test_two_who_keep_a_part_for_the_file_that_the_other_erases_leave_nothing_of_it(tmp_path: Path) -> None:
+    store = MemoryStore()
+    commit(create(store), {"large": LARGE, "similar": SIMILAR, "a": OTHER})
+    one, its = plan_for(opened(store), LARGE, choice="keep")
+    other, theirs = plan_for(opened(store), SIMILAR, choice="keep")
+    one.carry_out(its, WRITER, "one")
+    other.carry_out(theirs, WRITER, "other")
+    collect(store, tmp_path / "1")
+    stays = everything(store)
+    assert LARGE[:1000] not in stays and LARGE[-1000:] not in stays and SIMILAR[-1000:] not in stays
+    named = {one for record in opened(store).objects.erasures.known.values() for one in record.objects}
+    assert its.taken and its.taken.keys() <= named
+
+
 @pytest.mark.parametrize("kind", [Kind.CRASH_BEFORE, Kind.CRASH_AFTER, Kind.LOST_ANSWER])
 def test_killed_at_any_write_the_same_command_does_the_rest(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -301,6 +317,43 @@ def test_killed_at_any_write_the_same_command_does_the_rest(
         if ended and kind is not Kind.LOST_ANSWER:
             break
     assert number >= 4, number
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Kind.CRASH_AFTER,
+        pytest.param(Kind.CRASH_BEFORE, marks=pytest.mark.exhaustive),
+        pytest.param(Kind.LOST_ANSWER, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_successor_that_is_killed_at_any_write_is_finished_by_the_same_command(kind: Kind) -> None:
+    new, dev = DatasetName("new"), BranchName("dev")
+    inner = MemoryStore()
+    first = commit(create(inner), {"secret": SECRET, "a": OTHER})
+    point_branch(opened(inner), WRITER, (DATASET, dev), None, first, "branch")
+    commit(opened(inner), {"b": b"b"})
+    erase(inner, SECRET)
+    for number in range(1, 60):
+        store = copy_of(inner)
+        ended = False
+        try:
+            faulty = Faulty(store, {number: Fault(kind)}, only=[Operation.PUT])
+            make_successor(opened(faulty), WRITER, DATASET, new)
+            ended = True
+        except (Crash, DsvError):
+            pass
+        done = make_successor(opened(store), WRITER, DATASET, new)
+        assert (done.commits, done.paths, done.branches) == (2, 2, 2)
+        heads = {head.branch: head.commit for head in opened(store).refs.heads(new)}
+        at = heads[MAIN]
+        assert at is not None and read_left(store, at) == {"a": OTHER, "b": b"b"}
+        assert heads[dev] is not None
+        tree = TreeReader(opened(store).objects, at)
+        assert [entry.path for entry, _ in tree.below(b"")] == [b"a", b"b"]
+        if ended:
+            break
+    assert number >= 6, number
 
 
 def read_partly(store: Store, commit_id: CommitId) -> Files:
@@ -346,7 +399,19 @@ def test_another_store_takes_erasures_over() -> None:
     commit(create(store), {"secret": SECRET})
     erase(store, SECRET)
     other = create(there)
-    assert adopt(other, WRITER, opened(store).objects.erasures) == 1
-    assert adopt(opened(there), WRITER, opened(store).objects.erasures) == 0
+    assert adopt(other, WRITER, opened(store).objects.erasures, needed_parts) == 1
+    assert adopt(opened(there), WRITER, opened(store).objects.erasures, needed_parts) == 0
     with pytest.raises(RefusedContent):
         commit(opened(there), {"x": SECRET})
+
+
+def test_what_another_store_erased_stays_for_other_files_that_share_a_part(tmp_path: Path) -> None:
+    store, there = MemoryStore(), MemoryStore()
+    commit(create(store), {"large": LARGE})
+    erase(store, LARGE)
+    made = commit(create(there), {"large": LARGE, "similar": SIMILAR, "a": OTHER})
+    assert adopt(opened(there), WRITER, opened(store).objects.erasures, needed_parts) == 1
+    collect(there, tmp_path / "1")
+    assert read_left(there, made) == {"similar": SIMILAR, "a": OTHER}
+    stays = everything(there)
+    assert LARGE[:1000] in stays and LARGE[-1000:] not in stays

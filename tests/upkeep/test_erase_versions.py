@@ -8,11 +8,13 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from botocore.exceptions import ClientError
 
 from dsv import reader
+from dsv.store import versions
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
 from tests.kit.dsv import Dsv, write_files
@@ -59,7 +61,8 @@ def test_no_object_and_no_version_has_it(ceph_s3: S3Server, tmp_path: Path, vers
     dsv.ok("init", "pets")
     dsv.ok("sync", "-q")
     assert has_secrets(client, bucket) == (True, False)
-    dsv.ok("erase", "pets:secret", "pets:p/large", "--reason", "consent withdrawn", "--yes")
+    told = dsv.ok("erase", "pets:secret", "pets:p/large", "--reason", "consent withdrawn", "--yes")
+    assert ("old versions in the bucket" in told.err) is versioning
     assert dsv("erase", "--status").code == 1
     options = StoreOptions.from_environment(ceph_s3.env)
     store = open_store(url, options, names=str(names))
@@ -84,6 +87,40 @@ def test_no_object_and_no_version_has_it(ceph_s3: S3Server, tmp_path: Path, vers
     }  # fmt: skip
     remove_versions(client, bucket)
     ceph_s3.remove_bucket(bucket)
+
+
+class Replicated:
+    """Answers as AWS does of a bucket whose objects go to another one."""
+
+    rules: ClassVar = [
+        {"Status": "Enabled", "Destination": {"Bucket": "arn:aws:s3:::far-away"}},
+        {"Status": "Disabled", "Destination": {"Bucket": "arn:aws:s3:::not-used"}},
+    ]
+
+    def get_bucket_versioning(self, **_: str) -> dict[str, str]:
+        return {"Status": "Suspended"}
+
+    def get_object_lock_configuration(self, **_: str) -> dict[str, str]:
+        raise ClientError(
+            {"Error": {"Code": "ObjectLockConfigurationNotFoundError"}}, "GetObjectLockConfiguration"
+        )
+
+    def get_bucket_replication(self, **_: str) -> dict[str, Any]:
+        return {"ReplicationConfiguration": {"Rules": self.rules}}
+
+
+class NoRights(Replicated):
+    def get_bucket_replication(self, **_: str) -> dict[str, Any]:
+        raise ClientError({"Error": {"Code": "AccessDenied"}}, "GetBucketReplication")
+
+
+def test_other_buckets_are_named_to_which_objects_are_replicated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "boto_client", lambda *_, **__: Replicated())
+    found = versions.BucketVersions("s3://lake/dsv", StoreOptions()).history()
+    assert found == versions.History(True, False, ("arn:aws:s3:::far-away",))
+    monkeypatch.setattr(versions, "boto_client", lambda *_, **__: NoRights())
+    asked = versions.BucketVersions("s3://lake/dsv", StoreOptions()).history()
+    assert asked.unanswered == ("bucket lake does not say whether objects are replicated: AccessDenied",)
 
 
 def remove_versions(client: Any, bucket: str) -> None:
@@ -111,7 +148,8 @@ def test_a_version_that_is_locked_is_named(ceph_s3: S3Server, tmp_path: Path) ->
         client.put_object_retention(
             Bucket=bucket, Key=key, Retention={"Mode": "GOVERNANCE", "RetainUntilDate": until}
         )
-    dsv.ok("erase", "pets:secret", "--reason", "consent withdrawn", "--yes")
+    told = dsv.ok("erase", "pets:secret", "--reason", "consent withdrawn", "--yes")
+    assert "Object Lock keeps" in told.err
     store = open_store(f"s3://{bucket}/dsv", StoreOptions.from_environment(ceph_s3.env), names=str(names))
     assert collect(store, tmp_path / "gc").deleted
     store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +15,7 @@ from blake3 import blake3
 
 from dsv.api.mirrors import mirror_places, open_with, reading
 from dsv.cache.names import bind, bound_store, known_store, met, show_tag
+from dsv.cache.record import erasures_folder
 from dsv.cache.root import CacheRoot, Place, explain, folder_name, own_folder
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
 from dsv.fs.files import FULL, list_names, read_small, replace_file
@@ -116,6 +118,8 @@ def lending(context: Context, repository: Repository, dataset: DatasetName) -> I
 # A hit is answered in less time than importing what fills takes, so that is imported when it is called for.
 
 _WHOLE_ID = re.compile(r"[0-9a-f]{64}")
+_ASK_SECONDS = 3600.0
+"""A cache that has what is asked for asks the store this often what was erased."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,9 @@ class Targets:
             if known is not None and (self._offline or self.root.visible(known.place).is_dir()):
                 if known.tag is not None and not self._offline:
                     self._check_tag(known.dataset, known.tag)
+                elif not self._offline and self._is_long_ago(known.store):
+                    with suppress(DsvError):  # what is cached is used, whether or not the store answers
+                        self._open(target)
                 return known
             if self._offline:
                 raise Unreachable(  # only the store knows what is not there
@@ -335,6 +342,22 @@ class Targets:
             except OSError as error:
                 raise explain(error, self.root.path) from error
 
+    def _is_long_ago(self, store: StoreId) -> bool:
+        """Return whether nobody has asked the store for an hour what was erased, and note that somebody does now. False
+        for a user who may not note that."""
+        note = erasures_folder(self.root, store) / "asked"
+        try:
+            if abs(time.time() - note.stat().st_mtime) < _ASK_SECONDS:
+                return False
+        except FileNotFoundError:
+            pass
+        try:
+            self.root.make_directory(note.parent)
+            self.root.replace(note, b"")
+        except OSError:
+            return False
+        return True
+
     def _ask(self, target: Target, selection: PathSet) -> Found:
         try:
             repository = self._open(target)
@@ -353,6 +376,7 @@ class Targets:
         note_cache(self._context.settings, self.root.path)
         try:
             met(self.root, found.store, address(self._context))
+            self._is_long_ago(found.store)
         except PermissionError:
             return
         except OSError as error:

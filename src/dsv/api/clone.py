@@ -73,6 +73,8 @@ class Cloned(Counts):
     """Files of the whole commit; `bytes` is their size."""
     bytes: int
     chosen: SparsePatterns = EVERYTHING
+    erased: int = 0
+    """Files of the commit that the workspace lacks, as they were erased from the store."""
 
 
 def clone(
@@ -117,8 +119,13 @@ def clone(
                 raise
         return Cloned(
             workspace.root, dataset, branch, commit, tree.commit.files, tree.commit.bytes,
-            chosen, **made.counts,
+            chosen, _count_erased(tree), **made.counts,
         )  # fmt: skip
+
+
+def _count_erased(tree: TreeReader) -> int:
+    erasures = tree.objects.erasures
+    return sum(erasures.of(entry) is not None for entry, _ in tree.below(b"")) if erasures else 0
 
 
 def _fill(opened: OpenWorkspace, tree: TreeReader, differing: Differing) -> Made:

@@ -37,6 +37,7 @@ from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
+    from dsv.format.erasure import Erasure, Named
     from dsv.values.ids import CommitId
 
 State = Literal["copied", "up to date", "ahead", "diverged"]
@@ -114,7 +115,7 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
         failures: list[Conflict | IntegrityError] = []
         erasures = source.objects.erasures.known.keys() - there.objects.erasures.known.keys()
         if not request.dry_run:
-            adopt(there, context.writer, source.objects.erasures)
+            adopt(there, context.writer, source.objects.erasures, _needed_parts)
         copying = _Copying(context, source, there, to, request)
         for dataset in _datasets(context, source, target, request):
             try:
@@ -211,6 +212,12 @@ def _datasets(
             hint=f"dsv tag NAME {target} gives it one; then dsv copy {target.dataset or ''}@NAME",
         )
     return [target.dataset if target.dataset is not None else context.workspace().dataset]
+
+
+def _needed_parts(there: Repository, records: Iterable[Erasure]) -> set[Named]:
+    from dsv.upkeep.erase import needed_parts  # with numpy, for the few copies that take over an erasure
+
+    return needed_parts(there, records)
 
 
 class _Copying:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
@@ -21,13 +21,14 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.store.opened import OpenStore
 from dsv.upkeep.erase import Eraser, Place, Plan, Shared, find_packs, refuse_shared
-from dsv.values.names import Target, clean_path
+from dsv.upkeep.successor import Succeeded, make_successor
+from dsv.values.names import DatasetName, Target, clean_path
 from dsv.values.paths import show
 
 if TYPE_CHECKING:
     from dsv.format.erasure import Named
     from dsv.format.pack import PackTable
-    from dsv.store.versions import BucketVersions, OldVersion
+    from dsv.store.versions import BucketVersions, History, OldVersion
     from dsv.upkeep.erase import Choice
     from dsv.values.ids import ErasureId, FileId
 
@@ -57,6 +58,8 @@ class ErasedItem:
     state: State
     """`erased`; `shared`: it shares content with what is erased, and stays; `kept`: it has the content of a file that
     was to be erased, and that stays for it; `damaged`: it was stored meanwhile, and has lost a part."""
+    shared_bytes: int | None = None
+    """Bytes that it shares with what was asked for; None for what was asked for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +74,23 @@ class Done:
     """Of the files."""
     kept_bytes: int
     """Bytes of these files that stay, as other files have them, too."""
+    unanswered: tuple[str, ...] = ()
+    """What could not be found out of the bucket, as sentences."""
+    elsewhere: tuple[str, ...] = ()
+    """Where copies of the bytes stay after a garbage collection."""
 
 
-def erase(context: Context, request: EraseRequest, confirm: Callable[[list[ErasedItem]], None]) -> Done:
+def erase(
+    context: Context,
+    request: EraseRequest,
+    show: Callable[[Done], None] = lambda done: None,
+    confirm: Callable[[Done], None] = lambda done: None,
+) -> Done:
     """Erase contents in every commit of the store.
 
-    confirm: gets what is about to be erased, and raises if the user does not want that. Raises `NotFound`, `Conflict`
-    if others share the content and nobody has said what becomes of that, `Denied`, and what reading raises.
+    show: gets what is about to be erased and who shares it, before anything is refused. confirm: raises if the user
+    does not want that. Raises `NotFound`, `Conflict` if others share the content and nobody has said what becomes of
+    that, or the store changed while the user was asked, `Denied`, and what reading raises.
     """
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=not request.dry_run)
@@ -89,27 +102,72 @@ def erase(context: Context, request: EraseRequest, confirm: Callable[[list[Erase
             )
         files, places = _wanted(context, repository, request.targets)
         eraser = Eraser(repository, context.progress)
-        plan = eraser.plan([*files, *request.ids], places if not request.ids else None, request.shared)
-        items = _items(plan, request.shared)
-        made: list[ErasureId] = []
-        late: list[Shared] = []
-        if not request.dry_run:
-            refuse_shared(plan, request.shared)
-            if plan.kept and not plan.files:
-                first = plan.kept[0].place
+        wanted = [*files, *request.ids], places if not request.ids else None, request.shared
+        plan = eraser.plan(*wanted)
+        done = _planned(plan, request.shared, _history(context, repository))
+        if request.dry_run or not (plan.files or plan.kept):
+            return done
+        show(done)
+        refuse_shared(plan, request.shared)
+        if not plan.files:
+            first = plan.kept[0].place
+            raise Conflict(
+                f"nothing was erased, as other paths have the same content, such as {first.dataset}:"
+                f"{first.path.decode('utf-8', 'backslashreplace')}",
+                subject=first.dataset,
+                hint="--shared erase erases them, too",
+            )
+        confirm(done)
+        if eraser.new_commits(plan):
+            plan = eraser.plan(*wanted)
+            if _items(plan, request.shared) != done.items:
                 raise Conflict(
-                    f"nothing was erased, as other paths have the same content, such as {first.dataset}:"
-                    f"{first.path.decode('utf-8', 'backslashreplace')}",
-                    subject=first.dataset,
-                    hint="--shared erase erases them, too",
+                    "somebody stored or erased the same content, or a part of it, meanwhile; nothing was erased",
+                    subject=repository.store.url,
+                    hint="run the same command again, which lists it",
                 )
-            if plan.files:
-                confirm(items)
-                made = eraser.carry_out(plan, context.writer, request.reason)
-                late = eraser.late(plan)
-        items += [_item(one, "damaged") for one in late]
-        size = sum(plan.files.values())
-        return Done(items, tuple(made), len(plan.files), size, plan.kept_bytes)
+        made = eraser.carry_out(plan, context.writer, request.reason)
+        late = [_item(one, "damaged") for one in eraser.late(plan)]
+        return replace(done, items=done.items + late, erasures=tuple(made))
+
+
+def _planned(plan: Plan, choice: Choice | None, history: Status) -> Done:
+    return Done(
+        _items(plan, choice),
+        (),
+        len(plan.files),
+        sum(plan.files.values()),
+        plan.kept_bytes,
+        tuple(history.unanswered),
+        tuple(history.elsewhere),
+    )
+
+
+def _history(context: Context, repository: Repository) -> Status:
+    """Return what keeps old versions and copies of packs, as far as the store says so."""
+    found = Status([])
+    with suppress(DsvError):
+        asked = _ask_history(context, repository, found)
+        if asked is not None and asked[1].versioned:
+            found.elsewhere.insert(
+                0, "old versions in the bucket, which dsv erase --purge deletes after dsv gc"
+            )
+        if asked is not None and asked[1].locked:
+            found.elsewhere.insert(0, "what the bucket's Object Lock keeps, until that ends")
+    return found
+
+
+def successor(context: Context, text: str, new: str) -> Succeeded:
+    """Copy the history of a dataset to a new one, without what was erased. Raises as `make_successor`."""
+    target = Target.parse(text)
+    if target.dataset is None or target.rev is not None or target.path is not None:
+        raise UsageError(
+            f"{text} is not the name of a dataset",
+            subject=text,
+            hint=f"dsv erase DATASET --successor {new}; dsv datasets lists them",
+        )
+    with context.repository() as repository:
+        return make_successor(repository, context.writer, target.dataset, DatasetName.parse(new))
 
 
 def _wanted(
@@ -158,7 +216,7 @@ def _items(plan: Plan, choice: Choice | None) -> list[ErasedItem]:
 
 
 def _item(one: Shared, state: State) -> ErasedItem:
-    return ErasedItem(one.place.dataset, one.place.path, one.file_id, one.size, state)
+    return ErasedItem(one.place.dataset, one.place.path, one.file_id, one.size, state, one.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,13 +313,13 @@ def _cache_name(repository: Repository, key: str) -> str:
     return f"{said.host}:{said.path}"
 
 
-def _look_at_versions(context: Context, repository: Repository, done: Status, *, purge: bool) -> None:
+def _ask_history(
+    context: Context, repository: Repository, done: Status
+) -> tuple[BucketVersions, History] | None:
+    """Find out what keeps copies of what is deleted. Return the versions in the bucket, if it is one of S3."""
     store = repository.store
     url = store.data.url if isinstance(store, OpenStore) else store.url
     scheme = url.partition("://")[0] if "://" in url else "file"
-    done.elsewhere.append(
-        "snapshots and backups of the store, and copies that dsv copy or other tools have made"
-    )
     if scheme in ("gs", "az"):
         done.unanswered.append(f"dsv can't tell whether {url} keeps old versions of what is deleted")
     if scheme == "file" and any(Path(url.removeprefix("file://"), ".tmp").glob("*")):
@@ -269,13 +327,24 @@ def _look_at_versions(context: Context, repository: Repository, done: Status, *,
             "files in .tmp that killed commands left; the next one that writes removes them after a day"
         )
     if scheme != "s3":
-        return
+        return None
     from dsv.store.versions import BucketVersions
 
     versions = BucketVersions(url, context.store_options(context.settings.store()))
     history = versions.history()
     done.unanswered += history.unanswered
     done.elsewhere += [f"bucket {one}, to which objects are replicated" for one in history.replicas]
+    return versions, history
+
+
+def _look_at_versions(context: Context, repository: Repository, done: Status, *, purge: bool) -> None:
+    found = _ask_history(context, repository, done)
+    done.elsewhere.append(
+        "snapshots and backups of the store, and copies that dsv copy or other tools have made"
+    )
+    if found is None:
+        return
+    versions, history = found
     erased = repository.objects.erasures.objects.keys()
     for old in versions.old_packs():
         if old.table is None:

@@ -11,6 +11,7 @@ from dsv.api.context import Context
 from dsv.api.workspaces import open_to_write
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.repo.errors import missing_commit
+from dsv.repo.objects.erasures import erased_error
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import Change, pair_entries
 from dsv.repo.tree.read import TreeReader
@@ -40,8 +41,8 @@ def restore(
 
     Naming a path is consent to lose local changes in it. Files that no commit has stay, unless they are in the way.
     Without a path it is the whole workspace, and the source becomes its base; deleted files come back, and `force` is
-    needed if anything would be lost. Raises `Conflict` with nothing written, and `NotFound` for a path that neither
-    side has.
+    needed if anything would be lost. Raises `Conflict` with nothing written, `NotFound` for a path that neither side
+    has, and `Erased`.
     """
     with open_to_write(context, "dsv restore") as opened:
         workspace, repository = opened.workspace, opened.repository
@@ -102,6 +103,9 @@ def source_commit(
 
 def _check_paths(baseline: Baseline, after: TreeReader, chosen: PathSet) -> None:
     for path in chosen.paths:
+        found = after.entry(path)
+        if found is not None and (erasure := after.objects.erasures.of(found[0])) is not None:
+            raise erased_error(show(path), erasure)
         if next(baseline.below(path), None) is None and next(below(after, path, baseline.held), None) is None:
             if next(after.below(path), None) is not None:
                 raise Conflict(

@@ -10,8 +10,10 @@ the erasures when its session is opened and again just before its name is writte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from dsv.errors import IntegrityError
 from dsv.format import keys
@@ -64,17 +66,28 @@ def put_erasure(
     return erasure_id
 
 
-def adopt(repository: Repository, writer: Writer, theirs: Erasures) -> int:
-    """Take over the erasures of another store, with their ids. Return how many this one lacked."""
+def adopt(
+    repository: Repository,
+    writer: Writer,
+    theirs: Erasures,
+    needed: Callable[[Repository, Iterable[Erasure]], Container[Named]],
+) -> int:
+    """Take over the erasures of another store, with their ids. Return how many this one lacked.
+
+    needed: returns what of them other files of this store have. That stays.
+    """
     if not theirs:
         return 0
     missing = {
         one: record for one, record in theirs.known.items() if one not in repository.objects.erasures.known
     }
     if missing:
+        stays = needed(repository, missing.values())
         repository.add_feature(FEATURE, author=writer.author, tool=writer.tool)
         with may_write(repository.store.url):
             for one, record in missing.items():
-                repository.store.put_if_absent(keys.erasure_key(one), record.encode())
+                taken = replace(record, objects=tuple(each for each in record.objects if each not in stays))
+                if taken.files or taken.objects:
+                    repository.store.put_if_absent(keys.erasure_key(one), taken.encode())
         repository.objects.forget_erasures()
     return len(missing)

@@ -33,6 +33,7 @@ from dsv.repo.damage import learn_damage
 from dsv.repo.errors import ONE_WINS_AGAIN, may_write, read_record
 from dsv.repo.expiry import check_not_expired, keep_named
 from dsv.repo.format_log import ERASED_CONTENTS
+from dsv.repo.objects.erasures import RefusedContent
 from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.refs.branches import Head, LostRace, Moved
 from dsv.repo.repository import Repository
@@ -104,9 +105,11 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.repository.refs.proved = False
         self._renewal.stop()
+        if any(isinstance(one, RefusedContent) for one in raised):
+            self.close()  # else a gc that is to remove the content would wait for this session
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
         """Return where the store already has an object that this session may refer to, in a pack that is not

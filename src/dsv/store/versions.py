@@ -1,6 +1,6 @@
 """Old versions of packs in a bucket: a bucket with versioning keeps what was deleted.
 
-This uses AWS's calls, which Ceph, MinIO and StorageGRID have too. boto3 is imported here, when somebody asks.
+This uses AWS's calls, which Ceph, MinIO and StorageGRID have too. botocore is imported here, when somebody asks.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from dsv.values.ids import CommitId, FileId, Id, Nonce, PackId, RecipeId
 from dsv.values.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
+    from dsv.format.erasure import Erasure
     from dsv.format.records import Writer
     from dsv.format.segment import Segment
     from dsv.format.tree import Entry
@@ -75,6 +76,8 @@ class Plan(msgspec.Struct):
     """Files that were to be erased, and stay, as another path has the same content."""
     kept_bytes: int = 0
     """Bytes of chunks that stay, as other files have them too."""
+    taken: dict[Named, set[FileId]] = msgspec.field(default_factory=dict)
+    """The chunks and recipes that stay, and the other files that have them."""
     commits: set[CommitId] = msgspec.field(default_factory=set)
     """The commits that were looked at."""
 
@@ -148,7 +151,7 @@ class Eraser:
         own = self._parts_of(files, found)
         others = self._sharing(by_dataset, files, own)
         plan.shared += [shared for shared, _ in others]
-        taken = {named for _, parts in others for named in parts}
+        plan.taken = _taken(others)
         if choice == "erase" and others:
             further = {shared.file_id for shared, _ in others}
             more = self._find(by_dataset, further)
@@ -160,10 +163,10 @@ class Eraser:
                 by_dataset, files, {one: size for one, size in theirs.items() if one not in own}
             )
             own |= theirs
-            taken = {named for _, parts in beyond for named in parts}
+            plan.taken = _taken(beyond)
         plan.files = {one: found.sizes[one] for one in sorted(files)}
-        plan.objects = own.keys() - taken
-        plan.kept_bytes = sum(own[named] for named in taken if named[0] is ObjectKind.CHUNK)
+        plan.objects = own.keys() - plan.taken.keys()
+        plan.kept_bytes = sum(own[named] for named in plan.taken if named[0] is ObjectKind.CHUNK)
 
     def _by_dataset(self, commits: Iterable[CommitId]) -> dict[str, list[CommitId]]:
         found: dict[str, list[CommitId]] = {}
@@ -280,13 +283,35 @@ class Eraser:
         for some, part in records if files else ():
             made.append(put_erasure(self._repository, writer, some, part, reason, nonce))
             put()
+        erased = self._objects.erasures
+        left = sorted(  # what stayed for files that somebody else has erased meanwhile
+            named
+            for named, others in plan.taken.items()
+            if files and named not in erased.objects and all(erased.file(one) is not None for one in others)
+        )
+        for at in range(0, len(left), MAX_ERASED):
+            part = left[at : at + MAX_ERASED]
+            made.append(put_erasure(self._repository, writer, [], part, reason, nonce))
         return made
+
+    def new_commits(self, plan: Plan) -> set[CommitId]:
+        """Return the commits that were made since the plan."""
+        self._repository.refs.forget()
+        self._repository.objects.indexes.renew()
+        return read_roots(self._repository).commits.keys() - plan.commits
+
+    def needed(self, files: set[FileId], parts: dict[Named, int]) -> set[Named]:
+        """Return those of these parts that any other files have."""
+        self._objects.erasures = NONE
+        try:
+            found = self._sharing(self._by_dataset(read_roots(self._repository).commits), files, parts)
+        finally:
+            self._objects.erasures = self._known
+        return set(_taken(found))
 
     def late(self, plan: Plan) -> list[Shared]:
         """Return files of commits that were made since the plan, and that have lost a part by it."""
-        self._repository.refs.forget()
-        self._repository.objects.indexes.renew()
-        new = read_roots(self._repository).commits.keys() - plan.commits
+        new = self.new_commits(plan)
         if not new:
             return []
         self._objects.erasures = NONE
@@ -296,6 +321,24 @@ class Eraser:
         finally:
             self._objects.forget_erasures()
         return [shared for shared, _ in found]
+
+
+def _taken(found: Iterable[tuple[Shared, set[Named]]]) -> dict[Named, set[FileId]]:
+    taken: dict[Named, set[FileId]] = {}
+    for shared, parts in found:
+        for named in parts:
+            taken.setdefault(named, set()).add(shared.file_id)
+    return taken
+
+
+def needed_parts(repository: Repository, records: Iterable[Erasure]) -> set[Named]:
+    """Return what records of another store erase, and files of this store need that these records do not name."""
+    files: set[FileId] = set()
+    parts: dict[Named, int] = {}
+    for record in records:
+        files.update(record.files)
+        parts.update(dict.fromkeys(record.objects, 0))
+    return Eraser(repository).needed(files, parts)
 
 
 class PacksLeft(msgspec.Struct, frozen=True):
@@ -327,9 +370,11 @@ def refuse_shared(plan: Plan, choice: Choice | None) -> None:
     """Raise `Conflict` if others share something of what is to be erased, and nobody has said what becomes of that."""
     if plan.shared and choice is None:
         first = plan.shared[0]
+        count = len(plan.shared)
+        others = "another path shares" if count == 1 else f"{count:,} other paths share"
         raise Conflict(
-            f"{len(plan.shared):,} other paths share content with what is to be erased, such as "
-            f"{first.place.dataset}:{first.place.path.decode('utf-8', 'backslashreplace')}",
+            f"{others} content with what is to be erased, such as {first.place.dataset}:"
+            f"{first.place.path.decode('utf-8', 'backslashreplace')}",
             subject=first.place.dataset,
-            hint="--shared erase erases them, too; --shared keep keeps them, with all that they consist of",
+            hint="--shared erase erases that, too; --shared keep leaves it whole; --dry-run lists all",
         )

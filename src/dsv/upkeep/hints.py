@@ -34,7 +34,8 @@ class Hint(msgspec.Struct, frozen=True):
     key: str
     is_there: bool
     is_damaged: bool
-    """It is there, and is not what any dsv has put there. Else it gives a place that is lost since."""
+    """It is there, and is not what any dsv has put there. Else it gives a place that is lost since, or was copied by
+    gc."""
     right: bytes
     """What belongs there."""
 
@@ -51,7 +52,7 @@ def wrong_hints(repository: Repository, rows: IndexRows, commits: Iterable[Commi
                 yield hint
     waiting = list(commits)
     for start in range(0, len(waiting), _AT_ONCE):
-        calls = [partial(_locator, repository, one) for one in waiting[start : start + _AT_ONCE]]
+        calls = [partial(_locator, repository, rows, one) for one in waiting[start : start + _AT_ONCE]]
         yield from (hint for hint in together(calls) if hint is not None)
 
 
@@ -79,7 +80,7 @@ def _filter(repository: Repository, index_id: IndexId) -> Hint | None:
     return None if there == right else Hint("filter", str(index_id), key, is_there, is_there, right)
 
 
-def _locator(repository: Repository, commit_id: CommitId) -> Hint | None:
+def _locator(repository: Repository, rows: IndexRows, commit_id: CommitId) -> Hint | None:
     key, packs = keys.locator_key(commit_id), repository.objects.packs
     known, good = list[list[Location]](), list[list[Location]]()
     with suppress(*_UNREADABLE):
@@ -94,13 +95,21 @@ def _locator(repository: Repository, commit_id: CommitId) -> Hint | None:
         found = list(Locator.decode(there or b"", MAX_ROWS).locations())
     if found is not None and _fits(found, good):
         return None
-    is_damaged = there is not None and (found is None or not _fits(found, known))
+    is_damaged = there is not None and (found is None or not _did_fit(rows, found, known))
     right = Locator.of(places[0] for places in good).encode()
     return Hint("locator", str(commit_id), key, there is not None, is_damaged, right)
 
 
 def _fits(found: list[Location], places: list[list[Location]]) -> bool:
     return len(found) == len(places) and all(one in known for one, known in zip(found, places, strict=True))
+
+
+def _did_fit(rows: IndexRows, found: list[Location], places: list[list[Location]]) -> bool:
+    """Return whether each row gives one of its places, or a pack that no index names any more, as gc has removed it."""
+    gone = rows.packs.places(one.pack for one in found) < 0
+    return len(found) == len(places) and all(
+        was or one in known for was, one, known in zip(gone, found, places, strict=True)
+    )
 
 
 def _listed(repository: Repository, commit_id: CommitId) -> list[tuple[ObjectKind, Id]]:

@@ -37,6 +37,7 @@ from dsv.values.units import format_bytes, format_count
         "files": "how many files the commit has",
         "bytes": "their size",
         "created": "how many paths were written",
+        "erased": "files of the commit that were not written, as they were erased from the store",
         "only": "the patterns of a sparse workspace; null if it has everything",
         **CACHED_KEYS,
     },
@@ -94,6 +95,8 @@ def _show(call: Call, made: Cloned) -> None:
         size = f"{format_count(made.files, 'file')}, {format_bytes(made.bytes)}"
         size += from_caches(made.cached_files, made.cached_bytes)
         call.line(f"{where} at {str(made.commit)[:12]}: {size}")
+    if made.erased:
+        call.line(f"{format_count(made.erased, 'file')} left out, erased from the store; dsv ls shows which")
     if made.chosen.lines is not None:
         call.line(
             f"sparse: fetched {format_count(made.created, 'path')} under {patterns_of(made.chosen.lines)}"

@@ -112,7 +112,5 @@ def _show(call: Call, done: Copied, *, dry_run: bool) -> None:
     else:
         call.say(f"sent {size} to {done.to}, with {format_count(done.requests, 'request')}")
     if done.erasures:
-        verb = "would be" if dry_run else "were"
-        call.say(
-            f"{format_count(done.erasures, 'erasure')} {verb} taken over; dsv erase --status --store {done.to}"
-        )
+        verb = "to take over" if dry_run else "taken over"
+        call.say(f"{format_count(done.erasures, 'erasure')} {verb}; dsv erase --status --store {done.to}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -12,11 +13,18 @@ from dsv.cli.declare import command, option, text
 from dsv.cli.options.arguments import Author, DryRun, one_of
 from dsv.cli.output import local_time, printable, rfc3339
 from dsv.errors import Conflict, Unreachable, UsageError
+from dsv.upkeep.successor import Succeeded
 from dsv.values.ids import FileId
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, parse_duration
 
 _SHOWN = 20
+_NO_SUCCESSOR: dict[str, object] = dict.fromkeys(("successor", "commits", "paths", "branches", "tags"))
+_TITLES = {
+    "erased": "to be erased from all commits:",
+    "shared": "others with a part of it:",
+    "kept": "others with the same content, so it stays:",
+}
 Ids = Annotated[
     list[str] | None, option("--id FILEID", "A file by its id, as dsv ls --json prints it. May be repeated.")
 ]
@@ -31,6 +39,9 @@ Yes = Annotated[bool, option("--yes", "Do not ask.")]
 StatusOption = Annotated[bool, option("--status", "List all erasures, and what still has what was erased.")]
 Purge = Annotated[
     bool, option("--purge", "As --status, and delete old versions of packs that a bucket has kept.")
+]
+SuccessorName = Annotated[
+    str | None, option("--successor NEW", "Copy a dataset's history to a new one without what was erased.")
 ]
 Deadline = Annotated[
     str | None, option("--deadline DURATION", "With --status: the time that caches have (default: 30d).")
@@ -53,6 +64,7 @@ Deadline = Annotated[
         ('dsv erase --id 8e4c7c1b… --reason "order 17" --yes', "a file by its id, wherever it is"),
         ("dsv erase --status", "what is left, and which caches have obeyed"),
         ("dsv erase --purge", "after dsv gc, in a bucket with versioning"),
+        ("dsv erase scans --successor scans2", "a dataset that has never listed the erased paths"),
     ],
     result={
         "dry_run": "true if nothing was done; null with --status, as the next five",
@@ -61,19 +73,25 @@ Deadline = Annotated[
         "files": "how many contents were erased",
         "bytes": "their size",
         "kept_bytes": "how much of that stays, as other files have it, too",
-        "packs": "with --status: packs that have erased contents, until dsv gc has run; else null, as the next six",
+        "packs": "with --status: packs that have erased contents, until dsv gc has run; else null, as the next four",
         "unindexed": "packs in no index, which may have them; dsv gc removes these, too",
         "versions": "old versions of packs in the bucket that have them",
         "removed_versions": "those that --purge has deleted",
+        "overdue": "true if a cache has not obeyed by its deadline",
         "unanswered": "what could not be found out, or not be removed",
         "elsewhere": "other places that may have copies",
-        "overdue": "true if a cache has not obeyed by its deadline",
-        "items.dataset": "the dataset of a path; null with --status, as the next four",
+        "successor": "with --successor: the dataset that was made; else null, as the next four",
+        "commits": "how many commits it has",
+        "paths": "how many erased paths were left out, counted in each commit that listed them",
+        "branches": "how many branches it has",
+        "tags": "how many tags it has",
+        "items.dataset": "the dataset of a path; null with --status, as the next five",
         "items.path": "a path whose content was erased, or that shares a part of it",
         "items.id": "the id of the file, which stays in the trees that list it",
         "items.size": "its size, which stays there, too",
         "items.state": "erased; shared, if it stays with what it shares; kept, if a file was not erased as this path "
         "has the same content; damaged, if it was stored meanwhile and has lost a part",
+        "items.shared_bytes": "how much it shares with what was named; null for what was named, and with --status",
         "items.erasure": "with --status: the id of an erasure; else null, as the next six",
         "items.time": "when it was made",
         "items.author": "by whom",
@@ -94,6 +112,7 @@ def erase(
     status: StatusOption = False,
     purge: Purge = False,
     deadline: Deadline = None,
+    successor: SuccessorName = None,
     author: Author = None,
 ) -> int:
     """Erase the contents of files for good.
@@ -111,13 +130,22 @@ def erase(
     store, too. Copies that others have made of the store, backups and the logs of runs are not changed.
 
     With --status and --purge, the exit code is 1 while something is left, and 6 if a question was not answered.
+
+    --successor makes a dataset NEW with all branches, tags and commits of a dataset, with other commit ids and without
+    the erased paths. The old one stays until 'dsv datasets --delete'.
     """
-    one_of(status=status, purge=purge)
+    one_of(status=status, purge=purge, successor=successor)
+    is_plain = not (ids or reason or shared or yes or dry_run)
+    if successor is not None:
+        if len(targets or []) != 1 or not is_plain or deadline:
+            what = "--successor takes one dataset and no other options"
+            raise UsageError(what, subject="--successor", hint="dsv erase DATASET --successor NEW")
+        with call.context(author=author) as context:
+            return _tell_successor(call, api.successor(context, (targets or [""])[0], successor))
     if status or purge:
-        if targets or ids or reason or shared or yes or dry_run:
-            raise UsageError(
-                "--status and --purge take no paths and no other options", hint="dsv erase --status"
-            )
+        if targets or not is_plain:
+            what = "--status and --purge take no paths and no other options"
+            raise UsageError(what, subject="--status", hint="dsv erase --status")
         seconds = float(parse_duration(deadline or "30d"))
         with call.context(writes=purge, author=author) as context:
             return _tell_status(call, api.status(context, deadline=seconds, purge=purge))
@@ -125,16 +153,15 @@ def erase(
         raise UsageError("--deadline is for --status", subject="--deadline", hint="dsv erase --status")
     request = _request(targets or [], ids or [], reason, shared, dry_run=dry_run)
     with call.context(writes=not dry_run, author=author) as context:
-
-        def confirm(items: list[api.ErasedItem]) -> None:
-            _show(call, items)
-            gone = [item for item in items if item.state == "erased"]
-            what = f"the content of {format_count(len(gone), 'path')} will be erased for good"
-            call.confirm(what, gone[0].dataset, yes=yes)
-
-        done = api.erase(context, request, confirm)
+        done = api.erase(context, request, partial(_show, call), partial(_confirm, call, request, yes))
     _tell(call, done, request)
     return Conflict.exit_code if any(item.state == "damaged" for item in done.items) else 0
+
+
+def _confirm(call: Call, request: api.EraseRequest, yes: bool, done: api.Done) -> None:
+    gone = [item.dataset for item in done.items if item.state == "erased"]
+    name = gone[0] if gone else str(request.ids[0])[:12]
+    call.confirm("nobody will be able to bring it back", name, yes=yes)
 
 
 def _request(
@@ -156,21 +183,38 @@ def _request(
     )
 
 
-def _show(call: Call, items: list[api.ErasedItem]) -> None:
-    for item in items[:_SHOWN]:
-        call.say(f"{item.state}: {item.dataset}:{printable(item.path)} ({format_bytes(item.size)})")
-    if len(items) > _SHOWN:
-        call.say(f"and {len(items) - _SHOWN:,} more paths; --dry-run --json lists all")
+def _show(call: Call, done: api.Done) -> None:
+    for state, title in _TITLES.items():
+        items = [item for item in done.items if item.state == state]
+        if items:
+            call.say(title)
+        for item in items[:_SHOWN]:
+            call.say(f"  {_story(item)}")
+        if len(items) > _SHOWN:
+            call.say(f"  and {len(items) - _SHOWN:,} more, which --dry-run lists")
+    _show_copies(call, done)
+
+
+def _show_copies(call: Call, done: api.Done) -> None:
+    for text_ in (*done.elsewhere, *done.unanswered):
+        call.say(f"gc does not reach: {text_}" if text_ in done.elsewhere else text_)
+
+
+def _story(item: api.ErasedItem) -> str:
+    name = f"{item.dataset}:{printable(item.path)}  {format_bytes(item.size)}"
+    if item.shared_bytes is None:
+        return name
+    same = item.shared_bytes == item.size
+    return f"{name}, the same content" if same else f"{name}, {format_bytes(item.shared_bytes)} of it shared"
 
 
 def _tell(call: Call, done: api.Done, request: api.EraseRequest) -> None:
     if call.json:
-        head = dict.fromkeys(
-            ("packs", "unindexed", "versions", "removed_versions", "unanswered", "elsewhere", "overdue")
-        )
+        head = dict.fromkeys(("packs", "unindexed", "versions", "removed_versions", "overdue"))
         head = {
             "dry_run": request.dry_run, "reason": request.reason, "erasures": [str(one) for one in done.erasures],
             "files": done.files, "bytes": done.bytes, "kept_bytes": done.kept_bytes, **head,
+            "unanswered": list(done.unanswered), "elsewhere": list(done.elsewhere), **_NO_SUCCESSOR,
         }  # fmt: skip
         none = dict.fromkeys(("erasure", "time", "author", "reason", "caches", "waiting", "deadline"))
         call.items(
@@ -181,6 +225,7 @@ def _tell(call: Call, done: api.Done, request: api.EraseRequest) -> None:
                     "id": str(item.file_id),
                     "size": item.size,
                     "state": item.state,
+                    "shared_bytes": item.shared_bytes,
                     **none,
                 }
                 for item in done.items
@@ -190,7 +235,8 @@ def _tell(call: Call, done: api.Done, request: api.EraseRequest) -> None:
         return
     if request.dry_run:
         for item in done.items:
-            call.line(f"{item.state} {item.dataset}:{printable(item.path)}")
+            call.line(f"{item.state} {_story(item)}")
+        _show_copies(call, done)
     if not done.files:
         call.say("nothing is left to erase")
         return
@@ -199,12 +245,44 @@ def _tell(call: Call, done: api.Done, request: api.EraseRequest) -> None:
     call.say(f"{format_count(done.files, 'content')} {verb}, {format_bytes(done.bytes)}{kept}")
     for item in done.items:
         if item.state == "damaged":
-            call.warn(f"{item.dataset}:{printable(item.path)} was stored meanwhile, and has lost a part")
-    if not request.dry_run:
-        call.say("the bytes go with the next dsv gc; dsv erase --status tells what is left")
-        call.say(
-            "paths, sizes and ids stay in the commits that list them; dsv rm DATASET:PATH makes a commit without them"
+            call.warn(
+                f"{item.dataset}:{printable(item.path)} was stored meanwhile, and has lost a part; erase it, too, or "
+                "put another version there"
+            )
+    if request.dry_run:
+        return
+    dataset = next((item.dataset for item in done.items if item.state == "erased"), "DATASET")
+    call.say("the bytes go with the next dsv gc; dsv erase --status shows what is left")
+    call.say("commits go on listing the paths, with their sizes and ids")
+    call.say(f"without these: dsv erase {dataset} --successor NEW copies the history to a new dataset")
+
+
+def _tell_successor(call: Call, done: Succeeded) -> int:
+    if call.json:
+        head: dict[str, object] = dict.fromkeys(
+            (
+                "dry_run",
+                "reason",
+                "erasures",
+                "files",
+                "bytes",
+                "kept_bytes",
+                "packs",
+                "unindexed",
+                "versions",
+            )
         )
+        head |= dict.fromkeys(("removed_versions", "overdue", "unanswered", "elsewhere"))
+        made = {one: getattr(done, one) for one in ("commits", "paths", "branches", "tags")}
+        call.items((), {**head, **made, "successor": done.dataset})
+        return 0
+    branches = "1 branch" if done.branches == 1 else f"{done.branches:,} branches"
+    call.say(
+        f"{done.dataset}: {format_count(done.commits, 'commit')}, {branches}, {format_count(done.tags, 'tag')}, "
+        f"without {format_count(done.paths, 'erased path')}"
+    )
+    call.say("run records stay with the old dataset, which dsv datasets --delete removes")
+    return 0
 
 
 def _tell_status(call: Call, done: api.Status) -> int:
@@ -215,9 +293,9 @@ def _tell_status(call: Call, done: api.Status) -> int:
         head |= {
             "packs": done.packs, "unindexed": done.unindexed, "versions": done.versions,
             "removed_versions": done.removed_versions, "unanswered": done.unanswered,
-            "elsewhere": done.elsewhere, "overdue": done.overdue,
+            "elsewhere": done.elsewhere, "overdue": done.overdue, **_NO_SUCCESSOR,
         }  # fmt: skip
-        none = dict.fromkeys(("dataset", "path", "id", "size", "state"))
+        none = dict.fromkeys(("dataset", "path", "id", "size", "state", "shared_bytes"))
         call.items(
             (
                 {
@@ -242,10 +320,13 @@ def _show_status(call: Call, done: api.Status) -> None:
             f"{str(item.erasure)[:12]} {local_time(item.time_ms)} {item.author}: "
             f"{format_count(item.files, 'content')}, {item.reason}"
         )
-        obeyed = ", ".join(item.caches) or "none so far"
-        call.line(f"  caches that have obeyed: {obeyed}")
-        if item.waiting:
-            call.line(f"  until {local_time(item.deadline_ms)}: {', '.join(item.waiting)}")
+        call.line(
+            f"  removed from {format_count(len(item.caches), 'cache')}: {', '.join(item.caches)}".rstrip(": ")
+        )
+        call.line(
+            f"  not yet from {format_count(len(item.waiting), 'known cache')}, due {local_time(item.deadline_ms)}: "
+            f"{', '.join(item.waiting)}".rstrip(": ")
+        )
     if not done.items:
         call.say("nothing was ever erased from this store")
         return
@@ -262,4 +343,5 @@ def _show_status(call: Call, done: api.Status) -> None:
         call.say("no pack of the store has anything that was erased")
     for text_ in done.unanswered:
         call.warn(text_)
-    call.say(f"not looked at: {'; '.join(done.elsewhere)}")
+    for text_ in done.elsewhere:
+        call.say(f"not looked at: {text_}")

@@ -125,6 +125,8 @@ def naming_file(path: bytes) -> Iterator[None]:
     try:
         yield
     except RefusedContent as error:
+        if not path:  # it is put as it is, and not by a name
+            raise
         raise RefusedContent(show(path), error.erasure) from None
 
 

@@ -15,7 +15,6 @@ from dsv.format.tree import Entry
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
 from dsv.merge.paths import MergeConflict
-from dsv.repo.objects.erasures import erased_error
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.diff import Change
 from dsv.repo.tree.read import Reached, TreeReader, find_paths, reach_content
@@ -110,8 +109,6 @@ def _without_erased(objects: Objects, goal: Goal) -> Goal:
             erasure = None if change.after is None else erasures.of(change.after)
             if erasure is None:
                 yield change
-            elif change.path in goal.paths:
-                raise erased_error(show(change.path), erasure)
             elif change.before is not None:
                 yield replace(change, after=None, location=None)
 

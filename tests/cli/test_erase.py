@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import dsv
 from dsv import reader
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
@@ -146,6 +147,34 @@ def test_offline_commands_know_it_too(pets: Dsv) -> None:
     assert refused.code == 3 and "consent withdrawn" in refused.err
     assert user.ok("cat", "--offline", "pets@v1:a.txt").out == "alpha\n"
     assert "p/secret  (erased" in user.ok("ls", "--offline", "pets@v1").out
+
+
+def test_a_program_gets_an_error_of_its_own(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    erase(pets)
+    for name, value in pets.environ.items():
+        monkeypatch.setenv(name, value)
+    commit = dsv.store(str(next(pets.home.rglob("packs")).parent)).open("pets@v1")
+    with pytest.raises(dsv.Erased, match="consent withdrawn") as raised:
+        commit.read_bytes("p/secret")
+    assert isinstance(raised.value, dsv.NotFound)
+    assert commit.read_bytes("a.txt") == b"alpha\n"
+
+
+def test_runs_and_merges_go_on_without_an_erased_file(pets: Dsv) -> None:
+    pets.ok("branch", "dev", "pets")
+    erase(pets)
+    script = 'find "$DSV_DATA"/ -type f -printf "%P " > "$DSV_OUT/found"'
+    pets.at(pets.home).ok("run", "pets@v1", "--", "sh", "-c", script)
+    (found,) = pets.home.rglob("out/found")
+    assert sorted(found.read_text().split()) == ["a.txt", "p/more"]
+    pets.ok("put", "a.txt", "pets@dev:new.txt")
+    pets.ok("put", "a.txt", "pets:other.txt")
+    pets.ok("merge", "dev")
+    assert "p/secret  (erased" in pets.ok("ls", "pets").out
+    pets.ok("mv", "pets:p/secret", "pets:moved")
+    assert pets("cat", "pets:moved").code == 3
+    pets.ok("rm", "pets:moved")
+    assert pets.ok("ls", "pets").lines == ["a.txt", "new.txt", "other.txt", "p/more"]
 
 
 def test_at_the_question_nothing_has_changed_yet(pets: Dsv) -> None:

@@ -171,7 +171,8 @@ def test_ls_lists_everything_below_a_path(pets: Dsv) -> None:
     assert pets.ok("ls").lines == sorted(FILES)
     assert pets.ok("ls", ":train/cat").lines == ["train/cat/1.png"]
     items = pets.ok("ls", "pets@v1:a.txt", "--json").json["items"]
-    assert items == [{"path": "a.txt", "kind": "file", "size": 6, "id": blake3(b"alpha\n").hexdigest()}]
+    file_id = blake3(b"alpha\n").hexdigest()
+    assert items == [{"path": "a.txt", "kind": "file", "size": 6, "id": file_id, "erased": None}]
     assert_documented("ls", {"schema": 1, "items": items})
     assert [json.loads(line)["path"] for line in pets.ok("ls", "--jsonl").lines] == sorted(FILES)
     missing = pets("ls", "@v1:nothing", "--json")

@@ -5,6 +5,7 @@ import random
 from dsv.format.recipe import build_recipe
 from dsv.format.tree import Entry, Kind
 from dsv.repo.objects import recipes
+from dsv.repo.objects.erasures import NONE
 from dsv.repo.objects.recipes import count_chunks, read_chunks, shared_bytes
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
@@ -47,6 +48,7 @@ class Shelf:
     def __init__(self) -> None:
         self.recipes: dict[Id, object] = {}
         self.read = 0
+        self.erasures = NONE
 
     def file(self, path: bytes, chunks: list[bytes]) -> Entry:
         made = build_recipe(b"".join(chunks), [MB] * len(chunks))

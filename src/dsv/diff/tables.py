@@ -11,6 +11,7 @@ import math
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -275,14 +276,29 @@ def shown(cell: Any) -> Any:
     number."""
     import pyarrow
 
-    try:
-        return cell.as_py()
-    except (ValueError, OverflowError):
-        pass
+    with suppress(ValueError, OverflowError, pyarrow.ArrowException):
+        return _in_microseconds(cell).as_py()
     try:
         return cell.cast(pyarrow.string()).as_py()
     except pyarrow.ArrowException:
         return _numbers_for_times(cell)
+
+
+def _in_microseconds(cell: Any) -> Any:
+    """Return a cell with nanoseconds in microseconds: where pandas is installed, pyarrow gives values of pandas, and
+    cuts off the nanoseconds of a clock. Raises `pyarrow.ArrowInvalid` if some would be lost, or the cell has others in
+    it.
+    """
+    import pyarrow
+
+    kind = str(cell.type)
+    if "[ns" not in kind:
+        return cell
+    if getattr(cell.type, "unit", None) != "ns":
+        raise pyarrow.ArrowInvalid(f"{kind} has nanoseconds")
+    if pyarrow.types.is_timestamp(cell.type):
+        return cell.cast(pyarrow.timestamp("us", cell.type.tz))
+    return cell.cast(pyarrow.time64("us") if pyarrow.types.is_time(cell.type) else pyarrow.duration("us"))
 
 
 def _numbers_for_times(cell: Any) -> Any:

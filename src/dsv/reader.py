@@ -378,8 +378,8 @@ def component(name: str) -> str:
     return name.replace("/", "%2F")
 
 
-def branch_head(store: Store, dataset: str, branch: str) -> bytes | None:
-    """The commit that the branch names; None where there is no such branch."""
+def last_move(store: Store, dataset: str, branch: str) -> tuple[bytes | None, bool, str] | None:
+    """The commit of a branch's last move, whether it is deleted, and the action; None where there is no such branch."""
     prefix = f"refs/{component(dataset)}/branches/{component(branch)}"
     seqs = [name for name in store.names(prefix) if re.fullmatch("[0-9a-f]{16}", name)]
     if not seqs:
@@ -387,10 +387,34 @@ def branch_head(store: Store, dataset: str, branch: str) -> bytes | None:
     data = store.get(f"{prefix}/{seqs[0]}")
     fields = record(data, "ref", ID_OR_NIL, bool, bytes, int, str, str, names=(str, str, int))
     check_names("ref", fields[6:], dataset, branch, 0xFFFF_FFFF_FFFF_FFFF - int(seqs[0], 16))
-    commit, deleted = fields[:2]
+    commit, deleted, _, _, _, action = fields[:6]
+    return None if commit is None else bytes(commit), deleted, action
+
+
+def branch_head(store: Store, dataset: str, branch: str) -> bytes | None:
+    """The commit that the branch names; None where there is no such branch."""
+    commit, deleted, _ = last_move(store, dataset, branch) or (None, True, "")
     if commit is None and not deleted:
         raise StoreError(f"branch {branch} of {dataset} names no commit yet")
-    return None if deleted else bytes(commit)
+    return commit
+
+
+def renamed(store: Store, dataset: str, way: str) -> str | None:
+    """The dataset to or from which this one was renamed, if that is its last move and it is gone."""
+    _, deleted, action = last_move(store, dataset, "main") or (None, False, "")
+    match = re.match(rf"rename dataset(?: \(forced\))?: {way} ([^;]*)", action)
+    return match[1] if deleted and match else None
+
+
+def current_name(store: Store, dataset: str) -> str:
+    """The name that a dataset has today, whose expiry log counts."""
+    met: set[str] = set()
+    while dataset not in met:
+        met.add(dataset)
+        to = renamed(store, dataset, "to")
+        if to is not None and renamed(store, to, "from") != dataset:
+            dataset = to
+    return dataset
 
 
 def tag_commit(store: Store, dataset: str, tag: str) -> bytes | None:
@@ -454,13 +478,20 @@ def resolve(store: Store, target: str, told: Path | None = None) -> bytes:
             raise StoreError(f"{len(found)} commits begin with {name}")
         commit = bytes.fromhex(found[0])
         made_for = read_commit(store, commit)[9:]
-        if made_for and made_for[0] != dataset:
+        if (
+            made_for
+            and made_for[0] != dataset
+            and current_name(find_names(store, told), made_for[0]) != dataset
+        ):
             raise StoreError(f"commit {name} is none of dataset {dataset}, but of {made_for[0]}")
     else:
         commit = branch_head(names, dataset, name)
         is_head = commit is not None and not back
         commit = commit or tag_commit(names, dataset, name)
     if commit is None:
+        to = renamed(names, dataset, "to")
+        if to is not None:
+            raise StoreError(f"dataset {dataset} was renamed to {to}")
         raise StoreError(f"dataset {dataset} has no branch or tag {name}")
     for _ in range(back):
         parents = read_commit(store, commit)[2]
@@ -468,7 +499,7 @@ def resolve(store: Store, target: str, told: Path | None = None) -> bytes:
             raise StoreError(f"{rev} goes back further than the history")
         commit = parents[0]
     if not is_head:
-        refuse_expired(names, dataset, commit)
+        refuse_expired(names, current_name(names, dataset), commit)
     return commit
 
 

@@ -38,7 +38,7 @@ REFUSED = {
     "node": "--rank --attempt",
     "runs": "--dataset -n/--limit --filter",
     "stop": "--grace",
-    "datasets": "--delete --undelete",
+    "datasets": "--delete --undelete --rename",
     "du": "--by-folder",
     "erase": "--successor",
     "gc": "--budget --max-repack --max-wait --grace",

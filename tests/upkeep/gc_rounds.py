@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,15 @@ from dsv.repo.session import point_branch
 from dsv.store.base import Store
 from dsv.store.open import open_raw, open_store
 from dsv.store.options import StoreOptions
+from dsv.upkeep.rename import rename_dataset
 from dsv.values.ids import CommitId
-from dsv.values.names import MAIN, BranchName
+from dsv.values.names import MAIN, BranchName, DatasetName
 from tests.kit.dsv import Dsv
 from tests.kit.repositories import DATASET, WRITER, Files, commit, create, read
 from tests.store.faulty import Crash, Fault, Faulty, Kind
 from tests.upkeep.gc_world import Beside, Meanwhile, Writing, collect
 
+OTHER = DatasetName.parse("another")
 REQUESTS = 200
 """About as many as a gc of such a store has."""
 
@@ -51,7 +54,7 @@ class Rounds:
         self.contents = [self.chance.randbytes(size) for size in (80, 700, 5_000, 30_000, 60_000, 1_500_000)]
         self.files: dict[CommitId, Files] = {}
         self.stopped: Writing | None = None
-        self.collected = self.killed = self.fenced = self.refused = self.read = self.told = 0
+        self.collected = self.killed = self.fenced = self.refused = self.read = self.told = self.renamed = 0
         self.number = 0
         create(store)
         self.put()
@@ -130,6 +133,17 @@ class Rounds:
     def merge(self) -> None:
         merge_indexes(self.open(), WRITER)
 
+    def rename(self) -> None:
+        """Give the dataset another name, and then its own again. Whoever does so is killed, and a gc comes between."""
+        for old, new in ((DATASET, OTHER), (OTHER, DATASET)):
+            kind = self.chance.choice([Kind.CRASH_AFTER, Kind.CRASH_BEFORE, Kind.LOST_ANSWER])
+            faulty = Faulty(self.store, {self.chance.randrange(1, REQUESTS): Fault(kind)})
+            with suppress(Crash, DsvError):
+                rename_dataset(Repository.open(faulty, None), WRITER, old, new)
+            self.collect()
+            rename_dataset(self.open(), WRITER, old, new)
+            self.renamed += 1
+
     def collect(self) -> None:
         """A gc, with others beside it, that is killed or whose requests fail."""
         others = [self.put, self.stop, self.wake, self.expire, self.undo, self.branch, self.merge]
@@ -196,7 +210,7 @@ class Rounds:
         repository.objects.threads.close()
 
     def run(self, rounds: int) -> None:
-        actions = [self.put, self.stop, self.wake, self.expire, self.undo, self.branch, self.merge]
+        actions = [self.put, self.stop, self.wake, self.expire, self.undo, self.branch, self.merge, self.rename]
         if self.dsv is not None:
             actions += [self.read_while_collecting, self.read_while_collecting]
         for _ in range(rounds):
@@ -212,7 +226,7 @@ class Rounds:
             self.check()
         print(
             f"{rounds} rounds: {self.collected} gcs, {self.killed} more that failed, {self.fenced} writers fenced, "
-            f"{self.refused} refused, {self.read} reads beside a gc and {self.told} that ended as expired"
+            f"{self.refused} refused, {self.renamed} renamings, {self.read} reads beside a gc and {self.told} that ended as expired"
         )
 
 

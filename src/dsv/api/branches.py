@@ -12,10 +12,9 @@ from msgspec import structs
 
 from dsv.api.context import check_binding
 from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
-from dsv.format.records import MESSAGE_MAX, RENAME, RENAMED_TO, Action, RefEntry
+from dsv.format.records import MESSAGE_MAX, RENAME, RENAMED_FROM, RENAMED_TO, Action, RefEntry
 from dsv.repo.history import ahead_behind, only_in
-from dsv.repo.refs.branches import LostRace, is_deleted_dataset
-from dsv.repo.refs.branches import deleted as gone_branch
+from dsv.repo.refs.branches import LostRace
 from dsv.store.base import together
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Target
@@ -163,8 +162,7 @@ def restore_branch(context: Context, name: BranchPath, message: str = "") -> Bra
         if newest is None:
             repository.refs.head(dataset, name.branch)
             raise AssertionError("unreachable")
-        if is_deleted_dataset(newest):
-            raise gone_branch(newest)
+        repository.refs.require(dataset)
         if not newest.entry.deleted:
             raise Conflict(
                 f"branch {name.branch} of {dataset} is not deleted",
@@ -353,9 +351,6 @@ def _exists(head: Head, commit: CommitId) -> Conflict:
     )
 
 
-_RENAMED_FROM = "from "
-
-
 def rename_branch(context: Context, old: BranchPath, new: BranchName, message: str = "") -> BranchItem:
     """Give a branch another name; a workspace around here that follows it follows the new name.
 
@@ -386,10 +381,10 @@ def _new_name(context: Context, repository: Repository, head: Head, new: BranchN
     """Make the branch of the new name at the old one's commit, unless an earlier, killed call has made it."""
 
     newest = repository.refs.newest(head.dataset, new)
-    action = _action(_RENAMED_FROM + head.branch, message)
+    action = _action(RENAMED_FROM + head.branch, message)
     if newest is not None and not newest.entry.deleted:
         made = Action.parse(newest.entry.action)
-        if made.verb != RENAME or made.message.partition(";")[0] != _RENAMED_FROM + head.branch:
+        if made.verb != RENAME or made.message.partition(";")[0] != RENAMED_FROM + head.branch:
             raise Conflict(
                 f"{head.dataset} already has a branch {new}",
                 subject=f"{head.dataset}@{new}",

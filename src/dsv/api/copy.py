@@ -201,7 +201,7 @@ def _datasets(
     if request.every:
         if target.dataset is not None or target.rev is not None:
             raise UsageError(f"--all copies every dataset, not {target} alone", subject=str(target))
-        return [one for one in source.refs.datasets() if source.refs.deleted_dataset(one) is None]
+        return [one for one in source.refs.datasets() if source.refs.gone_dataset(one) is None]
     if target.path is not None:
         raise UsageError(f"whole commits are copied, and {target} names a path", subject=str(target))
     rev = target.rev

@@ -1,4 +1,4 @@
-"""Delete datasets, and bring them back."""
+"""Delete datasets, bring them back, and rename them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dsv.api.context import Context
 from dsv.errors import Conflict
 from dsv.store.base import together
 from dsv.upkeep.delete import Deletion, delete_dataset, undelete_dataset
+from dsv.upkeep.rename import Renamed, rename_dataset
 from dsv.values.names import MAIN
 from dsv.values.units import format_count
 
@@ -59,6 +60,12 @@ def undelete(context: Context, dataset: DatasetName, message: str = "") -> list[
     """Bring a deleted dataset back, and return the heads of its branches. Raises as `undelete_dataset`."""
     with context.repository() as repository:
         return undelete_dataset(repository, context.writer, dataset, message)
+
+
+def rename(context: Context, old: DatasetName, new: DatasetName, message: str = "") -> Renamed:
+    """Give a dataset another name. Raises as `rename_dataset`."""
+    with context.repository() as repository:
+        return rename_dataset(repository, context.writer, old, new, message)
 
 
 def deleted_datasets(context: Context) -> list[DeletedItem]:

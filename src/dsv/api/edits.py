@@ -254,10 +254,8 @@ def _check_no_overlap(plan: Plan, theirs: Iterable[Change], winner: Head) -> Non
     if the branch was deleted.
     """
     if winner.entry.deleted:
-        raise Conflict(
-            f"branch {winner.branch} of {winner.dataset} was deleted meanwhile; nothing was published",
-            subject=f"{winner.dataset}@{winner.branch}",
-        )
+        gone = deleted(winner)
+        raise Conflict(f"{gone.message}; nothing was published", subject=gone.subject, hint=gone.hint)
     ours = dict(plan.changes)
     present = {path for path, what in plan.changes if what is not None}
     folders = {folder for path in present for folder in folders_above(path)}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv.errors import Conflict, DsvError, Unreachable
+from dsv.values.names import MAIN
 from dsv.values.units import format_count
 from dsv.workspace.baseline import Trees, find_baseline, load_state, save_news
 from dsv.workspace.sparse import check_paths, check_removals, note_let_go, restorable
@@ -206,7 +207,8 @@ def _by_branch(
         before = ["dsv pull"]
     if branch.position is Position.GONE:
         reasons.append(f"branch {name} was deleted or renamed")
-        before = [f"dsv branch --restore {workspace.dataset}@{name}"]
+        restore = f"dsv branch --restore {workspace.dataset}@{name}"
+        before = [restore if name != MAIN else f"dsv switch {name}"]  # it is gone with its dataset
     if branch.limits is None or not differs:
         return before, False, []
     from dsv.repo.refs.branches import refused_mover

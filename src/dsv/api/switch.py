@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from dsv.api.context import Context
 from dsv.api.workspaces import open_to_publish
 from dsv.errors import Conflict, NotFound
@@ -45,8 +47,13 @@ def switch(context: Context, branch: BranchName, *, create: bool = False) -> Swi
     Local changes stay. Raises `Conflict` with nothing written if one of them is to a path that would change, or if the
     branch that is to be made is there, and `NotFound` for one that is not there. If it is killed while files are
     written, the same call finishes it, and until then no command takes what was written for a change of the user's.
+    If its dataset was renamed, the workspace is one of the new name from now on.
     """
     with open_to_publish(context, f"{SWITCH}{branch}", branch, borrows=True) as opened:
+        workspace = opened.workspace
+        home = opened.repository.refs.home(workspace.dataset)
+        if home != workspace.dataset:
+            opened = replace(opened, workspace=workspace.follow(workspace.branch, home))
         opened = _after_killed_sync(opened)
         return _create(opened, branch) if create else _switch(opened, branch)
 

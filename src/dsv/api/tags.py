@@ -46,6 +46,7 @@ def tag(context: Context, name: TagName, target: Target, message: str = "") -> T
         )
         with naming(repository, context.writer, resolved.dataset, resolved.commit, f"tag {name}"):
             made = repository.refs.set_tag(resolved.dataset, name, value)
+        repository.refs.check_not_gone(resolved.dataset, f"tag {name} was made")
         return _item(resolved.dataset, name, made)
 
 
@@ -74,6 +75,7 @@ def delete_tag(
             nonce=Nonce.random(), time_ms=context.clock(), author=context.writer.author, message=message
         )
         repository.refs.delete_tag(where, name, record)
+        repository.refs.check_not_gone(where, f"tag {name} was deleted")
         return _item(where, name, value)
 
 

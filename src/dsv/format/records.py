@@ -433,8 +433,10 @@ def checked_limits(*, only_merge: bool, who: tuple[str, ...], max_removals: int 
 MERGE = "merge"
 RENAME = "rename"
 RENAMED_TO = "to "
+RENAMED_FROM = "from "
 DELETE_DATASET = "delete dataset"
 UNDELETE_DATASET = "undelete dataset"
+RENAME_DATASET = "rename dataset"
 """Verbs and beginnings of messages that dsv relies on when it reads the log."""
 
 _FORCED = " (forced)"

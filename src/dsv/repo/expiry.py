@@ -34,10 +34,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dsv.errors import Conflict, DsvError, IntegrityError
+from dsv.format import keys
 from dsv.format.expiry import MAX_COMMITS, ExpiryAction, ExpiryEntry
 from dsv.format.records import Feature, FeatureRule
 from dsv.repo.errors import may_write
 from dsv.repo.format_log import EXPIRED_COMMITS
+from dsv.repo.refs.branches import is_deleted_dataset
 from dsv.repo.refs.expiry import ExpiryLog as ExpiryLog
 from dsv.repo.refs.expiry import State as State
 from dsv.repo.refs.expiry import check_not_expired as check_not_expired
@@ -72,6 +74,7 @@ def append(
 
     `choose` is called with the newest log before each entry, and again whenever another writer has won its number.
     Nothing is written if there is nothing to change. Killed between two entries, the same call does the rest.
+    Nothing is freed of a dataset that was renamed, as its new name's log counts; anything else raises `Conflict` then.
     Raises `Denied`, and what writing a ref raises.
     """
     refs, nonce = repository.refs, Nonce.random()
@@ -80,19 +83,34 @@ def append(
         commits = log.affected(action, choose(log))
         if not commits:
             return log
+        gone = refs.gone_dataset(
+            dataset
+        )  # after the log: whoever renames it takes the next number after that
+        if gone is not None and not is_deleted_dataset(gone):
+            if action is ExpiryAction.FREE:
+                return log
+            refs.check_not_gone(dataset)
         repository.format.check(repository.store.url, writing=True)
         repository.add_feature(FEATURE, author=writer.author, tool=writer.tool)
         entry = ExpiryEntry(
             action, tuple(commits[:MAX_COMMITS]), nonce, repository.clock(), writer.author, message,
             dataset, len(log.entries),
         )  # fmt: skip
-        key, what = log.key(entry.number), f"the expiry log of {dataset}"
-        read = partial(expiry_entry, refs, dataset, entry.number)
-        check = partial(check_kept, read, repository.store.url, key, what, entry)
-        with may_write(repository.store.url):
-            put = refs.put(key, entry.encode(), what, check)
-        if put is Put.WON:
-            refs.expiry[dataset] = (*log.entries, entry)
+        put_entry(repository, entry)
+
+
+def put_entry(repository: Repository, entry: ExpiryEntry) -> bool:
+    """Put an entry behind those that were read; False if another writer has won its number."""
+    refs, dataset = repository.refs, entry.dataset
+    key, what = keys.expiry_key(dataset, entry.number), f"the expiry log of {dataset}"
+    read = partial(expiry_entry, refs, dataset, entry.number)
+    check = partial(check_kept, read, repository.store.url, key, what, entry)
+    with may_write(repository.store.url):
+        won = refs.put(key, entry.encode(), what, check) is Put.WON
+    known = refs.expiry.get(dataset, ())
+    if won and len(known) == entry.number:  # all before it
+        refs.expiry[dataset] = (*known, entry)
+    return won
 
 
 def keep_named(
@@ -124,7 +142,7 @@ def explained(repository: Repository, error: IntegrityError) -> DsvError:
         for commit in sorted(objects.opened):
             made = objects.commit_or_none(commit)
             named = None if made is None else made.dataset
-            for dataset in sorted(refs.answers.datasets()) if named is None else [named]:
+            for dataset in sorted(refs.answers.datasets()) if named is None else [refs.home(named)]:
                 found = expired(read_expiry(refs, dataset), commit)
                 if found is not None:
                     return found

@@ -51,13 +51,15 @@ def delete_dataset(
     """
     refs = repository.refs
     repository.format.check(repository.store.url, writing=True)
-    main = refs.newest(dataset, MAIN) or refs.head(dataset, MAIN)
+    main = refs.newest(dataset, MAIN)
+    if main is None or not is_deleted_dataset(main):
+        main = refs.head(dataset, MAIN)
     before = read_expiry(refs, dataset).states
     moved = False
     if not is_deleted_dataset(main):
         if seen is not None and seen.number != main.number:
             raise _moved(main)
-        _check_protection(repository, dataset)
+        check_protection(repository, dataset)
         repository.add_feature(FEATURE, author=writer.author, tool=writer.tool)
         done = _delete_branch(repository, writer, main, message)
         moved = not isinstance(done, LostRace)
@@ -98,8 +100,9 @@ def undelete_dataset(
     """
     refs = repository.refs
     repository.format.check(repository.store.url, writing=True)
-    main = refs.newest(dataset, MAIN) or refs.head(dataset, MAIN)
-    if not is_deleted_dataset(main):
+    main = refs.newest(dataset, MAIN)
+    if main is None or not is_deleted_dataset(main):
+        refs.head(dataset, MAIN)
         raise Conflict(
             f"dataset {dataset} is not deleted", subject=dataset, hint=f"dsv log {dataset} shows its commits"
         )
@@ -175,7 +178,7 @@ def _of_deletion(log: ExpiryLog) -> list[CommitId]:
     return [commit for commit, state in log.expired.items() if state.entry.action is ExpiryAction.DELETE]
 
 
-def _check_protection(repository: Repository, dataset: DatasetName) -> None:
+def check_protection(repository: Repository, dataset: DatasetName) -> None:
     """Raise `Conflict` for a protected branch, before any branch is deleted."""
     refs = repository.refs
     for head in refs.heads(dataset):

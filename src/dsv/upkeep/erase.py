@@ -172,7 +172,8 @@ class Eraser:
         found: dict[str, list[CommitId]] = {}
         for one in commits:
             dataset = self._objects.commit(one).dataset
-            found.setdefault("" if dataset is None else str(dataset), []).append(one)
+            name = "" if dataset is None else str(self._repository.refs.home(dataset))
+            found.setdefault(name, []).append(one)
         return found
 
     def _entries(self, by_dataset: dict[str, list[CommitId]]) -> Iterator[tuple[str, Located[Segment]]]:

@@ -516,7 +516,8 @@ def expiring(repository: Repository) -> list[DatasetName]:
     """Return the datasets that may have expired commits. Asks nothing of a store that never had any."""
     if not repository.format.has(EXPIRED_COMMITS):
         return []
-    return list(named_parts(DatasetName, repository.store.folders(keys.REFS_PREFIX)))
+    found = named_parts(DatasetName, repository.store.folders(keys.REFS_PREFIX))
+    return [one for one in found if repository.refs.home(one) == one]
 
 
 def due(repository: Repository, log: ExpiryLog, now: float, grace: float) -> list[CommitId]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import partial
-from itertools import islice
+from functools import cache, partial
+from itertools import chain, islice
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -15,6 +15,7 @@ from dsv.format import keys
 from dsv.format.records import SessionVerdict, TagValue
 from dsv.repo.errors import put_back, read_record
 from dsv.repo.objects.objects import Objects
+from dsv.repo.refs.branches import is_deleted_dataset
 from dsv.repo.refs.expiry import read_expiry
 from dsv.repo.repository import Repository
 from dsv.store.base import Item, Store, StoreMissing, together
@@ -238,24 +239,34 @@ def _together(known: Known, wanted: Iterable[tuple[str, Callable[[], Named]]]) -
 def names_of_refs(
     repository: Repository, only: DatasetName | None, known: Known | None = None
 ) -> Iterator[Name]:
-    """Yield what the moves of branches and the tags of a dataset name; None: of all datasets."""
-    store, known = repository.store, {} if known is None else known
-    prefix, depth = (keys.REFS_PREFIX, 3) if only is None else (keys.dataset_prefix(only), 2)
+    """Yield what the moves of branches and the tags of a dataset name; None: of all datasets.
+
+    A dataset has what its former names have: their moves are the older part of its history, and its log alone says
+    what is freed.
+    """
+    store, refs, known = repository.store, repository.refs, {} if known is None else known
+    names = [] if only is None else refs.former_names(only)
+    prefixes = [(keys.dataset_prefix(one), 2) for one in names] or [(keys.REFS_PREFIX, 3)]
     branches: dict[tuple[DatasetName, BranchName], set[int]] = {}
     values, deleted = set[tuple[DatasetName, TagName]](), set[tuple[DatasetName, TagName]]()
-    for item in list_all(store, prefix, depth):
+    for item in chain.from_iterable(list_all(store, prefix, depth) for prefix, depth in prefixes):
         if (move := keys.parse_branch_key(item.key)) is not None:
             branches.setdefault(move[:2], set()).add(move[2])
         elif (parsed := keys.parse_tag_key(item.key)) is not None:
             (deleted if parsed[2] else values).add(parsed[:2])
+    found = sorted({one for one, _ in (*branches, *values)})
+    homes = dict(zip(found, together([partial(refs.home, one) for one in found]), strict=True))
     for (dataset, branch), numbers in branches.items():
-        yield from _of_branch(repository, dataset, branch, numbers, known)
-    gone = {one for one, _ in branches if repository.refs.deleted_dataset(one) is not None}
+        for name in _of_branch(repository, dataset, branch, numbers, known):
+            yield name._replace(dataset=homes[dataset])
+    gone = {
+        one for one, home in homes.items() if one != home or is_deleted_dataset(refs.last_read(one, MAIN))
+    }
     for some in _batches(sorted(values - deleted)):
         read = _together(known, [(keys.tag_key(*one), partial(_tag, repository, *one)) for one in some])
         for (dataset, tag), named in zip(some, read, strict=True):
             for _, commit_id in named:
-                yield Name(dataset, commit_id, f"tag {dataset}@{tag}", holds=dataset not in gone)
+                yield Name(homes[dataset], commit_id, f"tag {dataset}@{tag}", holds=dataset not in gone)
 
 
 def _of_branch(
@@ -337,16 +348,18 @@ _RUN: Final = msgspec.json.Decoder(_Run)
 def names_of_runs(
     repository: Repository, only: DatasetName | None = None, known: Known | None = None
 ) -> Iterator[Name]:
-    """Yield what the records of runs name. only: the runs of this dataset, or of all, and its commits alone."""
-    store, known = repository.store, {} if known is None else known
-    prefix, depth = (keys.RUNS_PREFIX, 2) if only is None else (keys.runs_prefix(only), 1)
-    listed = [keys.parse_run_key(item.key) for item in list_all(store, prefix, depth)]
+    """Yield what the records of runs name. only: the runs of this dataset and of its former names, or of all."""
+    store, home, known = repository.store, cache(repository.refs.home), {} if known is None else known
+    names = [] if only is None else repository.refs.former_names(only)
+    prefixes = [(keys.runs_prefix(one), 1) for one in names] or [(keys.RUNS_PREFIX, 2)]
+    items = chain.from_iterable(list_all(store, prefix, depth) for prefix, depth in prefixes)
+    listed = [keys.parse_run_key(item.key) for item in items]
     parts = [one for one in listed if one is not None and _RUN_PART.fullmatch(one[2])]
     for some in _batches(parts):
         read = _together(known, [(keys.run_key(*one), partial(_run, store, *one)) for one in some])
         for (_, run, _), named in zip(some, read, strict=True):
             yield from (
-                Name(dataset, one, f"run {run}", holds=False) for dataset, one in dict.fromkeys(named)
+                Name(home(dataset), one, f"run {run}", holds=False) for dataset, one in dict.fromkeys(named)
             )
 
 
@@ -386,7 +399,7 @@ def _check_commits(repository: Repository, reached: Collection[CommitId], names:
     for some in _batches(sorted(one for one in listed if one is not None and one not in reached)):
         for commit in together([partial(repository.objects.commit_or_none, one) for one in some]):
             if commit is not None and commit.dataset is not None and commit.branch is not None:
-                asked.add((commit.dataset, commit.branch))
+                asked.add((repository.refs.home(commit.dataset), commit.branch))
     for dataset, branch in sorted(asked - known):
         if repository.refs.entry(dataset, branch, 0) is not None:
             first = keys.branch_key(dataset, branch, 0)

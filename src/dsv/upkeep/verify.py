@@ -505,4 +505,4 @@ def _is_over(ends: float | None, noted: float) -> bool:
 def _freed(repository: Repository, dataset: DatasetName) -> set[CommitId]:
     from dsv.repo.expiry import read_expiry
 
-    return read_expiry(repository.refs, dataset).freed
+    return read_expiry(repository.refs, repository.refs.home(dataset)).freed

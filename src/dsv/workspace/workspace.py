@@ -190,9 +190,9 @@ class Workspace(msgspec.Struct, frozen=True):
         with about(self.tracking_path):
             set_seen(self.tracking_path, branch, commit)
 
-    def follow(self, branch: BranchName) -> Workspace:
-        """Return the same workspace, which follows this branch from now on."""
-        changed = replace(self, branch=branch)
+    def follow(self, branch: BranchName, dataset: DatasetName | None = None) -> Workspace:
+        """Return the same workspace, which follows this branch from now on. dataset: the new name of its dataset."""
+        changed = replace(self, branch=branch, dataset=dataset or self.dataset)
         changed._write()
         return changed
 

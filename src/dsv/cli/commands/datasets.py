@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import typer
+
 from dsv.api import datasets as api
 from dsv.api.context import Context
 from dsv.api.ls_cat import datasets as list_datasets
@@ -17,10 +19,15 @@ from dsv.values.units import format_bytes, format_count
 
 Delete = Annotated[str | None, option("--delete NAME", "Delete this dataset; --undelete brings it back.")]
 Undelete = Annotated[str | None, option("--undelete NAME", "Bring a deleted dataset back.")]
+Rename = Annotated[
+    str | None, option("--rename OLD", "Rename this dataset: --rename OLD NEW; --rename NEW OLD undoes that.")
+]
 Deleted = Annotated[bool, option("--deleted", "List the datasets that were deleted.")]
 Yes = Annotated[bool, option("--yes", "With --delete: do not ask.")]
-Force = Annotated[bool, option("--force", "With --delete and -m: even if a branch is protected.")]
-Message = Annotated[str, option("-m --message TEXT", "With --delete, --undelete: why.", parser=text)]
+Force = Annotated[bool, option("--force", "With -m and --delete or --rename: even if a branch is protected.")]
+Message = Annotated[
+    str, option("-m --message TEXT", "With --delete, --undelete, --rename: why.", parser=text)
+]
 
 
 @command(
@@ -31,46 +38,57 @@ Message = Annotated[str, option("-m --message TEXT", "With --delete, --undelete:
         ("dsv datasets --store s3://lake/dsv --json | jq -r '.items[].dataset'", ""),
         ("dsv datasets --delete old-xrays", "asks for its name first"),
         ("dsv datasets --undelete old-xrays", "with all branches, until gc has removed the content"),
+        ("dsv datasets --rename xrays chest-xray", "with all branches, tags and rules; nothing is copied"),
     ],
     result={
         "items.dataset": "its name",
-        "items.commit": "head of its main; null before the first commit, and with --delete and --deleted",
+        "items.commit": "head of its main; null before the first commit, and with all options",
         "items.time": "when that was committed",
         "items.files": "how many files it has",
         "items.bytes": "their size",
         "items.deleted": "when the dataset was deleted; null if it was not",
         "items.deleted_by": "by whom",
+        "items.renamed_from": "with --rename: its old name; else null",
     },
 )
 def datasets(
     call: Call,
+    new: Annotated[str | None, typer.Argument(metavar="[NEW]")] = None,
     delete: Delete = None,
     undelete: Undelete = None,
+    rename: Rename = None,
     deleted: Deleted = False,
     yes: Yes = False,
     force: Force = False,
     message: Message = "",
     author: Author = None,
 ) -> None:
-    """List what the store holds, or delete a dataset.
+    """List what the store holds, or delete or rename a dataset.
 
     Every dataset by name, with the head of its main. A deleted dataset has no branches any more, and all of its commits
     are expired: 'dsv gc' removes what only they have, two weeks later at the earliest. Its name is not used again.
+
+    A renamed dataset keeps its commits with their ids. Its old name is not used again but to rename it back.
     """
-    one_of(delete=delete, undelete=undelete, deleted=deleted)
-    if delete is None and (yes or force):
+    one_of(delete=delete, undelete=undelete, rename=rename, deleted=deleted)
+    gone, back, old = (None if one is None else DatasetName.parse(one) for one in (delete, undelete, rename))
+    if delete is None and (yes or (force and rename is None)):
         raise UsageError("--yes and --force are for --delete", hint="dsv datasets --delete NAME")
-    if delete is None and undelete is None and (message or author is not None):
+    if (rename is None) != (new is None):
+        raise UsageError("--rename takes two names", hint="dsv datasets --rename OLD NEW")
+    writes = not (delete is None and undelete is None and rename is None)
+    if not writes and (message or author is not None):
         raise UsageError("a list has no message and no author", hint="dsv datasets --delete NAME -m TEXT")
     reason = message.strip() or None if force else None
     if force and reason is None:
         raise UsageError("--force needs a reason, which is kept", hint="--force -m REASON")
-    writes = delete is not None or undelete is not None
     with call.context(writes=writes, author=author, override=reason) as context:
-        if delete is not None:
-            _delete(call, context, DatasetName.parse(delete), message, yes=yes)
-        elif undelete is not None:
-            _undelete(call, context, DatasetName.parse(undelete), message)
+        if gone is not None:
+            _delete(call, context, gone, message, yes=yes)
+        elif back is not None:
+            _undelete(call, context, back, message)
+        elif old is not None and new is not None:
+            _rename(call, context, old, DatasetName.parse(new), message)
         elif deleted:
             _list_deleted(call, context)
         else:
@@ -80,7 +98,17 @@ def datasets(
 def _delete(call: Call, context: Context, name: DatasetName, message: str, *, yes: bool) -> None:
     gone = api.delete(context, name, lambda what: call.confirm(what, name, yes=yes), message)
     if call.json:
-        call.items([call.item(None, dataset=name, deleted=rfc3339(gone.time_ms), deleted_by=gone.author)])
+        call.items(
+            [
+                call.item(
+                    None,
+                    dataset=name,
+                    deleted=rfc3339(gone.time_ms),
+                    deleted_by=gone.author,
+                    renamed_from=None,
+                )
+            ]
+        )
         return
     if gone.already:
         call.say(f"dataset {name} was already deleted by {gone.author} ({local_time(gone.time_ms)})")
@@ -89,10 +117,24 @@ def _delete(call: Call, context: Context, name: DatasetName, message: str, *, ye
     call.say(f"dsv datasets --undelete {name} brings it back, until gc removes the content")
 
 
+def _rename(call: Call, context: Context, old: DatasetName, new: DatasetName, message: str) -> None:
+    done = api.rename(context, old, new, message)
+    if call.json:
+        call.items([call.item(None, dataset=new, renamed_from=old, deleted=None, deleted_by=None)])
+        return
+    if done.already:
+        call.say(f"dataset {old} was already renamed to {new} by {done.author} ({local_time(done.time_ms)})")
+        return
+    call.line(f"renamed dataset {old} to {new}")
+    call.say(
+        f"in a workspace of {old}, dsv switch main follows it; dsv datasets --rename {new} {old} undoes this"
+    )
+
+
 def _undelete(call: Call, context: Context, name: DatasetName, message: str) -> None:
     heads = api.undelete(context, name, message)
     if call.json:
-        call.items([call.item(None, dataset=name, deleted=None, deleted_by=None)])
+        call.items([call.item(None, dataset=name, deleted=None, deleted_by=None, renamed_from=None)])
         return
     branches = ", ".join(sorted(str(head.branch) for head in heads))
     call.line(f"dataset {name} is back, with {branches}")
@@ -102,7 +144,13 @@ def _list_deleted(call: Call, context: Context) -> None:
     found = api.deleted_datasets(context)
     if call.json:
         call.items(
-            call.item(None, dataset=one.dataset, deleted=rfc3339(one.deleted_ms), deleted_by=one.deleted_by)
+            call.item(
+                None,
+                dataset=one.dataset,
+                deleted=rfc3339(one.deleted_ms),
+                deleted_by=one.deleted_by,
+                renamed_from=None,
+            )
             for one in found
         )
         return
@@ -113,7 +161,7 @@ def _list_deleted(call: Call, context: Context) -> None:
 def _list(call: Call, context: Context) -> None:
     found = list_datasets(context)
     if call.json:
-        call.items(call.item(item, deleted=None, deleted_by=None) for item in found)
+        call.items(call.item(item, deleted=None, deleted_by=None, renamed_from=None) for item in found)
         return
     columns = ["dataset", "commit", "committed~", "files>", "size>"]
     rows = [

@@ -16,6 +16,8 @@ from dsv.format.records import (
     DELETE_DATASET,
     MERGE,
     RENAME,
+    RENAME_DATASET,
+    RENAMED_FROM,
     RENAMED_TO,
     UNDELETE_DATASET,
     Action,
@@ -65,6 +67,14 @@ def is_deleted_dataset(head: Head | None) -> bool:
     return head is not None and head.entry.deleted and Action.parse(head.entry.action).verb == DELETE_DATASET
 
 
+def renamed(entry: RefEntry | None, which: str) -> DatasetName | None:
+    """Return the dataset to which (`RENAMED_TO`), or from which (`RENAMED_FROM`), a move renames its dataset."""
+    action = Action("") if entry is None else Action.parse(entry.action)
+    if action.verb != RENAME_DATASET or not action.message.startswith(which):
+        return None
+    return DatasetName.parse(action.message.removeprefix(which).partition(";")[0])
+
+
 def deleted(tombstone: Head) -> NotFound:
     """For a branch that was there: who has deleted it, and what brings it back."""
     action = Action.parse(tombstone.entry.action)
@@ -75,6 +85,18 @@ def deleted(tombstone: Head) -> NotFound:
             f"dataset {dataset} was deleted {who}",
             subject=dataset,
             hint=f"dsv datasets --undelete {dataset} brings it back, until gc removes its content",
+        )
+    if (to := renamed(tombstone.entry, RENAMED_TO)) is not None:
+        return NotFound(
+            f"dataset {dataset} was renamed to {to} {who}",
+            subject=dataset,
+            hint=f"name it {to}; in a workspace, dsv switch {branch} follows it there",
+        )
+    if (old := renamed(tombstone.entry, RENAMED_FROM)) is not None and branch == MAIN:
+        return NotFound(
+            f"dataset {old} is being renamed to {dataset} {who}",
+            subject=dataset,
+            hint=f"if that was interrupted: dsv datasets --rename {old} {dataset} finishes it",
         )
     if action.verb == RENAME and action.message:
         new = action.message.removeprefix(RENAMED_TO).partition(";")[0]
@@ -233,16 +255,52 @@ class Refs(Tags):
         return next(iter(self._store.list(keys.branches_prefix(dataset))), None) is not None
 
     def deleted_dataset(self, dataset: DatasetName) -> Head | None:
-        """Return the move that deleted the dataset; None if it is there, or never was. Asks nothing of a store in which
-        no commit ever expired."""
+        """Return the move that deleted the dataset; None for any other. Asks no more than `gone_dataset`."""
+        gone = self.gone_dataset(dataset)
+        return gone if is_deleted_dataset(gone) else None
+
+    def gone_dataset(self, dataset: DatasetName) -> Head | None:
+        """Return the move by which the dataset was deleted or renamed, or its name is reserved for another one; None if
+        it is there, or never was. Asks nothing of a store in which no commit ever expired."""
         if self.layout is None or not self.layout.has(EXPIRED_COMMITS):
             return None
         main = self.newest(dataset, MAIN)
-        return main if is_deleted_dataset(main) else None
+        return main if main is not None and main.entry.deleted else None
+
+    def home(self, dataset: DatasetName) -> DatasetName:
+        """Return the dataset whose expiry log counts for the commits of this one: what it was renamed to in the end,
+        as soon as that is there, or itself."""
+        met = {dataset}
+        while (gone := self.gone_dataset(dataset)) is not None:
+            to = renamed(gone.entry, RENAMED_TO)
+            after = None if to is None else self.gone_dataset(to)
+            if after is not None and renamed(after.entry, RENAMED_FROM) == dataset:
+                break  # the new name is not there yet
+            found = to or renamed(gone.entry, RENAMED_FROM)
+            if found is None or found in met:
+                break
+            met.add(found)
+            dataset = found
+        return dataset
+
+    def former_names(self, dataset: DatasetName) -> list[DatasetName]:
+        """Return the dataset, and all names from which it was renamed."""
+        found = [dataset]
+        for one in found:
+            main = (
+                self.newest(one, MAIN)
+                if self.layout is not None and self.layout.has(EXPIRED_COMMITS)
+                else None
+            )
+            for entry in () if main is None else self.history(main):
+                old = renamed(entry, RENAMED_FROM)
+                if old is not None and old not in found and self.home(old) == self.home(dataset):
+                    found.append(old)
+        return found
 
     def require(self, dataset: DatasetName) -> None:
         """Raise `NotFound` where there is no such dataset."""
-        gone = self.deleted_dataset(dataset)
+        gone = self.gone_dataset(dataset)
         if gone is not None:
             raise deleted(gone)
         if not self.exists(dataset):
@@ -291,6 +349,8 @@ class Refs(Tags):
         Raises `Conflict` if the branch is protected, its rule refuses this move, and nobody overrides it.
         """
         number = 0 if after is None else after.number + 1
+        if not entry.deleted and (branch != MAIN or (after is not None and after.entry.deleted)):
+            self._check_there(dataset, entry)
         made = entry if after is None else self.permitted(after, entry)
         if after is None and branch == MAIN and (erasure := self.erasure(dataset)) is not None:
             raise never_again(dataset, erasure, self._store.url)
@@ -303,26 +363,28 @@ class Refs(Tags):
         if self.put(key, made.encode(), f"branch {branch} of {dataset}", check) is Put.WON:
             moved = Moved(self._saw(Head(dataset, branch, number, made)))
             if branch != MAIN and not made.deleted:
-                self._check_not_deleted(moved.head)
+                self._check_there(dataset, made, f"branch {branch} was moved to {str(made.commit)[:12]}")
             return moved
         winner = self.newest(dataset, branch)
         if winner is None:
             raise IntegrityError(f"branch {branch} of {dataset} is there and is not", subject=key)
         return LostRace(winner)
 
-    def _check_not_deleted(self, head: Head) -> None:
-        """Raise `Conflict` if the dataset was deleted while this move of a branch was made.
+    def _check_there(self, dataset: DatasetName, entry: RefEntry, doing: str = "") -> None:
+        """Raise `Conflict` if the dataset was deleted or renamed before or while this move of a branch was made.
 
-        Whoever deletes a dataset deletes `main` first, and then every other branch that a listing still has.
+        Whoever does that deletes `main` first, and then every other branch that a listing still has.
         """
-        gone = self.deleted_dataset(head.dataset)
-        if gone is not None and Action.parse(head.entry.action).verb != UNDELETE_DATASET:
+        if Action.parse(entry.action).verb not in (UNDELETE_DATASET, RENAME_DATASET):
+            self.check_not_gone(dataset, doing)
+
+    def check_not_gone(self, dataset: DatasetName, doing: str = "") -> None:
+        """Raise `Conflict` if the dataset was deleted or renamed while something was written for it."""
+        gone = self.gone_dataset(dataset)
+        if gone is not None:
             error = deleted(gone)
-            raise Conflict(
-                f"{error.message}, while branch {head.branch} was moved to {str(head.commit)[:12]}",
-                subject=head.dataset,
-                hint=error.hint,
-            )
+            message = f"{error.message}, while {doing}" if doing else error.message
+            raise Conflict(message, subject=dataset, hint=error.hint)
 
     def check_same(self, head: Head) -> None:
         """Raise `IntegrityError` if the move at which a branch was found is gone or has other bytes by now: nothing is
@@ -360,8 +422,8 @@ class Refs(Tags):
 
     def check_new_dataset(self, dataset: DatasetName) -> None:
         """Raise `Conflict` if another dataset's name differs from this in case only, or if a dataset of this name was
-        deleted."""
-        gone = self.deleted_dataset(dataset)
+        deleted or renamed."""
+        gone = self.gone_dataset(dataset)
         if gone is not None:
             error = deleted(gone)
             raise Conflict(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +11,7 @@ from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.format import keys
 from dsv.repo.refs.branches import Head, deleted
 from dsv.repo.refs.expiry import check_not_expired
+from dsv.store.base import together
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 
@@ -52,7 +54,7 @@ def resolve(
     if commit != found.commit:
         found = Resolved(dataset, commit)
     if found.branch is None and not expired_too:
-        check_not_expired(refs, dataset, commit)
+        check_not_expired(refs, refs.home(dataset), commit)
     return found
 
 
@@ -63,11 +65,13 @@ def _named(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev) -> Reso
         if commit is not None and commit.dataset == dataset:
             return Resolved(dataset, CommitId.parse(text))  # without asking for any name
         refs.require(dataset)
-        return Resolved(dataset, _by_prefix(objects, dataset, text))
+        return Resolved(dataset, _by_prefix(refs, objects, dataset, text))
     meant = refs.branch_or_tag(dataset, text)
     if isinstance(meant, Head):
         return _branch_head(meant)
     if meant is not None:
+        if refs.home(dataset) != dataset:
+            refs.require(dataset)
         return Resolved(dataset, meant.commit, tag=TagName.parse(text))
     gone = refs.newest(dataset, BranchName.parse(text))
     if gone is not None and gone.entry.deleted:
@@ -96,19 +100,34 @@ def _is_whole(digits: str) -> bool:
     return len(digits) == CommitId.size * 2
 
 
-def _by_prefix(objects: Objects, dataset: DatasetName, text: str) -> CommitId:
-    """Return the commit whose id begins so. One that says that it was made for another dataset is not in this one."""
+def _by_prefix(refs: Refs, objects: Objects, dataset: DatasetName, text: str) -> CommitId:
+    """Return the commit whose id begins so. One that was made for another dataset is in this one if that was renamed to
+    this, or if a branch or a tag leads to it, as in a copy of a renamed dataset."""
     commit_id = CommitId.parse(text) if _is_whole(text) else _listed(objects, text)
     commit = objects.commit_or_none(commit_id)
     if commit is None:
         raise _no_commit(objects, text)
-    if commit.dataset not in (None, dataset):
-        raise NotFound(
-            f"there is no commit {text} in dataset {dataset}; it belongs to {commit.dataset}",
-            subject=text,
-            hint=f"did you mean {commit.dataset}@{text}?",
-        )
-    return commit_id
+    if commit.dataset in (None, dataset):
+        return commit_id
+    home = refs.home(commit.dataset)
+    if home == dataset or _leads_to(refs, objects, dataset, commit_id):
+        return commit_id
+    raise NotFound(
+        f"there is no commit {text} in dataset {dataset}; it belongs to {home}",
+        subject=text,
+        hint=f"did you mean {home}@{text}?",
+    )
+
+
+def _leads_to(refs: Refs, objects: Objects, dataset: DatasetName, commit_id: CommitId) -> bool:
+    heads, tags = refs.names(dataset)
+    waiting = {head.commit for head in heads if head.commit is not None} | {value.commit for _, value in tags}
+    met = set[CommitId]()
+    while waiting and commit_id not in waiting:
+        met |= waiting
+        read = together([partial(objects.commit, one) for one in waiting])
+        waiting = {parent for commit in read for parent in commit.parents} - met
+    return commit_id in waiting
 
 
 def _listed(objects: Objects, text: str) -> CommitId:

@@ -219,7 +219,7 @@ class Tags:
                 subject=name,
                 hint=f"dsv branch NAME {dataset}@{name} makes a branch there",
             )
-        gone = self._deletion(dataset, tag)
+        gone = self.deletion(dataset, tag)
         if gone is not None:
             return NotFound(
                 f"tag {name} of {dataset} was deleted ({gone.author}, {rfc3339(gone.time_ms)}), and never comes back",
@@ -238,7 +238,8 @@ class Tags:
             return False
         return True
 
-    def _deletion(self, dataset: DatasetName, tag: TagName) -> TagDeleted | None:
+    def deletion(self, dataset: DatasetName, tag: TagName) -> TagDeleted | None:
+        """Return the record by which a tag was deleted; None if it was not."""
         try:
             return read_record(TagDeleted.decode, self._store, keys.tag_deleted_key(dataset, tag))
         except NotFound:

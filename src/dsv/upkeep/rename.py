@@ -1,0 +1,257 @@
+"""Renaming a dataset. Nothing is copied but names: branches, tags, rules and the expiry log.
+
+The order of writes: `main` of the new name gets a tombstone that reserves it; the new name gets what the old one has;
+`main` of the old name gets its tombstone, which decides; then an entry closes the old expiry log, the new name gets
+what has changed meanwhile, and the other branches of the old name get their tombstones; `main` of the new name comes
+last. So never are both there, and until the new name is there the old one's expiry log counts (`Refs.home`).
+
+Any number of callers may be at work on the same names. Each reads what it is about to change, then makes sure that the
+names are still as it found them, and then takes a number which nobody else can have taken in between.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from dsv.errors import Conflict, UsageError
+from dsv.format import keys
+from dsv.format.expiry import MAX_COMMITS, ExpiryAction, ExpiryEntry
+from dsv.format.records import MESSAGE_MAX, RENAME_DATASET, RENAMED_FROM, RENAMED_TO, Action, RefEntry
+from dsv.repo.expiry import FEATURE, ExpiryLog, State, put_entry, read_expiry
+from dsv.repo.refs.branches import Head, LostRace, deleted, renamed
+from dsv.repo.refs.read import parts
+from dsv.repo.refs.tags import named_parts
+from dsv.store.base import together
+from dsv.upkeep.delete import check_protection
+from dsv.values.ids import CommitId, Nonce
+from dsv.values.names import MAIN, BranchName, DatasetName, TagName
+
+if TYPE_CHECKING:
+    from dsv.format.records import Writer
+    from dsv.repo.repository import Repository
+
+
+class Renamed(msgspec.Struct, frozen=True):
+    """A dataset that has another name now."""
+
+    old: DatasetName
+    new: DatasetName
+    author: str
+    time_ms: int
+    already: bool
+    """It had been renamed before this call."""
+
+
+def rename_dataset(
+    repository: Repository, writer: Writer, old: DatasetName, new: DatasetName, message: str = ""
+) -> Renamed:
+    """Give a dataset another name, or finish that. Raises `NotFound` if there is no such dataset, and `Conflict` if the
+    new name was ever used by another dataset, or a branch is protected and rules are not overridden."""
+    refs = repository.refs
+    if old == new:
+        raise UsageError(f"{new} is already its name", subject=new)
+    repository.format.check(repository.store.url, writing=True)
+    try:
+        return _rename(repository, writer, old, new, message)
+    finally:
+        refs.proved = False
+
+
+def _rename(
+    repository: Repository, writer: Writer, old: DatasetName, new: DatasetName, message: str
+) -> Renamed:
+    refs, already = repository.refs, True
+    while True:
+        refs.forget()
+        main, there = refs.newest(old, MAIN), refs.newest(new, MAIN)
+        if main is None or (main.entry.deleted and renamed(main.entry, RENAMED_TO) != new):
+            refs.head(old, MAIN)
+            continue
+        if not main.entry.deleted:
+            check_protection(repository, old)
+        elif there is not None and not there.entry.deleted:
+            return Renamed(old, new, main.entry.author, main.entry.time_ms, already)
+        if already:
+            refs.check_one_wins()
+            refs.proved = True
+        already = False
+        rename = _Rename(repository, writer, old, new, message)
+        if there is None or renamed(there.entry, RENAMED_FROM) != old or not there.entry.deleted:
+            rename.reserve(there)
+        elif main.entry.deleted:
+            if rename.finish(main, there):
+                return Renamed(old, new, main.entry.author, main.entry.time_ms, already)
+        else:
+            rename.begin(main, there)
+
+
+class _Rename:
+    """One attempt. Each step may lose to another writer; whoever called it then looks again."""
+
+    def __init__(
+        self, repository: Repository, writer: Writer, old: DatasetName, new: DatasetName, message: str
+    ) -> None:
+        self._repository, self._refs, self._writer = repository, repository.refs, writer
+        self._old, self._new = old, new
+        self._message = message
+
+    def reserve(self, there: Head | None) -> None:
+        """Take the new name, which nobody has, or which was a name of this dataset."""
+        refs, new = self._refs, self._new
+        if there is None:
+            try:
+                refs.check_new_dataset(new)
+            except Conflict:
+                if refs.newest(new, MAIN) is None:
+                    raise
+                return  # somebody has just taken it, perhaps for the same
+        elif not there.entry.deleted:
+            raise Conflict(
+                f"there is a dataset {new} already",
+                subject=new,
+                hint="choose another name; dsv datasets lists them",
+            )
+        elif refs.home(new) != self._old:
+            error = deleted(there)
+            raise Conflict(
+                f"{error.message}, and its name is not used again", subject=new, hint="choose another name"
+            )
+        self._repository.add_feature(FEATURE, author=self._writer.author, tool=self._writer.tool)
+        refs.move(new, MAIN, there, self._move(RENAMED_FROM + self._old, None, deleted=True))
+
+    def begin(self, main: Head, there: Head) -> None:
+        """Give the new name what the old one has, and take the old name away."""
+        self._carry(there)
+        if self._stands(there):
+            self._refs.move(self._old, MAIN, main, self._move(RENAMED_TO + self._new, None, deleted=True))
+
+    def finish(self, main: Head, there: Head) -> bool:
+        """Carry what has changed meanwhile, and let the new name appear; False if another call was faster."""
+        last = self._refs.entry(self._old, MAIN, main.number - 1)
+        assert last is not None
+        self._close_log(main, last.commit)
+        while self._stands(there):
+            self._carry(there, last=True)
+            if not self._refs.heads(self._old):
+                entry = self._move(RENAMED_FROM + self._old, last.commit)
+                return not isinstance(self._refs.move(self._new, MAIN, there, entry), LostRace)
+        return False
+
+    def _move(self, what: str, commit: CommitId | None, *, deleted: bool = False) -> RefEntry:
+        text = "; ".join(filter(None, (what, self._message)))[: MESSAGE_MAX + 100]
+        action = str(Action(RENAME_DATASET, text))
+        return RefEntry(
+            commit, deleted, Nonce.random(), self._repository.clock(), self._writer.author, action
+        )
+
+    def _stands(self, main: Head) -> bool:
+        """Return whether this is still the last move of a `main`."""
+        newest = self._refs.newest(main.dataset, MAIN)
+        return newest is not None and newest.number == main.number
+
+    def _close_log(self, main: Head, commit: CommitId | None) -> None:
+        """Take a number of the old expiry log, so that whoever read it before `main` got its tombstone loses it and
+        looks again. The entry says that what has a name is kept, as it is."""
+        heads, tags = self._refs.names(self._old)
+        named = {*(head.commit for head in heads), *(value.commit for _, value in tags)}
+        while commit is not None:
+            log = read_expiry(self._refs, self._old)
+            kept = [commit, *(one for one in log.expired if one in named and one != commit)]
+            if not self._stands(main):
+                return
+            if put_entry(self._repository, self._entry(self._old, log, ExpiryAction.UNDO, kept)):
+                return
+
+    def _entry(
+        self, dataset: DatasetName, log: ExpiryLog, action: ExpiryAction, commits: list[CommitId]
+    ) -> ExpiryEntry:
+        why = f"dataset {self._old} is renamed to {self._new}"
+        return ExpiryEntry(
+            action, tuple(sorted(commits)[:MAX_COMMITS]), Nonce.random(), self._repository.clock(),
+            self._writer.author, why, dataset, len(log.entries),
+        )  # fmt: skip
+
+    def _carry(self, there: Head, *, last: bool = False) -> None:
+        """Give the new name what the old one has. last: nobody can change that any more but the branches, which get
+        their tombstones. Nothing is changed once the new name has appeared, so that it may be used by others."""
+        refs, old, new = self._refs, self._old, self._new
+        self._carry_log(there)
+        of_old, of_new = (parts(refs.store, keys.branches_prefix(one)) for one in (old, new))
+        branches = named_parts(BranchName, {**of_old, **of_new})
+        together([partial(self._carry_rule, one, there) for one in branches])
+        together([partial(self._carry_branch, one, there, last=last) for one in branches if one != MAIN])
+        known = parts(refs.store, keys.tags_prefix(new))
+        tags = named_parts(TagName, parts(refs.store, keys.tags_prefix(old)))
+        together([partial(self._carry_tag, one, known.get(one.component, [])) for one in tags])
+
+    def _carry_log(self, there: Head) -> None:
+        while True:
+            log = read_expiry(self._refs, self._new)
+            entry = self._lacking(log, read_expiry(self._refs, self._old).states)
+            if entry is None or not self._stands(there):
+                return
+            put_entry(self._repository, entry)
+
+    def _lacking(self, log: ExpiryLog, wanted: dict[CommitId, State]) -> ExpiryEntry | None:
+        """Return the next entry by which the log says of each commit what is wanted."""
+        kept = [
+            commit
+            for commit, state in log.expired.items()
+            if commit not in wanted or wanted[commit].entry.nonce != state.entry.nonce
+        ]
+        if kept:
+            return self._entry(self._new, log, ExpiryAction.UNDO, kept)
+        expired: dict[int, list[CommitId]] = {}
+        for commit, state in wanted.items():
+            if commit not in log.states:
+                expired.setdefault(state.entry.number, []).append(commit)
+        if expired:
+            commits = sorted(expired[min(expired)])
+            entry = wanted[commits[0]].entry
+            return replace(entry, commits=tuple(commits), dataset=self._new, number=len(log.entries))
+        freed = log.affected(ExpiryAction.FREE, [commit for commit, state in wanted.items() if state.freed])
+        return self._entry(self._new, log, ExpiryAction.FREE, freed) if freed else None
+
+    def _carry_rule(self, branch: BranchName, there: Head) -> None:
+        refs = self._refs
+        known, rule = refs.rule(self._new, branch), refs.rule(self._old, branch)
+        limits = None if rule is None else rule.limits
+        if (None if known is None else known.limits) != limits and self._stands(there):
+            carried = rule or known
+            assert carried is not None
+            number = 0 if known is None else known.number + 1
+            refs.add_rule(
+                replace(carried, limits=limits, nonce=Nonce.random(), dataset=self._new, number=number)
+            )
+
+    def _carry_branch(self, branch: BranchName, there: Head, *, last: bool) -> None:
+        refs, lost = self._refs, True
+        while lost:
+            target, head = refs.newest(self._new, branch), refs.newest(self._old, branch)
+            if not self._stands(there) or (head is not None and renamed(head.entry, RENAMED_TO) == self._new):
+                return
+            lost, dead = False, head is None or head.entry.deleted
+            commit = None if head is None else head.commit
+            if (dead, commit) != (
+                target is None or target.entry.deleted,
+                None if target is None else target.commit,
+            ):
+                entry = self._move(RENAMED_FROM + self._old, commit, deleted=dead)
+                lost = isinstance(refs.move(self._new, branch, target, entry), LostRace)
+            if last and not lost and not dead:
+                gone = self._move(RENAMED_TO + self._new, None, deleted=True)
+                lost = isinstance(refs.move(self._old, branch, head, gone), LostRace)
+
+    def _carry_tag(self, tag: TagName, known: list[str]) -> None:
+        refs, gone, key = self._refs, keys.tag_deleted_key(self._new, tag), keys.tag_key(self._new, tag)
+        deletion, value = refs.deletion(self._old, tag), refs.tag(self._old, tag)
+        what = f"tag {tag} of {self._new}"
+        if deletion is not None and gone not in known:
+            refs.put(gone, deletion.encode(), what)
+        if value is not None and key not in known:
+            names = (self._new, tag) if refs.named else (None, None)
+            refs.put(key, replace(value, dataset=names[0], tag=names[1]).encode(), what)

@@ -99,7 +99,7 @@ class Rounds:
         stopped, self.stopped = self.stopped, None
         if stopped is None:
             return
-        if self.open().refs.head(DATASET, MAIN).commit != stopped.head.commit:
+        if self.open().refs.head(DATASET, MAIN).number != stopped.head.number:
             stopped.session.close()
             stopped.session.__exit__()
         elif stopped.publish():
@@ -140,15 +140,15 @@ class Rounds:
             faulty = Faulty(self.store, {self.chance.randrange(1, REQUESTS): Fault(kind)})
             with suppress(Crash, DsvError):
                 rename_dataset(Repository.open(faulty, None), WRITER, old, new)
-            self.collect()
+            self.collect(alone=True)
             rename_dataset(self.open(), WRITER, old, new)
             self.renamed += 1
 
-    def collect(self) -> None:
-        """A gc, with others beside it, that is killed or whose requests fail."""
+    def collect(self, *, alone: bool = False) -> None:
+        """A gc, with others beside it, that is killed or whose requests fail. alone: without others."""
         others = [self.put, self.stop, self.wake, self.expire, self.undo, self.branch, self.merge]
         beside: dict[int | str, Callable[[], None]] = {
-            self.chance.randrange(1, REQUESTS): self.chance.choice(others) for _ in range(3)
+            self.chance.randrange(1, REQUESTS): self.chance.choice(others) for _ in range(0 if alone else 3)
         }
         kind = self.chance.choice(
             [Kind.CRASH_AFTER, Kind.CRASH_BEFORE, Kind.LOST_ANSWER, Kind.SLOW, Kind.SLOW]
@@ -210,7 +210,16 @@ class Rounds:
         repository.objects.threads.close()
 
     def run(self, rounds: int) -> None:
-        actions = [self.put, self.stop, self.wake, self.expire, self.undo, self.branch, self.merge, self.rename]
+        actions = [
+            self.put,
+            self.stop,
+            self.wake,
+            self.expire,
+            self.undo,
+            self.branch,
+            self.merge,
+            self.rename,
+        ]
         if self.dsv is not None:
             actions += [self.read_while_collecting, self.read_while_collecting]
         for _ in range(rounds):
@@ -226,7 +235,8 @@ class Rounds:
             self.check()
         print(
             f"{rounds} rounds: {self.collected} gcs, {self.killed} more that failed, {self.fenced} writers fenced, "
-            f"{self.refused} refused, {self.renamed} renamings, {self.read} reads beside a gc and {self.told} that ended as expired"
+            f"{self.refused} refused, {self.renamed} renamings, {self.read} reads beside a gc, {self.told} more that "
+            "ended as expired"
         )
 
 

@@ -25,6 +25,7 @@ from dsv.repo.tree.write import write_tree
 from dsv.store.base import LARGEST, Bytes, Item, Put, Store
 from dsv.store.memory import MemoryStore
 from dsv.store.opened import OpenStore
+from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.upload import Uploader
 from dsv.upkeep.gc import Collected, Collector, Options
 from dsv.values.ids import CommitId, Nonce, PackId
@@ -56,12 +57,20 @@ class Time:
         self._asleep()
 
 
-def collect(store: Store, folder: Path, options: Options = SOON, time: Time | None = None) -> Collected:
+def collect(
+    store: Store,
+    folder: Path,
+    options: Options = SOON,
+    time: Time | None = None,
+    *,
+    notes: Path | None = None,
+    metadata: Path | None = None,
+) -> Collected:
     """A garbage collection of its own, as another process would make it."""
     time = Time() if time is None else time
-    repository = Repository.open(store, None)
+    repository = Repository.open(store, None if metadata is None else lambda _: metadata)
     try:
-        return Collector(repository, WRITER, folder, options, clock=time, sleep=time.sleep).run()
+        return Collector(repository, WRITER, folder, options, clock=time, sleep=time.sleep, notes=notes).run()
     finally:
         repository.objects.threads.close()
 
@@ -112,6 +121,20 @@ class World:
             verify(store.get(item.key))
 
 
+def read_left(repository: Repository, commit_id: CommitId) -> tuple[Files, set[str]]:
+    """Return the files of a commit that were not erased, and the paths of those that were."""
+    wanted, erased = [], set[str]()
+    for entry, where in TreeReader(repository.objects, commit_id).below(b""):
+        if repository.objects.erasures.of(entry) is not None:
+            erased.add(entry.path.decode())
+        elif entry.is_file:
+            wanted.append(Wanted(entry, where))
+    files: Files = {}
+    for file, pieces in Fetcher(repository.objects).files(wanted):
+        files[file.entry.path.decode()] = b"".join(pieces)
+    return files, erased
+
+
 def size(store: Store) -> int:
     return sum(item.size for item in store.list(keys.PACK_PREFIX))
 
@@ -123,7 +146,7 @@ class Writing:
         self.repository = Repository.open(store, None)
         self.head = self.repository.refs.head(DATASET, MAIN)
         assert self.head.commit is not None
-        self.files = {**read(self.repository, self.head.commit), **files}
+        self.files = {**read_left(self.repository, self.head.commit)[0], **files}
         self.session = Session.open(self.repository, WRITER)
         uploader = Uploader(self.session)
         base = TreeReader(self.repository.objects, self.head.commit)

@@ -29,6 +29,7 @@ from tests.kit.repositories import DATASET, WRITER, Files, commit, create
 from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
 from tests.store.wrapper import Wrapper
 from tests.upkeep.gc_world import SOON, Writing, collect, copy_of
+from tests.upkeep.gc_world import read_left as read_files
 
 SECRET = b"the patient's name and number: " * 40
 OTHER = b"another patient's picture" * 50
@@ -50,15 +51,7 @@ def opened(store: Store) -> Repository:
 def read_left(store: Store, commit_id: CommitId) -> Files:
     """Read what was not erased, as somebody without a copy of anything."""
     repository = opened(store)
-    tree = TreeReader(repository.objects, commit_id)
-    wanted = [
-        Wanted(entry, where)
-        for entry, where in tree.below(b"")
-        if entry.is_file and repository.objects.erasures.of(entry) is None
-    ]
-    found: Files = {}
-    for file, pieces in Fetcher(repository.objects).files(wanted):
-        found[file.entry.path.decode()] = b"".join(pieces)
+    found, _ = read_files(repository, commit_id)
     repository.objects.threads.close()
     return found
 

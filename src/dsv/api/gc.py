@@ -197,7 +197,10 @@ def collect(context: Context, options: Options) -> Collection:
     with context.repository() as repository, room(context) as folder:
         before = _counts(repository)
         context.progress.start(None, None)
-        done = Collector(repository, context.writer, folder / "gc", options, context.progress).run()
+        notes = context.metadata_folder(repository.id).parent / "gc"
+        done = Collector(
+            repository, context.writer, folder / "gc", options, context.progress, notes=notes
+        ).run()
         if done.gave_up:
             waited = format_count(len(done.waited_for), "session")
             raise Conflict(

@@ -39,6 +39,7 @@ from dsv.repo.refs.tags import named_parts
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.base import Put, StoreMissing, together
+from dsv.upkeep.gc_notes import known_moves, read_notes, write_notes
 from dsv.upkeep.gc_plan import MAX_REPACK, Erased, ListedPacks, Missing, Needed, Plan, list_packs, look_again
 from dsv.upkeep.gc_rewrite import AT_ONCE, Copies, batches, replace_indexes
 from dsv.upkeep.ids import IdSet, Seen
@@ -129,7 +130,9 @@ class Collector:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        notes: Path | None = None,
     ) -> None:
+        """notes: a file of this user's, for the next one (`gc_notes`)."""
         self._repository = repository
         self._store = repository.store
         self._writer = writer
@@ -142,9 +145,11 @@ class Collector:
         self._made = 0
         self._seen = Seen()
         self._reached: set[CommitId] = set()
-        self._named: Known = {}
+        self._notes = notes
+        self._named = Known()
         self._index_files: dict[IndexId, Index] = {}
         """Those that it has looked at: nobody changes an index file."""
+        self._index_ends: dict[IndexId, bytes] = {}
         self._epochs: set[tuple[int, str]] = set()
         """Records of epochs that were there when this one began, or that it has put."""
         self.result = Collected()
@@ -159,6 +164,9 @@ class Collector:
         self._check_store()
         now = self._check_rights()
         number, is_open = self._epoch()
+        if self._notes is not None:
+            branches, self._index_ends = read_notes(self._notes)
+            self._named = known_moves(self._repository, branches)
         with IdSet(self._new_folder()) as needed:
             if is_open:
                 self._progress.note("continuing a garbage collection that was not finished")
@@ -174,6 +182,9 @@ class Collector:
                         self._condemn(number, packs)
                         self._carry_out(number, needed)
         self._tidy_sessions()
+        if self._notes is not None:
+            ends = {one: end for one, end in self._index_ends.items() if one in self._index_files}
+            write_notes(self._notes, self._named, ends)
         return self.result
 
     @contextmanager
@@ -267,7 +278,7 @@ class Collector:
         return Erased(self._repository.objects.erasures.objects)
 
     def _rows(self) -> IndexRows:
-        return IndexRows(self._repository, self._new_folder(), self._index_files)
+        return IndexRows(self._repository, self._new_folder(), self._index_files, ends=self._index_ends)
 
     def _new_folder(self) -> Path:
         self._made += 1

@@ -124,15 +124,18 @@ class IndexRows:
         *,
         damaged: dict[IndexId, IntegrityError] | None = None,
         copies_from: float = 0,
+        ends: dict[IndexId, bytes] | None = None,
     ) -> None:
         """folder: made here for index files of which there is no local copy, and removed by `__exit__`.
 
         files: those that the caller has looked at before, which are not asked for again; new ones are added. damaged:
         gets the files that are damaged, which then do not raise and are left out. copies_from: bytes of the smallest
-        file of which a local copy does.
+        file of which a local copy does. ends: the hashes at the ends of files that the caller has read before; new ones
+        are added.
         """
         self._damaged = damaged
         self._copies_from = copies_from
+        self._ends: dict[IndexId, bytes] = {} if ends is None else ends
         self._repository = repository
         self._folder = folder
         self._folder.mkdir(parents=True)
@@ -274,14 +277,18 @@ class IndexRows:
         return True
 
     def _mapped(self, index_id: IndexId, size: int) -> memoryview | None:
-        """Return the file's bytes: a local copy that ends with the same hash as the store's file, else that itself."""
+        """Return the file's bytes: a local copy that ends with the hash that the store's file has, else that itself."""
         store, key = self._repository.store, keys.index_key(index_id)
         copies = self._repository.objects.indexes
         copy = copies.local_copy(index_id) if size >= self._copies_from else None
         try:
             if copy is not None and len(copy) == size:
-                end = store.get_range(key, size - index.HASH_SIZE, index.HASH_SIZE)
-                if end == copy[-index.HASH_SIZE :] and blake3(copy[: -index.HASH_SIZE]).digest() == end:
+                end = bytes(copy[-index.HASH_SIZE :])
+                known = end == self._ends.get(index_id)
+                if not known:
+                    known = end == store.get_range(key, size - index.HASH_SIZE, index.HASH_SIZE)
+                if known and blake3(copy[: -index.HASH_SIZE]).digest() == end:
+                    self._ends[index_id] = end
                     return copy
             path = self._folder / str(index_id)
             with path.open("wb") as file:
@@ -295,6 +302,7 @@ class IndexRows:
             view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         if blake3(view[: -index.HASH_SIZE]).digest() != view[-index.HASH_SIZE :]:
             raise IntegrityError(f"index {index_id} is damaged", subject=str(index_id))
+        self._ends[index_id] = bytes(view[-index.HASH_SIZE :])
         self._repository.objects.indexes.keep_copy(index_id, view)
         return view
 

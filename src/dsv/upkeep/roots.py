@@ -19,15 +19,12 @@ from dsv.repo.refs.branches import is_deleted_dataset
 from dsv.repo.refs.expiry import read_expiry
 from dsv.repo.repository import Repository
 from dsv.store.base import Item, Store, StoreMissing, together
-from dsv.values.ids import CommitId, SessionId
+from dsv.values.ids import CommitId, Nonce, SessionId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 
 Freed = Callable[[DatasetName], Collection[CommitId]]
 """Return the commits of a dataset whose content may go, though a branch or a run names them."""
 Named = list[tuple[DatasetName | None, CommitId]]
-Known = dict[str, Named]
-"""The commits that moves, tags and run records name, by their keys. None of these records ever changes, so whoever
-looks again reads those alone that a listing has in addition."""
 
 _ROUNDS = 3
 """So often the names are listed until all listings agree: somebody may make a name meanwhile."""
@@ -43,6 +40,16 @@ _FIRST = (
 
 
 T = TypeVar("T")
+
+
+class Known(dict[str, Named]):
+    """The commits that moves, tags and run records name, by their keys. None of these records ever changes, so whoever
+    looks again reads those alone that a listing has in addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nonces: dict[str, Nonce] = {}
+        """Of moves, by their keys."""
 
 
 class IncompleteListing(IntegrityError):
@@ -89,7 +96,7 @@ def read_roots(
     chosen = None if datasets is None else list(datasets)
 
     def look() -> Roots:
-        names = read_names(repository, chosen, {} if known is None else known)
+        names = read_names(repository, chosen, known)
         parents = Parents(repository.objects)
         found = kept(parents, names, freed or (lambda one: read_expiry(repository.refs, one).freed))
         if chosen is None:
@@ -244,7 +251,7 @@ def names_of_refs(
     A dataset has what its former names have: their moves are the older part of its history, and its log alone says
     what is freed.
     """
-    store, refs, known = repository.store, repository.refs, {} if known is None else known
+    store, refs, known = repository.store, repository.refs, Known() if known is None else known
     names = [] if only is None else refs.former_names(only)
     prefixes = [(keys.dataset_prefix(one), 2) for one in names] or [(keys.REFS_PREFIX, 3)]
     branches: dict[tuple[DatasetName, BranchName], set[int]] = {}
@@ -276,7 +283,8 @@ def _of_branch(
     last, where = max(numbers), (dataset, branch)
     for some in _batches(range(last, -1, -1)):
         read = [
-            (keys.branch_key(*where, number), partial(_move, repository, *where, number)) for number in some
+            (keys.branch_key(*where, number), partial(_move, repository, *where, number, known))
+            for number in some
         ]
         for number, named in zip(some, _together(known, read), strict=True):
             if number not in numbers:
@@ -286,11 +294,13 @@ def _of_branch(
                 yield Name(dataset, commit_id, f"{dataset}@{branch}", branch, holds=number == last)
 
 
-def _move(repository: Repository, dataset: DatasetName, branch: BranchName, number: int) -> Named:
-    entry = repository.refs.entry(dataset, branch, number)
+def _move(
+    repository: Repository, dataset: DatasetName, branch: BranchName, number: int, known: Known
+) -> Named:
+    entry, key = repository.refs.entry(dataset, branch, number), keys.branch_key(dataset, branch, number)
     if entry is None:
-        gone = f"{keys.branch_key(dataset, branch, number)} is gone"
-        raise cut_short(repository.store, keys.branch_prefix(dataset, branch), gone)
+        raise cut_short(repository.store, keys.branch_prefix(dataset, branch), f"{key} is gone")
+    known.nonces[key] = entry.nonce
     return [] if entry.commit is None else [(dataset, entry.commit)]
 
 
@@ -349,7 +359,8 @@ def names_of_runs(
     repository: Repository, only: DatasetName | None = None, known: Known | None = None
 ) -> Iterator[Name]:
     """Yield what the records of runs name. only: the runs of this dataset and of its former names, or of all."""
-    store, home, known = repository.store, cache(repository.refs.home), {} if known is None else known
+    store, home = repository.store, cache(repository.refs.home)
+    known = Known() if known is None else known
     names = [] if only is None else repository.refs.former_names(only)
     prefixes = [(keys.runs_prefix(one), 1) for one in names] or [(keys.RUNS_PREFIX, 2)]
     items = chain.from_iterable(list_all(store, prefix, depth) for prefix, depth in prefixes)

@@ -1,7 +1,7 @@
 """Rounds of whatever people do to a store, with garbage collections among it, some of them killed.
 
-python -m tests.upkeep.gc_rounds STORE FOLDER SEED ROUNDS    on a host of its own: of one that writes and collects
-python -m tests.upkeep.gc_rounds STORE FOLDER SEED           of one that only collects, until FOLDER/stop is there
+python -m tests.upkeep.gc_rounds STORE FOLDER SEED ROUNDS    on a host of its own: does all of it
+python -m tests.upkeep.gc_rounds STORE FOLDER SEED           collects and fills the same cache, until FOLDER/stop
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,35 +27,48 @@ from dsv.repo.session import point_branch
 from dsv.store.base import Store
 from dsv.store.open import open_raw, open_store
 from dsv.store.options import StoreOptions
+from dsv.upkeep.erase import Choice, Eraser
 from dsv.upkeep.rename import rename_dataset
-from dsv.values.ids import CommitId
+from dsv.values.ids import CommitId, FileId
 from dsv.values.names import MAIN, BranchName, DatasetName
-from tests.kit.dsv import Dsv
-from tests.kit.repositories import DATASET, WRITER, Files, commit, create, read
+from tests.kit.dsv import Dsv, Result
+from tests.kit.repositories import DATASET, WRITER, Files, commit, create
 from tests.store.faulty import Crash, Fault, Faulty, Kind
-from tests.upkeep.gc_world import Beside, Meanwhile, Writing, collect
+from tests.upkeep.gc_world import Beside, Meanwhile, Writing, collect, read_left
 
 OTHER = DatasetName.parse("another")
 REQUESTS = 200
 """About as many as a gc of such a store has."""
+TRIES = 40
+SIZES = (80, 700, 5_000, 30_000, 60_000, 1_500_000)
 
 
 class Rounds:
     """A store, what each commit had when it was made, and a writer that was stopped."""
 
     def __init__(
-        self, store: Store, folder: Path, seed: int, dsv: Dsv | None = None, *, alone: bool = True
+        self,
+        store: Store,
+        folder: Path,
+        seed: int,
+        dsv: Dsv | None = None,
+        elsewhere: str = "",
+        *,
+        alone: bool = True,
     ) -> None:
-        """dsv: somebody who uses the same store by commands. alone: nobody else collects."""
+        """dsv: somebody who uses the same store by commands. elsewhere: a URL below which there is room for exports and
+        another store. alone: nobody else collects."""
         self.store = store
         self.dsv = dsv
+        self.elsewhere = elsewhere
         self.alone = alone
         self.folder = folder
         self.chance = random.Random(seed)
-        self.contents = [self.chance.randbytes(size) for size in (80, 700, 5_000, 30_000, 60_000, 1_500_000)]
+        self.contents = [self.chance.randbytes(size) for size in SIZES]
         self.files: dict[CommitId, Files] = {}
-        self.stopped: Writing | None = None
-        self.collected = self.killed = self.fenced = self.refused = self.read = self.told = self.renamed = 0
+        self.erased: set[FileId] = set()
+        self.stopped: tuple[Writing, Files] | None = None
+        self.counts: Counter[str] = Counter()
         self.number = 0
         create(store)
         self.put()
@@ -62,12 +76,26 @@ class Rounds:
     def open(self) -> Repository:
         return Repository.open(self.store, None)
 
+    def next(self) -> int:
+        self.number += 1
+        return self.number
+
+    def some_content(self) -> bytes:
+        return self.chance.choice(self.contents) + bytes([self.chance.randrange(3)])
+
     def some_files(self) -> Mapping[str, bytes | None]:
         names = [f"{folder}/{number}" for folder in "ab" for number in range(4)]
-        return {
-            name: self.chance.choice(self.contents) + bytes([self.chance.randrange(3)])
-            for name in self.chance.sample(names, self.chance.randrange(1, 5))
-        }
+        return {name: self.some_content() for name in self.chance.sample(names, self.chance.randrange(1, 5))}
+
+    def left(self, commit_id: CommitId) -> dict[str, bytes]:
+        """Return what a commit had, without what was erased."""
+        files = {name: data for name, data in self.files[commit_id].items() if data is not None}
+        return {name: data for name, data in files.items() if FileId.hash(data) not in self.erased}
+
+    def main(self) -> CommitId:
+        found = self.open().refs.head(DATASET, MAIN).commit
+        assert found is not None
+        return found
 
     def put(self) -> None:
         repository, files = self.open(), self.some_files()
@@ -79,33 +107,39 @@ class Rounds:
             self.refuse(error)
         else:
             self.files[made] = {**before, **files}
+            self.counts["puts"] += 1
 
     def stop(self) -> None:
         """Begin to write, and be stopped."""
         if self.stopped is None:
+            files = self.some_files()
             try:
-                self.stopped = Writing(self.store, self.some_files())
+                writing = Writing(self.store, files)
             except Conflict as error:
                 self.refuse(error)
+            else:
+                assert writing.head.commit is not None
+                self.stopped = writing, {**self.files[writing.head.commit], **files}
 
     def refuse(self, error: Conflict) -> None:
         """What the head has may lie in packs that were condemned when somebody had just found it there; and a gc on
         another host may fence a writer at any moment."""
         assert "gc may be about to remove" in error.message or not self.alone, error.message
-        self.refused += 1
+        self.counts["writers refused"] += 1
 
     def wake(self) -> None:
         """Go on with what was stopped. Its branch has moved on, it was fenced, or it publishes."""
-        stopped, self.stopped = self.stopped, None
-        if stopped is None:
+        if self.stopped is None:
             return
-        if self.open().refs.head(DATASET, MAIN).number != stopped.head.number:
-            stopped.session.close()
-            stopped.session.__exit__()
-        elif stopped.publish():
-            self.files[stopped.commit] = stopped.files
+        (writing, files), self.stopped = self.stopped, None
+        if self.open().refs.head(DATASET, MAIN).number != writing.head.number:
+            writing.session.close()
+            writing.session.__exit__()
+        elif writing.publish():
+            self.files[writing.commit] = files
+            self.counts["stopped writers that published"] += 1
         else:
-            self.fenced += 1
+            self.counts["writers fenced"] += 1
 
     def expire(self) -> None:
         repository = self.open()
@@ -130,23 +164,48 @@ class Rounds:
         else:
             assert isinstance(moved, Moved)
 
-    def merge(self) -> None:
+    def merge_indexes(self) -> None:
         merge_indexes(self.open(), WRITER)
 
     def rename(self) -> None:
         """Give the dataset another name, and then its own again. Whoever does so is killed, and a gc comes between."""
         for old, new in ((DATASET, OTHER), (OTHER, DATASET)):
-            kind = self.chance.choice([Kind.CRASH_AFTER, Kind.CRASH_BEFORE, Kind.LOST_ANSWER])
-            faulty = Faulty(self.store, {self.chance.randrange(1, REQUESTS): Fault(kind)})
             with suppress(Crash, DsvError):
-                rename_dataset(Repository.open(faulty, None), WRITER, old, new)
+                rename_dataset(Repository.open(self.failing(REQUESTS), None), WRITER, old, new)
             self.collect(alone=True)
             rename_dataset(self.open(), WRITER, old, new)
-            self.renamed += 1
+            self.counts["renamings"] += 1
+
+    def failing(self, most: int) -> Faulty:
+        kind = self.chance.choice([Kind.CRASH_AFTER, Kind.CRASH_BEFORE, Kind.LOST_ANSWER])
+        return Faulty(self.store, {self.chance.randrange(1, most): Fault(kind)})
+
+    def erase(self) -> None:
+        """Erase a content, be killed at it, and let a gc come between; then do the same again."""
+        if self.chance.random() < 0.6:
+            return  # an erasure is for good, and each one is read by everybody who opens the store
+        left = [data for data in self.left(self.main()).values() if data]
+        if not left:
+            return
+        data = self.chance.choice(sorted(left))
+        choice: Choice = self.chance.choice(["erase", "keep"])
+        for store in (self.failing(80), self.store):
+            with suppress(*([] if store is self.store else [Crash, DsvError])):
+                eraser = Eraser(Repository.open(store, None))
+                plan = eraser.plan([FileId.hash(data)], None, choice)
+                self.erased |= plan.files.keys()
+                eraser.carry_out(plan, WRITER, "consent withdrawn")
+            if store is not self.store:
+                self.collect(alone=True)
+        self.counts["contents erased"] = len(self.erased)
+        # What resembles it may have lost a part, and nobody may store that again.
+        self.contents = [
+            self.chance.randbytes(len(one)) if data.startswith(one) else one for one in self.contents
+        ]
 
     def collect(self, *, alone: bool = False) -> None:
         """A gc, with others beside it, that is killed or whose requests fail. alone: without others."""
-        others = [self.put, self.stop, self.wake, self.expire, self.undo, self.branch, self.merge]
+        others = [self.put, self.stop, self.wake, self.expire, self.undo, self.branch, self.merge_indexes]
         beside: dict[int | str, Callable[[], None]] = {
             self.chance.randrange(1, REQUESTS): self.chance.choice(others) for _ in range(0 if alone else 3)
         }
@@ -154,59 +213,194 @@ class Rounds:
             [Kind.CRASH_AFTER, Kind.CRASH_BEFORE, Kind.LOST_ANSWER, Kind.SLOW, Kind.SLOW]
         )
         faulty = Faulty(Beside(self.store, beside), {self.chance.randrange(1, REQUESTS): Fault(kind)})
-        self.number += 1
         try:
-            collect(faulty, self.folder / str(self.number))
-            self.collected += 1
+            collect(faulty, self.folder / str(self.next()), notes=self.folder / "notes")
+            self.counts["gcs"] += 1
         except (Crash, DsvError):
-            self.killed += 1
+            self.counts["gcs that failed"] += 1
+
+    # --- by commands
+
+    def beside(self, dsv: Dsv, *words: str) -> Result:
+        """Run a command with a gc between two of its requests."""
+        with pytest.MonkeyPatch.context() as patch:
+            Meanwhile(patch, self.chance.randrange(1, 25), self.collect)
+            return dsv(*words)
+
+    def tries(self) -> Iterator[Callable[..., Result]]:
+        """Yield ways to run a command: with a gc beside it, then, if that was in its way, when the gc has ended."""
+        yield self.beside
+        for _ in range(TRIES):
+            with suppress(DsvError):
+                collect(self.store, self.folder / str(self.next()))
+            yield lambda dsv, *words: dsv(*words)
+        raise AssertionError("it was refused each time")
+
+    def insist(self, dsv: Dsv, *words: str) -> Result:
+        """Run a command until it is not refused any more."""
+        for run in self.tries():
+            done = run(dsv, *words)
+            if done.code == 0:
+                break
+            assert done.code == Conflict.exit_code, (words, done)
+            self.counts["commands refused"] += 1
+        return done
+
+    def adopt(self, changed: Files) -> None:
+        """Note what the commits have that were published on `main`: what their first parents have, and this."""
+        repository, new = self.open(), list[CommitId]()
+        at = self.main()
+        while at not in self.files:
+            new.append(at)
+            at = repository.objects.commit(at).parents[0]
+        for one in reversed(new):
+            self.files[one] = {**self.files[repository.objects.commit(one).parents[0]], **changed}
+
+    def sync(self) -> None:
+        """Change a workspace, and sync it; perhaps a first sync is killed."""
+        assert self.dsv is not None
+        work = self.dsv.home / "workspace"
+        here, name = self.dsv.at(work.parent), f"w/{self.chance.randrange(5)}"
+        content, killed = self.some_content(), self.chance.random() < 0.3
+        for run in self.tries():
+            if not work.exists():
+                self.insist(here, "clone", str(DATASET), str(work))
+            pulled = here("pull", "-C", str(work))
+            if pulled.code:
+                assert pulled.code == 3 and "expired" in pulled.err, pulled
+                shutil.rmtree(work)
+                self.counts["workspaces made anew"] += 1
+                continue
+            (work / name).parent.mkdir(exist_ok=True)
+            (work / name).write_bytes(content)
+            if killed:
+                killed = False
+                self.kill(here, "sync", "-C", str(work))
+            done = run(here, "sync", "-C", str(work))
+            if done.code == 0:
+                break
+            assert done.code == Conflict.exit_code, done
+            self.counts["commands refused"] += 1
+        self.adopt({name: content})
+        self.counts["syncs"] += 1
+
+    def kill(self, dsv: Dsv, *words: str) -> None:
+        """Run a command in a process that is killed at some moment, perhaps after its end."""
+        with dsv.start(*words) as process:
+            time.sleep(2 * self.chance.random())
+            process.kill()
+            process.communicate()
+        self.counts["commands killed"] += 1
+
+    def merge(self) -> None:
+        """Put a file on a branch of one of the last commits of `main`, and merge that."""
+        assert self.dsv is not None
+        name, path, repository = f"m{self.next()}", f"m/{self.number}", self.open()
+        base = self.main()
+        for _ in range(self.chance.randrange(3)):
+            base = next(iter(repository.objects.commit(base).parents), base)
+        made = self.dsv("branch", f"{DATASET}@{name}", f"{DATASET}@{base}")
+        if made.code:  # it is expired, or gc may be about to remove it
+            assert made.code in (3, Conflict.exit_code), made
+            return
+        file = self.folder / "content"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(self.chance.randbytes(300))
+        put = self.insist(self.dsv, "put", str(file), f"{DATASET}@{name}:{path}", "--json").json
+        changed: Files = {path: file.read_bytes()}
+        self.files[CommitId.parse(put["commit"])] = {**self.files[base], **changed}
+        self.insist(self.dsv, "merge", f"{DATASET}@{name}", "--into", str(MAIN))
+        self.adopt(changed)
+        self.dsv.ok("branch", "--delete", f"{DATASET}@{name}")
+        self.counts["merges"] += 1
+
+    def copy(self) -> None:
+        """Copy the dataset to another store, and read the head there."""
+        assert self.dsv is not None
+        there = f"{self.elsewhere}/copy".removeprefix("file://")
+        head, out = self.main(), self.folder / f"out {self.next()}"
+        self.insist(self.dsv, "copy", str(DATASET), "--to", there, "--create")
+        done = self.dsv("export", f"{DATASET}@{head}", str(out), "--store", there)
+        if done.code:  # it is no head any more, and has expired meanwhile
+            assert done.code == 3 and "was expired on" in done.err and head != self.main(), done
+            return
+        self.compare(out, head)
+        shutil.rmtree(out)
+        self.counts["copies to another store"] += 1
+
+    def compare(self, folder: Path, commit_id: CommitId) -> None:
+        left = self.left(commit_id)
+        assert {one: (folder / one).read_bytes() for one in left} == left
+        there = {str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()}
+        assert there == left.keys()
 
     def read_while_collecting(self) -> None:
         """Run a command that reads a commit, with a gc between two of its requests."""
-        if self.dsv is None:
-            return
-        commit_id = self.chance.choice(list(self.files))
-        files = {name: data for name, data in self.files[commit_id].items() if data is not None}
-        kind, name = self.chance.choice(["cat", "export", "cache"]), self.chance.choice(list(files))
-        out = self.folder / f"out {self.number}"
-        self.number += 1
-        target = f"{DATASET}@{commit_id}"
-        words = {"cat": [f"{target}:{name}"], "export": [target, str(out)], "cache": [target]}[kind]
-        with pytest.MonkeyPatch.context() as patch:
-            Meanwhile(patch, self.chance.randrange(1, 25), self.collect)
-            done = self.dsv(kind, *words)
+        assert self.dsv is not None
+        commit_id = self.chance.choice([one for one in self.files if self.left(one)])
+        kind = self.chance.choice(["cat", "export", "export to a URL", "cache", "cache in a process"])
+        out, target = self.folder / f"out {self.next()}", f"{DATASET}@{commit_id}"
+        name, url = (
+            self.chance.choice(sorted(self.left(commit_id))),
+            f"{self.elsewhere}/exports/{self.number}",
+        )
+        words = {
+            "cat": ["cat", f"{target}:{name}"],
+            "export": ["export", target, str(out)],
+            "export to a URL": ["export", target, url],
+        }.get(kind, ["cache", target])
+        if kind == "cache in a process":
+            with self.dsv.start(*words) as process:
+                self.collect()
+                stdout, stderr = process.communicate()
+            done = Result(process.returncode, stdout.decode(), stderr.decode())
+        else:
+            done = self.beside(self.dsv, *words)
         if done.code:
             assert done.code == 3 and "was expired on" in done.err, (words, done)
             assert commit_id in read_expiry(self.open().refs, DATASET).states, done
-            self.told += 1
+            self.counts["reads that ended as expired"] += 1
             return
         if kind == "cat":
-            assert done.out.encode("utf-8", "surrogateescape") == files[name]
+            assert done.out.encode("utf-8", "surrogateescape") == self.left(commit_id)[name]
+        elif kind == "export to a URL":
+            self.fetch(url, out)
+            self.compare(out, commit_id)
         else:
-            top = out if kind == "export" else Path(done.out.strip())
-            assert {one: (top / one).read_bytes() for one in files} == files
-        self.read += 1
+            self.compare(out if kind == "export" else Path(done.out.strip()), commit_id)
+        self.counts[f"{kind} beside a gc"] += 1
         shutil.rmtree(out, ignore_errors=True)
         shutil.rmtree(self.dsv.home / ".cache", ignore_errors=True)
+
+    def fetch(self, url: str, out: Path) -> None:
+        """Copy what was exported to a URL, and remove it there."""
+        assert self.dsv is not None
+        there = open_raw(url.removeprefix("file://"), StoreOptions.from_environment(self.dsv.environ))
+        for item in list(there.list("")):
+            (out / item.key).parent.mkdir(parents=True, exist_ok=True)
+            (out / item.key).write_bytes(there.get(item.key))
+            there.delete(item.key)
+        there.close()
 
     def verify(self) -> None:
         if self.dsv is not None:
             done = self.dsv("verify", "--json")
             assert done.code == 0 and done.json["whole"], done
+            self.counts["verifications"] += 1
 
     def check(self) -> None:
-        """Every commit that is not freed restores byte for byte."""
+        """Every commit that is not freed restores byte for byte, and lists what was erased as erased."""
         repository = self.open()
         freed = read_expiry(repository.refs, DATASET).freed
-        for one, files in self.files.items():
-            if one not in freed:
-                try:
-                    found = read(repository, one)
-                except IntegrityError:
-                    if self.alone or one not in read_expiry(self.open().refs, DATASET).freed:
-                        raise
-                else:
-                    assert found == files
+        for one in self.files.keys() - freed:
+            try:
+                found, gone = read_left(repository, one)
+            except IntegrityError:
+                if self.alone or one not in read_expiry(self.open().refs, DATASET).freed:
+                    raise
+            else:
+                assert found == self.left(one)
+                assert gone == self.files[one].keys() - found.keys()
         repository.objects.threads.close()
 
     def run(self, rounds: int) -> None:
@@ -217,54 +411,71 @@ class Rounds:
             self.expire,
             self.undo,
             self.branch,
-            self.merge,
+            self.merge_indexes,
             self.rename,
+            self.erase,
         ]
         if self.dsv is not None:
-            actions += [self.read_while_collecting, self.read_while_collecting]
-        for _ in range(rounds):
+            actions += [
+                self.read_while_collecting,
+                self.read_while_collecting,
+                self.sync,
+                self.merge,
+                self.copy,
+            ]
+        for number in range(rounds):
             for action in self.chance.choices(actions, k=4):
                 action()
             self.collect()
             self.check()
             if self.alone:
                 self.verify()
+            if number % 10 == 9:
+                print(
+                    f"{number + 1} of {rounds} rounds, {len(self.files)} commits: {self.summary}", flush=True
+                )
         if self.alone:
-            assert self.collected
+            assert self.counts["gcs"]
             collect(self.store, self.folder / "last")
             self.check()
-        print(
-            f"{rounds} rounds: {self.collected} gcs, {self.killed} more that failed, {self.fenced} writers fenced, "
-            f"{self.refused} refused, {self.renamed} renamings, {self.read} reads beside a gc, {self.told} more that "
-            "ended as expired"
-        )
+        print(f"{rounds} rounds: {self.summary}")
+
+    @property
+    def summary(self) -> str:
+        return ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
 
 
-def only_collect(store: Store, folder: Path, seed: int) -> None:
-    chance, collected, killed = random.Random(seed), 0, 0
+def only_collect(store: Store, folder: Path, seed: int, dsv: Dsv) -> None:
+    """Collect, and fill the cache that the other host fills as well."""
+    chance, counts = random.Random(seed), Counter[str]()
     while not (folder / "stop").exists():
+        if chance.random() < 0.3:
+            done = dsv("cache", str(DATASET))
+            assert done.code == 0 or (done.code == 3 and "renamed" in done.err), done
+            counts["fills" if done.code == 0 else "fills during a renaming"] += 1
         kind = chance.choice([Kind.CRASH_AFTER, Kind.LOST_ANSWER, Kind.SLOW, Kind.SLOW])
         faulty = Faulty(store, {chance.randrange(1, REQUESTS): Fault(kind)})
         try:
-            collect(faulty, folder / f"{seed} {collected + killed}")
-            collected += 1
+            collect(faulty, folder / f"{seed} {counts.total()}")
+            counts["gcs"] += 1
         except (Crash, DsvError):
-            killed += 1
-    print(f"{collected} gcs, {killed} more that failed")
+            counts["gcs that failed"] += 1
+    print(", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
 
 
 def main(url: str, where: str, seed: str, rounds: str = "") -> None:
-    folder = Path(where)
+    folder, cache = Path(where), str(Path(url).parent / "cache")
+    dsv = Dsv.of(folder / f"home {seed}", DSV_STORE=url, DSV_CACHE=cache)
     if not rounds:
         while not (folder / "begun").exists():
             time.sleep(0.1)
-        only_collect(open_store(url, StoreOptions()), folder, int(seed))
+        only_collect(open_store(url, StoreOptions()), folder, int(seed), dsv)
         return
     store = open_raw(url, StoreOptions(), create=True)
-    (folder / "begun").touch()
-    dsv = Dsv.of(folder / "home", DSV_STORE=url, DSV_CACHE=str(folder / "cache"))
     try:
-        Rounds(store, folder / "ids", int(seed), dsv, alone=False).run(int(rounds))
+        made = Rounds(store, folder / "ids", int(seed), dsv, f"file://{folder}/elsewhere", alone=False)
+        (folder / "begun").touch()
+        made.run(int(rounds))
     finally:
         (folder / "stop").touch()
 

@@ -35,7 +35,8 @@ def test_commits_that_are_not_expired_restore_whatever_happens(kind: str, tmp_pa
     if kind == "folder":
         store = open_raw(str(tmp_path / "store"), StoreOptions(), create=True)
         dsv = Dsv.of(tmp_path / "home", DSV_STORE=str(tmp_path / "store"), DSV_CACHE=str(tmp_path / "cache"))
-    Rounds(store, tmp_path / "ids", SEED, dsv).run(ROUNDS or (12 if dsv is None else 5))
+    rounds = Rounds(store, tmp_path / "ids", SEED, dsv, f"file://{tmp_path}/elsewhere")
+    rounds.run(ROUNDS or (12 if dsv is None else 5))
     store.close()
 
 
@@ -44,6 +45,6 @@ def test_commits_that_are_not_expired_restore_from_ceph(ceph_s3: S3Server, tmp_p
     url = f"s3://{bucket}/rounds"
     store = open_store(url, StoreOptions.from_environment(ceph_s3.env))
     dsv = Dsv.of(tmp_path / "home", None, DSV_STORE=url, DSV_CACHE=str(tmp_path / "cache"), **ceph_s3.env)
-    Rounds(store, tmp_path / "ids", SEED + 4, dsv).run(ROUNDS or 4)
+    Rounds(store, tmp_path / "ids", SEED + 4, dsv, f"s3://{bucket}/elsewhere").run(ROUNDS or 4)
     store.close()
     ceph_s3.remove_bucket(bucket)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsv.api.edits import EditRequest, Put, edit
+from dsv.api.verify import VerifyRequest
+from dsv.api.verify import verify as verify_store
 from dsv.errors import IntegrityError
 from dsv.format import codec
 from dsv.format.damage import Damage
@@ -186,6 +188,26 @@ def test_two_who_mark_at_once_lose_nothing(ann: Person) -> None:
         for number in range(20):
             mark_damage(repository, ann.context().writer, adding(PackId(bytes([number]) * 16)))  # type: ignore[arg-type]
         assert len(list(repository.store.list("gc/damage-"))) <= 10
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_complete_verification_writes_damaged_marks_anew(ann: Person, damaged: bool) -> None:
+    flipped = flip(ann, ObjectKind.CHUNK) if damaged else []
+    with ann.context().repository() as repository:
+        some = Damage((), (), ((ObjectKind.CHUNK, Id(b"x" * 32)),), True, Nonce(bytes(16)), 0, "", "")
+        mark_damage(repository, ann.context().writer, lambda _: some)
+    path = Path(ann.store) / "gc" / "damage-0000000000000000"
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    for short in (VerifyRequest(), VerifyRequest(budget=60.0)):
+        with pytest.raises(IntegrityError) as refused:
+            verify_store(ann.context(), short)
+        assert "dsv verify --full" in (refused.value.hint or "")
+    assert verify_store(ann.context(), VerifyRequest(full=True)).is_whole is not damaged
+    with ann.context().repository() as repository:
+        found = read_damage(repository)
+        assert found is not None and len(found[1].objects) == len(flipped) and not found[1].packs
+    assert verify_store(ann.context(), VerifyRequest()).is_whole is not damaged
 
 
 def test_a_damaged_mark_ends_a_sync_and_is_written_anew(ann: Person) -> None:

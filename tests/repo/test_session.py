@@ -4,13 +4,16 @@ import random
 
 import pytest
 
-from dsv.errors import Conflict, IntegrityError, Unsupported
+from dsv.errors import Conflict, IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.format import keys
 from dsv.format.commit import Commit
+from dsv.format.expiry import ExpiryAction
 from dsv.format.index import IndexBuilder
 from dsv.format.locator import ObjectKind
 from dsv.format.records import Feature, FeatureRule, FormatEntry, GcDone, SessionVerdict
 from dsv.repo import session as session_module
+from dsv.repo.expiry import append
+from dsv.repo.format_log import check_log
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, naming
 from dsv.repo.tree.read import TreeReader
@@ -174,6 +177,45 @@ class Forgetful(MemoryStore):
         if not self.honours:
             self.delete(key)
         return super().put_if_absent(key, data)
+
+
+def test_what_was_refused_before_it_had_a_name_leaves_no_session_for_gc_to_wait_for(
+    repository: Repository,
+) -> None:
+    """Nobody will name what it has stored. If the store does not answer, nobody knows."""
+    expired = commit(repository, {"a": b"a"})
+    commit(repository, {"a": b"b"})
+    append(repository, WRITER, DATASET, ExpiryAction.EXPIRE, lambda _: [expired])
+    with pytest.raises(NotFound), naming(repository, WRITER, DATASET, expired, "tag v1"):
+        pass
+    with pytest.raises(Unreachable), Session.open(repository, WRITER) as away:
+        raise Unreachable("no answer")
+    left: dict[str, set[str]] = {}
+    for item in repository.store.list(keys.SESSIONS_PREFIX):
+        _, session_id, part = item.key.split("/")
+        left.setdefault(session_id, set()).add(part)
+    assert [one for one, parts in left.items() if not parts & {"closed", "verdict"}] == [away.id.hex()]
+
+
+def test_an_entry_of_the_format_log_that_is_gone_is_found(repository: Repository) -> None:
+    """Also where those who only read have no reason to ask for what comes after it."""
+    store = repository.store
+    for number in range(5):
+        feature = Feature(f"feature-{number}", FeatureRule.IGNORE)
+        repository.add_feature(feature, author="ann", tool="dsv")
+    whole = {item.key: store.get(item.key) for item in store.list(keys.FORMAT_PREFIX)}
+    for gone in range(1, 5):
+        damaged = MemoryStore()
+        for key, data in whole.items():
+            if key != keys.format_key(gone):
+                damaged.put_if_absent(key, data)
+        with pytest.raises(IntegrityError, match=keys.format_key(gone)):
+            found = Repository.open(damaged, None)
+            assert gone % 2, "seen by everybody"
+            found.add_feature(Feature("more", FeatureRule.IGNORE), author="ann", tool="dsv")
+        with pytest.raises(IntegrityError, match=keys.format_key(gone)):
+            check_log(damaged)
+    check_log(store)
 
 
 def test_a_store_that_no_longer_lets_one_writer_win_gets_no_ref() -> None:

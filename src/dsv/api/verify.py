@@ -72,8 +72,9 @@ def _once(
         folder = Path(tempfile.mkdtemp(prefix="dsv-verify-", dir=_scratch(context)))
         try:
             verifier = Verifier(
-                repository, context.writer, folder, context.progress, full=request.full or request.repair
-            )
+                repository, context.writer, folder, context.progress,
+                full=request.full or request.repair, anew=request.full and not request.targets,
+            )  # fmt: skip
             with verifier.needed:
                 result = _verify(context, verifier, request)
                 if not request.repair:
@@ -109,6 +110,8 @@ def _verify(context: Context, verifier: Verifier, request: VerifyRequest) -> Ver
     repository = verifier.repository
     before = listed_epochs(repository.store)
     schedule = Schedule(repository, context.writer) if not request.targets else None
+    if schedule is not None:
+        verifier.look_at_format()
     if request.budget is not None and schedule is not None:
         verifier.read_slices(schedule, request.budget)
         if not verifier.result.packs and verifier.marks is None:

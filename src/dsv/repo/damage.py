@@ -70,17 +70,22 @@ def mark_damage(
     """Write the next mark: what `change` makes of the last one, which is None if there is none, or if it is damaged.
 
     Of two at a time one loses, and changes what the other has written. Nothing is written if `change` returns what it
-    got. Returns the last mark.
+    got, unless the last mark is damaged. Returns the last mark.
     """
     store, packs = repository.store, repository.objects.packs
     while True:
         listed = [item.key for item in store.list(keys.DAMAGE_PREFIX)]
         numbers = [number for key in listed if (number := keys.parse_gc_damage_key(key)) is not None]
         last: Damage | None = None
-        with suppress(IntegrityError):
+        is_damaged = False
+        try:
             found = _last(store, listed)
             last = None if found is None else found[1]
+        except IntegrityError:
+            is_damaged = True
         wanted = change(last)
+        if wanted is None and is_damaged:
+            wanted = Damage((), (), (), True, Nonce(bytes(16)), 0, "", "")
         if wanted is None or wanted == last:
             return last
         feature = Feature(DAMAGE_MARKS, FeatureRule.IGNORE)

@@ -391,7 +391,11 @@ def read_format(store: Store) -> list[FormatEntry]:
         0, 2
     ):  # two at once: most stores have one entry, and to know that takes a second question
         pair = both(partial(read_entry, store, number), partial(read_entry, store, number + 1))
-        entries += [entry for entry in pair[: 1 if pair[0] is None else 2] if entry is not None]
+        if pair[0] is None and pair[1] is not None:  # somebody has just written both, or the first is gone
+            pair = read_entry(store, number), pair[1]
+            if pair[0] is None:
+                raise _has_a_gap(store, number)
+        entries += [entry for entry in pair if entry is not None]
         if None in pair:
             break
     for entry in entries:
@@ -403,6 +407,27 @@ def read_format(store: Store) -> list[FormatEntry]:
                 hint=f"put the keys below {keys.FORMAT_PREFIX} back from a copy of the store",
             )
     return entries
+
+
+def _has_a_gap(store: Store, number: int) -> IntegrityError:
+    key = keys.format_key(number)
+    return IntegrityError(
+        f"{key} of {store.url} is gone, and a later entry of the format log is there",
+        subject=key,
+        hint=put_back(key),
+    )
+
+
+def check_log(store: Store) -> None:
+    """Raise `IntegrityError` if an entry is gone and a later one is there: what was read then lacks features that the
+    store has. `read_format` asks for no more than it needs, and may not notice."""
+    split = split_of(store)
+    for place in (store,) if split is None else (split.names, split.data):
+        listed = (keys.parse_format_key(item.key) for item in place.list(keys.FORMAT_PREFIX))
+        numbers = {number for number in listed if number is not None}
+        for number in range(max(numbers, default=0)):
+            if number not in numbers and read_entry(place, number) is None:
+                raise _has_a_gap(place, number)
 
 
 def read_entry(store: Store, number: int) -> FormatEntry | None:

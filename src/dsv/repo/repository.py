@@ -21,6 +21,7 @@ from dsv.repo.format_log import (
     NODE_LOCATORS,
     UNCONDITIONAL_WRITES,
     UNORDERED_LISTING,
+    check_log,
     features,
     has_layout,
     make_layout,
@@ -222,6 +223,7 @@ class Repository:
                 features=tuple(sorted((*entries[-1].features, feature), key=lambda one: one.name)),
             )
             self.format.check_at_rest(self.names_url)  # the next entry decides where the names are
+            check_log(self.store)
             with may_write(self.store.url):
                 self.refs.check_one_wins()
                 put = self.store.put_if_absent(keys.format_key(len(entries)), later.encode())

@@ -13,7 +13,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from dsv.errors import Conflict, DsvError, IntegrityError
+from dsv.errors import Conflict, DsvError, IntegrityError, Unreachable
 from dsv.format import keys
 from dsv.format.commit import Commit
 from dsv.format.index import Index, encode_filter
@@ -33,7 +33,6 @@ from dsv.repo.damage import learn_damage
 from dsv.repo.errors import ONE_WINS_AGAIN, may_write, read_record
 from dsv.repo.expiry import check_not_expired, keep_named
 from dsv.repo.format_log import ERASED_CONTENTS
-from dsv.repo.objects.erasures import RefusedContent
 from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.refs.branches import Head, LostRace, Moved
 from dsv.repo.repository import Repository
@@ -71,6 +70,7 @@ class Session:
         self.condemned = condemned
         self._packs = repository.objects.packs
         self._heartbeats = 0
+        self._declared = False
         self._renewal = Periodic("dsv-session", self._renew, first=RENEW_SECONDS)
 
     @classmethod
@@ -108,8 +108,9 @@ class Session:
     def __exit__(self, *raised: object) -> None:
         self.repository.refs.proved = False
         self._renewal.stop()
-        if any(isinstance(one, RefusedContent) for one in raised):
-            self.close()  # else a gc that is to remove the content would wait for this session
+        refused = any(isinstance(one, DsvError) and not isinstance(one, Unreachable) for one in raised)
+        if refused and not self._declared:
+            self.close()  # else gc would wait for this session, though nothing will name what it has stored
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
         """Return where the store already has an object that this session may refer to, in a pack that is not
@@ -214,6 +215,8 @@ class Session:
         Raises `Conflict` if gc has fenced this session, or something was erased meanwhile, and `IntegrityError` if the
         store overwrites what it has.
         """
+
+        self._declared = True
 
         def put_verdict() -> None:
             put_commit()

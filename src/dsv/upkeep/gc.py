@@ -34,7 +34,7 @@ from dsv.format.records import (
 from dsv.repo.damage import read_damage
 from dsv.repo.errors import may_write, put_back, read_record
 from dsv.repo.expiry import ExpiryLog, append, read_expiry
-from dsv.repo.format_log import EXPIRED_COMMITS
+from dsv.repo.format_log import EXPIRED_COMMITS, check_log
 from dsv.repo.refs.tags import named_parts
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
@@ -230,6 +230,7 @@ class Collector:
         layout, url = self._repository.format, self._store.url
         layout.check(url, writing=True)
         layout.check_at_rest(self._repository.names_url)
+        check_log(self._store)
         if layout.single_writer:
             raise Unsupported(
                 f"{url} can't tell which of two writers was first, so nothing can be collected there while others may "
@@ -261,7 +262,9 @@ class Collector:
         self._repository.objects.forget_erasures()
         roots = read_roots(self._repository, freed=self._freed, known=self._named)
         new = [one for one in roots.commits if one not in self._reached]
-        self._progress.note(f"{len(roots.commits):,} commits are needed, {len(new):,} are looked at")
+        self._progress.note(
+            f"{format_count(len(roots.commits), 'commit')} needed, {len(new):,} of them to look at"
+        )
 
         def found(kind: ObjectKind, ids: bytes) -> None:
             needed.add(ids)
@@ -299,8 +302,8 @@ class Collector:
         if missing is not None:
             first = keys.pack_key(missing.packs[0]) if missing.packs else keys.INDEX_PREFIX
             raise IntegrityError(
-                f"{missing.objects:,} objects that datasets need are in no pack of {self._store.url} that is there; "
-                "nothing was deleted",
+                f"needed, and in no pack of {self._store.url} that is there: "
+                f"{format_count(missing.objects, 'object')}; nothing was deleted",
                 subject=first,
                 hint="dsv verify lists what is lost, and dsv verify --repair looks for it elsewhere",
             )

@@ -23,6 +23,7 @@ from dsv.format.index import ERASED, IN_PACK
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.records import Writer
 from dsv.repo.damage import mark_damage, read_damage
+from dsv.repo.format_log import check_log
 from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.repository import Repository
 from dsv.store.base import StoreMissing, together
@@ -49,7 +50,7 @@ class Fault(msgspec.Struct, frozen=True):
     """Something other than the content of a path that is damaged."""
 
     what: str
-    """`branch`, `tag`, `run`, `commit`, `index`, `filter` or `locator`."""
+    """`format`, `branch`, `tag`, `run`, `commit`, `index`, `filter` or `locator`."""
     name: str
     text: str
     hint: str | None = None
@@ -99,9 +100,11 @@ class Verifier:
         progress: Progress | None = None,
         *,
         full: bool,
+        anew: bool = False,
     ) -> None:
         """scratch: an empty folder for what does not fit into memory. full: large index files are read from the store,
-        too, where there are local copies of them."""
+        too, where there are local copies of them. anew: every pack is going to be read, so marks that are damaged are
+        written anew."""
         self.repository = repository
         self.objects = repository.objects
         self._writer = writer
@@ -114,8 +117,15 @@ class Verifier:
         self.needed = IdSet(scratch / "needed")
         self._rows: IndexRows | None = None
         self.damaged_indexes: dict[IndexId, IntegrityError] = {}
-        found = read_damage(repository)
-        self.marks = None if found is None else found[1]
+        self.marks, self._anew = None, False
+        try:
+            found = read_damage(repository)
+            self.marks = None if found is None else found[1]
+        except IntegrityError:
+            if not anew:
+                raise
+            self._anew = True
+            self._progress.note("the damage marks of the store can't be read, and are written anew")
         self._marked: set[PackId] = set()
         if self.marks is not None:
             self._marked = {*self.marks.packs, *(pack for pack, _, _ in self.marks.objects)}
@@ -146,6 +156,13 @@ class Verifier:
         return self._rows
 
     # --- names and commits
+
+    def look_at_format(self) -> None:
+        """Find out whether the format log is whole."""
+        try:
+            check_log(self.repository.store)
+        except IntegrityError as error:
+            self.result.faults.append(Fault("format", error.subject or "", error.message, error.hint))
 
     def look_at_names(self, datasets: Iterable[DatasetName], commits: dict[CommitId, str]) -> None:
         """Find the commits that these datasets name, and further ones with what they are called."""
@@ -344,7 +361,8 @@ class Verifier:
                     done.append(slice_[0])
                 else:
                     self._add(checked)
-            self.mark()
+            if not self._anew:  # else not before everything is known
+                self.mark()
             schedule.note(done)
             left.difference_update(done)
             if schedule.digits != digits:  # another machine has made the slices smaller

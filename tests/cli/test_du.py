@@ -153,8 +153,21 @@ def test_objects_that_are_lost_are_told(pets: Dsv) -> None:
     for pack in (root / "packs").rglob("*"):
         if pack.is_file() and pack.stat().st_size > 1 << 20:
             pack.unlink()
-    result = pets.ok("du")
-    assert "that an index names are not there: dsv verify" in result.err
+    result = pets("du")
+    assert result.code == 5 and "that an index names; dsv verify" in result.err
+    assert "gc would free nothing, as something that is needed is lost" in result.out
+    assert pets("du", "--json").json["lost"] == pets("verify", "--json").json["lost_objects"]
+
+
+def test_an_index_that_is_lost_frees_nothing(pets: Dsv) -> None:
+    """What it lists would count as unused."""
+    root = Path(pets.ok("du", "--json").json["url"])
+    for index in (root / "index").iterdir():
+        index.unlink()
+    for options in ((), ("--unused",)):
+        result = pets("du", *options)
+        assert result.code == 5 and "gc would free nothing, as " in result.out, result
+        assert "warning: lost: " in result.err
 
 
 def test_who_may_not_list_gets_no_wrong_answer(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def _usage(
             )
             ordered = sorted(folders.items(), key=lambda one: (one[0] == measuring.TREES, one[0]))
             items = [_folder(name, part, len(groups[0])) for name, part in ordered]
-            return Usage(repository.store.url, items, found.unlisted)
+            return Usage(repository.store.url, items, found.unlisted + found.gone)
         found = measuring.measure(
             repository, roots, [*groups, expired], folder, context.progress, packs=not texts
         )
@@ -142,7 +142,7 @@ def _usage(
                 total, found.reached, _used("", "expired", len(expired), found.groups[-1]),
                 found.unused, found.duplicates, found.packs, *shown,
             )  # fmt: skip
-        return Usage(repository.store.url, items, found.unlisted, store)
+        return Usage(repository.store.url, items, found.unlisted + found.gone, store)
 
 
 @contextmanager

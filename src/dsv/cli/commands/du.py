@@ -10,6 +10,7 @@ from dsv.api.du import StoreUsed, Usage, usage
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, whole
 from dsv.cli.output import printable
+from dsv.errors import IntegrityError
 from dsv.values.units import format_bytes, format_count
 
 
@@ -44,7 +45,7 @@ from dsv.values.units import format_bytes, format_count
         "store.names": "bytes of branches and tags",
         "store.runs": "bytes of the records of runs",
         "store.other": "bytes of sessions, garbage collections and the format log",
-        "lost": "objects that commits have and no index lists: run dsv verify if it is not 0",
+        "lost": "objects of commits that are in no pack that is there; the exit code is 5 if it is not 0",
         "items.name": "the dataset, branch, commit, range or folder",
         "items.kind": "dataset, branch, commit, range, folder, or trees (the nodes and segments of all folders)",
         "items.commits": "how many commits that is",
@@ -67,7 +68,7 @@ def du(
         ),
     ] = None,
     unused: Annotated[bool, option("--unused", "Show the store alone, and what gc would free.")] = False,
-) -> None:
+) -> int:
     """Show what takes the space of a store.
 
     STORED is what lies in the store: compressed, and each content once. ALONE is the part that nothing else in the
@@ -82,8 +83,9 @@ def du(
         found = usage(context, targets or (), depth=by_folder, only_unused=unused)
     if call.json:
         call.result(found)
-        return
-    _write(call, found)
+    else:
+        _write(call, found)
+    return IntegrityError.exit_code if found.lost else 0
 
 
 def _write(call: Call, found: Usage) -> None:
@@ -103,12 +105,12 @@ def _write(call: Call, found: Usage) -> None:
     if found.store is not None:
         if rows:
             call.line("")
-        _write_store(call, found.store, found.url)
+        _write_store(call, found.store, found.url, found.lost)
     if found.lost:
-        call.warn(f"{format_count(found.lost, 'object')} of commits are in no index: dsv verify")
+        call.warn(f"lost: {format_count(found.lost, 'object')} of commits, which dsv verify lists")
 
 
-def _write_store(call: Call, store: StoreUsed, url: str) -> None:
+def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
     packs, expired = store.packs, store.expired
     frames = (
         packs.bytes
@@ -146,11 +148,14 @@ def _write_store(call: Call, store: StoreUsed, url: str) -> None:
         if packs.rewritten
         else "",
     ]
-    call.line(f"gc would free {' and '.join(filter(None, freed)) or 'nothing'}")
+    if lost:
+        call.line("gc would free nothing, as something that is needed is lost")
+    else:
+        call.line(f"gc would free {' and '.join(filter(None, freed)) or 'nothing'}")
     if packs.partly:
         call.line(
             f"it would leave {format_bytes(packs.partly_unused_bytes)} that nothing needs in "
             f"{format_count(packs.partly, 'pack')} of which most is needed, or that are too much for one time"
         )
     if packs.missing:
-        call.warn(f"{format_count(packs.missing, 'pack')} that an index names are not there: dsv verify")
+        call.warn(f"not there: {format_count(packs.missing, 'pack')} that an index names; dsv verify")

@@ -42,7 +42,7 @@ def erase(dsv: Dsv, *more: str) -> None:
 def test_what_an_erased_file_is_to_everybody(pets: Dsv) -> None:
     elsewhere = pets.at(pets.home)
     dry = pets.ok("erase", "pets:p/secret", "--dry-run")
-    assert dry.lines == ["erased pets:p/secret  1.65 kB"]
+    assert dry.lines == ["would erase pets:p/secret  1.65 kB"]
     assert elsewhere.ok("cat", "pets:p/secret").out.encode() == SECRET
     done = pets.ok("erase", "pets:p/secret", "--reason", "consent withdrawn", "--yes", "--json").json
     assert_documented("erase", done)
@@ -57,6 +57,8 @@ def test_what_an_erased_file_is_to_everybody(pets: Dsv) -> None:
         "a.txt": None, "p/more": None, "p/secret": "consent withdrawn",
     }  # fmt: skip
     assert "p/secret  (erased " in elsewhere.ok("ls", "pets").out
+    shown = elsewhere.ok("show", "pets:p/secret").out
+    assert "\nerased  " in shown and shown.count("consent withdrawn") == 1 and "\nchunks  " not in shown
     exported = elsewhere.ok("export", "pets@v1", "out", "--json").json
     assert exported["erased"] == 1 and exported["files"] == 2
     assert sorted(one.name for one in (pets.home / "out").rglob("*") if one.is_file()) == ["a.txt", "more"]
@@ -67,6 +69,9 @@ def test_what_an_erased_file_is_to_everybody(pets: Dsv) -> None:
 
 
 def test_what_it_refuses(pets: Dsv) -> None:
+    for whole in ("pets", "pets:", "pets:."):
+        refused = pets("erase", whole, "--reason", "x", "--yes")
+        assert refused.code == 2 and "hint: dsv erase pets:PATH, " in refused.err
     write_files(pets.cwd, {"copy": SECRET})
     pets.ok("sync")
     reason = ("--reason", "consent")
@@ -175,6 +180,29 @@ def test_runs_and_merges_go_on_without_an_erased_file(pets: Dsv) -> None:
     assert pets("cat", "pets:moved").code == 3
     pets.ok("rm", "pets:moved")
     assert pets.ok("ls", "pets").lines == ["a.txt", "new.txt", "other.txt", "p/more"]
+
+
+def test_a_version_that_was_erased_is_merged_by_choice(pets: Dsv) -> None:
+    """The common state of a text, of which both sides have made another one; in a merge, and in a pull."""
+    write_files(pets.cwd, {"t.txt": b"a\nb\nc\nd\ne\n"})
+    pets.ok("sync", "-m", "text")
+    pets.ok("branch", "dev", "pets")
+    write_files(pets.home, {"t.txt": b"A\nb\nc\nd\ne\n"})
+    pets.at(pets.home).ok("put", "t.txt", "pets@dev:t.txt")
+    base = pets.ok("log", "pets", "--json").json["items"][0]["commit"]
+    write_files(pets.home, {"t.txt": b"a\nb\nc\nd\nE\n"})
+    pets.at(pets.home).ok("put", "t.txt", "pets:t.txt")
+    write_files(pets.cwd, {"t.txt": b"a\nb\nC\nd\ne\n"})
+    pets.ok("erase", f"pets@{base}:t.txt", "--reason", "consent withdrawn", "--yes")
+    refused = pets("merge", "dev")
+    assert (
+        refused.code == 4 and "'t.txt': changed by both (" in refused.err and "was erased on " in refused.err
+    )
+    assert pets("pull").code == 4
+    pets.ok("merge", "dev", "--theirs", "t.txt")
+    assert pets.ok("cat", "pets:t.txt").out == "A\nb\nc\nd\ne\n"
+    pets.ok("pull", "--theirs", "t.txt")
+    assert (pets.cwd / "t.txt").read_bytes() == b"A\nb\nc\nd\ne\n"
 
 
 def test_at_the_question_nothing_has_changed_yet(pets: Dsv) -> None:

@@ -181,7 +181,7 @@ def _wanted(
             raise UsageError(
                 f"{target} has no path; dsv erase takes files and folders, not whole datasets",
                 subject=str(target),
-                hint=f"dsv erase {target}:PATH, or dsv datasets --delete NAME",
+                hint=f"dsv erase {Target(target.dataset, target.rev)}:PATH, or dsv datasets --delete NAME",
             )
         resolved = context.resolve(repository, target)
         found = [entry for entry, _ in TreeReader(repository.objects, resolved.commit).below(path)]

@@ -12,6 +12,7 @@ from dsv.diff.renames import Difference, Found, differences, find_renames
 from dsv.diff.summary import Summary
 from dsv.errors import NotFound
 from dsv.format.commit import Commit
+from dsv.format.erasure import Erasure
 from dsv.format.tree import Entry
 from dsv.repo.history import KeptParents
 from dsv.repo.objects.objects import Objects
@@ -40,6 +41,8 @@ class ShownPath:
     """The change against the first parent, if there is one; None for a folder."""
     shared: int = 0
     """Bytes of the file in chunks that the parent's version has too."""
+    erased: Erasure | None = None
+    """The erasure of the file's content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ def _with_entry(
         count_chunks(objects, entry, where),
         mine,
         shared,
+        objects.erasures.of(entry),
     )
     return replace(made, path=shown, differences=() if mine is None else (mine,))
 

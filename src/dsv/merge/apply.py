@@ -47,7 +47,7 @@ from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId, FileId
 from dsv.values.paths import show, sort_key
-from dsv.values.units import format_count, format_lines
+from dsv.values.units import format_count, format_lines, rfc3339
 
 _HELD_DECISIONS = 50_000
 _HELD_BYTES = 64 << 20
@@ -257,6 +257,10 @@ class ContentMerger:
         return self._known[key]
 
     def _fault(self, path: bytes, entries: Sequence[Entry | None]) -> str | None:
+        for entry in entries:
+            if entry is not None and (erased := self._objects.erasures.of(entry)) is not None:
+                when = rfc3339(erased.time_ms)[:10]
+                return f"a version that takes part was erased on {when} by {erased.author}"
         largest = max(entry.size for entry in entries if entry is not None)
         if self._key(path) is None:
             return "" if largest >= MAX_TEXT else None

@@ -235,7 +235,8 @@ def _tell(call: Call, done: api.Done, request: api.EraseRequest) -> None:
         return
     if request.dry_run:
         for item in done.items:
-            call.line(f"{item.state} {_story(item)}")
+            state = "would erase" if item.state == "erased" else item.state
+            call.line(f"{state} {_story(item)}")
         _show_copies(call, done)
     if not done.files:
         call.say("nothing is left to erase")

@@ -10,8 +10,9 @@ from dsv.cli.options.arguments import Offline, TargetOrBase, one_of
 from dsv.cli.output import printable, to_item
 from dsv.cli.views import differences as told
 from dsv.cli.views.history import COMMIT_KEYS, commit_lines
+from dsv.format.erasure import Erasure
 from dsv.values.names import Target
-from dsv.values.units import format_bytes, format_count
+from dsv.values.units import format_bytes, format_count, rfc3339
 
 
 @command(
@@ -101,13 +102,18 @@ def _write_path(call: Call, shown: ShownCommit, path: ShownPath) -> None:
         ("size", f"{format_bytes(entry.size)} ({entry.size:,} bytes)" if entry.is_file else None),
         ("mode", told.mode(entry)),
         ("id", None if entry.file_id is None else str(entry.file_id)),
-        ("chunks", f"{path.chunks:,}" if entry.is_file else None),
+        ("chunks", f"{path.chunks:,}" if entry.is_file and path.erased is None else None),
+        ("erased", None if path.erased is None else _erased(path.erased)),
         ("change", _change_words(shown, path)),
     ]
     widest = max(len(name) for name, value in rows if value is not None)
     for name, value in rows:
         if value is not None:
             call.out.line(f"{name:<{widest}}  {value}")
+
+
+def _erased(erased: Erasure) -> str:
+    return printable(f"{rfc3339(erased.time_ms)[:10]} by {erased.author}: {erased.reason}")
 
 
 def _change_words(shown: ShownCommit, path: ShownPath) -> str:

@@ -40,6 +40,7 @@ def test_what_nothing_needs_goes_and_the_rest_stays(tmp_path: Path) -> None:
     assert sum(done.freed.values()) == 3
     assert done.plan is not None and done.plan.whole and done.plan.rewrite
     assert done.copied and done.deleted == len(done.plan.whole) + len(done.plan.rewrite)
+    assert done.copied_bytes == done.plan.copied, "with the heads and ends of the new packs"
     world.check()
     assert size(world.store) < before - 3 * 20_000
     named = {pack for item in indexes(world) for pack in item.packs}

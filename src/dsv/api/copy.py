@@ -34,6 +34,7 @@ from dsv.store.memory import MemoryStore
 from dsv.upkeep.copy import CommitCopy, Plan, Receiver, TreeCopy
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
+from dsv.values.units import format_count
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
@@ -132,7 +133,7 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
             raise copying.refused(diverged)
     for failure in sorted(failures, key=lambda one: -one.exit_code):
         if len(failures) > 1:
-            failure.message += f" (and {len(failures) - 1:,} further datasets were not copied)"
+            failure.message += f" (not copied either: {format_count(len(failures) - 1, 'dataset')})"
         raise failure
     return done
 
@@ -507,7 +508,7 @@ class _Copying:
         first = min(diverged, key=lambda one: one.kind == "tag")
         assert first.commit is not None and first.before is not None
         where = f"{first.dataset}@{first.name}"
-        more = f" (and {len(diverged) - 1:,} further names)" if len(diverged) > 1 else ""
+        more = f" (and {format_count(len(diverged) - 1, 'further name')})" if len(diverged) > 1 else ""
         if first.kind == "tag":
             return Conflict(
                 f"tag {first.name} of {first.dataset} names {str(first.before)[:12]} in {self._there.store.url} and "

@@ -146,8 +146,8 @@ def _forecast(context: Context, options: Options, repository: Repository) -> For
 def _check(repository: Repository, found: Measured) -> None:
     if lost := found.unlisted + found.gone:
         raise IntegrityError(
-            f"{format_count(lost, 'object')} that datasets need are in no pack of {repository.store.url} that is "
-            "there; gc deletes nothing then",
+            f"needed, and in no pack of {repository.store.url} that is there: {format_count(lost, 'object')}; "
+            "gc deletes nothing then",
             subject=repository.store.url,
             hint="dsv verify lists what is lost, and dsv verify --repair looks for it elsewhere",
         )

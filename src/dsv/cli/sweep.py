@@ -25,6 +25,7 @@ from dsv.run.engines.attach import spared
 from dsv.run.parameters import names_sweep, parse_axes
 from dsv.run.sweep import SweepPlan, continued_sweep, driving, new_sweep, sweep_folder
 from dsv.run.sweep_driver import SweepDriver
+from dsv.values.units import format_count
 
 
 def is_sweep(typed: Typed) -> bool:
@@ -86,7 +87,7 @@ def _announce(call: Call, place: RunPlace, plan: SweepPlan, parallel: int) -> No
     if call.session.announce is not None:
         call.session.announce(seat.id, folder, folder)
     else:
-        call.say(f"{seat.id}: {len(plan.left)} runs, at most {parallel} at once")
+        call.say(f"{seat.id}: {format_count(len(plan.left), 'run')}, at most {parallel} at once")
 
 
 def _tell(call: Call, found: Runs, driver: SweepDriver) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dsv.format import index, keys
 from dsv.format.damage import Damage
 from dsv.format.locator import ObjectKind
-from dsv.format.pack import FOOTER_SIZE, MAGIC, ROW_SIZE
+from dsv.format.pack import FOOTER_SIZE, MAGIC, PACK_TARGET, ROW_SIZE
 from dsv.store.base import Store
 from dsv.upkeep.ids import IdSet, heads_of, is_in
 from dsv.upkeep.index_rows import IndexRows, PackList, Rows, id_of
@@ -103,7 +103,7 @@ class Plan(msgspec.Struct, frozen=True):
     freed: int
     """Bytes of the packs that go."""
     copied: int
-    """Bytes of what is copied."""
+    """Bytes of what is copied, in its new packs."""
     left: int
     """Packs that are worth rewriting, and were too much for one time."""
     partly: int
@@ -201,7 +201,7 @@ class Needed:
             packs=len(sizes),
             bytes=int(sizes.sum()),
             freed=int(sizes[whole | rewrite].sum()),
-            copied=int(used[rewrite].sum()),
+            copied=_packed(int(used[rewrite].sum())),
             left=int((~fits).sum()),
             partly=int(partly.sum()),
             partly_unused=int(unused[partly].sum()),
@@ -262,6 +262,11 @@ class Needed:
             yield found, places
         if lacking:
             self.missing = Missing(lacking, tuple(self._rows.packs[at] for at in sorted(named)))
+
+
+def _packed(stored: int) -> int:
+    """Return how much so many bytes of objects are with the heads and ends of their packs."""
+    return stored + _OVERHEAD * -(-stored // PACK_TARGET)
 
 
 def groups(rows: Rows) -> NDArray[Any]:

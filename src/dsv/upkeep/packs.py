@@ -20,6 +20,7 @@ from dsv.fs.process import processors
 from dsv.repo.objects.objects import LOCATOR_ROWS, Objects
 from dsv.store.base import CutShortError, Store, StoreMissing
 from dsv.values.ids import Id, NodeId, PackId, RecipeId, SegmentId
+from dsv.values.units import format_count
 
 Row = tuple[ObjectKind, Id, Location]
 T = TypeVar("T")
@@ -129,7 +130,7 @@ def check_bytes(pack: PackId, data: memoryview, rows_of: Callable[[PackId], list
     if blake3(data[:-40]).digest() != footer.hash:
         fault = "its bytes are not those its footer was written for"
     if bad:
-        fault = f"{len(bad)} of its {len(table)} objects are damaged"
+        fault = f"damaged: {len(bad)} of its {format_count(len(table), 'object')}"
     if fault is None:
         return CheckedPack(pack, len(data))
     named = tuple((row.kind, row.id) for row in bad if row.kind is not ObjectKind.LOCATOR)

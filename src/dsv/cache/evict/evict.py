@@ -28,7 +28,7 @@ from dsv.cache.root import CacheRoot, Place, explain, nearest_folder
 from dsv.cache.settings import CacheSettings, check_writable, load_settings
 from dsv.errors import DsvError
 from dsv.fs.files import list_names
-from dsv.values.units import format_bytes
+from dsv.values.units import format_bytes, format_count
 
 
 class Evicted(msgspec.Struct, frozen=True):
@@ -430,9 +430,9 @@ def request_of(dataset: str, need: Need) -> EvictionRequest:
 def _no_room(settings: CacheSettings, need: Need, result: EvictionResult) -> NoRoomBeside:
     kept = [due.candidate for due in result.kept]
     stays = [one for one in kept if one.claim]
-    used = f"; {len(stays)} cached commits are in use or held" if stays else ""
+    used = f"; in use or held: {format_count(len(stays), 'cached commit')}" if stays else ""
     refusal = NoRoomBeside(
-        f"no room for {need.place}, which needs {format_bytes(need.bytes)} and {need.files} files: "
+        f"no room for {need.place}, which needs {format_bytes(need.bytes)} and {format_count(need.files, 'file')}: "
         f"{result.exceeded[0]}{used}",
         subject=str(need.place),
         hint="dsv cached shows who uses what; dsv evict --dry-run what may go",

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from dsv.cache.record import Extent
 from dsv.cache.root import Place
 from dsv.cache.settings import CacheSettings
-from dsv.values.units import format_bytes, format_duration
+from dsv.values.units import format_bytes, format_count, format_duration
 
 _NOTHING = Extent()
 _OWN_FILES = 64  # inodes that a fill needs beside its commit's files and folders: its claims, its own folders
@@ -206,7 +206,8 @@ class Planner:
             size, most = format_bytes(planned.bytes), format_bytes(limits.max_size)
             found.append(f"the cache takes {size}{with_it}, max_size is {most}")
         if limits.max_files is not None and planned.files > limits.max_files:
-            found.append(f"the cache holds {planned.files} files{with_it}, max_files is {limits.max_files}")
+            held = format_count(planned.files, "file")
+            found.append(f"the cache holds {held}{with_it}, max_files is {limits.max_files}")
         free = self._disk.free - coming.bytes
         found.extend(
             f"{format_bytes(max(free, 0))} are free{with_it}, min_free is {amount}"

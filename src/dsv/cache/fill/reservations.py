@@ -21,7 +21,7 @@ from dsv.cache.record import Extent
 from dsv.cache.root import CacheRoot, Place, free_room
 from dsv.errors import NoRoom
 from dsv.fs.files import list_names, read_json
-from dsv.values.units import format_bytes
+from dsv.values.units import format_bytes, format_count
 
 # Seconds between a reservation and the beginning of its fill for which it counts in any case. To evict millions of
 # files from a file server takes longer; then the lease on the place, renewed while a command works, speaks for it.
@@ -95,7 +95,7 @@ def refusal(root: CacheRoot, place: Place, error: OSError, left_bytes: int, left
     """Return the error for a disk that is full for good, with what is still to come."""
     return NoRoom(
         f"no room for {place} in {root.path}: {error.strerror}; {free_room(root.path)}, "
-        f"{format_bytes(left_bytes)} still to come in {left_files} files",
+        f"{format_bytes(left_bytes)} still to come in {format_count(left_files, 'file')}",
         subject=str(place),
         hint="dsv cached shows who uses what; dsv evict --dry-run what may go",
     )

@@ -113,7 +113,9 @@ def _move(call: Call, place: str) -> int:
     else:
         setting, value = done.configure
         change = f"--unset {setting}" if value is None else f"{setting} {value}"
-        call.say(f"{done.keys:,} objects were copied from {done.before}; tell everybody: dsv config {change}")
+        call.say(
+            f"{format_count(done.keys, 'object')} copied from {done.before}; tell everybody: dsv config {change}"
+        )
     return 0
 
 
@@ -135,7 +137,8 @@ def _merge_indexes(call: Call) -> int:
         call.result(done)
         return 0
     call.say(
-        f"{done.merged:,} index files were merged, {done.deleted:,} are gone; a sync needs to know {done.files:,}"
+        f"{format_count(done.merged, 'index file')} merged, {done.deleted:,} deleted; a sync needs to know "
+        f"{done.files:,}"
     )
     return 0
 

@@ -174,10 +174,13 @@ def _show(call: Call, done: Verification) -> None:
     for unasked in done.unasked[:_COMMITS]:
         assert unasked.failure is not None
         call.warn(f"pack {unasked.pack} could not be read: {unasked.failure.message}")
-    read = f", {done.packs_read:,} of them read ({format_bytes(done.bytes_read)})" if done.packs_read else ""
-    call.say(
-        f"{format_count(len(done.names), 'commit')}, {format_count(done.packs_seen, 'pack')}{read}: {_verdict(done)}"
-    )
+    read = f" read ({format_bytes(done.bytes_read)})" if done.packs_read else ""
+    if done.packs_seen:
+        looked = f"{format_count(len(done.names), 'commit')}, {format_count(done.packs_seen, 'pack')}"
+        looked += f", {done.packs_read:,} of them{read}" if read else ""
+    else:  # with --budget: the packs alone
+        looked = f"{format_count(done.packs_read, 'pack')}{read}"
+    call.say(f"{looked}: {_verdict(done)}")
     if done.repaired:
         call.say(f"{format_count(done.repaired, 'object')} stored again")
     if done.lost_objects:
@@ -195,9 +198,11 @@ def _verdict(done: Verification) -> str:
     if done.lost_objects:
         text = f"{format_count(done.lost_objects, 'object')} lost"
     elif done.at_risk:
-        text = f"nothing is lost, but {format_count(done.at_risk, 'object')} are only in packs with damaged tables"
+        text = (
+            f"nothing is lost, but only packs with damaged tables have {format_count(done.at_risk, 'object')}"
+        )
     elif done.faults:
-        text = f"{format_count(len(done.faults), 'name')} or index files are damaged"
+        text = f"{format_count(len(done.faults), 'fault')} in names or index files"
     elif done.packs:
         text = f"{format_count(len(done.packs), 'pack')} damaged, with nothing that is not elsewhere too"
     else:

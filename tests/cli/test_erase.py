@@ -126,6 +126,24 @@ def test_a_workspace_whose_unchanged_file_was_erased_goes_on(pets: Dsv) -> None:
     pets.ok("diff", "pets@v1", "pets")
 
 
+def test_a_workspace_without_an_erased_file_gets_what_comes_in_its_place(pets: Dsv) -> None:
+    erase(pets)
+    elsewhere = pets.at(pets.home)
+    for name in ("one", "two", "three"):
+        elsewhere.ok("clone", "pets", name)
+    write_files(pets.home / "two", {"p/secret": b"mine"})
+    write_files(pets.cwd, {"p/secret": b"another"})
+    pets.ok("sync")
+    pets.at(pets.home / "one").ok("pull")
+    assert (pets.home / "one/p/secret").read_bytes() == b"another"
+    refused = pets.at(pets.home / "two")("pull")
+    assert refused.code == 4 and "'p/secret' was changed here, and changed there" in refused.err
+    (pets.cwd / "p/secret").unlink()
+    pets.ok("sync")
+    pets.at(pets.home / "three").ok("pull")
+    assert pets.at(pets.home / "three").ok("status", "--json").json["clean"] is True
+
+
 def test_differences_of_large_files_that_were_erased_are_told(pets: Dsv) -> None:
     first = random.Random(1).randbytes(3_000_000)
     write_files(pets.cwd, {"large": first})

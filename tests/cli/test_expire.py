@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 
 from dsv.format import keys
 from dsv.format.expiry import ExpiryAction
+from dsv.format.locator import ObjectKind
 from dsv.format.records import Writer
 from dsv.repo.expiry import append
 from dsv.repo.repository import Repository
 from dsv.store.directory import DirectoryStore
-from dsv.values.ids import CommitId
+from dsv.values.ids import ChunkId, CommitId
 from dsv.values.names import DatasetName
 from tests.kit.dsv import Dsv, write_files
 
@@ -173,6 +175,31 @@ def test_a_workspace_whose_base_was_freed_pulls_or_is_told(old: Dsv, tmp_path: P
     assert result.code == 3 and f"commit {first[:12]} of pets was expired on" in result.err, result
     assert "dsv clone pets DIR" in result.err and "damage" not in result.err
     assert (tmp_path / "third/mine.txt").read_text() == "mine\n"
+
+
+def test_what_gc_removed_with_the_base_of_a_workspace_is_not_lost(old: Dsv, tmp_path: Path) -> None:
+    """A pull replaces such a file, and keeps one of which the store has lost what another commit needs."""
+    chance = random.Random(1)
+    removed, lost = chance.randbytes(500_000), chance.randbytes(100_000)
+    write_files(old.cwd, {"removed": removed, "lost": lost})
+    old.ok("sync")
+    for name in ("one", "two"):
+        old.ok("clone", "pets", str(tmp_path / name))
+    for files in ({"removed": b"new"}, {"lost": b"new"}):
+        write_files(old.cwd, files)
+        old.ok("sync")
+    old.ok("expire", "pets", "--keep-last", "2")
+    old.ok("gc", "--yes", "--grace", "0s")
+    old.at(tmp_path / "one").ok("pull")
+    assert (tmp_path / "one/removed").read_bytes() == (tmp_path / "one/lost").read_bytes() == b"new"
+    store = store_of(old)
+    where = Repository.open(store, None).objects.indexes.find(ObjectKind.CHUNK, ChunkId.hash(lost))
+    assert where is not None
+    store.delete(keys.pack_key(where.pack))
+    refused = old.at(tmp_path / "two")("pull")
+    assert refused.code == 4 and "the store has lost the content of 1 file" in refused.err, refused
+    assert "'lost'" in refused.err and "'removed'" not in refused.err
+    assert (tmp_path / "two/lost").read_bytes() == lost
 
 
 def test_histories_pass_over_what_gc_has_freed(old: Dsv) -> None:

@@ -16,6 +16,7 @@ from dsv.fs.descent import Descent
 from dsv.fs.errors import about
 from dsv.merge.paths import MergeConflict
 from dsv.repo.objects.objects import Objects
+from dsv.repo.refs.expiry import read_expiry
 from dsv.repo.tree.diff import Change
 from dsv.repo.tree.read import Reached, TreeReader, find_paths, reach_content
 from dsv.transfer.download import Fetcher
@@ -72,7 +73,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
         )
     if objects.copy_of is not None:  # a missing content is an error before the first file is written
         writer.check_copies(objects.copy_of)
-    check_copies(baseline.tree, goal.changes(), goal.may_overwrite, scan.root)
+    check_copies(opened, baseline.tree, goal.changes(), goal.may_overwrite)
     if goal.dry_run:
         return Made(plan.created, plan.replaced, plan.removed)
     _note_lost(opened, plan.here)
@@ -98,8 +99,8 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
 
 
 def _without_erased(objects: Objects, goal: Goal) -> Goal:
-    """Return the goal without files that were erased: nobody can write them, and a workspace without one has no local
-    change."""
+    """Return the goal without files that were erased: nobody can write them, and a workspace that lacks one has no
+    local change."""
     erasures, changes = objects.erasures, goal.changes
     if not erasures:
         return goal
@@ -112,7 +113,7 @@ def _without_erased(objects: Objects, goal: Goal) -> Goal:
             elif change.before is not None:
                 yield replace(change, after=None, location=None)
 
-    return replace(goal, changes=left)
+    return replace(goal, changes=left, is_erased=lambda entry: erasures.of(entry) is not None)
 
 
 def _write(
@@ -137,12 +138,17 @@ def _write(
 
 
 def check_copies(
-    tree: TreeReader | None, changes: Iterable[Change], may_overwrite: Callable[[bytes], bool], root: Path
+    opened: OpenWorkspace,
+    tree: TreeReader | None,
+    changes: Iterable[Change],
+    may_overwrite: Callable[[bytes], bool],
 ) -> None:
-    """Raise `Conflict` if the changes would remove or overwrite a file of which the store has lost the content.
+    """Raise `Conflict` if the changes would remove or overwrite a file of which the store has lost the content. What gc
+    has removed with an expired base is not lost.
 
     Each pack is looked for once. Files that may be overwritten without a copy (`may_overwrite`) are not checked.
     """
+    root = opened.workspace.root
     going = {
         change.path: change.before
         for change in changes
@@ -164,6 +170,8 @@ def check_copies(
     lost = packs.lost_of({pack for _, pack in needed})
     suspected = dict.fromkeys(path for path, pack in needed if pack in lost)
     only = [path for path in suspected if not _elsewhere(tree.objects, going[path])]
+    if only and _is_freed(opened, tree.commit_id):
+        only = [path for path in only if _is_listed(tree.objects, going[path])]
     if not only:
         return
     for pack_id in lost:
@@ -227,6 +235,22 @@ def _elsewhere(objects: Objects, entry: Entry) -> bool:
     """Return whether an index names another place for all of a file's content: it may have been stored again."""
     return all(
         objects.indexes.find(kind, object_id, usable=objects.packs.may_rely) is not None
+        for kind, object_id, _ in reach_content(objects, entry, None)
+    )
+
+
+def _is_freed(opened: OpenWorkspace, commit: CommitId) -> bool:
+    """Return whether the commit has expired, and gc may remove its content."""
+    refs = opened.repository.refs
+    return commit in read_expiry(refs, refs.home(opened.workspace.dataset)).freed
+
+
+def _is_listed(objects: Objects, entry: Entry) -> bool:
+    """Return whether an index names a place for a part of a file that is in none any more. gc takes what it removes out
+    of the indexes."""
+    find, rely = objects.indexes.find, objects.packs.may_rely
+    return any(
+        find(kind, object_id, usable=rely) is None and find(kind, object_id) is not None
         for kind, object_id, _ in reach_content(objects, entry, None)
     )
 

@@ -74,6 +74,8 @@ class Goal(msgspec.Struct, frozen=True):
     files_of: CommitId | None = None
     """A commit with the same files, if `commit` was made just now."""
     dry_run: bool = False
+    is_erased: Callable[[Entry], bool] = lambda entry: False
+    """Return whether a workspace may lack this file without a local change."""
 
     @property
     def follow(self) -> CommitId | None:
@@ -256,7 +258,8 @@ class Planner:
         if difference(now, after) is None:
             return Step(Act.KEEP, change)
         forced = may_overwrite(path)
-        changed = difference(now, change.before) is not None
+        lacking = now is None and change.before is not None and self._goal.is_erased(change.before)
+        changed = not lacking and difference(now, change.before) is not None
         if changed and not forced:
             return _both_changed(change, now)
         settled = path if changed else None
@@ -329,6 +332,8 @@ class Planner:
         change, merger, choices = step.change, self._settlement.merger, self._settlement.choices
         before, after = change.before, change.after
         if before is None or after is None or not (now.is_file and before.is_file and after.is_file):
+            return step
+        if self._goal.is_erased(before):
             return step
         row = self._disk.row(change.path)
         kind = now.kind if now.kind != before.kind else after.kind

@@ -20,7 +20,7 @@ from tests.upkeep.gc_rounds import Rounds
 ROUNDS = int(os.environ.get("GC_ROUNDS", "300" if is_full() else "0"))
 SEED = int(os.environ.get("GC_SEED", "7"))
 DAY = 24 * 3600.0
-pytestmark = [pytest.mark.timeout(DAY)] if ROUNDS else []
+pytestmark = pytest.mark.timeout(DAY if ROUNDS else 900)
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_commits_that_are_not_expired_restore_whatever_happens(kind: str, tmp_pa
         store = open_raw(str(tmp_path / "store"), StoreOptions(), create=True)
         dsv = Dsv.of(tmp_path / "home", DSV_STORE=str(tmp_path / "store"), DSV_CACHE=str(tmp_path / "cache"))
     rounds = Rounds(store, tmp_path / "ids", SEED, dsv, f"file://{tmp_path}/elsewhere")
-    rounds.run(ROUNDS or (12 if dsv is None else 5))
+    rounds.run(ROUNDS or (12 if dsv is None else 4))
     store.close()
 
 
@@ -45,6 +45,6 @@ def test_commits_that_are_not_expired_restore_from_ceph(ceph_s3: S3Server, tmp_p
     url = f"s3://{bucket}/rounds"
     store = open_store(url, StoreOptions.from_environment(ceph_s3.env))
     dsv = Dsv.of(tmp_path / "home", None, DSV_STORE=url, DSV_CACHE=str(tmp_path / "cache"), **ceph_s3.env)
-    Rounds(store, tmp_path / "ids", SEED + 4, dsv, f"s3://{bucket}/elsewhere").run(ROUNDS or 4)
+    Rounds(store, tmp_path / "ids", SEED + 4, dsv, f"s3://{bucket}/elsewhere").run(ROUNDS or 2)
     store.close()
     ceph_s3.remove_bucket(bucket)

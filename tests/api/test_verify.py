@@ -105,6 +105,25 @@ def test_damage_of_a_hundred_packs_is_listed(tmp_path: Path) -> None:
     assert paths(found) == {b"start", *(b"f/%d" % number for number in range(100))}
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_a_pack_that_another_one_lies_in_the_place_of_is_found(ann: Person, full: bool) -> None:
+    """As of a backup that was put back wrongly: every byte of it fits its own table. In passing, it may be shorter."""
+    ann.write({"new": random.Random(1).randbytes(3000)})
+    ann.sync()
+    paths = sorted((Path(ann.store) / "packs").glob("*/*"), key=lambda path: path.stat().st_size)
+    wrong, other = (paths[0], paths[-1]) if full else (paths[-1], paths[0])
+    before = wrong.read_bytes()
+    wrong.chmod(0o644)
+    wrong.write_bytes(other.read_bytes())
+    assert verify(ann.context(), VerifyRequest()).is_whole is full, "as long as it is long enough"
+    found = verify(ann.context(), FULL)
+    assert not found.is_whole and [str(one.pack) for one in found.packs] == [wrong.name]
+    assert "lacks" in (found.packs[0].fault or "")
+    wrong.write_bytes(before)
+    assert verify(ann.context(), FULL).is_whole
+    assert verify(ann.context(), VerifyRequest()).is_whole
+
+
 def test_a_damaged_table_loses_nothing_and_is_reported(ann: Person) -> None:
     for path in (Path(ann.store) / "packs").glob("*/*"):
         path.chmod(0o644)

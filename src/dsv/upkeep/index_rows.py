@@ -40,6 +40,9 @@ ROW = np.dtype([("head", "u8"), *((name, _STORED[name]) for name in _STORED.name
 bytes of which NumPy does not show zeros at the end: compare whole columns, or take `id_of`."""
 
 _LISTINGS = 10
+_MIX = [
+    np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5)
+]
 _PART = 8 << 20
 _HELD = 1 << 12
 """Ids of packs with one first byte that are held before those that come again are dropped."""
@@ -49,6 +52,16 @@ def id_of(rows: Rows, at: int) -> bytes:
     """Return the id of a row."""
     found: bytes = rows["id"][at]
     return found.ljust(32, b"\0")
+
+
+def row_sums(heads: Rows, kinds: Rows, offsets: Rows, stored: Rows) -> NDArray[np.uint32]:
+    """Return a number for each row, to add up for a pack: two packs with other rows seldom have the same sum."""
+    mixed = heads.astype(np.uint64) * _MIX[0] + kinds.astype(np.uint64) * _MIX[1]
+    mixed += offsets.astype(np.uint64) * _MIX[2] + stored.astype(np.uint64) * _MIX[3]
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= _MIX[0]
+    found: NDArray[np.uint32] = (mixed >> np.uint64(32)).astype(np.uint32)
+    return found
 
 
 class PackList(Sequence[PackId]):
@@ -213,8 +226,9 @@ class IndexRows:
             again[1:] &= found[name][1:] == found[name][:-1]
         return found[~again]
 
-    def expected_sizes(self) -> NDArray[np.uint32]:
-        """Return how many bytes each pack has at least, by what is said to be in it."""
+    def expected_sizes(self, sums: NDArray[np.uint32] | None = None) -> NDArray[np.uint32]:
+        """Return how many bytes each pack has at least, by what is said to be in it. sums: gets the sum of each pack's
+        rows."""
         ends = np.zeros(len(self.packs), np.uint32)
         rows = np.zeros(len(self.packs), np.uint32)
         for first in range(256):
@@ -222,6 +236,9 @@ class IndexRows:
             found = found[found["where"] == IN_PACK]
             np.maximum.at(ends, found["pack"], found["offset"] + found["stored"] + found["tail"])
             np.add.at(rows, found["pack"], 1 + (found["tail"] > 0).astype(np.uint32))
+            if sums is not None:
+                of_rows = row_sums(found["head"], found["kind"], found["offset"], found["stored"])
+                np.add.at(sums, found["pack"], of_rows)
         ends += TABLE_ROW * rows
         ends[rows > 0] += FOOTER_SIZE
         return ends

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
@@ -23,6 +23,7 @@ from dsv.values.ids import Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.units import format_count
 
 Row = tuple[ObjectKind, Id, Location]
+Named = tuple[ObjectKind, Id]
 T = TypeVar("T")
 _CONTEXTS: dict[int, str] = {
     ObjectKind.RECIPE: RecipeId.context,
@@ -58,11 +59,13 @@ def check_packs(
     packs: Iterable[T],
     pack_of: Callable[[T], PackId | None],
     rows_of: Callable[[PackId], list[Row]],
+    lacks: Callable[[PackId, PackTable], Sequence[Named]],
 ) -> Iterator[tuple[T, CheckedPack | None]]:
     """Yield each item with its pack, checked, in their order; several packs are read at a time. Items without a pack
     come in their turn.
 
-    rows_of: what an index says of a pack whose own table is damaged.
+    rows_of: what an index says of a pack whose own table is damaged. lacks: what an index says is in a pack, and its
+    table does not have.
     """
     threads = min(8, 2 * processors())
     waiting: deque[tuple[T, Future[CheckedPack] | None]] = deque()
@@ -71,7 +74,7 @@ def check_packs(
         for item in packs:
             pack = pack_of(item)
             waiting.append(
-                (item, None if pack is None else pool.submit(check_pack, objects.store, pack, rows_of))
+                (item, None if pack is None else pool.submit(check_pack, objects.store, pack, rows_of, lacks))
             )
             if len(waiting) > threads:
                 yield _ended(objects, *waiting.popleft())
@@ -88,7 +91,12 @@ def _ended(objects: Objects, item: T, future: Future[CheckedPack] | None) -> tup
 
 
 def check_pack(
-    store: Store, pack: PackId, rows_of: Callable[[PackId], list[Row]], *, every_row: bool = False
+    store: Store,
+    pack: PackId,
+    rows_of: Callable[[PackId], list[Row]],
+    lacks: Callable[[PackId, PackTable], Sequence[Named]] = lambda *_: (),
+    *,
+    every_row: bool = False,
 ) -> CheckedPack:
     """Read a pack and check it. What looks damaged or lost is asked for once more before it counts as that.
 
@@ -108,7 +116,7 @@ def check_pack(
         except DsvError as error:
             return CheckedPack(pack, failure=error)
         else:
-            found = check_bytes(pack, data, rows_of if attempt else lambda _: [])
+            found = check_bytes(pack, data, rows_of if attempt else lambda _: [], lacks)
             if found.is_whole and every_row:
                 return msgspec.structs.replace(found, rows=tuple(read_table(data).indexed(pack)))
         if found.is_whole:
@@ -116,8 +124,14 @@ def check_pack(
     return found
 
 
-def check_bytes(pack: PackId, data: memoryview, rows_of: Callable[[PackId], list[Row]]) -> CheckedPack:
-    """Check the bytes of a whole pack, and of each object in it."""
+def check_bytes(
+    pack: PackId,
+    data: memoryview,
+    rows_of: Callable[[PackId], list[Row]],
+    lacks: Callable[[PackId, PackTable], Sequence[Named]],
+) -> CheckedPack:
+    """Check the bytes of a whole pack, and of each object in it. A pack does not have its own id, so the bytes of
+    another one are known by what they lack."""
     fault: str | None = None
     try:
         table = read_table(data)
@@ -131,9 +145,12 @@ def check_bytes(pack: PackId, data: memoryview, rows_of: Callable[[PackId], list
         fault = "its bytes are not those its footer was written for"
     if bad:
         fault = f"damaged: {len(bad)} of its {format_count(len(table), 'object')}"
+    lacking = lacks(pack, table)
+    if lacking:
+        fault = f"it lacks {format_count(len(lacking), 'object')} that index files say it has"
     if fault is None:
         return CheckedPack(pack, len(data))
-    named = tuple((row.kind, row.id) for row in bad if row.kind is not ObjectKind.LOCATOR)
+    named = (*((row.kind, row.id) for row in bad if row.kind is not ObjectKind.LOCATOR), *lacking)
     return CheckedPack(pack, len(data), fault, bad=named, rows=tuple(table.indexed(pack)))
 
 

@@ -21,6 +21,7 @@ from dsv.format.commit import Commit
 from dsv.format.damage import MAX_MARKS, Damage
 from dsv.format.index import ERASED, IN_PACK
 from dsv.format.locator import Location, ObjectKind
+from dsv.format.pack import PackTable
 from dsv.format.records import Writer
 from dsv.repo.damage import mark_damage, read_damage
 from dsv.repo.format_log import check_log
@@ -29,7 +30,7 @@ from dsv.repo.repository import Repository
 from dsv.store.base import StoreMissing, together
 from dsv.upkeep.hints import wrong_hints
 from dsv.upkeep.ids import Heads, IdSet, Seen, is_in
-from dsv.upkeep.index_rows import IndexRows
+from dsv.upkeep.index_rows import IndexRows, row_sums
 from dsv.upkeep.losses import Losses, Part
 from dsv.upkeep.packs import CheckedPack, check_packs
 from dsv.upkeep.reach import reach
@@ -116,6 +117,8 @@ class Verifier:
         self._lock = threading.Lock()
         self.needed = IdSet(scratch / "needed")
         self._rows: IndexRows | None = None
+        self._sums: NDArray[np.uint32] | None = None
+        """Of the rows of each pack."""
         self.damaged_indexes: dict[IndexId, IntegrityError] = {}
         self.marks, self._anew = None, False
         try:
@@ -146,6 +149,7 @@ class Verifier:
 
     def _read_rows(self) -> IndexRows:
         self._listings += 1
+        self._sums = None
         self.damaged_indexes.clear()
         self._rows = IndexRows(
             self.repository,
@@ -287,7 +291,8 @@ class Verifier:
             self.result.packs_seen += len(items)
             at = rows.packs.places(pack for pack, _ in items)
             there[at[at >= 0]] = np.array([size for _, size in items], np.int64)[at >= 0]
-        expected = rows.expected_sizes()
+        self._sums = np.zeros(len(rows.packs), np.uint32)
+        expected = rows.expected_sizes(self._sums)
         doubtful = self._doubtful(np.flatnonzero(there < expected), expected)
         doubtful |= self._marked
         if only_needed:
@@ -325,7 +330,7 @@ class Verifier:
 
     def read_packs(self, packs: Iterable[PackId]) -> None:
         """Read whole packs, and note what is damaged."""
-        for _, checked in check_packs(self.objects, packs, lambda one: one, self._rows_of):
+        for _, checked in check_packs(self.objects, packs, lambda one: one, self._rows_of, self._lacks):
             if checked is not None:
                 self._add(checked)
 
@@ -356,6 +361,7 @@ class Verifier:
                 self._packs_of(schedule, schedule.order(left), partial(_is_over, ends, noted)),
                 lambda item: item[1],
                 self._rows_of,
+                self._lacks,
             ):
                 if checked is None:
                     done.append(slice_[0])
@@ -390,6 +396,21 @@ class Verifier:
 
     def _rows_of(self, pack: PackId) -> list[tuple[ObjectKind, Id, Location]]:
         return self.rows.of_packs({pack})[pack]
+
+    def _lacks(self, pack: PackId, table: PackTable) -> list[tuple[ObjectKind, Id]]:
+        """Return what index files say is in a pack, and its table does not have. Asks nothing if they were not read."""
+        at = -1 if self._sums is None else int(self.rows.packs.places([pack])[0])
+        if self._sums is None or at < 0:
+            return []
+        kinds, heads = (
+            np.frombuffer(table.kinds, np.uint8),
+            np.frombuffer(table.ids, ">u8").reshape(-1, 4)[:, 0],
+        )
+        sums = row_sums(heads, kinds, np.asarray(table.offsets), np.asarray(table.stored))
+        if sums[kinds != ObjectKind.LOCATOR].sum(dtype=np.uint32) == self._sums[at]:
+            return []
+        there = set(table.indexed(pack))
+        return [(kind, one) for kind, one, where in self._rows_of(pack) if (kind, one, where) not in there]
 
     def _add(self, checked: CheckedPack) -> None:
         self.result.packs_read += not checked.gone

@@ -26,7 +26,7 @@ ROOMS: list[set[str]] = [
     {"transfer"},
     {"diff"},
     {"merge"},
-    {"workspace", "cache", "exchange", "run", "upkeep"},
+    {"workspace", "cache", "exchange", "run", "upkeep", "training"},
     {"api"},
     {"", "cli", "filesystem"},  # the package itself: what programs import, and only when they ask for it
 ]
@@ -52,6 +52,7 @@ FOR_CLI_ONLY = {"print", "input", "exit", "quit", "breakpoint", "os._exit"} | {
 }
 # Processes of their own, that others start and talk to by pipes.
 PROGRAMS = {
+    PACKAGE / "api/bench_feed_process.py",
     PACKAGE / "store/probe.py",
     PACKAGE / "fs/sync_process.py",
     PACKAGE / "cache/fill/helper_process.py",

@@ -146,6 +146,7 @@ def test_help_explains_the_global_options_that_a_command_has_use_for(dsv: Dsv, n
 
 
 NEEDED = {
+    "bench": ["feed"],
     "node": ["pets", "--left", "."],
     "cat": [],
     "clone": ["pets"],

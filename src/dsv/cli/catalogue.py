@@ -60,6 +60,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "wait": "Wait until runs have ended, and exit with their exit code",
     },
     "This machine": {
+        "bench": "Measure how many accelerators data can feed",
         "config": "Show settings with their origin, or set one",
         "doctor": "Check the settings, store, cache and engines in effect here",
         "completion": "Print the script that completes dsv's words in your shell",

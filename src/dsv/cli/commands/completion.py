@@ -119,7 +119,7 @@ def _values(param: Any, context: Any, word: str) -> tuple[str, list[Row]]:
     named = str(param.metavar or "")
     plain = named if named in _FINDERS or named in _BY_SHELL else named.replace("...", "").strip("[]")
     plain = _OF_COMMANDS.get((context.info_name or "", plain), plain)
-    if re.fullmatch(r"[a-z-]+([|][a-z-]+)+", plain):
+    if re.fullmatch(r"[a-z0-9-]+([|][a-z0-9-]+)+", plain):
         return NOTHING_ELSE, [(choice, "") for choice in plain.split("|")]
     rows: list[Row] = []
     if plain in _FINDERS:

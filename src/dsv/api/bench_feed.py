@@ -1,0 +1,396 @@
+"""Measure how many accelerators a store, a cache or a folder can feed; `dsv.training.feed` has figures and sums.
+
+Each round is a process of its own (`bench_feed_process`), with further ones that read, as a training has them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from dsv import errors
+from dsv.api.init import create_repository
+from dsv.api.ls_cat import ls
+from dsv.api.program import Commit, Store
+from dsv.errors import DsvError, NoRoom, NotFound, Unsupported
+from dsv.fs.errors import about
+from dsv.store.base import together
+from dsv.training.feed import Load, most_that_pass
+from dsv.values.names import Rev, Target
+from dsv.values.progress import NoProgress
+from dsv.values.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+    from dsv.api.connection import Connection
+    from dsv.api.context import Context
+
+_PROGRAM = "dsv.api.bench_feed_process"
+_PIECE = 8 << 20
+_REMOVED_AT_ONCE = 200
+_SEED = 20
+PREFIX = "dsv-bench-feed-"
+"""What names of throwaway folders begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedRequest:
+    """What to measure."""
+
+    load: Load
+    source: str
+    """`store`, `cache` or `folder`."""
+    target: Target | None = None
+    folder: Path | None = None
+    make: int | None = None
+    """Bytes of data to make, in the folder, or in a store of its own beside the one in effect."""
+    accelerators: int | None = None
+    """Only so many are measured, and nothing is searched."""
+    limit: int = 64
+    """The most accelerators that are tried."""
+    steps: int = 500
+    """A round ends after so many steps,"""
+    seconds: float = 20.0
+    """or after this time, but not before two steps count."""
+    by_bytes: bool = False
+    """A batch has as many bytes as the model's, and not as many files."""
+    drop: bool = True
+    """The page cache of this host gives up each file before it is read and after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What the process of a round is given."""
+
+    request: FeedRequest
+    accelerators: int
+    paths: list[str]
+    sizes: list[int]
+    commit: Commit | None
+    """None if the paths are files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a round has found, without the steps before those that count."""
+
+    accelerators: int
+    au: float
+    """The utilization."""
+    passed: bool
+    steps: int
+    seconds: float
+    bytes: int
+    """Bytes that the accelerators took."""
+    cpu: float
+    """Processor seconds of the processes that read."""
+    host_cpu: float
+    """The same of all processes of this host, and of its kernel."""
+    page_cache: float | None
+    """The share of files that were in this host's page cache when they were read; None if that is not known."""
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes / self.seconds
+
+    @property
+    def cpu_per_gb(self) -> float | None:
+        return self.cpu / self.bytes * 1e9 if self.bytes else None
+
+    @property
+    def host_cpu_per_gb(self) -> float | None:
+        return self.host_cpu / self.bytes * 1e9 if self.bytes else None
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """The answer."""
+
+    request: FeedRequest
+    place: str
+    files: int
+    bytes: int
+    memory: int
+    """Bytes of memory of this host."""
+    most: int | None
+    """The most accelerators that reach the mark, up to the limit; None if only one number was measured."""
+    rounds: tuple[Measured, ...]
+
+    @property
+    def load(self) -> Load:
+        return self.request.load
+
+    @property
+    def sample_bytes(self) -> float:
+        """Return the mean size of a sample: of a file, or the model's if a batch is so many bytes."""
+        return self.load.sample if self.request.by_bytes else self.bytes / self.files
+
+    @property
+    def demand(self) -> float:
+        """Return the bytes for each second that one accelerator asks for."""
+        return self.load.batch * self.sample_bytes / self.load.seconds
+
+    @property
+    def five_times_memory(self) -> bool:
+        return self.bytes >= 5 * self.memory
+
+    @property
+    def at_limit(self) -> bool:
+        return self.most == self.request.limit
+
+    @property
+    def page_cache(self) -> float | None:
+        return max((one.page_cache for one in self.rounds if one.page_cache is not None), default=None)
+
+
+def bench_feed(connection: Connection, request: FeedRequest) -> Fed:
+    """Measure the most accelerators whose utilization reaches the model's mark, or just the given number.
+
+    Raises `NotFound` and `UsageError` if there is nothing to read, what reading raises, and `NoRoom`.
+    """
+    if not sys.platform.startswith("linux"):
+        raise Unsupported("dsv bench feed measures on Linux only", hint="run it on a host that trains")
+    with ExitStack() as stack:
+        if request.make is not None:
+            request, connection = stack.enter_context(_made(connection, request))
+        place, commit, paths, sizes = _samples(connection, request)
+        if not sum(sizes):
+            raise NotFound(f"there are no files with content in {place}", subject=place)
+        rounds: dict[int, Measured] = {}
+
+        def passes(accelerators: int) -> bool:
+            connection.progress.note(f"measuring {format_count(accelerators, 'accelerator')}")
+            found = _measure(Round(request, accelerators, paths, sizes, commit))
+            rate = format_bytes(round(found.bytes_per_second))
+            connection.progress.note(f"utilization {found.au:.3f}, {rate}/s")
+            rounds[accelerators] = found
+            return found.passed
+
+        most = None
+        if request.accelerators is None:
+            most = most_that_pass(passes, request.limit)
+        else:
+            passes(request.accelerators)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = tuple(rounds[number] for number in sorted(rounds))
+    return Fed(request, place, len(sizes), sum(sizes), memory, most, found)
+
+
+def _samples(connection: Connection, request: FeedRequest) -> tuple[str, Commit | None, list[str], list[int]]:
+    """Return what is read, for people; the commit if it is read from the store; and the paths and sizes of files."""
+    folder, target = request.folder, request.target
+    if request.source == "store":
+        assert target is not None
+        commit = Store(replace(connection, progress=NoProgress())).open(
+            str(Target(target.dataset, target.rev))
+        )
+        pinned = Target(target.dataset, Rev(commit.id), target.path)
+        paths, sizes = [], list[int]()
+        with ls(connection.reading, pinned) as entries:
+            for entry in entries.erasures.without(entries):
+                if entry.is_file:
+                    paths.append(os.fsdecode(entry.path))
+                    sizes.append(entry.size)
+        return f"{commit.dataset}@{commit.id[:12]} in {connection.settings.store().url}", commit, paths, sizes
+    if request.source == "cache":
+        from dsv.api.hold_while import cache_while
+
+        assert target is not None
+        root = connection.settings.cache().path
+        [staged] = cache_while(connection.reading, root, [target], os.getpid(), offline=connection.offline)
+        folder = staged.path
+    assert folder is not None
+    if not folder.exists():
+        raise NotFound(
+            f"there is no folder {folder}", subject=str(folder), hint="dsv bench feed --folder DIR"
+        )
+    with about(folder):
+        return (str(folder), None, *_files_below(folder))
+
+
+def _files_below(folder: Path) -> tuple[list[str], list[int]]:
+    """Return the paths and the sizes of the regular files below a folder, or of one file."""
+    if not folder.is_dir():
+        return [str(folder)], [folder.stat().st_size]
+    paths, sizes = [], []
+    waiting = [str(folder)]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting += [entry.path] if entry.name != ".dsv" else []
+                elif entry.is_file(follow_symlinks=False):
+                    paths.append(entry.path)
+                    sizes.append(entry.stat().st_size)
+    return paths, sizes
+
+
+def _measure(what: Round) -> Measured:
+    """Measure one number of accelerators. Raises what a reader has raised."""
+    order = pickle.dumps(what)
+    with about(sys.executable):
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process, which ends the other one
+        )
+    assert process.stdin is not None and process.stdout is not None
+    with process:
+        try:
+            with suppress(BrokenPipeError):
+                process.stdin.write(order)
+                process.stdin.flush()
+            said = process.stdout.read()
+        finally:
+            with suppress(BrokenPipeError):
+                process.stdin.close()  # which ends it, and those that read for it
+    if not said:
+        raise DsvError(f"a round ended with exit code {process.returncode} and no result")
+    found = json.loads(said)
+    if "error" in found:
+        kind, message, subject, hint = found["error"]
+        raise getattr(errors, kind, DsvError)(message, subject=subject, hint=hint)
+    return Measured(**found, accelerators=what.accelerators)
+
+
+@contextmanager
+def _made(connection: Connection, request: FeedRequest) -> Iterator[tuple[FeedRequest, Connection]]:
+    """Make data like the model's, and remove it at the end, whatever ends it."""
+    assert request.make is not None
+    if request.source == "folder":
+        assert request.folder is not None
+        with _made_folder(connection.reading, request.folder, request.load, request.make) as folder:
+            yield replace(request, folder=folder), connection
+        return
+    with _made_store(connection, request.load, request.make) as own:
+        yield replace(request, target=Target.parse("feed")), own
+
+
+@contextmanager
+def _made_folder(context: Context, above: Path, load: Load, total: int) -> Iterator[Path]:
+    if not above.is_dir():
+        raise NotFound(
+            f"there is no folder {above}", subject=str(above), hint=f"mkdir -p {shlex.quote(str(above))}"
+        )
+    _check_room(shutil.disk_usage(above).free, total, str(above))
+    sizes = list(load.sizes(total, _SEED))
+    with about(above):
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=above))
+    try:
+        _announce(context, sizes, str(folder))
+        context.progress.start(len(sizes), sum(sizes))
+        for number, size in enumerate(sizes):
+            path = folder / _name(number)
+            path.parent.mkdir(exist_ok=True)
+            with about(path), path.open("wb", buffering=0) as file:
+                for at in range(0, size, _PIECE):
+                    file.write(os.urandom(min(_PIECE, size - at)))
+                os.fsync(file.fileno())
+            context.progress.advance(1, size)
+        context.progress.finish()
+        yield folder
+    finally:
+        with about(folder):
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def _made_store(connection: Connection, load: Load, total: int) -> Iterator[Connection]:
+    """Make a store of its own beside the one in effect, with a dataset `feed`, and remove all of it at the end."""
+    choice = connection.settings.store()
+    if choice.names is not None:
+        raise Unsupported(
+            f"data can't be made in {choice.url}, whose names are kept in {choice.names}",
+            subject=choice.url,
+            hint="dsv bench feed DATASET@REV, or --make SIZE --folder DIR",
+        )
+    url = f"{choice.url.rstrip('/')}-{PREFIX.removeprefix('dsv-')}{secrets.token_hex(4)}"
+    scheme = url.partition("://")[0]
+    of_others = {"gs": "STORAGE_EMULATOR_HOST", "az": "AZURE_STORAGE_BLOB_ENDPOINT"}
+    said = {
+        of_others.get(scheme, "AWS_ENDPOINT_URL_S3"): choice.endpoint,
+        "AWS_REGION": choice.region,
+        "AWS_PROFILE": choice.profile,
+        "AWS_CA_BUNDLE": choice.ca_bundle,
+    }
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as local:  # for the local copies of its metadata
+        environ = {**connection.variables, **{key: value for key, value in said.items() if value}}
+        environ["XDG_CACHE_HOME"] = local
+        own = replace(connection, environ=environ, url=url, names=None)
+        try:
+            with own.context.store(create=True) as store:
+                _check_room(store.free_bytes(), total, choice.url)
+                sizes = list(load.sizes(total, _SEED))
+                _announce(own.context, sizes, url)
+                create_repository(own.context, store, single_writer=True)
+            with Store(own).edit("feed", create=True) as edits:
+                for number, size in enumerate(sizes):
+                    edits.put(_name(number), _Random(size))  # type: ignore[arg-type]
+            yield own
+        finally:
+            try:
+                _remove_store(own.context, url)
+            except DsvError:
+                connection.progress.note(f"{url} could not be removed, and nothing needs it")
+                raise
+
+
+def _remove_store(context: Context, url: str) -> None:
+    """Delete a store that nobody else uses."""
+    with context.store() as store:
+        keys = [item.key for item in store.data.list("")]
+        for at in range(0, len(keys), _REMOVED_AT_ONCE):
+            together([partial(store.data.delete, key) for key in keys[at : at + _REMOVED_AT_ONCE]])
+    if url.startswith(("/", "file:")):
+        folder = unquote(urlsplit(url).path) if url.startswith("file:") else url
+        with about(folder):
+            shutil.rmtree(folder)
+
+
+def _check_room(free: int | None, total: int, place: str) -> None:
+    if free is not None and free < total:
+        raise NoRoom(
+            f"{place} has {format_bytes(free)} free, and {format_bytes(total)} are to be written",
+            subject=place,
+            hint="a smaller --make SIZE",
+        )
+
+
+def _announce(context: Context, sizes: list[int], place: str) -> None:
+    context.progress.note(
+        f"writing {format_count(len(sizes), 'file')}, {format_bytes(sum(sizes))}, to {place}; it is removed at the end"
+    )
+
+
+def _name(number: int) -> str:
+    return f"{number // 1000:04}/{number % 1000:03}.bin"
+
+
+class _Random:
+    """So many bytes of noise, to read."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        into = memoryview(buffer).cast("B")
+        count = min(len(into), self._left)
+        into[:count] = os.urandom(count)
+        self._left -= count
+        return count

@@ -1,0 +1,252 @@
+"""`python -m dsv.api.bench_feed_process`: one round of `bench_feed`.
+
+It is given a pickled `Round` on stdin, and writes its result to stdout as JSON. It forks the workers, each of which
+reads a batch for each byte in its pipe. The accelerators only wait and compute, so that this process is all of them. It
+ends when its stdin does, and the workers when their pipes do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from dsv.api.bench_feed import Round
+from dsv.errors import Conflict, DsvError, NotFound, Unreachable
+from dsv.fs.errors import as_error
+from dsv.training.feed import Batches, Range, Training
+
+_SEED = 20
+_PIECE = 4 << 20
+"""Bytes of a read of a file."""
+_TOGETHER = 32 << 20
+"""Bytes that are read from a store at once: a batch of large samples would take too much memory."""
+
+
+def main() -> None:
+    what: Round = pickle.load(sys.stdin.buffer)
+    try:
+        said: dict[str, object] = _Accelerators(what).run()
+    except OSError as error:
+        said = {"error": _described(as_error(error, "a worker"))}
+    except _WorkerError as error:
+        said = {"error": error.args[0]}
+    sys.stdout.write(json.dumps(said))
+
+
+class _WorkerError(Exception):
+    """What a worker says of its failure: the name of the class, message, subject and hint."""
+
+
+class _Accelerators:
+    def __init__(self, what: Round) -> None:
+        self._what = what
+        self._workers: list[int] = []
+        self._gives: dict[tuple[int, int], int] = {}
+        self._read: dict[tuple[int, int], list[int]] = {}
+        self._used = [0, 0, 0]
+        """Bytes, files of which it is known if they were in the page cache, and how many were, of steps that count."""
+        self._rest = b""
+        self._results, self._results_end = os.pipe()
+
+    def run(self) -> dict[str, object]:
+        """Start the workers, train, and end them."""
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        try:
+            for accelerator in range(self._what.accelerators):
+                for worker in range(self._what.request.load.workers):
+                    self._fork(accelerator, worker)
+            os.close(self._results_end)
+            return self._train()
+        finally:
+            for pid in self._workers:  # which may be in a read that does not end, so nobody waits for them
+                os.kill(pid, signal.SIGKILL)
+
+    def _fork(self, accelerator: int, worker: int) -> None:
+        orders, give = os.pipe()
+        pid = os.fork()
+        if pid:
+            os.close(orders)
+            self._workers.append(pid)
+            self._gives[accelerator, worker] = give
+            return
+        try:
+            for other in (*self._gives.values(), give, self._results, 0):
+                os.close(other)  # or the pipes of others would not end with this process's parent
+            _work(self._what, accelerator, worker, orders, self._results_end)
+        finally:
+            os._exit(0)
+
+    def _train(self) -> dict[str, object]:
+        what, load = self._what.request, self._what.request.load
+        training = Training(load, self._what.accelerators, time.monotonic())
+        for give in self._gives.values():
+            os.write(give, b"x" * load.depth)
+        before = self._processor()
+        while True:
+            for accelerator in training.take():
+                counts = self._read.pop((accelerator, training.step))
+                if training.counted:  # which leaves out the first one
+                    self._used = [sum(pair) for pair in zip(self._used, counts, strict=True)]
+                os.write(self._gives[accelerator, training.step % load.workers], b"x")
+            end, now = training.end(), time.monotonic()
+            if end is None or now < end:
+                self._listen(training, None if end is None else end - now)
+                continue
+            training.advance()
+            if training.counted == 1:
+                before = self._processor()
+            if training.counted >= 2:
+                first, last = training.measured
+                if training.counted >= what.steps or last - first >= what.seconds:
+                    return self._result(training, before)
+
+    def _listen(self, training: Training, seconds: float | None) -> None:
+        """Take what workers have read until then. Raises `_WorkerError`."""
+        heard, _, _ = select.select([self._results, 0], [], [], seconds)
+        if 0 in heard:
+            raise SystemExit(1)
+        if not heard:
+            return
+        data = os.read(self._results, 1 << 16)
+        if not data:
+            raise _WorkerError(_described(Unreachable("the processes that read were killed")))
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            if isinstance(said, dict):
+                raise _WorkerError(said["error"])
+            accelerator, number, at, *counts = said
+            training.ready(accelerator, number, at)
+            self._read[accelerator, number] = counts
+
+    def _result(self, training: Training, before: tuple[float, float]) -> dict[str, object]:
+        after = self._processor()
+        first, last = training.measured
+        size, files, warm = self._used
+        utilization = training.utilization()
+        return {
+            "au": utilization,
+            "passed": utilization >= self._what.request.load.mark,
+            "steps": training.counted,
+            "seconds": last - first,
+            "bytes": size,
+            "cpu": after[0] - before[0],
+            "host_cpu": after[1] - before[1],
+            "page_cache": warm / files if files else None,
+        }
+
+    def _processor(self) -> tuple[float, float]:
+        """Return the processor seconds of this process and the workers, and of all processes of this host."""
+        own = [_ticks(f"/proc/{pid}/stat", b") ", (11, 12)) for pid in (os.getpid(), *self._workers)]
+        busy = _ticks("/proc/stat", b"cpu ", (0, 1, 2, 5, 6))
+        each = os.sysconf("SC_CLK_TCK")
+        return sum(own) / each, busy / each
+
+
+def _ticks(path: str, behind: bytes, places: Sequence[int]) -> int:
+    """Return the sum of some numbers of a file in /proc, counted from what they follow."""
+    with open(path, "rb") as file:  # noqa: PTH123
+        words = file.read().partition(behind)[2].split()
+    return sum(int(words[place]) for place in places)
+
+
+def _described(error: DsvError) -> list[str | None]:
+    return [type(error).__name__, error.message[:2000], (error.subject or "")[:500] or None, error.hint]
+
+
+def _work(what: Round, accelerator: int, worker: int, orders: int, results: int) -> None:
+    """Read every `workers`-th batch of an accelerator, each when it is ordered, and say when it was there."""
+    load = what.request.load
+    batches = Batches(what.sizes, load, what.accelerators, by_bytes=what.request.by_bytes, seed=_SEED)
+    reader = _Files(what) if what.commit is None else None
+    number = worker
+    with suppress(BrokenPipeError):
+        while os.read(orders, 1):
+            asked = batches.batch(accelerator, number)
+            try:
+                files, warm = (0, 0) if reader is None else reader.read(asked)
+                if reader is None:
+                    _read_commit(what, asked)
+            except DsvError as error:
+                os.write(results, json.dumps({"error": _described(error)}).encode() + b"\n")
+                return
+            size = sum(stop - start for _, start, stop in asked)
+            said = [accelerator, number, time.monotonic(), size, files, warm]
+            os.write(results, json.dumps(said).encode() + b"\n")
+            number += load.workers
+
+
+def _read_commit(what: Round, asked: Sequence[Range]) -> None:
+    """Read ranges from the store, some MB at once, each byte checked against its id."""
+    assert what.commit is not None
+    group, size = list[tuple[str, int, int]](), 0
+    for file, start, stop in asked:
+        for at in range(start, stop, _TOGETHER):
+            end = min(at + _TOGETHER, stop)
+            if size + end - at > _TOGETHER:
+                what.commit.read_ranges(group)
+                group, size = [], 0
+            group.append((what.paths[file], at, end))
+            size += end - at
+    what.commit.read_ranges(group)
+
+
+class _Files:
+    """Reads files into memory that it has."""
+
+    def __init__(self, what: Round) -> None:
+        self._paths, self._drop = what.paths, what.request.drop
+        self._buffer = memoryview(bytearray(_PIECE))
+
+    def read(self, asked: Sequence[Range]) -> tuple[int, int]:
+        """Return of how many files it is known if they were in the page cache, and how many of them were."""
+        found = [self._read(self._paths[file], start, stop) for file, start, stop in asked]
+        known = [one for one in found if one is not None]
+        return len(known), sum(known)
+
+    def _read(self, path: str, start: int, stop: int) -> bool | None:
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._forget(file)
+                warm = self._is_warm(file, start)
+                at = start
+                while at < stop:
+                    count = os.preadv(file, [self._buffer[: stop - at]], at)
+                    if not count:
+                        raise Conflict(f"{path} has become shorter while it was read", subject=path)
+                    at += count
+                self._forget(file)
+            finally:
+                os.close(file)
+        except FileNotFoundError as error:
+            raise NotFound(f"{path} was removed while the folder was read", subject=path) from error
+        except OSError as error:
+            raise as_error(error, path) from error
+        return warm
+
+    def _forget(self, file: int) -> None:
+        if self._drop:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _is_warm(self, file: int, at: int) -> bool | None:
+        """Return whether the next byte is in the page cache; None if the file system does not tell."""
+        try:
+            return os.preadv(file, [self._buffer[:1]], at, os.RWF_NOWAIT) > 0 or None
+        except BlockingIOError:
+            return False
+        except OSError:
+            return None
+
+
+if __name__ == "__main__":
+    main()

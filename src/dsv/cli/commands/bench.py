@@ -1,0 +1,273 @@
+"""dsv bench: how many accelerators data can feed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from dsv.api.bench_feed import Fed, FeedRequest, bench_feed
+from dsv.api.connection import Connection
+from dsv.cli.call import Call
+from dsv.cli.declare import command, option, whole
+from dsv.cli.options.arguments import Offline
+from dsv.cli.output import to_item
+from dsv.errors import UsageError
+from dsv.training.feed import find_load
+from dsv.values.names import Target
+from dsv.values.units import format_bytes, format_count, parse_duration, parse_size
+
+_NO_RESULT = "like MLPerf Storage, not a result of it"
+_RESULT = {
+    "note": "like MLPerf Storage, not a result of it",
+    "load.model": "the model",
+    "load.accelerator": "the accelerator",
+    "load.versions": "the versions of MLPerf Storage that measure it so",
+    "load.batch": "samples of a step",
+    "load.seconds": "the computation time of a step",
+    "load.sample": "the mean bytes of the model's samples",
+    "load.workers": "reading processes of each accelerator",
+    "load.mark": "the accelerator utilization (AU) that has to be reached",
+    "from": "store, cache or folder",
+    "place": "what was read",
+    "made": "the data was made for this, and is gone",
+    "files": "how many files that has",
+    "bytes": "their size",
+    "sample_bytes": "the mean bytes of a sample here",
+    "demand": "bytes for each second that one accelerator asks for at an AU of 1",
+    "memory": "bytes of memory of this host",
+    "five_times_memory": "the data is five times as large or more, as in MLPerf Storage",
+    "page_cache": "the share of files that this host had in its page cache when they were read, or null",
+    "page_cache_dropped": "the page cache gave up each file before it was read",
+    "most": "the most accelerators whose AU reaches the mark; null if one number was measured",
+    "at_limit": "more were not tried: see --up-to",
+    "items.accelerators": "how many were simulated",
+    "items.au": "computation time / time, without the first step",
+    "items.passed": "the AU reaches the mark",
+    "items.steps": "steps that count, with the first one",
+    "items.seconds": "the time of these, without the first one",
+    "items.bytes": "bytes that the accelerators took in that time",
+    "items.bytes_per_second": "the same for each second",
+    "items.cpu_per_gb": "processor seconds of the reading processes for each GB (10^9 bytes), or null",
+    "items.host_cpu_per_gb": "the same of all processes and the kernel of this host",
+}
+
+
+_Folder = Annotated[
+    str | None, option("--folder DIR", "Read plain files below a folder; with --make, make them there.")
+]
+_Make = Annotated[
+    int | None,
+    option("--make SIZE", "Make data like the model's, such as 200G; remove it.", parser=parse_size),
+]
+_Model = Annotated[str, option("--model unet3d|retinanet|resnet50|cosmoflow", "A model of MLPerf Storage.")]
+_Accelerator = Annotated[
+    str | None,
+    option("--accelerator b200|mi355|h100|a100", "Whose computation time is taken: the newest if not given."),
+]
+_From = Annotated[
+    Literal["store", "cache", "folder"] | None,
+    option("--from store|cache|folder", "Where the data is read: the store if not given."),
+]
+_Accelerators = Annotated[
+    int | None, option("--accelerators N", "Measure N of them, and search for nothing.", parser=whole(1))
+]
+_UpTo = Annotated[int, option("--up-to N", "Try so many accelerators at most: 64.", parser=whole(1))]
+_Steps = Annotated[int, option("--steps N", "End a round after N steps, at least 2: 500.", parser=whole(2))]
+_Duration = Annotated[
+    int | None, option("--duration TIME", "Or after so long, as 5m: 20s.", parser=parse_duration)
+]
+_Batch = Annotated[
+    Literal["files", "bytes"] | None,
+    option("--batch files|bytes", "A batch has as many files as the model's samples, or as many bytes."),
+]
+_KeepPageCache = Annotated[
+    bool, option("--keep-page-cache", "Let this host's page cache serve files that it has.")
+]
+
+
+@command(
+    "bench",
+    examples=[
+        ("dsv bench feed chest-xray@v1 --model retinanet", "read from the store"),
+        (
+            "dsv bench feed chest-xray@v1 --model retinanet --from cache",
+            "from the cache, which gets it first",
+        ),
+        ("dsv bench feed --folder /nfs/images --model retinanet", "from plain files, for comparison"),
+        (
+            "dsv bench feed --make 200G --folder /nfs",
+            "from files like the model's, which are made and removed",
+        ),
+        ("dsv bench feed --make 200G", "from a store of its own beside yours, which is made and removed"),
+        ("dsv bench feed pets --accelerators 8 --duration 5m", "one number of accelerators, for longer"),
+    ],
+    result=_RESULT,
+)
+def bench(
+    call: Call,
+    what: Annotated[Literal["feed"], typer.Argument(metavar="feed")],
+    typed: Annotated[str | None, typer.Argument(metavar="[TARGET]")] = None,
+    folder: _Folder = None,
+    make: _Make = None,
+    model: _Model = "unet3d",
+    accelerator: _Accelerator = None,
+    source: _From = None,
+    accelerators: _Accelerators = None,
+    up_to: _UpTo = 64,
+    steps: _Steps = 500,
+    duration: _Duration = None,
+    batch: _Batch = None,
+    keep_page_cache: _KeepPageCache = False,
+    offline: Offline = False,
+) -> int:
+    """Measure how many accelerators data can feed.
+
+    Like MLPerf Storage, and not a result of it: simulated accelerators take a batch each, sleep for the computation
+    time of the model, and wait for each other, while worker processes read ahead. More and more of them are tried until
+    their utilization (AU: computation time / time) is below the model's mark. unet3d and retinanet are models of
+    version v3.0, resnet50 and cosmoflow of v1.0 and v2.0.
+
+    A sample is a file as it is, whatever its size. With --batch bytes a batch is cut so that it has the bytes of the
+    model's batch, which puts the model's load on files of other sizes. Nothing is decoded.
+
+    The page cache of this host gives up files of a cache or folder before they are read, and after. Other caches are
+    not emptied: those of the servers, and for a store in a folder the page cache. To get past them, read five times as
+    much as there is memory.
+
+    --make writes data first, and removes it at the end, also after Ctrl-C: below the folder, or to a store of its own
+    beside yours, whose name ends with -bench-feed- and some digits.
+    """
+    load = find_load(model, accelerator)
+    source = source or ("folder" if folder is not None else "store")
+    _check(typed, folder, make, source)
+    if load.per_file > 1 and batch == "files":
+        raise UsageError(
+            f"a sample of {model} is a part of a file", subject=batch, hint="leave out --batch files"
+        )
+    request = FeedRequest(
+        load,
+        source,
+        None if typed is None else Target.parse(typed),
+        None if folder is None else Path(folder).absolute(),
+        make,
+        accelerators,
+        up_to,
+        steps,
+        float(20 if duration is None else duration),
+        by_bytes=batch == "bytes" or load.per_file > 1,
+        drop=not keep_page_cache,
+    )
+    found = _measured(call, request, offline)
+    if call.json:
+        _write(call, found)
+    else:
+        _show(call, found)
+    return 0
+
+
+def _write(call: Call, found: Fed) -> None:
+    request = found.request
+    keys = [key for key in _RESULT if not key.startswith("items.")]
+    more = {"from": request.source, "made": request.make is not None, "note": _NO_RESULT}
+    dropped = request.drop and request.source != "store"
+    call.items(map(call.item, found.rounds), to_item(found, keys, page_cache_dropped=dropped, **more))
+
+
+def _measured(call: Call, request: FeedRequest, offline: bool) -> Fed:
+    environ, flags = dict(call.around.environ), call.flags
+    with call.progress() as meter:
+        connection = Connection(
+            environ,
+            call.settings.cwd,
+            flags.store,
+            flags.names,
+            flags.cache,
+            offline=offline,
+            progress=meter,
+        )
+        return bench_feed(connection, request)
+
+
+def _check(target: str | None, folder: str | None, make: int | None, source: str) -> None:
+    """Raise `UsageError` unless it is clear what is read."""
+    given = [target is not None, folder is not None or make is not None]
+    if given == [False, False]:
+        raise UsageError(
+            "nothing to read is named", hint="dsv bench feed DATASET@REV, --folder DIR, or --make SIZE"
+        )
+    if all(given):
+        named = "--make" if folder is None else "--folder"
+        raise UsageError(f"a target and {named} are both named", subject=target, hint="leave out one of them")
+    if make is not None and not make:
+        raise UsageError("--make 0 makes nothing", subject="0", hint="--make 200G")
+    if source == "folder" and folder is None:
+        what = "with --make" if target is None else "and a commit is no folder"
+        raise UsageError(
+            f"--from folder needs --folder DIR, {what}",
+            subject="folder",
+            hint="--folder DIR" if target is None else f"dsv export {target} DIR, then --folder DIR",
+        )
+    if source != "folder" and folder is not None:
+        raise UsageError(f"--from {source} does not read --folder", subject=source, hint="leave out --from")
+    if source == "cache" and target is None:
+        raise UsageError(
+            "--make makes no data in a cache",
+            subject="cache",
+            hint="--make SIZE --folder DIR, for a folder on the file system of the cache",
+        )
+
+
+def _show(call: Call, found: Fed) -> None:
+    load, request = found.load, found.request
+    call.line(f"{load.model} on {load.accelerator}, as in MLPerf Storage {load.versions}:")
+    call.line(
+        f"  {format_count(load.batch, 'sample')} of {format_bytes(load.sample)} each {load.seconds * 1000:g} ms, "
+        f"{load.workers} workers"
+    )
+    call.line(f"  {format_bytes(round(found.demand))}/s for each accelerator, AU from {load.mark:.2f}")
+    call.line(f"{'made in ' if request.make is not None else ''}{found.place}:")
+    call.line(f"  {format_count(found.files, 'file')}, {format_bytes(found.bytes)}")
+    for line in _caveats(found):
+        call.line(f"  {line}")
+    call.line("")
+    rows = [
+        [
+            f"{one.accelerators:,}",
+            f"{one.au:.3f}",
+            "yes" if one.passed else "no",
+            f"{format_bytes(round(one.bytes_per_second))}/s",
+            *("-" if each is None else f"{each:.2f}" for each in (one.cpu_per_gb, one.host_cpu_per_gb)),
+            f"{one.steps:,}",
+        ]
+        for one in found.rounds
+    ]
+    call.table(["accelerators>", "au>", "passed", "read>", "cpu s/gb>", "host cpu s/gb>", "steps>"], rows)
+    call.line("")
+    if found.most is not None:
+        more = f" or more: --up-to {2 * found.most}" if found.at_limit else ""
+        call.line(f"most accelerators with an AU of {load.mark:.2f}: {found.most:,}{more}")
+    call.line(_NO_RESULT)
+
+
+def _caveats(found: Fed) -> list[str]:
+    """Return what to know of the data before the figures are believed."""
+    load, request = found.load, found.request
+    times = found.bytes / found.memory
+    memory = f"{times:.2g} times" if times >= 0.01 else "less than 0.01 times"
+    lines = [f"{memory} the memory of this host; MLPerf Storage takes 5 times"]
+    if request.source == "store":
+        lines.append("what caches of the store and of this host had of it is not known")
+    elif found.page_cache is None:
+        lines.append("the file system does not tell what this host's page cache had of it")
+    else:
+        warm = f"{found.page_cache:.0%} of the files were in this host's page cache"
+        lines.append(warm + (", which was dropped" if request.drop else ", which was kept"))
+    if not found.five_times_memory:
+        lines.append("caches may have been warm: these figures may be too good")
+    if not 0.9 < found.sample_bytes / load.sample < 1.1:
+        lines.append(
+            f"a sample is a file here, of {format_bytes(round(found.sample_bytes))}: see --batch bytes"
+        )
+    return lines

@@ -1,0 +1,1 @@
+"""Reading for training."""

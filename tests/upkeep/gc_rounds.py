@@ -337,7 +337,10 @@ class Rounds:
     def read_while_collecting(self) -> None:
         """Run a command that reads a commit, with a gc between two of its requests."""
         assert self.dsv is not None
-        commit_id = self.chance.choice([one for one in self.files if self.left(one)])
+        readable = [one for one in self.files if self.left(one)]
+        if not readable:
+            return
+        commit_id = self.chance.choice(readable)
         kind = self.chance.choice(["cat", "export", "export to a URL", "cache", "cache in a process"])
         out, target = self.folder / f"out {self.next()}", f"{DATASET}@{commit_id}"
         name, url = (

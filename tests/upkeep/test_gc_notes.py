@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,21 @@ def test_only_new_moves_and_index_files_are_read(tmp_path: Path) -> None:
     assert further["refs"] == 4 and further["index"] <= 3
     without = requests(world, notes, noted=False)
     assert without["refs"] > 43 and without["index"] > 40
+    world.check()
+
+
+def test_index_files_that_a_gc_has_written_are_not_read_by_the_next_one(tmp_path: Path) -> None:
+    world = World(MemoryStore(), 1, 0, merged=False)
+    for number in range(10):  # the packs of chunks stay, and those of trees go
+        world.change({f"kept too {number}": random.Random(number).randbytes(20_000)})
+    world.expired = list(world.files)[1:9]
+    world.expire(world.expired)
+    notes = tmp_path / "notes"
+    before = {item.key for item in world.store.list(keys.INDEX_PREFIX)}
+    assert requests(world, notes)["index"] > 10
+    assert len({item.key for item in world.store.list(keys.INDEX_PREFIX)} - before) > 5
+    assert requests(world, notes)["index"] == 0
+    assert requests(world, notes, noted=False)["index"] > 5
     world.check()
 
 

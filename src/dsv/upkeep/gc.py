@@ -167,6 +167,7 @@ class Collector:
         if self._notes is not None:
             branches, self._index_ends = read_notes(self._notes)
             self._named = known_moves(self._repository, branches)
+        noted = set(self._index_ends)
         with IdSet(self._new_folder()) as needed:
             if is_open:
                 self._progress.note("continuing a garbage collection that was not finished")
@@ -183,8 +184,9 @@ class Collector:
                         self._carry_out(number, needed)
         self._tidy_sessions()
         if self._notes is not None:
-            ends = {one: end for one, end in self._index_ends.items() if one in self._index_files}
-            write_notes(self._notes, self._named, ends)
+            for gone in noted - self._index_files.keys():
+                del self._index_ends[gone]
+            write_notes(self._notes, self._named, self._index_ends)
         return self.result
 
     @contextmanager
@@ -394,8 +396,9 @@ class Collector:
                 subject=key, hint=put_back(key),
             )  # fmt: skip
         replace_indexes(
-            self._repository, set(decision.packs), self._index_files, self._writer.tool, self._check_names
-        )
+            self._repository, set(decision.packs), self._index_files, self._writer.tool, self._check_names,
+            self._index_ends,
+        )  # fmt: skip
         self._delete_packs(decision.packs)
         done = GcDone(number, Nonce.random(), self._now())
         self._put(keys.gc_done_key(number), done.encode())

@@ -104,11 +104,12 @@ def replace_indexes(
     known: Mapping[IndexId, Index],
     tool: str,
     check: Callable[[], None],
+    ends: dict[IndexId, bytes],
 ) -> None:
     """Write index files without the rows of these packs, and a record of what stands now; then delete the old ones.
 
     Those of which nothing is left are only deleted. known: files of which it need not be asked what packs they name.
-    check: called before anything is written or deleted.
+    check: called before anything is written or deleted. ends: gets the hashes at the ends of new files.
     """
     if not gone:
         return
@@ -119,7 +120,7 @@ def replace_indexes(
     for ids in batches(sorted(listed.sizes), AT_ONCE):
         named = together([partial(_packs_of, repository, one, known) for one in ids])
         for index_id, packs in zip(ids, named, strict=True):
-            left = None if packs.isdisjoint(gone) else _without(repository, index_id, gone, check)
+            left = None if packs.isdisjoint(gone) else _without(repository, index_id, gone, check, ends)
             if left is not None:
                 new[index_id] = left.file
     if not new:
@@ -160,7 +161,11 @@ def _packs_of(repository: Repository, index_id: IndexId, known: Mapping[IndexId,
 
 
 def _without(
-    repository: Repository, index_id: IndexId, gone: Collection[PackId], check: Callable[[], None]
+    repository: Repository,
+    index_id: IndexId,
+    gone: Collection[PackId],
+    check: Callable[[], None],
+    ends: dict[IndexId, bytes],
 ) -> _Left | None:
     """Write what is left of an index file without the rows of these packs. None if the file can't be read any more, as
     another garbage collection or a merge has replaced it: then nothing is done about it."""
@@ -183,7 +188,9 @@ def _without(
     if not len(bounds):
         return _Left(None)
     check()
-    return _Left(MergedFile(put_index(repository, encoded), *bounds.bounds))
+    made = put_index(repository, encoded)
+    ends[made] = encoded[-index.HASH_SIZE :]
+    return _Left(MergedFile(made, *bounds.bounds))
 
 
 def _delete_index(repository: Repository, index_id: IndexId) -> None:

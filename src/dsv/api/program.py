@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self, cast
+from typing import TYPE_CHECKING, BinaryIO, Literal, Self, cast
 
 from dsv.api.connection import Connection
 from dsv.api.ls_cat import KINDS
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dsv.format.locator import Location
     from dsv.repo.refs.resolve import Resolved
     from dsv.run.listing import RunView
+    from dsv.training.samples import Samples
     from dsv.transfer.download import Layout
 
 _LINKS = 40
@@ -342,6 +343,17 @@ class Commit:
             first, last, _ = slice(start, stop).indices(layout.entry.size)
             asked.append((layout, first, max(first, last)))
         return self._opened.read(asked, self._resolved.dataset)
+
+    def samples(self, *patterns: str, window: int = 4 << 30, cache: bool | Literal["fill"] = True) -> Samples:
+        """Return files for training: those at and below paths, or that match patterns as of `glob`; all, without any.
+        Symlinks and erased files are left out.
+
+        window: bytes of memory that all processes on a host use together. cache: read the files of the cache, where the
+        commit is there; `fill` has a loader fill it as well. Raises `NotFound` if there is no such file.
+        """
+        from dsv.api.samples import CommitSource, open_samples
+
+        return open_samples(CommitSource(self._connection, self._resolved), patterns, window, cache)
 
     def _chunks(self, path: str, start: int, stop: int) -> tuple[int, bytes]:
         """Return the chunks of a file that have the bytes from `start` up to `stop`, and where the first one begins."""

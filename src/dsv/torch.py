@@ -1,0 +1,291 @@
+"""Samples of commits for PyTorch 1.13 and later: a map-style and an iterable dataset, and a loader whose state is
+small.
+
+See docs/guide/training.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch.distributed
+import torch.utils.data
+
+from dsv.errors import Conflict, UsageError
+from dsv.training.order import VERSION, Plan
+from dsv.training.samples import Sample, Samples
+
+Data = Samples | Sequence[tuple[Samples, float]]
+"""Samples, or a mixture of samples with weights."""
+Transform = Callable[[Sample], Any]
+
+_ORDERED = 0.75
+"""The part of a window that samples are shuffled in. The rest is for what is read ahead, and for what was just
+used."""
+_AHEAD = 0.125
+
+
+class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
+    """Samples by their numbers, for a `DataLoader` with any sampler. A batch is read with few requests (PyTorch
+    2)."""
+
+    def __init__(self, samples: Samples, transform: Transform | None = None) -> None:
+        self.samples, self._transform = samples, transform
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        return _transformed(self.samples.__getitems__(numbers), self._transform)
+
+
+class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]
+    """The samples of one epoch, in the order that `Loader` has.
+
+    With the batch size of the `DataLoader`, the order is the same however many workers that has.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        *,
+        batch_size: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        epoch: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        """As of `Loader`. Call `set_epoch` before each epoch."""
+        self._sources, self._plan = _planned(data, seed, shuffle, None)
+        self._batch_size, self._epoch, self._transform = batch_size, epoch, transform
+        self._rank, self._world = _own_rank(rank, world_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the next epoch. Workers that persist do not see it."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = torch.utils.data.get_worker_info()
+        first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        batches = self._plan.batches(self._epoch, 0, self._batch_size, self._rank, self._world)
+        own = (batch for at, batch in enumerate(batches) if at % every == first)
+        read = _Batches(self._sources, self._transform)
+        for asked in _asked(self._sources, self._plan, own):
+            yield from read[asked]
+
+
+class Loader:
+    """Batches of samples, epoch after epoch. The order depends on the commits, the seed and the epoch alone, and is
+    the same for each number of workers and ranks. `state_dict` says how far it was delivered.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        transform: Transform | None = None,
+        length: int | None = None,
+        **options: Any,
+    ) -> None:
+        """batch_size: samples for one rank. rank, world_size: those of `torch.distributed` if they are not given.
+        transform: is called with each sample, in the workers. length: samples in an epoch of a mixture. options: of a
+        `DataLoader`, such as `num_workers`, `collate_fn` and `pin_memory`.
+        """
+        refused = {"batch_sampler", "dataset", "sampler"} & options.keys()
+        if refused or batch_size < 1:
+            raise UsageError(
+                f"{', '.join(sorted(refused)) or f'the batch size {batch_size}'} can't be used here",
+                hint="dsv.torch.MapDataset goes into a DataLoader of your own",
+            )
+        self._sources, self._plan = _planned(data, seed, shuffle, length)
+        self._batch_size, self._drop_last = batch_size, drop_last
+        self._rank, self._world = _own_rank(rank, world_size)
+        self._ends: deque[int] = deque()
+        self._epoch = self._place = 0
+        collate = options.pop("collate_fn", None) or torch.utils.data.default_collate
+        self._loader = torch.utils.data.DataLoader(
+            _Batches(self._sources, transform), None, sampler=_Asks(self), collate_fn=collate, **options
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that comes next, or is under way."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch."""
+        self._epoch, self._place = epoch, 0
+
+    def __len__(self) -> int:
+        """Return the batches of a whole epoch."""
+        rank, world = self._rank, self._world
+        steps = self._plan.steps(0, self._batch_size, world, self._drop_last)
+        return sum(count * (rank + 1) // world > count * rank // world for count in steps)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of this epoch that were not delivered yet. At its end the next epoch is the current
+        one."""
+        self._ends.clear()
+        for batch in self._loader:
+            self._place = self._ends.popleft()
+            yield batch
+        self._epoch, self._place = self._epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the samples were delivered to all ranks together; a few hundred bytes."""
+        return {**self._identity(), "epoch": self._epoch, "place": self._place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after what was delivered when the state was taken, by whatever workers and ranks. Raises `Conflict`
+        for the state of other samples or of another order.
+        """
+        own = self._identity()
+        different = [key for key, value in own.items() if state.get(key) != value]
+        if different:
+            said = ", ".join(f"{key}: {state.get(key)} there, {own[key]} here" for key in different)
+            raise Conflict(
+                f"the state is of another order of samples ({said})",
+                subject="state",
+                hint="the same commits, patterns, seed, shuffle, window and weights are needed; or files were erased "
+                "since then, and set_epoch begins an epoch of those that are left",
+            )
+        self._epoch, self._place = int(state["epoch"]), int(state["place"])
+
+    def _identity(self) -> dict[str, Any]:
+        plan = self._plan
+        return {
+            "version": VERSION,
+            "samples": [one.name for one in self._sources],
+            "weights": list(plan.weights),
+            "seed": plan.seed,
+            "shuffle": plan.shuffle,
+            "window": plan.window,
+            "length": plan.length,
+        }
+
+
+class _Ask(NamedTuple):
+    """What a worker is to read for a batch: samples of all sources, numbered through, and blocks of each source that
+    are needed soon."""
+
+    samples: Any
+    ahead: list[tuple[int, list[int]]]
+
+
+class _Asks(torch.utils.data.Sampler):  # type: ignore[misc]
+    """The batches of a loader's epoch from its place on."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._of = loader
+
+    def __iter__(self) -> Iterator[_Ask]:
+        of = self._of
+        batches = of._plan.batches(of._epoch, of._place, of._batch_size, of._rank, of._world, of._drop_last)
+        return _asked(of._sources, of._plan, batches, of._ends)
+
+
+class _Batches(torch.utils.data.Dataset):  # type: ignore[misc]
+    """What a worker reads for each `_Ask`."""
+
+    def __init__(self, sources: Sequence[Samples], transform: Transform | None) -> None:
+        self._sources, self._transform = sources, transform
+        self._offsets = np.cumsum([0, *map(len, sources)])
+
+    def __getitem__(self, asked: _Ask) -> list[Any]:
+        found: list[Sample | None] = [None] * len(asked.samples)
+        ahead = dict(asked.ahead)
+        of = np.searchsorted(self._offsets, asked.samples, "right") - 1
+        for at in sorted({*map(int, of), *ahead}):
+            source, places = self._sources[at], np.flatnonzero(of == at)
+            numbers = asked.samples[places] - self._offsets[at]
+            contents = source.read_ahead(numbers, ahead.get(at, ()))
+            for place, number, data in zip(places, numbers, contents, strict=True):
+                found[place] = Sample(source.path(number), data)
+        return _transformed([one for one in found if one is not None], self._transform)
+
+
+def _transformed(samples: list[Sample], transform: Transform | None) -> list[Any]:
+    return list(samples) if transform is None else [transform(one) for one in samples]
+
+
+def _planned(data: Data, seed: int, shuffle: bool, length: int | None) -> tuple[list[Samples], Plan]:
+    """Return the sources, which share one window, and the plan of their order."""
+    chosen = [(data, 1.0)] if isinstance(data, Samples) else list(data)
+    if not chosen or any(weight <= 0 for _, weight in chosen):
+        raise UsageError("a mixture needs samples, each with a weight above 0", hint="[(samples, 0.7), …]")
+    weights = [weight / sum(weight for _, weight in chosen) for _, weight in chosen]
+    window = max(one.window for one, _ in chosen)
+    sources = [
+        one.with_window(max(1 << 20, int(window * weight)))
+        for (one, _), weight in zip(chosen, weights, strict=True)
+    ]
+    count = sum(map(len, sources)) if length is None else length
+    shapes = [one.shape for one in sources]
+    return sources, Plan(shapes, weights, seed, int(window * _ORDERED), shuffle, count)
+
+
+def _own_rank(rank: int | None, world: int | None) -> tuple[int, int]:
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if world is None:
+        world = torch.distributed.get_world_size() if there else 1
+    if rank is None:
+        rank = torch.distributed.get_rank() if there else 0
+    if not 0 <= rank < world:
+        raise UsageError(f"there is no rank {rank} in a world of {world}", hint="ranks count from 0")
+    return rank, world
+
+
+def _asked(
+    sources: Sequence[Samples],
+    plan: Plan,
+    batches: Iterator[tuple[int, Any]],
+    ends: deque[int] | None = None,
+) -> Iterator[_Ask]:
+    """Yield what is to be read for each batch, with the blocks that later ones need for the first time.
+
+    ends: is given the place behind each batch.
+    """
+    offsets = np.cumsum([0, *map(len, sources)])
+    known: list[set[int]] = [set() for _ in sources]
+    waiting: deque[tuple[int, Any, int]] = deque()
+    room, held = plan.window / _ORDERED * _AHEAD, 0
+    new: dict[int, list[int]] = {}
+    more = True
+    while more or waiting:
+        while more and (held < room or not waiting):
+            found = next(batches, None)
+            if found is None:
+                more = False
+                break
+            samples, size = found[1], 0
+            of = np.searchsorted(offsets, samples, "right") - 1
+            for at in map(int, np.unique(of)):
+                numbers = samples[of == at] - offsets[at]
+                for block in map(int, plan.shapes[at].block_of(numbers)):
+                    if block not in known[at]:
+                        known[at].add(block)
+                        new.setdefault(at, []).append(block)
+                        size += int(plan.shapes[at].volumes[block])
+            held += size
+            waiting.append((found[0], samples, size))
+        if waiting:
+            end, samples, size = waiting.popleft()
+            held -= size
+            if ends is not None:
+                ends.append(end)
+            yield _Ask(samples, list(new.items()))
+            new = {}

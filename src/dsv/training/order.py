@@ -1,0 +1,266 @@
+"""The order of samples: a pure function of the commits, a seed and the epoch.
+
+Samples that lie beside each other make a block, which is read at once. Blocks begin in an order of which each stretch
+is spread evenly over all paths, because the paths of a dataset are often sorted by class. Each sample has a place:
+where its block begins, and a random part of the window behind that. The samples come in the order of their places, so
+the blocks that are needed at a time take no more memory than the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+VERSION = 1
+"""Changes with any of the orders."""
+Numbers = Any
+"""A numpy array of integers."""
+Run = tuple[Numbers, Numbers]
+"""Samples, and the lane of each: a number that all samples of a block share in an epoch. Ranks take samples by lanes,
+so that few of them need the same blocks."""
+
+_BLOCK, _LARGEST = 4 << 20, 8 << 20
+"""Bytes of a block: on average, unless its samples are very large or very small; and at most, but for a single
+sample."""
+_MOST, _FEW = 256, 16
+"""Samples of all blocks that are not too large: at most and at least."""
+_STEP = 1 << 18
+"""Samples that are handled at once, beside those of a window."""
+
+
+class Shape(NamedTuple):
+    """How the samples of one commit, numbered in the order of their paths, are cut into blocks."""
+
+    starts: Numbers
+    """The first sample of each block, and last the number of all samples."""
+    volumes: Numbers
+    """Bytes of each block."""
+
+    @classmethod
+    def of(cls, sizes: Numbers) -> Shape:
+        """sizes: bytes of each sample. Blocks have about equally many, so that large samples don't come in heaps of
+        small ones."""
+        count = len(sizes)
+        ends = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+        many = min(_MOST, max(_FEW, count * _BLOCK // max(1, int(ends[-1]))))
+        groups = np.arange(count) // many
+        parts = (ends[:-1] - ends[groups * many]) // _LARGEST
+        new = (np.diff(groups, prepend=-1) != 0) | (np.diff(parts, prepend=-1) != 0)
+        starts = np.append(np.flatnonzero(new), count)
+        return cls(starts, np.diff(ends[starts]))
+
+    @property
+    def samples(self) -> int:
+        return int(self.starts[-1])
+
+    def block_of(self, samples: Numbers) -> Numbers:
+        """Return the block of each sample."""
+        return np.searchsorted(self.starts, samples, "right") - 1
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """All that decides the order of a training: of one commit, or of several that are mixed."""
+
+    shapes: Sequence[Shape]
+    weights: Sequence[float]
+    seed: int
+    window: int
+    """Bytes; a commit that is smaller than its part of it is shuffled as a whole."""
+    shuffle: bool
+    length: int
+    """Samples of an epoch. Of a mixture, each commit begins anew when all of its samples have come."""
+
+    def sequence(self, epoch: int, start: int = 0) -> Iterator[Run]:
+        """Yield the samples of an epoch from a place on, as many at a time as is convenient. Those of a second commit
+        are numbered on from those of the first."""
+        first, end = epoch * self.length + start, (epoch + 1) * self.length
+        streams = [_Stream(self, at, taken) for at, taken in enumerate(self._taken(first))]
+        offsets = np.cumsum([0, *(shape.samples for shape in self.shapes)])
+        for chosen in self._choices(first, end):
+            samples, lanes = np.empty(len(chosen), np.int64), np.empty(len(chosen), np.int64)
+            for at, stream in enumerate(streams):
+                here = chosen == at
+                found, lanes[here] = stream.take(int(here.sum()))
+                samples[here] = found + offsets[at]
+            yield samples, lanes
+
+    def batches(
+        self, epoch: int, start: int, size: int, rank: int = 0, world: int = 1, drop_last: bool = False
+    ) -> Iterator[tuple[int, Numbers]]:
+        """Yield the batches of one rank from a place in the epoch on, each with the place at which the next step
+        begins.
+
+        size: of a batch. One step takes the next samples for all ranks. If the last step has less, it is shared
+        evenly, and one before it leaves a sample for each rank, or else there is none with drop_last.
+        """
+        sequence, held = self.sequence(epoch, start), (np.empty(0, np.int64), np.empty(0, np.int64))
+        for count in self.steps(start, size, world, drop_last):
+            while len(held[0]) < count:
+                samples, lanes = next(sequence)
+                held = np.concatenate((held[0], samples)), np.concatenate((held[1], lanes))
+            samples, lanes = held[0][:count], held[1][:count]
+            held, start = (held[0][count:], held[1][count:]), start + count
+            if world > 1:
+                samples = samples[np.argsort(lanes, kind="stable")]
+                samples = samples[count * rank // world : count * (rank + 1) // world]
+            if len(samples):
+                yield start, samples
+
+    def steps(self, start: int, size: int, world: int, drop_last: bool) -> Iterator[int]:
+        """Yield how many samples each step from a place on takes, for all ranks together."""
+        left = self.length - start
+        while left >= size * world or (left > 0 and not drop_last):
+            count = min(left, size * world)
+            short = world - (left - count)
+            if 0 < left - count < world <= count - short and not drop_last:
+                count -= short
+            yield count
+            left -= count
+
+    def of_one(self, at: int, epoch: int, start: int) -> Iterator[Run]:
+        """Yield the samples of one commit, from a place in one of its own epochs on."""
+        shape = self.shapes[at]
+        if not self.shuffle:
+            for first in range(start, shape.samples, _STEP):
+                samples = np.arange(first, min(first + _STEP, shape.samples))
+                yield samples, np.zeros(len(samples), np.int64)
+            return
+        key = _key(self.seed, at, epoch)
+        share = int(self.window * self.weights[at] / sum(self.weights))
+        yield from _shuffled(shape, share, key, start)
+
+    def _taken(self, first: int) -> list[int]:
+        """Return how many samples of each commit come before a place of the training."""
+        if len(self.shapes) == 1:
+            return [first]
+        counts = np.zeros(len(self.shapes), np.int64)
+        for chosen in self._choices(0, first):
+            counts += np.bincount(chosen, minlength=len(counts))
+        return [int(count) for count in counts]
+
+    def _choices(self, first: int, end: int) -> Iterator[Numbers]:
+        """Yield of which commit the sample of each place of the training is."""
+        bounds = np.cumsum(np.asarray(self.weights, np.float64)) / sum(self.weights)
+        key = np.uint64(_key(self.seed, len(self.shapes), 0))
+        for at in range(first, end, _STEP):
+            places = np.arange(at, min(at + _STEP, end), dtype=np.uint64)
+            if len(bounds) == 1:
+                yield np.zeros(len(places), np.int64)
+                continue
+            chance = (_mixed(places ^ key) >> np.uint64(11)) / float(1 << 53)
+            yield np.minimum(np.searchsorted(bounds, chance, "right"), len(bounds) - 1)
+
+
+class _Stream:
+    """The samples of one commit, epoch after epoch."""
+
+    def __init__(self, plan: Plan, at: int, taken: int) -> None:
+        self._plan, self._at = plan, at
+        self._epoch, start = divmod(taken, max(1, plan.shapes[at].samples))
+        self._runs = plan.of_one(at, self._epoch, start)
+        self._held: Run = (np.empty(0, np.int64), np.empty(0, np.int64))
+
+    def take(self, count: int) -> Run:
+        parts: list[Run] = []
+        while count:
+            while not len(self._held[0]):
+                found = next(self._runs, None)
+                if found is None:
+                    self._epoch += 1
+                    self._runs = self._plan.of_one(self._at, self._epoch, 0)
+                else:
+                    self._held = found
+            samples, lanes = self._held
+            parts.append((samples[:count], lanes[:count]))
+            self._held = samples[count:], lanes[count:]
+            count -= len(parts[-1][0])
+        empty = np.empty(0, np.int64)
+        return np.concatenate([empty, *(p[0] for p in parts)]), np.concatenate(
+            [empty, *(p[1] for p in parts)]
+        )
+
+
+def _shuffled(shape: Shape, window: int, key: int, start: int) -> Iterator[Run]:
+    starts = shape.starts
+    blocks = _block_order(len(shape.volumes), key)
+    lane = np.empty(len(blocks), np.int64)
+    lane[blocks] = np.arange(len(blocks), dtype=np.int64) * 2654435769 & 0xFFFFFFFF
+    volumes = shape.volumes[blocks]
+    begins = np.cumsum(volumes) - volumes
+    # At first the window grows, so that the first samples need not wait for all of it.
+    spread = np.minimum(begins + window // 4, window)
+    whole = int(volumes.sum()) <= window
+    if whole:
+        begins, spread = np.zeros_like(begins), np.full_like(begins, window)
+    last = len(blocks)
+    samples, places, lots = (np.empty(0, kind) for kind in (np.int64, np.uint64, np.uint64))
+    at = 0
+    while at < last:
+        reach = int(np.searchsorted(begins, int(begins[at]) + window // 16, "right"))
+        end = last if whole else min(last, max(at + 1, min(reach, at + _STEP // _MOST)))
+        chosen = blocks[at:end]
+        counts = starts[chosen + 1] - starts[chosen]
+        new = np.repeat(starts[chosen], counts) + _counting(counts)
+        lot = _mixed(new.astype(np.uint64) ^ np.uint64(key))
+        place = _places(begins[at:end], spread[at:end], counts, lot)
+        samples, places, lots = (
+            np.concatenate(pair) for pair in ((samples, new), (places, place), (lots, lot))
+        )
+        at = end
+        ready = np.ones(len(places), bool) if at == last else places < np.uint64(begins[at])
+        count = int(ready.sum())
+        if start < count:
+            found = samples[ready][np.lexsort((lots[ready], places[ready]))][start:]
+            yield found, lane[shape.block_of(found)]
+        start = max(0, start - count)
+        samples, places, lots = samples[~ready], places[~ready], lots[~ready]
+
+
+def _places(begins: Numbers, spread: Numbers, counts: Numbers, lot: Numbers) -> Numbers:
+    """Return the place of each sample of some blocks: each block divides its room evenly, at random, among its
+    own."""
+    block = np.repeat(np.arange(len(counts)), counts)
+    turn = np.empty(len(lot), np.int64)
+    turn[np.lexsort((lot, block))] = _counting(counts)
+    within = turn.astype(np.uint64) << np.uint64(16) | _mixed(lot) >> np.uint64(48)
+    room, many = (np.repeat(each, counts).astype(np.uint64) for each in (spread, counts))
+    return np.repeat(begins, counts).astype(np.uint64) + within * room // (many << np.uint64(16))
+
+
+def _block_order(count: int, key: int) -> Numbers:
+    """Return the numbers below `count` in an order of which each stretch is spread evenly over all of them: a van der
+    Corput sequence, scrambled by the key."""
+    bits = max(1, (count - 1).bit_length())
+    counter = np.arange(1 << bits, dtype=np.uint64)
+    value = np.zeros_like(counter)
+    one = np.uint64(1)
+    for bit in range(bits):
+        # The bits so far are the upper ones of the result, and decide whether the next one is flipped.
+        path = value | np.uint64(1 << bit)
+        flip = _mixed(path ^ np.uint64(key)) >> np.uint64(63)
+        value = value << one | ((counter >> np.uint64(bit)) & one) ^ flip
+    return value[value < np.uint64(count)].astype(np.int64)
+
+
+def _key(seed: int, source: int, epoch: int) -> int:
+    words = (seed & 0xFFFFFFFFFFFFFFFF, source, epoch)
+    found = np.zeros(1, np.uint64)
+    for word in words:
+        found = _mixed(found ^ np.uint64(word))
+    return int(found[0])
+
+
+def _mixed(values: Numbers) -> Numbers:
+    """Return random numbers of 64 bits, each by a value: SplitMix64."""
+    found = values + np.uint64(0x9E3779B97F4A7C15)
+    found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return found ^ (found >> np.uint64(31))
+
+
+def _counting(counts: Numbers) -> Numbers:
+    """Return 0, 1, … for each count, one after the other."""
+    return np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)

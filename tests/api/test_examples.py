@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,10 +33,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(home: Path, script: str, *arguments: str) -> str:
     """Return what a script prints."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), *arguments],
-        env={**environ_of(home), "HF_HUB_OFFLINE": "1"}, cwd=home, capture_output=True, text=True,
-    )  # fmt: skip
+    environ = environ_of(home) | {"HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(EXAMPLES / script), *arguments]
+    done = subprocess.run(command, env=environ, cwd=home, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -57,3 +58,25 @@ def test_datasets_streams_images_with_their_labels(home: Path) -> None:
     counted, accuracy = run(home, "with_datasets.py", "digits@v1").split(", accuracy ")
     assert counted == "1437 images of 10 classes"
     assert float(accuracy) > 0.85
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_training_goes_on_and_ends_with_the_same_order_and_weights(home: Path) -> None:
+    if find_spec("torch") is None:
+        if os.environ.get("DSV_REQUIRE_LABS"):
+            pytest.fail("there is no torch: see .ci/run")
+        pytest.skip("needs torch: see .ci/run")
+    how = ["digits@v1", "whole.pt", "--epochs", "2"]
+    whole = run(home, "train_torch.py", *how).splitlines()[-1]
+    assert whole.startswith("114 steps, accuracy 0.")
+    how[1] = "killed.pt"
+    command = [sys.executable, str(EXAMPLES / "train_torch.py"), *how]
+    with subprocess.Popen(
+        command, env=environ_of(home), cwd=home, stdout=subprocess.PIPE, text=True
+    ) as killed:
+        assert killed.stdout is not None
+        assert "step 15\n" in iter(killed.stdout.readline, "")
+        killed.kill()
+    resumed = run(home, "train_torch.py", *how, "--workers", "1").splitlines()
+    assert resumed[0].startswith("goes on with epoch ")
+    assert resumed[-1] == whole

@@ -46,7 +46,10 @@ def test_a_dataset_is_renamed_and_its_workspace_follows(pets: Dsv, outside: Dsv,
     assert "next: dsv switch main" in pets.ok("status").err
     hint = pets("sync").err
     assert "dsv switch main follows it there" in hint
-    pets.ok("switch", "main")
+    assert pets.ok("switch", "main").lines == [
+        f"pets was renamed: this workspace follows animals/all@main, at {commit[:12]} now"
+    ]
+    assert pets.ok("switch", "main").out.startswith("this workspace already follows animals/all@main, at ")
     pets.ok("sync")
     assert "new.txt" in outside.ok("ls", "animals/all").out
     assert outside("verify").code == 0
@@ -56,7 +59,8 @@ def test_a_dataset_is_renamed_and_its_workspace_follows(pets: Dsv, outside: Dsv,
     assert back["items"] == [
         {**back["items"][0], "dataset": "pets", "renamed_from": "animals/all", "deleted": None}
     ]
-    pets.ok("switch", "main")
+    assert pets.ok("switch", "main", "--json").json["any_change"]
+    assert not pets.ok("switch", "main", "--json").json["any_change"]
     assert pets.ok("status").code == 0 and names(outside) == ["pets"]
 
 

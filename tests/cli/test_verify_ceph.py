@@ -53,6 +53,9 @@ def test_on_ceph(dsv: Dsv, ceph_s3: S3Server, tmp_path: Path) -> None:
         (tmp_path / "kept").rename(ann.cwd / "d/5")
         assert ann.ok("sync", "--json").json["reuploaded"] == 1
         assert bob.ok("verify", "--full", "--json").json["whole"]
+        found = bob.ok("gc", "--dry-run", "--json").json
+        assert found["price_usd"] > 0 and "us-east-1" in found["price_list"]
+        assert "DELETE requests, $0.00" in bob.ok("gc", "--dry-run").lines[-1]
         bob.ok("export", "scans", "out2")
         assert {name: (tmp_path / "out2" / name).read_bytes() for name in FILES} == FILES
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -35,10 +36,17 @@ class Switched(Counts):
     before: CommitId | None
     made: bool = False
     """The switch created the branch."""
+    renamed_from: DatasetName | None = None
+    """The name that the workspace had its dataset by, if that was renamed."""
 
     @property
     def any_change(self) -> bool:
-        return self.branch != self.before_branch or self.commit != self.before or self.writes
+        return (
+            self.renamed_from is not None
+            or self.branch != self.before_branch
+            or self.commit != self.before
+            or self.writes
+        )
 
 
 def switch(context: Context, branch: BranchName, *, create: bool = False) -> Switched:
@@ -55,7 +63,10 @@ def switch(context: Context, branch: BranchName, *, create: bool = False) -> Swi
         if home != workspace.dataset:
             opened = replace(opened, workspace=workspace.follow(workspace.branch, home))
         opened = _after_killed_sync(opened)
-        return _create(opened, branch) if create else _switch(opened, branch)
+        done = _create(opened, branch) if create else _switch(opened, branch)
+        return (
+            done if home == workspace.dataset else dataclasses.replace(done, renamed_from=workspace.dataset)
+        )
 
 
 def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
@@ -87,7 +98,7 @@ def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
     made = bring_to(opened, base, TreeReader(repository.objects, head.commit), goal)
     opened.following(branch).workspace.set_seen(branch, head.commit)
     return Switched(
-        head.dataset, branch, head.commit, workspace.branch, before, False,
+        head.dataset, branch, head.commit, workspace.branch, before, False, None,
         **made.counts,
     )  # fmt: skip
 

@@ -63,8 +63,8 @@ Yes = Annotated[bool, option("--yes", "Do not ask.")]
         "unused": "with --dry-run: bytes that no commit has; null otherwise",
         "shared": "with --dry-run: bytes that only expired commits of several datasets have; null otherwise",
         "requests": "to the store: list, put, get, delete; with --dry-run about how many there would be",
-        "price_usd": "what these cost",
-        "price_list": "the prices",
+        "price_usd": "what these cost; null if the store is a folder",
+        "price_list": "the prices, or null",
         "items.dataset": "a dataset with expired commits whose grace is over",
         "items.commits": "how many",
         "items.stored": "with --dry-run: bytes that nothing else has; null otherwise",
@@ -153,7 +153,7 @@ def _lines(found: Forecast) -> Iterator[str]:
         )
     if found.unfinished:
         yield "would finish an earlier garbage collection first"
-    yield f"about {_requests(found.requests)}"
+    yield f"about {_requests(found.url, found.requests)}"
 
 
 def _tell(call: Call, collected: Collection) -> None:
@@ -182,7 +182,7 @@ def _tell(call: Call, collected: Collection) -> None:
         call.say(f"{format_count(done.spared, 'pack')} stay, as somebody needs them after all")
     if left:
         call.say(f"{format_count(left, 'pack')} to copy out of are left: dsv gc")
-    call.say(_requests(collected.requests))
+    call.say(_requests(collected.url, collected.requests))
 
 
 def _head(url: str, requests: Requests, **more: object) -> dict[str, object]:
@@ -192,14 +192,20 @@ def _head(url: str, requests: Requests, **more: object) -> dict[str, object]:
     counts = {
         "list": requests.list, "put": requests.put, "get": requests.get, "delete": requests.delete,
     }  # fmt: skip
+    price, prices = (requests.usd, PRICES) if _is_sold(url) else (None, None)
     return {
-        "url": url, **numbers, "freed": deleted - copied, "requests": counts, "price_usd": requests.usd,
-        "price_list": PRICES,
+        "url": url, **numbers, "freed": deleted - copied, "requests": counts, "price_usd": price,
+        "price_list": prices,
     }  # fmt: skip
 
 
-def _requests(requests: Requests) -> str:
-    return (
-        f"{requests.list:,} LIST, {requests.put:,} PUT, {requests.get:,} GET and {requests.delete:,} DELETE requests, "
-        f"${requests.usd:.4f} ({PRICES})"
+def _requests(url: str, requests: Requests) -> str:
+    counts = (
+        f"{requests.list:,} LIST, {requests.put:,} PUT, {requests.get:,} GET and {requests.delete:,} DELETE"
     )
+    return f"{counts} requests" + (f", ${requests.usd:.4f} ({PRICES})" if _is_sold(url) else "")
+
+
+def _is_sold(url: str) -> bool:
+    """Return whether requests to a store have a price: those to a folder have none."""
+    return "://" in url and not url.startswith(("file:", "memory:"))

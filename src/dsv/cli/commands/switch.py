@@ -32,7 +32,7 @@ from dsv.values.names import BranchName
         "before": "the base before",
         "made": "whether this has made the branch",
         **WRITTEN_KEYS,
-        "any_change": "false if the workspace was there already",
+        "any_change": "false if the workspace was there already, under the name that its dataset has",
     },
 )
 def switch(
@@ -58,10 +58,13 @@ def switch(
     where = f"{done.dataset}@{done.branch}, {at}"
     if not done.any_change:
         call.line(f"this workspace already follows {where}")
+        return
+    if done.renamed_from is not None:
+        call.line(f"{done.renamed_from} was renamed: this workspace follows {where} now")
     else:
         call.line(f"switched to {where}")
-        if not done.made:
-            call.say(written(done))
+    if not done.made and (done.writes or done.renamed_from is None):
+        call.say(written(done))
 
 
 def _branch(context: Context, name: str) -> BranchName:

@@ -73,10 +73,11 @@ _From = Annotated[
 _Accelerators = Annotated[
     int | None, option("--accelerators N", "Measure N of them, and search for nothing.", parser=whole(1))
 ]
-_UpTo = Annotated[int, option("--up-to N", "Try so many accelerators at most: 64.", parser=whole(1))]
-_Steps = Annotated[int, option("--steps N", "End a round after N steps, at least 2: 500.", parser=whole(2))]
+_UpTo = Annotated[int, option("--up-to N", "Try so many accelerators at most.", parser=whole(1))]
+_Steps = Annotated[int, option("--steps N", "End a round after N steps, at least 2.", parser=whole(2))]
 _Duration = Annotated[
-    int | None, option("--duration TIME", "Or after so long, as 5m: 20s.", parser=parse_duration)
+    int | None,
+    option("--duration TIME", "Or after so long, such as 5m.  [default: 20s]", parser=parse_duration),
 ]
 _Batch = Annotated[
     Literal["files", "bytes"] | None,

@@ -1,4 +1,4 @@
-"""Rounds of `tests.upkeep.gc_rounds` on NFS."""
+"""Rounds of `tests.upkeep.gc_rounds` on NFS, and renamings."""
 
 from __future__ import annotations
 
@@ -27,3 +27,12 @@ def test_commits_that_are_not_expired_restore_from_nfs(nfs_hosts: NfsHosts) -> N
     print(ended.stdout, collected.stdout)
     assert ended.status == 0 and f"{rounds[-1]} rounds" in ended.stdout, ended
     assert collected.status == 0, collected
+
+
+@pytest.mark.parametrize("every", [100, pytest.param(3, marks=pytest.mark.exhaustive)])
+def test_a_renaming_is_killed_and_overtaken_on_nfs(every: int, nfs_hosts: NfsHosts) -> None:
+    name = f"rename-{os.urandom(4).hex()}"
+    (nfs_hosts.export / name).mkdir()
+    words = [sys.executable, "-m", "tests.upkeep.test_rename_dataset", f"/mnt/nfs/{name}", str(every)]
+    ended = nfs_hosts.boot(3, words, env=SEARCHED).wait(DAY)
+    assert ended.status == 0 and ended.stdout.endswith(" stores\n"), ended

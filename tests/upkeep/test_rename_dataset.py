@@ -1,7 +1,11 @@
-"""Renaming a dataset: killed at any write, and with somebody else at work at any request."""
+"""Renaming a dataset: killed at any write, and with somebody else at work at any request.
+
+python -m tests.upkeep.test_rename_dataset FOLDER EVERY    some of that in stores below a folder, on a host of its own
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
@@ -19,6 +23,8 @@ from dsv.repo.refs.resolve import resolve
 from dsv.repo.session import naming, point_branch
 from dsv.store.base import LARGEST, Bytes, Item, Put, Store
 from dsv.store.memory import MemoryStore
+from dsv.store.open import open_raw
+from dsv.store.options import StoreOptions
 from dsv.upkeep.delete import delete_dataset
 from dsv.upkeep.expire import Rules, plan_expiry
 from dsv.upkeep.rename import rename_dataset
@@ -28,6 +34,7 @@ from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
 from tests import exhaustive
 from tests.kit.repositories import DATASET as OLD
 from tests.kit.repositories import WRITER, commit, create, read
+from tests.labs.s3_server import S3Server
 from tests.store.wrapper import Wrapper
 from tests.upkeep.test_delete_dataset import Died, Dying, opened
 from tests.upkeep.test_roots import RUN, run
@@ -464,8 +471,8 @@ def one_after_the_other(calls: Sequence[Callable[[], object]], *, first_failure_
     return [call() for call in calls]
 
 
-def copied(store: MemoryStore) -> MemoryStore:
-    made = MemoryStore()
+def copied(store: MemoryStore, made: Store | None = None) -> Store:
+    made = MemoryStore() if made is None else made
     for item in store.list(""):
         made.put_if_absent(item.key, store.get(item.key))
     return made
@@ -484,3 +491,57 @@ def check(store: Store, commits: Commits, kept: Kept, told: list[DsvError], when
     assert set(read_roots(opened(store)).commits) == set(commits) - freed, when
     named = {*heads(store, name).values(), *tags(store, name).values()}
     assert not named & (expired | freed), when
+
+
+def in_places(places: Iterator[Store], every: int) -> int:
+    """Kill a renaming at its writes, and have somebody else at work at its requests: one of so many cases, each in a
+    new place. Return how many there were."""
+    template, commits = make()
+    cases: list[tuple[str | None, int]] = [(None, at) for at in range(14)]
+    cases += [(race, at) for at in range(0, 80, 5) for race in RACES]
+    chosen = cases[1::every]
+    for race, moment in chosen:
+        place = next(places)
+        store = copied(template, place)
+        if race is None:
+            with suppress(Died):
+                rename_dataset(opened(Dying(store, moment, behind=bool(moment % 2))), WRITER, OLD, NEW)
+            check_between(store, commits)
+            rename_dataset(opened(store), EVE, OLD, NEW)
+            check_is(store, commits, NEW, OLD)
+        else:
+            overtake(store, commits, race, moment)
+        place.close()
+    return len(chosen)
+
+
+def overtake(store: Store, commits: Commits, race: str, moment: int) -> None:
+    do, kept = RACES[race]
+    told: list[DsvError] = []
+
+    def act() -> None:
+        try:
+            do(store, commits)
+        except DsvError as error:
+            told.append(error)
+
+    watched = Watched(store, moment, act)
+    for attempt in (watched, store):
+        with suppress(DsvError):
+            rename_dataset(opened(attempt), WRITER, OLD, NEW)
+    if watched.requests > moment:
+        check(store, commits, kept, told, f"{race} at request {moment}")
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("every", [60, pytest.param(3, marks=pytest.mark.exhaustive)])
+def test_killed_and_overtaken_on_ceph(every: int, ceph_s3: S3Server) -> None:
+    bucket = ceph_s3.bucket()
+    options = StoreOptions.from_environment(ceph_s3.env)
+    in_places((open_raw(f"s3://{bucket}/{number}", options) for number in count()), every)
+    ceph_s3.remove_bucket(bucket)
+
+
+if __name__ == "__main__":
+    folders = (open_raw(f"{sys.argv[1]}/{number}", StoreOptions(), create=True) for number in count())
+    print(in_places(folders, int(sys.argv[2])), "stores")

@@ -35,6 +35,24 @@ def test_copy_and_read_from_the_copy(dsv: Dsv) -> None:
     assert dsv("log", "pets").code == 6  # which asks the store alone
 
 
+def test_no_store_is_made_for_a_typo_or_in_another_store(dsv: Dsv, tmp_path: Path) -> None:
+    write_files(dsv.cwd, {"a.txt": b"alpha\n"})
+    store, new = tmp_path / "lake", tmp_path / "new"
+    dsv.ok("init", "pets", "--store", str(store))
+    dsv.ok("sync")
+    for wrong in ("petss", "pets@nope"):
+        for dry in ((), ("--dry-run",)):
+            refused = dsv("copy", wrong, "--to", str(new), "--create", *dry)
+            assert (refused.code, new.exists()) == (3, False), refused
+    link = tmp_path / "link"
+    link.symlink_to(store)
+    for inside in (store / "inner", store / "packs" / "inner", link / "inner", store.parent):
+        refused = dsv("copy", "pets", "--to", str(inside), "--create")
+        assert refused.code == 2 and "lies in the other" in refused.err, refused
+        assert not (inside / "format").exists()
+    dsv.ok("copy", "pets", "--to", f"{store}2", "--create")
+
+
 def test_a_copy_that_went_its_own_way_is_exit_code_4(dsv: Dsv) -> None:
     there = str(dsv.home / "copy")
     write_files(dsv.cwd, {"a.txt": b"alpha\n"})

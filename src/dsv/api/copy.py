@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -109,7 +109,7 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
     request = request or CopyRequest()
     with (
         context.repository(target if target.rev is not None else None) as source,
-        _other(context, to, request) as there,
+        _other(context, to, request, partial(_check_new, context, source, target, request)) as there,
     ):
         _check_kinds(source, there)
         began = _requests(source, there)
@@ -144,8 +144,13 @@ def _requests(*repositories: Repository) -> int:
 
 
 @contextmanager
-def _other(context: Context, to: str, request: CopyRequest) -> Iterator[Repository]:
+def _other(
+    context: Context, to: str, request: CopyRequest, check_new: Callable[[str], None]
+) -> Iterator[Repository]:
+    """Open the other store. check_new: called with its URL before it may be made."""
     choice = context.settings.store(to)
+    if request.create:
+        check_new(choice.url)
     if request.create and request.dry_run and not _exists(context, to, choice.url):
         store = MemoryStore()
         store.url = choice.url
@@ -167,6 +172,25 @@ def _other(context: Context, to: str, request: CopyRequest) -> Iterator[Reposito
             ) from error
         with tracking(context, repository):
             yield repository
+
+
+def _check_new(context: Context, source: Repository, target: Target, request: CopyRequest, url: str) -> None:
+    """Raise for what would leave a store without anything in it, or one that lies in the other."""
+    for dataset in _datasets(context, source, target, request):
+        if not request.every:
+            source.refs.require(dataset)
+    if target.rev is not None:
+        context.resolve(source, target)
+    places = [
+        Path(one).resolve().as_posix() if one.startswith("/") else one for one in (source.store.url, url)
+    ]
+    inner, outer = sorted((f"{one.rstrip('/')}/" for one in places), key=len, reverse=True)
+    if inner != outer and inner.startswith(outer):
+        raise UsageError(
+            f"one of {source.store.url} and {url} lies in the other, which would count its keys as its own",
+            subject=url,
+            hint="name a place beside it",
+        )
 
 
 def _exists(context: Context, to: str, url: str) -> bool:

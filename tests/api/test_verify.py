@@ -11,10 +11,13 @@ import pytest
 
 from dsv.api.cache import cache
 from dsv.api.verify import VerifyRequest, verify
+from dsv.errors import Denied, DsvError, NoRoom
 from dsv.format.locator import ObjectKind
 from dsv.repo import repository as making
 from dsv.repo.format_log import NODE_LOCATORS, features
 from dsv.repo.merge_indexes import merge_indexes
+from dsv.store.base import Bytes, Put
+from dsv.store.directory import DirectoryStore
 from dsv.upkeep import schedule
 from dsv.upkeep.verify import Verification
 from dsv.values.ids import CommitId
@@ -103,6 +106,28 @@ def test_damage_of_a_hundred_packs_is_listed(tmp_path: Path) -> None:
     found = verify(on_another_machine(ann, "bob").context(ann.home), FULL)
     assert len(found.packs) == 101
     assert paths(found) == {b"start", *(b"f/%d" % number for number in range(100))}
+
+
+@pytest.mark.parametrize("why", [Denied, NoRoom])
+def test_who_can_not_write_is_told_what_is_lost(
+    ann: Person, why: type[DsvError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = verify(ann.context(), FULL).packs_read
+    flip(ann, ObjectKind.CHUNK)
+
+    put = DirectoryStore.put_if_absent
+
+    def refused(store: DirectoryStore, key: str, data: Bytes) -> Put:
+        if why is Denied or "damage-" in key:
+            raise why(f"{key} was refused")
+        return put(store, key, data)
+
+    monkeypatch.setattr(DirectoryStore, "put_if_absent", refused)
+    found = verify(ann.context(), FULL)
+    assert found.lost and not found.is_whole and found.packs_read == whole
+    if why is Denied:
+        with pytest.raises(Denied):
+            verify(ann.context(), VerifyRequest(budget=60.0))
 
 
 @pytest.mark.parametrize("full", [True, False])

@@ -76,6 +76,10 @@ def test_a_listing_that_ends_early_is_not_damage(pets: Dsv, monkeypatch: pytest.
 
 def test_wrong_options(pets: Dsv) -> None:
     assert pets("verify", "--budget", "2h", "--full").code == 2
+    refused = pets("verify", "pets@v1:a.txt")
+    assert refused.code == 2 and "hint: dsv verify pets@v1\n" in refused.err
+    refused = pets("du", "pets@v1:a.txt")
+    assert refused.code == 2 and "hint: dsv du pets@v1 --by-folder 1\n" in refused.err
     assert pets("verify", "nothing").code == 3
 
 

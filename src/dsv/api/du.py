@@ -176,7 +176,7 @@ class _Wanted:
             raise UsageError(
                 f"dsv du is about whole commits, and {text} names a path",
                 subject=text,
-                hint=f"dsv du {names}{at}{revs.partition(':')[0]} --by-folder 1",
+                hint=f"dsv du {text.partition(':')[0]} --by-folder 1",
             )
         if dots and not last:
             raise UsageError(

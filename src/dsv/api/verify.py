@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dsv.api.context import Context
 from dsv.api.undisturbed import listed_epochs, until_undisturbed
-from dsv.errors import IntegrityError
+from dsv.errors import IntegrityError, UsageError
 from dsv.format import keys
 from dsv.repo.repository import Repository
 from dsv.upkeep.repair import Repair
@@ -141,6 +141,13 @@ def _chosen(
     datasets: dict[DatasetName, None] = {}
     commits: dict[CommitId, str] = {}
     for target in targets:
+        if target.path is not None:
+            whole = Target(target.dataset, target.rev)
+            raise UsageError(
+                f"dsv verify is about whole commits, and {target} names a path",
+                subject=str(target),
+                hint=f"dsv verify {whole}",
+            )
         if target.rev is None and target.dataset is not None:
             repository.refs.require(target.dataset)
             datasets[target.dataset] = None

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv.errors import IntegrityError, NotFound
+from dsv.errors import Denied, IntegrityError, NoRoom, NotFound
 from dsv.format import keys
 from dsv.format.commit import Commit
 from dsv.format.damage import MAX_MARKS, Damage
@@ -369,7 +369,11 @@ class Verifier:
                     self._add(checked)
             if not self._anew:  # else not before everything is known
                 self.mark()
-            schedule.note(done)
+            try:
+                schedule.note(done)
+            except Denied:  # who may only read can read all of it, too
+                if ends is not None:
+                    raise
             left.difference_update(done)
             if schedule.digits != digits:  # another machine has made the slices smaller
                 scale = 16 ** (schedule.digits - digits)
@@ -521,7 +525,11 @@ class Verifier:
                 return last
             return Damage(*found, Nonce(bytes(16)), 0, "", "")
 
-        changed = mark_damage(self.repository, self._writer, change)
+        try:
+            changed = mark_damage(self.repository, self._writer, change)
+        except (Denied, NoRoom) as error:  # whoever can't write is told all the same what is lost
+            self._progress.note(f"nothing could be marked in the store: {error.message}")
+            return
         if changed is not None:
             self.marks = changed
 

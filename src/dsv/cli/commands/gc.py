@@ -181,7 +181,7 @@ def _tell(call: Call, collected: Collection) -> None:
     if done.spared:
         call.say(f"{format_count(done.spared, 'pack')} stay, as somebody needs them after all")
     if left:
-        call.say(f"{format_count(left, 'pack')} to copy out of are left: dsv gc")
+        call.say(f"left to copy out of: {format_count(left, 'pack')}; dsv gc")
     call.say(_requests(collected.url, collected.requests))
 
 

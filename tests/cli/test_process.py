@@ -52,6 +52,29 @@ def test_version_and_help_in_a_process(dsv: Dsv) -> None:
     assert bare.err.startswith("Usage: dsv")
 
 
+@pytest.mark.parametrize("module", ["dsv.cli.app", "typer", "dsv.cli.process_env"])
+def test_ctrl_c_while_it_starts_is_no_traceback(dsv: Dsv, module: str) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.argv = ['dsv', 'datasets']\n"
+        "from dsv.cli.main import main\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=dsv.cwd,
+        env=dsv.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 def test_help_fits_eighty_columns(dsv: Dsv) -> None:
     assert max(map(len, dsv.process("--help").out.splitlines())) <= 80
 

@@ -6,6 +6,7 @@ It starts fast: what needs no command imports next to nothing.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import suppress
 
@@ -16,6 +17,11 @@ NO_MEMORY = b"error: dsv can't start: no memory\nhint: ulimit -v shows how much 
 
 def main() -> int:
     """Run the command line of this process and return its exit code."""
+    interrupts = signal.getsignal(signal.SIGINT)
+    if (
+        interrupts is signal.default_int_handler
+    ):  # nothing has begun: Ctrl-C ends the process without a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     _speak_utf8()
     arguments = sys.argv[1:]
     if "_DSV_COMPLETE" in os.environ:
@@ -41,7 +47,10 @@ def main() -> int:
         from dsv.cli.process_env import of_process
 
         hear_of_children()
-        code = run(arguments, of_process())
+        around = of_process()
+        if interrupts is signal.default_int_handler:
+            signal.signal(signal.SIGINT, interrupts)
+        code = run(arguments, around)
     except Exception:
         if not memory_ran_out():
             raise

@@ -180,7 +180,8 @@ def test_nothing_stays_when_it_is_stopped(pets: Dsv, how: signal.Signals, kind: 
     disk.mkdir()
     where = ("--folder", "disk") if kind == "folder" else ()
     words = ("--model", "cosmoflow", "--accelerators", "2", "--duration", "1h", "--steps", "100000000")
-    with pets.start("bench", "feed", "--make", "9M", *where, *words, start_new_session=True) as process:
+    here = pets.at(pets.cwd, TMPDIR=str(pets.home))  # what a killed one leaves goes with the test's folder
+    with here.start("bench", "feed", "--make", "9M", *where, *words, start_new_session=True) as process:
         until(
             lambda: len(below(process.pid)) >= 9, "the workers"
         )  # one for the round, 4 for each accelerator

@@ -187,6 +187,20 @@ def test_files_that_share_a_part_are_erased_too(tmp_path: Path) -> None:
     assert LARGE[:1000] not in stays and LARGE[-1000:] not in stays
 
 
+@pytest.mark.parametrize("choice", ["erase", "keep"])
+def test_each_version_of_a_path_that_shares_a_part_is_decided(choice: str, tmp_path: Path) -> None:
+    store = MemoryStore()
+    repository = create(store)
+    versions = [LARGE[:8_000_000] + noise(seed, 1_000_000) for seed in (3, 4, 5)]
+    commits = [commit(repository, {"large": LARGE, "other": one}) for one in versions]
+    plan = erase(store, LARGE, choice=choice)
+    assert {one.file_id for one in plan.shared} == {FileId.hash(one) for one in versions}
+    assert len(plan.files) == (4 if choice == "erase" else 1)
+    collect(store, tmp_path / "1")
+    for one, version in zip(commits, versions, strict=True):
+        assert read_left(store, one) == ({} if choice == "erase" else {"other": version})
+
+
 def test_a_commit_that_was_under_way_is_not_published(tmp_path: Path) -> None:
     """It may have taken a part of what was erased for stored."""
     store = MemoryStore()

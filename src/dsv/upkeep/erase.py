@@ -229,7 +229,7 @@ class Eraser:
         count."""
         if not parts:
             return []
-        shared: dict[Place, tuple[Shared, set[Named]]] = {}
+        shared: dict[tuple[Place, FileId], tuple[Shared, set[Named]]] = {}
         looked: dict[RecipeId, set[Named]] = {}
         chunks = np.array(sorted(bytes(one) for kind, one in parts if kind is ObjectKind.CHUNK), "S32")
         for dataset, located in self._entries(by_dataset):
@@ -243,11 +243,11 @@ class Eraser:
                     continue
                 theirs = self._parts_in(entry, where, parts, looked)
                 if theirs:
-                    place = Place(dataset, entry.path)
+                    place, file_id = Place(dataset, entry.path), FileId(entry.file_id)
                     size = sum(parts[one] for one in theirs if one[0] is ObjectKind.CHUNK)
-                    found = Shared(place, FileId(entry.file_id), entry.size, min(size, entry.size))
-                    _, before = shared.get(place, (found, set[Named]()))
-                    shared[place] = found, before | theirs
+                    shared[place, file_id] = (
+                        Shared(place, file_id, entry.size, min(size, entry.size)), theirs,
+                    )  # fmt: skip
         return [shared[one] for one in sorted(shared)]
 
     def _parts_in(

@@ -68,6 +68,7 @@ OBJECT_MAX = {
 FRAME_SLACK = 1 << 16  # a frame may be larger than what it holds
 RECORD_MAX = 1 << 20
 ERASURE_MAX = (1 << 19) + 72 * (1 << 18)
+EXTERNAL_MAX = 64 << 20
 # A branch's moves are all listed here, so order is nothing to rely on.
 # Objects are looked up in the index, so locators are not needed either.
 KNOWN_FEATURES = (
@@ -75,6 +76,7 @@ KNOWN_FEATURES = (
     "node-locators",
     "expired-commits",
     "erased-contents",
+    "external-contents",
     "unordered-listing",
     "unconditional-writes",
     "names-elsewhere",
@@ -225,6 +227,7 @@ class Index:
             raise StoreError(f"index {path.name} is damaged: its length is not what it says")
         if blake3(memoryview(data)[:-32]).digest() != data[-32:]:
             raise StoreError(f"index {path.name} is damaged: its hash is another")
+        self.any_outside = 1 in data[self.rows_at + 33 : self.rows_at + 56 * self.rows : 56]
 
     def find(self, kind: int, object_id: bytes) -> tuple[int, int, bytes, int, int, int] | None:
         """Where, codec, pack, offset, stored length and length of the row for this object."""
@@ -258,6 +261,20 @@ class Objects:
         folder = store.folder / "index"
         named = [name for name in store.names("index") if re.fullmatch("[0-9a-f]{32}", name)]
         self.indexes = [Index(folder / name) for name in named]
+        self.any_outside = any(index.any_outside for index in self.indexes)
+        self.external: dict[bytes, dict[int, str]] = {}
+
+    def url_of(self, chunk: bytes) -> str | None:
+        """Where a chunk lies that only files outside the store have; None if the store has it, or nobody."""
+        rows = [row for index in self.indexes if (row := index.find(CHUNK, chunk)) is not None]
+        if any(row[0] != 1 for row in rows):
+            return None
+        for _, _, pack, offset, _, _ in rows:
+            if pack not in self.external:
+                self.external[pack] = read_external(self.store, pack)
+            if offset in self.external[pack]:
+                return self.external[pack][offset]
+        return None
 
     def read(self, kind: int, object_id: bytes) -> bytes:
         """The object's bytes, which have this id. Another copy is tried where one is damaged."""
@@ -275,6 +292,29 @@ class Objects:
 
     def _id(self, kind: int, data: bytes) -> bytes:
         return blake3(data).digest() if kind == CHUNK else derived(CONTEXTS[kind], data)
+
+
+def read_external(store: Store, pack: bytes) -> dict[int, str]:
+    """The URLs of the files that have the chunks of an external pack, by the offsets of the chunks."""
+    name = pack.hex()
+    data = store.get(f"packs/{name[:2]}/{name}", EXTERNAL_MAX) or b""
+    if data[:8] != b"dsvpack2" or data[-8:] != b"dsvpack2" or blake3(data[:-40]).digest() != data[-40:-8]:
+        raise StoreError(f"external pack {name} is gone or damaged")
+    length = zstandard.frame_content_size(data[8:-40])
+    plain = unpacked(1, data[8:-40], len(data) - 48, length) if 0 < length <= EXTERNAL_MAX else None
+    columns = Columns(plain or b"", "external")
+    sources, rows = columns.number(65536), columns.number(65536)
+    texts = columns.strings(columns.take(columns.number(16 << 20)), 4 * sources)
+    columns.numbers("Q", sources)
+    columns.ids(rows)
+    places, _, lengths = columns.numbers("I", rows), columns.numbers("Q", rows), columns.numbers("I", rows)
+    columns.end()
+    if any(place >= sources for place in places):
+        raise StoreError(f"external pack {name} is damaged: it names a file that it does not list")
+    offsets = itertools.accumulate(lengths, initial=0)
+    return {
+        at: texts[4 * place].decode("utf-8", "replace") for at, place in zip(offsets, places, strict=False)
+    }
 
 
 def unpacked(codec: int, data: bytes, stored: int, length: int) -> bytes | None:
@@ -752,15 +792,26 @@ def why_erased(objects: Objects, entry: Entry, erased: dict[bytes, str]) -> str 
     return next((f"has lost a part, which {why}" for why in parts if why is not None), None)
 
 
-def left(objects: Objects, entries: Iterator[Entry], erased: dict[bytes, str]) -> Iterator[Entry]:
-    """The entries that were not erased."""
-    return (entry for entry in entries if why_erased(objects, entry, erased) is None)
+def why_outside(objects: Objects, entry: Entry) -> str | None:
+    """Why a file can't be restored that the store only refers to; None if the store has all of it."""
+    if not objects.any_outside or not entry.size:
+        return None
+    small = entry.size <= SINGLE_CHUNK_MAX
+    ids = [entry.file_id] if small else (one for one, _ in chunks(objects, entry.recipe_id, entry.size))
+    urls = (url for one in ids if (url := objects.url_of(one)) is not None)
+    return next((f"is not in the store, but at {url}, which this reader can't reach" for url in urls), None)
+
+
+def left(entries: Iterator[Entry], without: set[bytes]) -> Iterator[Entry]:
+    """The entries that are restored."""
+    return (entry for entry in entries if entry.path not in without)
 
 
 def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) -> tuple[bytes, int, int]:
     """Write the files of a commit to `out`, which must not exist, and return the commit's id, entries and bytes.
 
-    Files that were erased from the store are left out, and named on stderr.
+    Files that were erased from the store, or that it only refers to, are left out, and named on stderr. Of the latter a
+    `StoreError` tells, too, once the rest is written.
     """
     if os.path.lexists(out):
         raise StoreError(f"{out} is there already")
@@ -770,10 +821,15 @@ def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) 
     commit = read_commit(store, commit_id)
     objects, erased = Objects(store), read_erased(store)
     links: dict[bytes, bytes] = {}
-    count = total = 0
+    count = total = outside = 0
+    without = set[bytes]()
     for entry in tree(objects, commit):  # all of it is looked at before anything is written
-        if why := why_erased(objects, entry, erased):
+        why = why_erased(objects, entry, erased)
+        if why is None and (why := why_outside(objects, entry)) is not None:
+            outside += 1
+        if why is not None:
             print(f"reader: {os.fsdecode(entry.path)} {why}", file=sys.stderr)
+            without.add(entry.path)
             continue
         count, total = count + 1, total + entry.size
         if entry.kind == SYMLINK:
@@ -782,11 +838,13 @@ def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) 
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}-{time.time_ns()}")
     partial.mkdir(parents=True)
     try:
-        write_tree(objects, left(objects, tree(objects, commit), erased), partial)
+        write_tree(objects, left(tree(objects, commit), without), partial)
         partial.rename(out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    if outside:
+        raise StoreError(f"{outside} files lie outside the store and were left out; the rest is in {out}")
     return commit_id, count, total
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.format.codec import Codec
-from dsv.format.index import ROW_SIZE, Index, IndexBuilder, merge
+from dsv.format.index import ROW_SIZE, Index, IndexBuilder, merge, merge_all
 from dsv.format.locator import Location, ObjectKind
 from dsv.values.ids import ChunkId, Id, PackId, SegmentId
 from tests.format.strategies import locations, mutations
@@ -181,11 +181,24 @@ def test_counts_are_checked_before_memory_is_taken() -> None:
 
 def test_reserved_places() -> None:
     index = Index.parse(by_hand([row(A, where=1), row(B, where=2)]))
-    with pytest.raises(Unsupported, match="outside the store"):
-        index.find(ObjectKind.CHUNK, A)
     with pytest.raises(NotFound, match="erased"):
         index.find(ObjectKind.CHUNK, B)
-    assert list(index.rows()) == []
+    assert [(one, place) for _, one, place in index.rows()] == [(A, index.find(ObjectKind.CHUNK, A))]
+
+
+def test_a_place_in_the_store_wins_over_one_outside() -> None:
+    outside, inside = PackId.external(), PackId.random()
+    files = []
+    for pack in (outside, inside):
+        builder = IndexBuilder()
+        builder.add(ObjectKind.CHUNK, A, Location(pack, 8, 5, 5, Codec.RAW))
+        files.append(Index.parse(builder.finish()))
+        assert files[-1].row_bytes[33] == (1 if pack is outside else 0)
+    for order in (files, files[::-1]):
+        found = Index.parse(merge(order)).find(ObjectKind.CHUNK, A)
+        assert found is not None and found.pack == inside
+        rows = [row for file in merge_all(order, 100) for row in Index.parse(file).rows()]
+        assert {place.pack for _, _, place in rows} == {outside, inside}
 
 
 def test_erased_wins_over_every_other_entry() -> None:

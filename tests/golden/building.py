@@ -16,6 +16,8 @@ from blake3 import blake3
 from dsv.format import keys
 from dsv.format.codec import Codec
 from dsv.format.commit import Commit
+from dsv.format.external import MAGIC as EXTERNAL_MAGIC
+from dsv.format.external import Builder, Source
 from dsv.format.index import IndexBuilder
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.pack import PackBuilder
@@ -23,6 +25,7 @@ from dsv.format.recipe import SINGLE_CHUNK_MAX, Recipe, build_recipe, cut_points
 from dsv.format.segment import Segment
 from dsv.format.tree import Child, Cutter, Entry, Kind, Node, parent
 from dsv.values.ids import (
+    EXTERNAL_END,
     ChunkId,
     CommitId,
     FileId,
@@ -89,7 +92,8 @@ class StoreMaker:
 
     With `every`, segments, nodes and recipes are cut after so many entries instead of by the format's rule: small
     inputs then have several levels. Readers don't care. With `dataset` and `branch`, commits carry them. With
-    `node_locators` each node has a locator, and that of a commit names the root alone.
+    `node_locators` each node has a locator, and that of a commit names the root alone. Of the paths in `external` the
+    content lies at the URL.
     """
 
     def __init__(
@@ -99,10 +103,14 @@ class StoreMaker:
         branch: BranchName | None = None,
         *,
         node_locators: bool = False,
+        external: Mapping[bytes, str] | None = None,
     ) -> None:
         self._every = every
         self._dataset, self._branch = dataset, branch
         self._node_locators = node_locators
+        self._external = external or {}
+        self._referred = Builder()
+        self._referred.pack = PackId(name_of("external").raw(10) + EXTERNAL_END)
         self.keys: dict[str, bytes] = {}
         self._known: dict[tuple[ObjectKind, bytes], Location] = {}
         self._rows: list[tuple[ObjectKind, Id, Location]] = []
@@ -137,6 +145,11 @@ class StoreMaker:
             if place is not None:
                 places[path] = place
         root, level, totals, locator = self._tree(entries, places, metadata)
+        if self._referred:
+            encoded = self._referred.finish().encode()
+            head = EXTERNAL_MAGIC + frame(zstandard.decompress(encoded[8:-40]))
+            self.put(keys.pack_key(self._referred.pack), head + blake3(head).digest() + EXTERNAL_MAGIC)
+            self._referred = Builder()
         for pack in (chunks, metadata):
             if pack.builder.rows:
                 self.put(keys.pack_key(pack.id), bytes(pack.builder.finish()))
@@ -164,6 +177,11 @@ class StoreMaker:
         file_id = FileId.hash(content)
         if not content:
             return Entry(path, kind, 0, file_id), None
+        url = self._external.get(path)
+        source = None if url is None else Source(url, "", "", f"tag of {len(content)}", len(content))
+        if source is not None and len(content) <= SINGLE_CHUNK_MAX:
+            place = self._refer(ChunkId(file_id), source, 0, len(content))
+            return Entry(path, kind, len(content), file_id), place
         if len(content) <= SINGLE_CHUNK_MAX:
             place = self._add(chunks, ObjectKind.CHUNK, ChunkId(file_id), content)
             return Entry(path, kind, len(content), file_id), place
@@ -172,10 +190,20 @@ class StoreMaker:
         for length in lengths:
             chunk = content[at : at + length]
             ids += ChunkId.hash(chunk)
-            below.append(self._add(chunks, ObjectKind.CHUNK, ChunkId.hash(chunk), chunk))
+            if source is not None:
+                below.append(self._refer(ChunkId.hash(chunk), source, at, length))
+            else:
+                below.append(self._add(chunks, ObjectKind.CHUNK, ChunkId.hash(chunk), chunk))
             at += length
         recipe_id, place = self._recipe(ids, lengths, below, metadata)
         return Entry(path, kind, len(content), file_id, recipe_id), place
+
+    def _refer(self, chunk: ChunkId, source: Source, start: int, length: int) -> Location:
+        place = self._known.get((ObjectKind.CHUNK, chunk))
+        if place is None:
+            place = self._known[ObjectKind.CHUNK, chunk] = self._referred.add(chunk, source, start, length)
+            self._rows.append((ObjectKind.CHUNK, chunk, place))
+        return place
 
     def _recipe(
         self, ids: bytes, lengths: list[int], below: list[Location], metadata: _Pack

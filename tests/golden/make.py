@@ -1,13 +1,14 @@
 """Makes the golden stores: small ones with every kind of object, the same bytes every time.
 
     python -m tests.golden.make        writes tests/golden/store, store-named, store-nodes, store-moved,
-                                       store-merged and vectors.json anew
+                                       store-merged, store-external and vectors.json anew
 
 `store-nodes` has what dsv writes into a new store: nodes have locators of their own.
 `store-named` is as stores were made before that: refs, tags and commits carry the names that they were made for. Its
 branches have rules, and so have those of `store-nodes`. `store-moved` has what differs in it when its names have moved
 within it.
 `store` is as stores were made before that. All of them stay readable for ever.
+`store-external` has files that it refers to.
 `store-merged` has a branch that was merged into `main`, which is protected. This version knows all of it, so it can
 be written on.
 
@@ -174,6 +175,25 @@ def build_merged() -> dict[str, bytes]:
         Limits(only_merge=True), _nonce("merged rule"), TIME, AUTHOR, "by review", LETTERS, MAIN, 0
     )
     made.put(keys.branch_rule_key(LETTERS, MAIN, 0), rule.encode())
+    return dict(sorted(made.keys.items()))
+
+
+EXTERNAL = {b"large.bin": "s3://lake/large.bin", b"run.txt": "https://example.org/run.txt"}
+
+
+def build_external() -> dict[str, bytes]:
+    """Every key of a store of which two files lie elsewhere."""
+    made = StoreMaker(dataset=LETTERS, branch=MAIN, node_locators=True, external=EXTERNAL)
+    first = made.commit(FIRST, (), AUTHOR, TIME, "The first letters")
+    made.put(keys.README_KEY, readme_text().encode())
+    features = [Feature(name, FeatureRule.REFUSE) for name in ("named-records", "node-locators")]
+    nonce = _nonce("external format 0")
+    opened = FormatEntry(name_of("external").store, nonce, TIME, AUTHOR, "golden 7", features=tuple(features))
+    made.put(keys.format_key(0), opened.encode())
+    known = (Feature("external-contents", FeatureRule.READ_ONLY), *features)
+    later = replace(opened, nonce=_nonce("external format 1"), features=known)
+    made.put(keys.format_key(1), later.encode())
+    _moves(made, MAIN, (first, "import"))
     return dict(sorted(made.keys.items()))
 
 
@@ -359,6 +379,7 @@ def write(folder: Path) -> None:
     """Replaces the golden files in `folder`."""
     stores = {store: build(**features) for store, features in STORES.items()}
     stores |= {"store-moved": build_moved(), "store-merged": build_merged()}
+    stores["store-external"] = build_external()
     for store, made in stores.items():
         shutil.rmtree(folder / store, ignore_errors=True)
         for key, data in made.items():

@@ -39,6 +39,8 @@ GOLDEN = keys_of(STORE)
 NAMED = keys_of(NAMED_STORE)
 MOVED = {key: data for key, data in NAMED.items() if not keys.needs_winner(key)} | keys_of(MOVED_STORE)
 NODES = keys_of(NODES_STORE)
+EXTERNAL_STORE = Path(__file__).parent / "store-external"
+EXTERNAL = keys_of(EXTERNAL_STORE)
 each = pytest.mark.parametrize("golden", [GOLDEN, NAMED, NODES], ids=["old", "named", "nodes"])
 each_store = pytest.mark.parametrize(
     "store", [STORE, NAMED_STORE, NODES_STORE], ids=["old", "named", "nodes"]
@@ -183,6 +185,23 @@ def test_the_reader_restores_it(
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert files_of(tmp_path / "out") == files
+
+
+def test_the_code_still_writes_the_golden_references() -> None:
+    assert make.build_external() == EXTERNAL
+
+
+def test_the_reader_names_what_it_can_not_reach(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All else is restored."""
+    with pytest.raises(reader.StoreError, match="2 files lie outside the store"):
+        reader.restore(EXTERNAL_STORE, "demo/letters", tmp_path / "out")
+    rest = {path: file for path, file in make.FIRST.items() if path not in make.EXTERNAL}
+    assert files_of(tmp_path / "out") == rest
+    told = capsys.readouterr().err
+    assert all(
+        f"{path.decode()} is not in the store, but at {url}" in told for path, url in make.EXTERNAL.items()
+    )
+    assert reader.main([str(EXTERNAL_STORE), "demo/letters", str(tmp_path / "again")]) == 1
 
 
 @each_store

@@ -22,6 +22,7 @@ from dsv.format import (
     envelope,
     erasure,
     expiry,
+    external,
     index,
     index_merge,
     keys,
@@ -38,8 +39,8 @@ from dsv.format.tree import Entry, Kind
 from dsv.repo.objects import objects as sizes
 from dsv.run import record
 from dsv.values import names, paths
-from dsv.values.ids import CommitId, FileId, Nonce, SegmentId, StoreId
-from tests.golden.test_golden import GOLDEN, MOVED, NAMED, NODES
+from dsv.values.ids import EXTERNAL_END, CommitId, FileId, Nonce, SegmentId, StoreId
+from tests.golden.test_golden import EXTERNAL, GOLDEN, MOVED, NAMED, NODES
 from tests.kit import packs
 
 PAGES = [Path(__file__).parents[2] / "docs/internals" / name for name in ("format.md", "format-writing.md")]
@@ -121,7 +122,14 @@ def split(column: bytes) -> list[bytes]:
 
 def test_all_tables_were_found() -> None:
     assert set(OBJECTS) == {"segment", "node", "recipe", "locator"}
-    assert set(LAYOUTS) == {"pack", "index", "index row", "index filter"}
+    assert set(LAYOUTS) == {
+        "pack",
+        "external pack",
+        "external pack, unpacked",
+        "index",
+        "index row",
+        "index filter",
+    }
     assert len(RECORDS) == 19 + 4
     assert all(table for found in (OBJECTS, LAYOUTS, RECORDS) for table in found.values())
 
@@ -194,6 +202,35 @@ def test_packs() -> None:
             ("lengths", table.lengths),
         ):
             assert numbers("I", got[name]) == list(column)
+
+
+def test_external_packs() -> None:
+    (data,) = (data for key, data in EXTERNAL.items() if key.endswith(EXTERNAL_END.hex()))
+    table = LAYOUTS["external pack"]
+    got = {**taken_apart(data[:-40], table[:2]), **taken_apart(data[-40:], table[2:])}
+    assert got["hash"] == blake3(data[:-40]).digest()
+    body = taken_apart(zstandard.decompress(got["frame"]), LAYOUTS["external pack, unpacked"])
+    decoded = external.ExternalPack.decode(data)
+    texts = [text.decode() for text in split(body["texts"])]
+    sources = [texts[at : at + 4] for at in range(0, len(texts), 4)]
+    assert sources == [list(one.texts()) for one in decoded.sources] and len(sources) == 2
+    assert numbers("Q", body["sizes"]) == [one.size for one in decoded.sources]
+    columns = [
+        numbers(code, body[name]) for code, name in (("I", "places"), ("Q", "starts"), ("I", "lengths"))
+    ]
+    rows = [decoded.row(at) for at in range(len(decoded))]
+    assert list(zip(*columns, strict=True)) == [
+        (decoded.sources.index(row.source), row.start, row.length) for row in rows
+    ]
+    assert body["ids"] == b"".join(row.id for row in rows)
+    indexed = [
+        (kind, one, where)
+        for key, file in EXTERNAL.items()
+        if keys.parse_index_key(key) is not None
+        for kind, one, where in index.Index.parse(file).rows()
+        if where.pack.is_external
+    ]
+    assert sorted(indexed) == sorted(decoded.indexed(indexed[0][2].pack))
 
 
 def test_index_files() -> None:
@@ -375,6 +412,9 @@ LIMITS = {
     "rows of a recipe's locator": sizes.LOCATOR_ROWS[ObjectKind.RECIPE],
     "stored bytes of a node for each child, at least": sizes.STORED_CHILD,
     "bytes by which a stored object may be larger than its kind's limit": sizes.FRAME_SLACK,
+    "chunks, or sources, of an external pack": external.MAX_ROWS,
+    "bytes of the texts of an external pack": external.MAX_TEXTS,
+    "bytes of one of them": external.MAX_TEXT,
     "bytes of a locator, and 128 more for each stored byte": locator.FREE_BYTES,
 }
 

@@ -410,6 +410,7 @@ def open_source(
     mirrors: Sequence[tuple[str, str | None, dict[str, Any]]] = (),
 ) -> StoreSource:
     """Open the source of a fill in a helper process, with the arguments of `Targets.helper`."""
+    from dsv.api.context import reads_outside
     from dsv.cache.fill.source import StoreSource
     from dsv.repo.repository import Repository
     from dsv.store.open import open_store
@@ -419,7 +420,9 @@ def open_source(
     known = StoreOptions(**options)  # type: ignore[arg-type]
 
     def opened() -> Repository:
-        return Repository.open(open_store(url, known, names=names), root.metadata)
+        repository = Repository.open(open_store(url, known, names=names), root.metadata)
+        repository.objects.externals.read_source = reads_outside(lambda: known)
+        return repository
 
     if not mirrors:
         return StoreSource(opened)

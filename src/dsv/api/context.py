@@ -23,8 +23,10 @@ _OFTEN_ENOUGH_MS = 1000
 
 if TYPE_CHECKING:
     from dsv.api.settings import Settings, StoreChoice
+    from dsv.format.external import Source
     from dsv.format.records import Writer
     from dsv.periodic import Clock
+    from dsv.repo.objects.externals import Found, ReadSource
     from dsv.repo.refs.branches import Refs
     from dsv.repo.refs.resolve import Resolved
     from dsv.repo.repository import Repository
@@ -156,6 +158,9 @@ class Context:
 
         ahead = self._expecting(target)
         repository = Repository.open(store, self.metadata_folder, self.clock, ahead=ahead, commit=commit)
+        repository.objects.externals.read_source = reads_outside(
+            lambda: self.store_options(self.settings.store())
+        )
         store.before_close.append(repository.objects.threads.close)
         repository.refs.override = self.override
         left, split = repository.format.left, split_of(store)
@@ -243,6 +248,21 @@ class Context:
                         error.message, subject=error.subject, hint=f"did you mean @{dataset}?"
                     ) from error
             raise
+
+
+def reads_outside(options: Callable[[], StoreOptions]) -> ReadSource:
+    """Return what reads files that a store refers to. options: as for the store, asked for with the first file."""
+    reader: ReadSource | None = None
+
+    def read(source: Source, start: int, length: int) -> Found:
+        nonlocal reader
+        if reader is None:
+            from dsv.exchange.reference import SourceReader
+
+            reader = SourceReader(options())
+        return reader(source, start, length)
+
+    return read
 
 
 @contextmanager

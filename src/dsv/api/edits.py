@@ -173,7 +173,7 @@ def edit_in(
     on_stored: OnStored = lambda *_: None,
 ) -> Edited:
     """Do as `edit`, in a store that is open."""
-    dataset, branch, head = _branch_to_edit(context, repository, target, create=request.create)
+    dataset, branch, head = branch_to_edit(context, repository, target, create=request.create)
     name = f"{dataset}@{branch}"
     base = _tree(repository, head)
     plan = Plan(base, edits, name)
@@ -277,7 +277,7 @@ def _check_no_overlap(plan: Plan, theirs: Iterable[Change], winner: Head) -> Non
             )
 
 
-def _branch_to_edit(
+def branch_to_edit(
     context: Context, repository: Repository, target: Target, *, create: bool
 ) -> tuple[DatasetName, BranchName, Head | None]:
     """Return the branch that a target means, `main` if it names none, and its newest move.

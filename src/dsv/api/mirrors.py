@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from dsv.api.context import tracking
+from dsv.api.context import reads_outside, tracking
 from dsv.errors import DsvError, IntegrityError, Unreachable
 from dsv.fs.files import read_small, replace_file
 from dsv.fs.folders import make_shared_folder
@@ -52,6 +52,7 @@ def _open(of: str, place: Place, metadata: MetadataFolder) -> Repository:
         store.close()
         raise
     store.before_close.append(repository.objects.threads.close)
+    repository.objects.externals.read_source = reads_outside(lambda: options)
     return repository
 
 

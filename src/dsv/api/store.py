@@ -161,6 +161,11 @@ def _make(context: Context, split: OpenStore, layout: Format, found: list[FoundC
         layout,
         ordered=proof.ordered,
         erased=any(keys.parse_erasure_key(item.key) for item in split.data.list(keys.ERASURE_PREFIX)),
+        external=any(
+            pack.is_external
+            for item in split.data.list(keys.PACK_PREFIX)
+            if (pack := keys.parse_pack_key(item.key)) is not None
+        ),
         nonce=Nonce.random(),
         time_ms=context.clock(),
     )

@@ -7,10 +7,11 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsv.api.context import Context
+from dsv.api.context import Context, reads_outside
 from dsv.api.undisturbed import listed_epochs, until_undisturbed
 from dsv.errors import IntegrityError, UsageError
 from dsv.format import keys
@@ -97,7 +98,11 @@ def _sources(context: Context, names: Sequence[str], opened: ExitStack) -> tuple
             folders.append(path)
         else:
             store = opened.enter_context(context.store(name))
-            stores.append(Repository.open(store, None).objects)
+            objects = Repository.open(store, None).objects
+            objects.externals.read_source = reads_outside(
+                partial(context.store_options, context.settings.store(name))
+            )
+            stores.append(objects)
     return folders, stores
 
 
@@ -120,6 +125,8 @@ def _verify(context: Context, verifier: Verifier, request: VerifyRequest) -> Ver
     verifier.look_at_names(datasets, commits)
     verifier.look_at_trees()
     verifier.look_at_packs(only_needed=bool(request.targets))
+    if not request.full:
+        verifier.look_at_sources(only_needed=True)
     if request.full and schedule is not None:
         verifier.read_slices(schedule, None)
     elif request.full:

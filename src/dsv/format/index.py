@@ -36,7 +36,7 @@ PREFIX_SIZE = 33
 """Bytes of a row that are its id and kind: what rows are sorted by."""
 _CODECS = tuple(Codec)
 _KINDS = (ObjectKind.CHUNK, ObjectKind.RECIPE, ObjectKind.SEGMENT, ObjectKind.NODE)
-IN_PACK, EXTERNAL, ERASED = 0, 1, 2  # what a row's `where` says; the last two are reserved
+IN_PACK, EXTERNAL, ERASED = 0, 1, 2  # what a row's `where` says
 
 
 class IndexBuilder:
@@ -55,7 +55,15 @@ class IndexBuilder:
             raise ValueError(f"an object's id has 32 bytes, not {len(object_id)}")
         number = self._packs.setdefault(pack, len(self._packs))
         self._buckets[object_id[0]] += _ROW.pack(
-            object_id, kind, IN_PACK, codec, number, offset, stored, length, tail
+            object_id,
+            kind,
+            EXTERNAL if pack.is_external else IN_PACK,
+            codec,
+            number,
+            offset,
+            stored,
+            length,
+            tail,
         )
 
     def finish(self) -> bytes:
@@ -118,7 +126,7 @@ class Index:
         return int.from_bytes(rows[:4], "big"), int.from_bytes(rows[-ROW_SIZE : 4 - ROW_SIZE], "big")
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
-        """Return where the object lies. Raises `Unsupported` where that is in no pack, `NotFound` if erased."""
+        """Return where the object lies. Raises `NotFound` if it was erased."""
         bucket = object_id[0]
         heads = self._heads[bucket]
         if heads is None:
@@ -135,7 +143,7 @@ class Index:
     def rows(self) -> Iterator[tuple[ObjectKind, Id, Location]]:
         """Yield every row that names a place in a pack, by id and kind."""
         for at in range(self._start, self._start + len(self) * ROW_SIZE, ROW_SIZE):
-            if self._view[at + 33] == IN_PACK:
+            if self._view[at + 33] != ERASED:
                 yield (
                     ObjectKind(self._view[at + 32]),
                     Id(self._view[at : at + 32]),
@@ -165,22 +173,14 @@ class Index:
 
 
 def location_at(rows: memoryview, at: int, packs: list[PackId]) -> Location:
-    """Return what the row at this offset says. Raises `Unsupported` if that is in no pack, `NotFound` if it was
-    erased."""
+    """Return what the row at this offset says. Raises `NotFound` if the object was erased."""
     _, where, codec, pack, offset, stored, length, tail = _PLACE.unpack_from(rows, at + 32)
-    if where == IN_PACK:
-        try:
-            return Location(packs[pack], offset, stored, length, _CODECS[codec], tail)
-        except IndexError:  # only in a copy that was not verified
-            raise damaged("index", "a row names a pack or codec that does not exist") from None
     if where == ERASED:
         raise was_erased(Id(rows[at : at + 32]))
-    object_id = rows[at : at + 32].hex()
-    raise Unsupported(
-        f"object {object_id} lies outside the store, which this dsv can't read",
-        subject=object_id,
-        hint="install a newer dsv",
-    )
+    try:
+        return Location(packs[pack], offset, stored, length, _CODECS[codec], tail)
+    except IndexError:  # only in a copy that was not verified
+        raise damaged("index", "a row names a pack or codec that does not exist") from None
 
 
 def was_erased(object_id: Id) -> NotFound:
@@ -188,7 +188,8 @@ def was_erased(object_id: Id) -> NotFound:
 
 
 def merge(indexes: Iterable[Index]) -> bytes:
-    """Return one index file of several; where two have an object, the erased row counts, else that of the first."""
+    """Return one index file of several; where two have an object, the erased row counts, else one that is in the store,
+    else the first."""
     packs: dict[PackId, int] = {}
     buckets = [bytearray() for _ in range(256)]
     for one in indexes:
@@ -230,12 +231,16 @@ def join(packs: list[PackId], buckets: Iterable[list[bytes]]) -> bytes:
     return bytes(out)
 
 
+_RANK = {EXTERNAL: 0, IN_PACK: 1, ERASED: 2}
+"""Of two rows for one object the one with the higher rank counts."""
+
+
 def _settle(bucket: bytes) -> list[bytes]:
     """Return a bucket's rows, sorted, each kind and id once."""
     best: dict[bytes, bytes] = {}
     for row in cut(bucket, ROW_SIZE):
         had = best.setdefault(row[:PREFIX_SIZE], row)
-        if had is not row and row[33] == ERASED != had[33]:
+        if had is not row and _RANK[row[33]] > _RANK[had[33]]:
             best[row[:PREFIX_SIZE]] = row
     return [best[key] for key in sorted(best)]
 
@@ -294,7 +299,7 @@ def _check_rows(rows: memoryview, packs: int, fanout: array[int], name: str) -> 
         sum(row) > PACK_MAX for row in zip(offsets, stored, tails, strict=True)
     ):
         raise damaged(name, "a row lies outside its pack")
-    if where == {IN_PACK} and (not min(stored) or not min(lengths) or max(lengths) > OBJECT_MAX):
+    if ERASED not in where and (not min(stored) or not min(lengths) or max(lengths) > OBJECT_MAX):
         raise damaged(name, "a row has an impossible length")
     _check_order(rows, fanout, name)
 

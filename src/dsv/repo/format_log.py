@@ -96,6 +96,7 @@ PROTECTED_BRANCHES = "protected-branches"
 DAMAGE_MARKS = "damage-marks"
 EXPIRED_COMMITS = "expired-commits"
 ERASED_CONTENTS = "erased-contents"
+EXTERNAL_CONTENTS = "external-contents"
 NAMES_ELSEWHERE = "names-elsewhere"
 DATA_ELSEWHERE = "data-elsewhere"
 UNCONDITIONAL_WRITES = "unconditional-writes"
@@ -109,6 +110,7 @@ KNOWN_FEATURES = frozenset(
         DAMAGE_MARKS,
         EXPIRED_COMMITS,
         ERASED_CONTENTS,
+        EXTERNAL_CONTENTS,
         UNORDERED_LISTING,
         NAMES_ELSEWHERE,
         DATA_ELSEWHERE,
@@ -117,6 +119,10 @@ KNOWN_FEATURES = frozenset(
         NAMES_MOVED,
     )
 )
+
+EXTERNAL_FEATURE = Feature(EXTERNAL_CONTENTS, FeatureRule.READ_ONLY)
+"""Older versions of dsv read all but what lies outside the store, which they refuse; a garbage collection of theirs
+would not know what an external pack holds."""
 
 OF_ONE_PLACE = frozenset((NAMES_ELSEWHERE, NAMES_MOVING, NAMES_MOVED))
 
@@ -251,11 +257,19 @@ def read_data_layout(data: Store) -> Format:
 
 
 def make_names(
-    names: Store, data: Format, *, ordered: bool, erased: bool, nonce: Nonce, time_ms: int
+    names: Store,
+    data: Format,
+    *,
+    ordered: bool,
+    nonce: Nonce,
+    time_ms: int,
+    erased: bool = False,
+    external: bool = False,
 ) -> None:
     """Make a place with refs in it the names of a store: the last write, after which it can be used.
 
-    erased: something was erased from the data. Raises `Conflict` if the place has become that of another store.
+    erased, external: something was erased from the data, or is referred to there. Raises `Conflict` if the place has
+    become that of another store.
     """
     entry = data.entries[-1]
     without = OF_ONE_PLACE | {UNCONDITIONAL_WRITES, UNORDERED_LISTING}
@@ -268,6 +282,9 @@ def make_names(
         single_writer=False,
         names=None,
     )
+    if external and EXTERNAL_FEATURE not in made.features:
+        known = sorted((*made.features, EXTERNAL_FEATURE), key=lambda one: one.name)
+        made = replace(made, features=tuple(known))
     names.put_if_absent(keys.README_KEY, readme_text().encode())
     won = names.put_if_absent(keys.format_key(0), made.encode()) is Put.WON
     first = made if won else read_entry(names, 0)

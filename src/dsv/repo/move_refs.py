@@ -179,9 +179,7 @@ class NamesMove:
         if not read_format(self._new):
             self.copy()
         made = self._stamp.put_on(log.entries[-1])
-        make_names(
-            self._new, Format((made,)), ordered=ordered, erased=False, nonce=made.nonce, time_ms=made.time_ms
-        )
+        make_names(self._new, Format((made,)), ordered=ordered, nonce=made.nonce, time_ms=made.time_ms)
         if self._old is not self._data:
             note_place(self._data, self._new, self._target, self._stamp)
 

@@ -111,7 +111,8 @@ class BucketVersions:
         while (page := self._asked(lambda: next(pages, None))) is not None:
             for one in page.get("Versions") or ():
                 key = str(one["Key"])
-                if one.get("IsLatest") or keys.parse_pack_key(key.removeprefix(self._prefix)) is None:
+                pack = keys.parse_pack_key(key.removeprefix(self._prefix))
+                if one.get("IsLatest") or pack is None or pack.is_external:  # the last has no contents
                     continue
                 version = str(one["VersionId"])
                 table = self._asked(partial(self._table, key, version, int(one["Size"])))

@@ -93,6 +93,7 @@ def commit_changes(
             check_whole(session, draft.dataset, commit_id)
         tree = write_tree(uploader, base, changes(uploader))
         if _same_as_parent(repository, draft, tree):
+            uploader.finish()  # contents that were lost, or only referred to, may be stored by now
             session.close()
             return Unchanged(draft.parents[0] if draft.parents else None)
         uploader.finish()

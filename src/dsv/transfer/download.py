@@ -201,7 +201,11 @@ class Fetcher:
         plan: deque[_Piece] = deque()
         objects = self._objects
         reader = RangeReader(
-            objects.store, objects.threads, connections=self._connections, budget=self._budget
+            objects.store,
+            objects.threads,
+            objects.externals,
+            connections=self._connections,
+            budget=self._budget,
         )
         self._readers.append(reader)
         for where, piece, stored in reader.read(
@@ -234,7 +238,9 @@ class Fetcher:
                     if piece.chunk is not None and (
                         file.donor is None or piece.chunk not in file.donor.chunks
                     ):
-                        place = where or self._objects.find(ObjectKind.CHUNK, piece.chunk)
+                        place = where
+                        if place is None or place.pack.is_external:  # it may be in the store by now
+                            place = self._objects.find(ObjectKind.CHUNK, piece.chunk)
                     plan.append(piece)
                     if place is not None:
                         yield place, piece

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, Self, TypeVar
 
+from dsv.format.external import Source as ExternalSource
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent
@@ -161,6 +162,8 @@ class Source:
     """The position in an archive, which is read from its start to its end."""
     stored: Stored | None = None
     """The content, once it is stored; also by an attempt that lost a race, or by an earlier import."""
+    reference: Callable[[], ExternalSource] | None = None
+    """What is noted of the content instead of storing it. Asked for once some of it was read."""
 
     @property
     def is_file(self) -> bool:
@@ -224,15 +227,20 @@ def _is_stored(uploader: Uploader, source: Source) -> bool:
     """Return whether the content was stored before, and the store still has all of it."""
     if source.stored is None:
         return False
-    stored = uploader.find(source.stored.size, source.stored.file_id, source.stored.recipe_id)
+    known, outside = source.stored, source.reference is not None
+    stored = uploader.find(known.size, known.file_id, known.recipe_id, outside=outside)
     source.stored = stored or source.stored
     return stored is not None
 
 
 def _save_opened(uploader: Uploader, source: Source, on_stored: OnStored) -> None:
     assert source.open is not None
-    with naming_file(source.path):
-        stored = uploader.add_unsized(source.open())
+    uploader.source = source.reference
+    try:
+        with naming_file(source.path):
+            stored = uploader.add_unsized(source.open())
+    finally:
+        uploader.source = None
     source.stored, source.size = stored, stored.size
     on_stored(uploader, source, stored)
 

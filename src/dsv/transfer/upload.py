@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, Self
 from blake3 import blake3
 
 from dsv.errors import Conflict, IntegrityError
+from dsv.format import external
 from dsv.format.codec import Codec, Compressor
 from dsv.format.index import IndexBuilder
 from dsv.format.locator import Location, Locator, ObjectKind
@@ -15,6 +16,7 @@ from dsv.format.pack import CODECS, Packed
 from dsv.format.recipe import SINGLE_CHUNK_MAX, FileCutter, Recipe, build_recipe
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Node
+from dsv.repo.format_log import EXTERNAL_FEATURE
 from dsv.repo.objects.erasures import NOWHERE, Erasures, RefusedContent
 from dsv.repo.session import Session
 from dsv.repo.tree.read import Part
@@ -59,8 +61,10 @@ class Catalog:
         """Return the number of rows that are not yet in an index file."""
         return len(self._new)
 
-    def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
-        return self._new.get((kind, object_id)) or self._session.find(kind, object_id)
+    def find(self, kind: ObjectKind, object_id: Id, *, outside: bool = False) -> Location | None:
+        """outside: a content that is referred to will do; else it counts as absent, and is stored."""
+        found = self._new.get((kind, object_id)) or self._session.find(kind, object_id)
+        return None if found is not None and found.pack.is_external and not outside else found
 
     def add(self, kind: ObjectKind, object_id: Id, location: Location) -> None:
         self._new[kind, object_id] = location
@@ -99,6 +103,11 @@ class Uploader:
         self._metadata = PackStream(self._send_metadata)
         self._recipes: dict[RecipeId, bytes] = {}
         self._whole: set[RecipeId] = set()  # that were found out to be
+        self._readable: set[RecipeId] = set()  # the same, with contents that lie outside the store
+        self._external = external.Builder()
+        self.source: Callable[[], external.Source] | None = None
+        """The file that the next content is of, if it is to be referred to and not stored. Asked for behind its first
+        bytes."""
         self._own: set[PackId] = set()  # packs that this upload has filled
         self._index_bytes = 0
 
@@ -181,7 +190,7 @@ class Uploader:
             chunk_id = ChunkId.hash(chunk)
             ids.extend(chunk_id)
             lengths.append(len(chunk))
-            places.append(self._chunk(chunk_id, chunk))
+            places.append(self._chunk(chunk_id, chunk, size - len(chunk)))
         file_id = FileId(whole.digest())
         self._erasures.check_new_file(file_id)
         if size <= SINGLE_CHUNK_MAX:  # it shrank since its size was seen; the caller finds that out too
@@ -210,17 +219,19 @@ class Uploader:
 
         return self.add_stream(again)
 
-    def find(self, size: int, file_id: FileId, recipe_id: RecipeId | None) -> Stored | None:
+    def find(
+        self, size: int, file_id: FileId, recipe_id: RecipeId | None, *, outside: bool = False
+    ) -> Stored | None:
         """Return a content whose ids are known, if the store has all of it (or this upload has sent it). None for one
-        that was erased."""
+        that was erased. outside: one that is only referred to will do."""
         if not size:
             return Stored(0, file_id, None, None)
         if self._erasures.file(file_id) is not None:
             return None
         found = (
-            self._catalog.find(ObjectKind.CHUNK, file_id)
+            self._catalog.find(ObjectKind.CHUNK, file_id, outside=outside)
             if recipe_id is None
-            else self._whole_recipe(recipe_id)
+            else self._whole_recipe(recipe_id, outside)
         )
         return None if found is None else Stored(size, file_id, recipe_id, found)
 
@@ -281,7 +292,7 @@ class Uploader:
             known.pack in self._own or self._session.may_rely(kind, object_id, known.pack)
         ):
             return known
-        found = self.find(entry.size, entry.file_id, entry.recipe_id)
+        found = self.find(entry.size, entry.file_id, entry.recipe_id, outside=True)
         if found is not None and found.location is not None:
             return found.location
         objects = self._session.repository.objects
@@ -311,13 +322,14 @@ class Uploader:
 
     def _any_place(self, kind: ObjectKind, object_id: Id) -> Location | None:
         """Return a usable place of an object, else one that is not, which a reader of a locator passes over."""
-        found = self._catalog.find(kind, object_id)
+        found = self._catalog.find(kind, object_id, outside=True)
         indexes = self._session.repository.objects.indexes
         return found if found is not None else next(indexes.places(kind, object_id), None)
 
     def finish(self) -> None:
         """Everything added is durable, and in an index, when this returns."""
         self._data.flush()
+        self._put_external()
         self._metadata.flush()
         self._sender.wait()
         self._index_bytes += self._catalog.write_index()
@@ -343,12 +355,46 @@ class Uploader:
         if (found := self._erasures.objects.get((ObjectKind.CHUNK, chunk_id))) is not None:
             raise RefusedContent(f"chunk {chunk_id}", found)
 
-    def _chunk(self, chunk_id: ChunkId, data: Bytes) -> Location:
+    def _chunk(self, chunk_id: ChunkId, data: Bytes, start: int = 0) -> Location:
+        """start: of the chunk in its file."""
         self._check_part(chunk_id)
+        if self.source is not None:
+            return self._refer(chunk_id, self.source(), start, len(data))
         found = self._catalog.find(ObjectKind.CHUNK, chunk_id)
         if found is None:
             found = self._add_chunk(chunk_id, *self._compressor.pack_next(data), len(data))
         return found
+
+    def _refer(self, chunk_id: ChunkId, source: external.Source, start: int, length: int) -> Location:
+        """Note where a chunk lies, unless the store has it, or knows it there."""
+        found = self._catalog.find(ObjectKind.CHUNK, chunk_id, outside=True)
+        externals = self._session.repository.objects.externals
+        if found is not None and (
+            not found.pack.is_external
+            or found.pack == self._external.pack
+            or externals.row(found).source == source
+        ):
+            return found
+        found = self._external.add(chunk_id, source, start, length)
+        self._catalog.add(ObjectKind.CHUNK, chunk_id, found)
+        if self._external.is_full:
+            self._put_external()
+        self._write_full_index()
+        return found
+
+    def _put_external(self) -> None:
+        """Store the external pack that is being filled, if there is anything in it."""
+        if not self._external:
+            return
+        pack, filled = self._external.pack, self._external.finish()
+        data = filled.encode()
+        writer, repository = self._session.writer, self._session.repository
+        repository.add_feature(EXTERNAL_FEATURE, author=writer.author, tool=writer.tool)
+        self._own.add(pack)
+        self._session.put_pack(pack, data)
+        repository.objects.externals.keep(pack, filled)
+        self._index_bytes += len(data)
+        self._external = external.Builder()
 
     def _add_chunk(self, chunk_id: ChunkId, codec: Codec, stored: Bytes, length: int) -> Location:
         location = self._data.add(ObjectKind.CHUNK, chunk_id, codec, stored, length)
@@ -376,26 +422,27 @@ class Uploader:
             sub[recipe_id] = self._described(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(rows))
             top = recipe_id, sub[recipe_id]
         assert top is not None
-        self._whole.update(map(RecipeId, sub))
+        (self._whole if self.source is None else self._readable).update(map(RecipeId, sub))
         return top
 
-    def _whole_recipe(self, recipe_id: RecipeId) -> Location | None:
+    def _whole_recipe(self, recipe_id: RecipeId, outside: bool) -> Location | None:
         """Return where a recipe lies all of whose content is in the store, outside condemned packs as it is itself."""
         found = self._catalog.find(ObjectKind.RECIPE, recipe_id)
         if found is None:
             return self._rebuild_recipe(recipe_id)
-        if recipe_id not in self._whole:
+        known = self._readable if outside else self._whole
+        if recipe_id not in known:
             recipe, _ = self._session.repository.objects.recipe(recipe_id, found)
-            if not all(self._place(recipe, child) for child in recipe.children()):
+            if not all(self._place(recipe, child, outside) for child in recipe.children()):
                 return None
-            self._whole.add(recipe_id)
+            known.add(recipe_id)
         return found
 
-    def _place(self, recipe: Recipe, child: Id) -> Location | None:
+    def _place(self, recipe: Recipe, child: Id, outside: bool = False) -> Location | None:
         """Return where something that a recipe lists lies, if the store has all of it."""
         if recipe.level == 0:
-            return self._catalog.find(ObjectKind.CHUNK, child)
-        return self._whole_recipe(RecipeId(child))
+            return self._catalog.find(ObjectKind.CHUNK, child, outside=outside)
+        return self._whole_recipe(RecipeId(child), outside)
 
     def _rebuild_recipe(self, recipe_id: RecipeId) -> Location | None:
         """Return a recipe that a killed upload had worked out, if all that it lists is in the store."""
@@ -426,13 +473,13 @@ class Uploader:
         return found
 
     def _present(self, kind: ObjectKind, object_id: Id) -> Location:
-        found = self._catalog.find(kind, object_id)
+        found = self._catalog.find(kind, object_id, outside=True)
         if found is None:
             indexes = self._session.repository.objects.indexes
             places = list(indexes.places(kind, object_id))
             if not places and indexes.refresh():  # another has merged or written index files since
                 places = list(indexes.places(kind, object_id))
-                if (found := self._catalog.find(kind, object_id)) is not None:
+                if (found := self._catalog.find(kind, object_id, outside=True)) is not None:
                     return found
             if places and not any(place.pack in self._session.condemned for place in places):
                 return places[0]  # lost, and not here to be uploaded again: the base is no better
@@ -462,6 +509,7 @@ class Uploader:
         """Send metadata once everything that it refers to is durable."""
         self._own.add(pack.id)
         self._data.flush()
+        self._put_external()
         self._sender.wait()
         self._sender.send(pack)
 

@@ -207,7 +207,9 @@ class TreeCopy:
                     entry.recipe_id is None or self._sink.find_chunk(chunk) is None
                 ):
                     under_way.add(chunk)
-                    yield place or self._source.find(ObjectKind.CHUNK, chunk), Piece(chunk, entry.path)
+                    if place is None or place.pack.is_external:  # it may be in the store by now
+                        place = self._source.find(ObjectKind.CHUNK, chunk)
+                    yield place, Piece(chunk, entry.path)
 
     def _chunks(self, found: Located[Recipe], parts: list[Recipe]) -> Iterator[tuple[Id, Location | None]]:
         recipe, locator = found.value, found.locator
@@ -272,7 +274,7 @@ class Receiver(Uploader):
 
     def take(self, source: Objects, pieces: Iterator[tuple[Location, Piece]]) -> None:
         """Raise `IntegrityError` for a chunk that the source has nowhere as its id says."""
-        reader = RangeReader(source.store, source.threads)
+        reader = RangeReader(source.store, source.threads, source.externals)
         for where, piece, stored in reader.read(spans(pieces, _SPAN)):
             self._add(source, where, piece, stored)
             sent = self.uploaded_bytes
@@ -283,8 +285,11 @@ class Receiver(Uploader):
         if stored is not None:
             with suppress(IntegrityError):
                 data = stored[: where.stored]
-                checked(ObjectKind.CHUNK, piece.chunk, where, data)
-                self.add_stored(piece.chunk, where.codec, data, where.length)
+                content = checked(ObjectKind.CHUNK, piece.chunk, where, data)
+                if where.pack.is_external:
+                    self.add_bytes(content)
+                else:
+                    self.add_stored(piece.chunk, where.codec, data, where.length)
                 return
         try:
             found, _ = source.read_by_index(ObjectKind.CHUNK, piece.chunk, where)

@@ -17,7 +17,7 @@ from dsv.format.locator import ObjectKind
 from dsv.format.pack import FOOTER_SIZE, MAGIC, PACK_TARGET, ROW_SIZE
 from dsv.store.base import Store
 from dsv.upkeep.ids import IdSet, heads_of, is_in
-from dsv.upkeep.index_rows import IndexRows, PackList, Rows, id_of
+from dsv.upkeep.index_rows import IndexRows, PackList, Rows, are_external, id_of
 from dsv.values.ids import Id, PackId
 from dsv.values.units import format_bytes, format_count
 
@@ -176,6 +176,8 @@ class Needed:
         self._reached = reached
         self._listed = listed
         self._places = listed.places(rows.packs)
+        self._external = are_external(listed.ids)
+        """Packs of which no object is in the store: they are deleted, and not rewritten."""
         self.missing: Missing | None = None
         self._suspect = np.zeros(len(listed.ids), np.bool_)
         """Packs in which something that is needed is marked as damaged: they are not rewritten."""
@@ -186,7 +188,7 @@ class Needed:
         """Return the plan that copies at most so many bytes. Packs with something that was erased come first."""
         sizes, used = self._listed.sizes, self._bytes
         whole = self._count == 0
-        may = ~whole & ~self._suspect
+        may = ~whole & ~self._suspect & ~self._external
         worth = np.flatnonzero(may & ~self._with_erased & (2 * (used + _OVERHEAD) < sizes))
         worth = worth[np.argsort(used[worth] / sizes[worth], kind="stable")]
         worth = np.concatenate((np.flatnonzero(may & self._with_erased), worth))
@@ -194,7 +196,7 @@ class Needed:
         rewrite = np.zeros(len(sizes), np.bool_)
         rewrite[worth[fits]] = True
         unused = sizes - used - _OVERHEAD
-        partly = ~whole & ~rewrite & (unused > 0)
+        partly = ~whole & ~rewrite & ~self._external & (unused > 0)
         return Plan(
             whole=tuple(self._listed.chosen(whole)),
             rewrite=tuple(self._listed.chosen(rewrite)),
@@ -254,7 +256,8 @@ class Needed:
             self._suspect[places[marked]] = True
             if priority is not None and len(found):
                 group = groups(found)
-                order = np.lexsort((places, -priority[places], marked, group))
+                outside = self._external[places]  # what is in the store, too, stays there
+                order = np.lexsort((places, -priority[places], outside, marked, group))
                 firsts = np.ones(len(order), np.bool_)
                 firsts[1:] = group[order][1:] != group[order][:-1]
                 order = np.sort(order[firsts])
@@ -296,7 +299,8 @@ def look_again(
     damage: Damage | None = None,
 ) -> Second:
     """Of condemned packs, choose those to delete: all but the ones with something that is needed and that no other pack
-    has which is there, not condemned, and not marked as damaged. Condemned packs that are gone count as deleted."""
+    has which is there, not condemned, not marked as damaged, and has it itself. Condemned packs that are gone count as
+    deleted."""
     marked = Marked(damage, rows.packs)
     wanted = sorted(set(condemned))
     doomed = listed.marked(wanted)
@@ -316,7 +320,8 @@ def look_again(
         if not len(found):
             continue
         group = groups(found)
-        kept = (places >= 0) & ~doomed[places] & ~marked.among(found, first) | erased
+        inside = found["where"] == index.IN_PACK
+        kept = (places >= 0) & ~doomed[places] & ~marked.among(found, first) & inside | erased
         elsewhere = np.zeros(int(group[-1]) + 1, np.bool_)
         elsewhere[group[kept]] = True
         alone = (places >= 0) & ~elsewhere[group]
@@ -330,4 +335,4 @@ def _places(rows: Rows, of_packs: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the place in the listing of each row's pack; -1 if that is not there, or the row names none."""
     if not len(of_packs):
         return np.full(len(rows), -1, np.int64)
-    return np.where(rows["where"] == index.IN_PACK, of_packs[rows["pack"]], -1)
+    return np.where(rows["where"] != index.ERASED, of_packs[rows["pack"]], -1)

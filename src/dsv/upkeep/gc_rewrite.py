@@ -181,7 +181,7 @@ def _without(
     for first in range(256):
         rows = np.frombuffer(parsed.bucket(first), np.uint8).reshape(-1, index.ROW_SIZE)
         places = rows[:, 36:40].copy().view("<u4")[:, 0]
-        left = (rows[:, 33] != index.IN_PACK) | ~np.isin(places, numbers)
+        left = (rows[:, 33] == index.ERASED) | ~np.isin(places, numbers)
         buckets.append(cut(rows[left].tobytes(), index.ROW_SIZE))
     encoded = index.join(parsed.packs, buckets)
     bounds = Index.parse(encoded, verify=False)

@@ -13,17 +13,17 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from dsv.errors import IntegrityError, NotFound, Unsupported
+from dsv.errors import IntegrityError, NotFound
 from dsv.format import index, keys
 from dsv.format.codec import Codec
-from dsv.format.index import IN_PACK, ROW_SIZE, Index
+from dsv.format.index import ROW_SIZE, Index
 from dsv.format.locator import PACK_MAX, Location, ObjectKind
 from dsv.format.pack import FOOTER_SIZE
 from dsv.format.pack import ROW_SIZE as TABLE_ROW
 from dsv.repo.errors import put_back
 from dsv.repo.repository import Repository
 from dsv.store.base import StoreMissing, together
-from dsv.values.ids import Id, IndexId, PackId
+from dsv.values.ids import EXTERNAL_END, Id, IndexId, PackId
 
 Rows: TypeAlias = NDArray[Any]
 """An array of `ROW`."""
@@ -204,9 +204,8 @@ class IndexRows:
             for name in ROW.names or ():
                 if name not in ("head", "pack"):
                     rows[name] = stored[name]
-            in_pack = stored["where"] == index.IN_PACK
             rows["pack"] = numbers[stored["pack"]]
-            rows["pack"][~in_pack] = 0
+            rows["pack"][stored["where"] == index.ERASED] = 0
             parts.append(rows)
         if not parts:
             return np.empty(0, ROW)
@@ -233,7 +232,8 @@ class IndexRows:
         rows = np.zeros(len(self.packs), np.uint32)
         for first in range(256):
             found = self.bucket(first)
-            found = found[found["where"] == IN_PACK]
+            ends[found["pack"][found["where"] == index.EXTERNAL]] = 1  # it has none of the bytes
+            found = found[found["where"] == index.IN_PACK]
             np.maximum.at(ends, found["pack"], found["offset"] + found["stored"] + found["tail"])
             np.add.at(rows, found["pack"], 1 + (found["tail"] > 0).astype(np.uint32))
             if sums is not None:
@@ -249,7 +249,7 @@ class IndexRows:
         found: dict[PackId, list[tuple[ObjectKind, Id, Location]]] = {one: [] for one in wanted}
         for first in range(256) if (chosen >= 0).any() else ():
             rows = self.bucket(first)
-            rows = rows[np.isin(rows["pack"], chosen[chosen >= 0]) & (rows["where"] == IN_PACK)]
+            rows = rows[np.isin(rows["pack"], chosen[chosen >= 0]) & (rows["where"] != index.ERASED)]
             for kind, one, where in self.decoded(rows):
                 found[where.pack].append((kind, one, where))
         return found
@@ -342,12 +342,13 @@ class IndexRows:
                 or (ends > PACK_MAX).any()
             ):
                 raise IntegrityError(f"index {index_id} has a row that is impossible", subject=str(index_id))
-            if (rows["where"] == index.EXTERNAL).any():
-                raise Unsupported(
-                    f"index {index_id} has objects that lie outside the store, which this dsv can't read",
-                    subject=str(index_id),
-                    hint="install a newer dsv",
-                )
+
+
+def are_external(packs: PackList) -> NDArray[np.bool_]:
+    """Return for each pack whether its objects lie outside the store."""
+    ids = packs.column.view(np.uint8).reshape(-1, PackId.size)
+    found: NDArray[np.bool_] = (ids[:, -len(EXTERNAL_END) :] == list(EXTERNAL_END)).all(axis=1)
+    return found
 
 
 def _packs_of(file: Index) -> NDArray[Any]:

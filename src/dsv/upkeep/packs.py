@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -14,11 +15,13 @@ from blake3 import blake3
 from dsv.errors import DsvError, IntegrityError, NotFound, Unsupported
 from dsv.format import keys
 from dsv.format.codec import Codec, unpack
+from dsv.format.external import ExternalPack, ExternalRow, Source
 from dsv.format.locator import PACK_MAX, Location, Locator, ObjectKind
 from dsv.format.pack import PackTable, parse_footer, read_table
 from dsv.fs.process import processors
+from dsv.repo.objects.externals import Externals, SourceChanged, check_source
 from dsv.repo.objects.objects import LOCATOR_ROWS, Objects
-from dsv.store.base import CutShortError, Store, StoreMissing
+from dsv.store.base import CutShortError, StoreMissing, together
 from dsv.values.ids import Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.units import format_count
 
@@ -60,12 +63,14 @@ def check_packs(
     pack_of: Callable[[T], PackId | None],
     rows_of: Callable[[PackId], list[Row]],
     lacks: Callable[[PackId, PackTable], Sequence[Named]],
+    *,
+    quick: bool = False,
 ) -> Iterator[tuple[T, CheckedPack | None]]:
     """Yield each item with its pack, checked, in their order; several packs are read at a time. Items without a pack
     come in their turn.
 
     rows_of: what an index says of a pack whose own table is damaged. lacks: what an index says is in a pack, and its
-    table does not have.
+    table does not have. quick: of files outside the store only the version is asked for.
     """
     threads = min(8, 2 * processors())
     waiting: deque[tuple[T, Future[CheckedPack] | None]] = deque()
@@ -73,9 +78,10 @@ def check_packs(
     try:
         for item in packs:
             pack = pack_of(item)
-            waiting.append(
-                (item, None if pack is None else pool.submit(check_pack, objects.store, pack, rows_of, lacks))
+            begun = (
+                None if pack is None else pool.submit(check_pack, objects, pack, rows_of, lacks, quick=quick)
             )
+            waiting.append((item, begun))
             if len(waiting) > threads:
                 yield _ended(objects, *waiting.popleft())
         while waiting:
@@ -91,20 +97,21 @@ def _ended(objects: Objects, item: T, future: Future[CheckedPack] | None) -> tup
 
 
 def check_pack(
-    store: Store,
+    objects: Objects,
     pack: PackId,
     rows_of: Callable[[PackId], list[Row]],
     lacks: Callable[[PackId, PackTable], Sequence[Named]] = lambda *_: (),
     *,
     every_row: bool = False,
+    quick: bool = False,
 ) -> CheckedPack:
     """Read a pack and check it. What looks damaged or lost is asked for once more before it counts as that.
 
-    every_row: `rows` are those of a whole pack, too.
+    every_row: `rows` are those of a whole pack, too. quick: as of `check_packs`.
     """
     for attempt in range(2):
         try:
-            data = memoryview(store.get(keys.pack_key(pack), PACK_MAX))
+            data = memoryview(objects.store.get(keys.pack_key(pack), PACK_MAX))
         except StoreMissing as error:
             return CheckedPack(pack, failure=error)
         except NotFound:
@@ -116,6 +123,8 @@ def check_pack(
         except DsvError as error:
             return CheckedPack(pack, failure=error)
         else:
+            if pack.is_external:
+                return _check_external(objects.externals, pack, data, every_row=every_row, quick=quick)
             found = check_bytes(pack, data, rows_of if attempt else lambda _: [], lacks)
             if found.is_whole and every_row:
                 return msgspec.structs.replace(found, rows=tuple(read_table(data).indexed(pack)))
@@ -152,6 +161,46 @@ def check_bytes(
         return CheckedPack(pack, len(data))
     named = (*((row.kind, row.id) for row in bad if row.kind is not ObjectKind.LOCATOR), *lacking)
     return CheckedPack(pack, len(data), fault, bad=named, rows=tuple(table.indexed(pack)))
+
+
+def _check_external(
+    externals: Externals, pack: PackId, data: memoryview, *, every_row: bool, quick: bool
+) -> CheckedPack:
+    """Check what an external pack says, and the files that it refers to."""
+    try:
+        table = ExternalPack.decode(data)
+    except Unsupported as error:
+        return CheckedPack(pack, len(data), failure=error)
+    except IntegrityError as error:
+        return CheckedPack(pack, len(data), error.message, unread=True)
+    rows = tuple(table.indexed(pack))
+    if every_row:
+        return CheckedPack(pack, len(data), rows=rows)
+    of: dict[Source, list[ExternalRow]] = {}
+    for at in range(len(table)):
+        row = table.row(at)
+        of.setdefault(row.source, []).append(row)
+    faults: dict[Source, SourceChanged] = {}
+
+    def check(source: Source, found: list[ExternalRow]) -> None:
+        try:
+            if quick:
+                check_source(source, externals.look(source)[1])
+            else:
+                externals.check(found)
+        except SourceChanged as error:
+            faults[source] = error
+
+    try:
+        together([partial(check, source, found) for source, found in of.items()])
+    except DsvError as error:
+        return CheckedPack(pack, len(data), failure=error)
+    size = len(data) if quick else len(data) + table.ends[-1]
+    if not faults:
+        return CheckedPack(pack, size)
+    bad = tuple((ObjectKind.CHUNK, Id(row.id)) for source in faults for row in of[source])
+    more = f", and {len(faults) - 1:,} more files are not what they were" if len(faults) > 1 else ""
+    return CheckedPack(pack, size, f"{next(iter(faults.values())).source}{more}", bad=bad, rows=rows)
 
 
 def _bad_rows(data: memoryview, table: PackTable) -> list:  # type: ignore[type-arg]

@@ -190,7 +190,7 @@ class Repair:
                 (at,) = packs.places([pack])
                 if at >= 0 and expected[at] == item.size:  # the rows make up all of it
                     continue
-                found = check_pack(self._repository.store, pack, lambda _: [], every_row=True)
+                found = check_pack(self._objects, pack, lambda _: [], every_row=True)
                 left = left or found.failure is not None or found.unread
                 bad = set(found.bad)
                 for kind, object_id, where in found.rows:

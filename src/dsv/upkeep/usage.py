@@ -294,7 +294,8 @@ def _add_up(
     counted = _Counted(groups, labels)
     for first in range(256):
         found = rows.bucket(first)
-        found = found[found["where"] == index.IN_PACK]
+        found = found[found["where"] != index.ERASED]
+        found["stored"][found["where"] == index.EXTERNAL] = 0
         beginnings, marks = labelled.bucket(first)
         counted.add(found, beginnings, marks)
         if needed is not None:

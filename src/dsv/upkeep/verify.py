@@ -19,7 +19,7 @@ from dsv.errors import Denied, IntegrityError, NoRoom, NotFound
 from dsv.format import keys
 from dsv.format.commit import Commit
 from dsv.format.damage import MAX_MARKS, Damage
-from dsv.format.index import ERASED, IN_PACK
+from dsv.format.index import ERASED
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.pack import PackTable
 from dsv.format.records import Writer
@@ -30,7 +30,7 @@ from dsv.repo.repository import Repository
 from dsv.store.base import StoreMissing, together
 from dsv.upkeep.hints import wrong_hints
 from dsv.upkeep.ids import Heads, IdSet, Seen, is_in
-from dsv.upkeep.index_rows import IndexRows, row_sums
+from dsv.upkeep.index_rows import IndexRows, are_external, row_sums
 from dsv.upkeep.losses import Losses, Part
 from dsv.upkeep.packs import CheckedPack, check_packs
 from dsv.upkeep.reach import reach
@@ -324,13 +324,22 @@ class Verifier:
         for first in range(256):
             rows = self.rows.bucket(first)
             found[
-                rows["pack"][is_in(rows["head"], self.needed.bucket(first)) & (rows["where"] == IN_PACK)]
+                rows["pack"][is_in(rows["head"], self.needed.bucket(first)) & (rows["where"] != ERASED)]
             ] = True
         return found
 
-    def read_packs(self, packs: Iterable[PackId]) -> None:
-        """Read whole packs, and note what is damaged."""
-        for _, checked in check_packs(self.objects, packs, lambda one: one, self._rows_of, self._lacks):
+    def look_at_sources(self, *, only_needed: bool) -> None:
+        """Ask for the version of each file outside the store that commits refer to."""
+        packs, chosen = self.rows.packs, are_external(self.rows.packs)
+        if only_needed and chosen.any():
+            chosen &= self._needed_packs()[:-1]
+        found = [packs[int(at)] for at in np.flatnonzero(chosen)]
+        self.read_packs([one for one in found if one not in self._checked], quick=True)
+
+    def read_packs(self, packs: Iterable[PackId], *, quick: bool = False) -> None:
+        """Read whole packs, and note what is damaged. quick: as of `check_packs`."""
+        rows_of, lacks = self._rows_of, self._lacks
+        for _, checked in check_packs(self.objects, packs, lambda one: one, rows_of, lacks, quick=quick):
             if checked is not None:
                 self._add(checked)
 
@@ -455,7 +464,7 @@ class Verifier:
         for first in range(256):
             rows, needed = self.rows.bucket(first), self.needed.bucket(first)
             heads, elsewhere = rows["head"], rows["where"] == ERASED
-            good = rows["where"] == IN_PACK
+            good = ~elsewhere
             if len(bad_packs):
                 good &= ~np.isin(rows["pack"], bad_packs)
             for at in np.flatnonzero(np.isin(rows["pack"], partly) & good) if len(partly) else ():
@@ -468,7 +477,7 @@ class Verifier:
                 at_risk.append(needed[there & ~is_in(needed, heads[safe])])
             wrong = np.union1d(lost[-1], at_risk[-1] if len(doubtful) else lost[-1])
             if len(wrong):
-                unsafe = rows[is_in(heads, wrong) & (rows["where"] == IN_PACK)]
+                unsafe = rows[is_in(heads, wrong) & ~elsewhere]
                 self.named.update((kind, one) for kind, one, _ in self.rows.decoded(unsafe))
         self.lost = np.concatenate(lost)
         self.at_risk = np.concatenate([self.at_risk[:0], *at_risk])

@@ -122,6 +122,24 @@ class ErasedId(_HashedId):
 class PackId(_RandomId):
     __slots__ = ()
 
+    @classmethod
+    def random(cls) -> Self:
+        found = super().random()
+        return cls.random() if found.is_external else found
+
+    @classmethod
+    def external(cls) -> Self:
+        """Return a new id for a pack whose objects lie outside the store."""
+        return cls(os.urandom(cls.size - len(EXTERNAL_END)) + EXTERNAL_END)
+
+    @property
+    def is_external(self) -> bool:
+        return self.endswith(EXTERNAL_END)
+
+
+EXTERNAL_END = b"extern"
+"""The last bytes of the id of an external pack, so that whoever has a place knows how to read it."""
+
 
 class ErasureId(_RandomId):
     """Of the record of an erasure."""

@@ -9,6 +9,7 @@ import typer
 
 from dsv.api.edits import EditRequest
 from dsv.api.import_url import import_url
+from dsv.api.import_url import materialize as store_references
 from dsv.cli.call import Call
 from dsv.cli.commands.put import EDIT_RESULT, show_edited
 from dsv.cli.declare import command, option
@@ -37,6 +38,7 @@ from dsv.values.units import format_bytes, format_count
         ("dsv import hf://datasets/team/pets pets:", "from Hugging Face"),
         ("dsv import https://example.org/labels.csv pets:labels/", "one file"),
         ("dsv import archive.tar.gz pets:", "what is in a tar"),
+        ("dsv import s3://lab/scans scans: --reference", "reads each file once, and stores none"),
     ],
     result={
         **EDIT_RESULT,
@@ -54,6 +56,12 @@ def import_(
     dry_run: DryRun = False,
     create: Create = False,
     mirror: Annotated[bool, option("--mirror", "Remove what is at PATH and no longer at the URL.")] = False,
+    reference: Annotated[
+        bool, option("--reference", "Leave the files where they are, and refer to them there.")
+    ] = False,
+    materialize: Annotated[
+        bool, option("--materialize", "Store what DATASET refers to at the URL. The commit stays.")
+    ] = False,
     allow_removals: AllowRemovals = False,
     skip_unsupported: SkipUnsupported = False,
     profile: Annotated[str | None, option("--source-profile NAME", "AWS profile for an s3:// URL.")] = None,
@@ -68,6 +76,9 @@ def import_(
     s3:// is read with the store's endpoint and credentials unless others are named; any other URL that fsspec knows is
     read as its package does. If it is killed, the same command goes on where it was. A later import reads only files
     whose size, entity tag or time has changed.
+
+    With --reference the files of s3://, http(s):// or a folder are read for their ids and not stored. Later they are
+    read there, and refused if they are not what they were. --materialize stores them, under the same commits.
     """
     request = EditRequest(
         message=f"import {hide_in_urls(url)}" if message is None else message,
@@ -78,13 +89,19 @@ def import_(
         dry_run=dry_run,
     )
     one_of(source_profile=profile, anonymous=anonymous)
+    others = (("source_profile", profile), ("source_endpoint", endpoint), ("anonymous", anonymous))
+    for name, given in (("reference", reference), ("mirror", mirror), ("create", create), *others):
+        one_of(**{"materialize": materialize, name: given})
     with call.context(writes=True, author=author, override=override(force, message)) as context:
-        options = None
-        if profile is not None or endpoint is not None or anonymous:
-            options = replace(
-                context.options.overridden(endpoint=endpoint, profile=profile), anonymous=anonymous
+        options = context.options.overridden(endpoint=endpoint, profile=profile)
+        reach = replace(options, anonymous=anonymous) if profile or endpoint or anonymous else None
+        target = Target.parse(typed)
+        if materialize:
+            done = store_references(context, url, target, dry_run=dry_run)
+        else:
+            done = import_url(
+                context, url, target, request, mirror=mirror, reference=reference, options=reach
             )
-        done = import_url(context, url, Target.parse(typed), request, mirror=mirror, options=options)
     more = {"found": done.found, "known": done.known, "read": done.read, "read_bytes": done.read_bytes}
     show_edited(call, done.edited, dry_run=dry_run, more=more)
     if not call.json:

@@ -207,24 +207,33 @@ class Indexes:
         """Merged files that were met damaged, and whose originals are read instead. They count as not listed."""
 
     def find(self, kind: ObjectKind, object_id: Id, *, usable: Usable = _any_pack) -> Location | None:
-        """Return where the object lies, in a pack that is usable; None is a miss in what was loaded so far."""
+        """Return where the object lies, in a pack that is usable; None is a miss in what was loaded so far. A place
+        outside the store counts only if there is no other."""
         found = self._find(kind, object_id, usable)
         return self._find(kind, object_id, usable) if found is None and self._replace_gone() else found
 
     def _find(self, kind: ObjectKind, object_id: Id, usable: Usable) -> Location | None:
         hidden = False
+        outside: Location | None = None
         files = self._arranged()
         self._refuse_erased(kind, object_id)
         for one in files:
             found = one.find(kind, object_id)
             if found is not None:
-                if usable(kind, object_id, found.pack):
+                if not usable(kind, object_id, found.pack):
+                    hidden = True
+                elif not found.pack.is_external:
                     return found
-                hidden = True
+                else:
+                    outside = outside or found
         if not hidden:
-            return None
-        places = self.places(kind, object_id)
-        return next((place for place in places if usable(kind, object_id, place.pack)), None)
+            return outside
+        for place in self.places(kind, object_id):
+            if usable(kind, object_id, place.pack):
+                if not place.pack.is_external:
+                    return place
+                outside = outside or place
+        return outside
 
     def places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
         """Yield every place that the files loaded so far give: where one is damaged, another may do. May repeat

@@ -19,6 +19,7 @@ from dsv.format.segment import Segment
 from dsv.format.tree import Node, PathColumns
 from dsv.repo.errors import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
 from dsv.repo.objects.erasures import erased_error, local_erasures
+from dsv.repo.objects.externals import Externals, SourceChanged
 from dsv.repo.objects.indexes import Indexes
 from dsv.repo.objects.packs import Packs
 from dsv.repo.objects.ranges import RangeReader, ReadThreads, spans
@@ -174,6 +175,7 @@ class Objects:
         """The commits whose trees were opened."""
         self.indexes = Indexes(store, metadata)
         self.packs = Packs(store, self.indexes, metadata)
+        self.externals = Externals(store, metadata)
         self._metadata = metadata
         self._stored: dict[CommitId, bytes | None] = {}
         self._gone: set[PackId] = set()
@@ -356,7 +358,7 @@ class Objects:
         """Return an object's bytes from the store, checked; from `where` if it is there, else from where the index
         says."""
         self._check_erased(kind, object_id)
-        if where is not None:
+        if where is not None and not where.pack.is_external:
             try:
                 return checked(kind, object_id, where, self._bytes_at(kind, object_id, where))
             except (NotFound, IntegrityError):
@@ -398,30 +400,39 @@ class Objects:
             except StoreMissing:
                 raise
             except (NotFound, IntegrityError) as error:
-                first = first or (where, error)
+                if first is None or isinstance(first[1], SourceChanged):
+                    first = where, error
                 if isinstance(error, NotFound):
                     gone.append(where.pack)
-                else:
+                elif not where.pack.is_external:
                     self.packs.note_damaged(kind, object_id, where.pack)
         if tried is not None and tried.pack not in gone and self.packs.is_lost(tried.pack):
             gone.append(tried.pack)
         for pack_id in gone:
             self.packs.note(pack_id)
+        if first is not None and isinstance(first[1], SourceChanged):  # nobody here has lost anything
+            raise first[1]
         self.packs.note_missing(kind, object_id)
         if first is None:
             raise unlisted(kind, object_id, self.store.url)
         raise unreadable(kind, object_id, first[0], self.store.url, first[1]) from first[1]
 
     def _places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
-        """Yield every place that an index gives, then those that appeared meanwhile, as gc may have moved the object,
-        then those that only the store's own index files give."""
+        """Yield every place that an index gives, those outside the store last; then those that appeared meanwhile, as
+        gc may have moved the object, then those that only the store's own index files give."""
         tried = set[Location]()
         looks: tuple[Callable[[], bool], ...] = (self.indexes.refresh, self.indexes.reload)
         for look in (None, *looks):
-            for where in self.indexes.places(kind, object_id) if look is None or look() else ():
+            places = self.indexes.places(kind, object_id) if look is None or look() else ()
+            outside: list[Location] = []
+            for where in places:
                 if where not in tried:
                     tried.add(where)
-                    yield where
+                    if where.pack.is_external:
+                        outside.append(where)
+                    else:
+                        yield where
+            yield from outside
 
     def elsewhere(self, kind: ObjectKind, tried: Location, object_id: Id) -> Location | None:
         """Return the place by the index of an object whose pack is gone; None if it lists no other. Index files are
@@ -463,6 +474,8 @@ class Objects:
         """Return what is stored at `where`, with so many bytes of a tail. Raises `NotFound`, `IntegrityError`."""
         if not is_possible(kind, where):
             raise damaged(kind, object_id, where)
+        if where.pack.is_external:
+            return self.externals.bytes_at(where)
         return self.store.get_range(keys.pack_key(where.pack), where.offset, where.stored + tail)
 
     def _tail(self, kind: ObjectKind, where: Location) -> Locator | None:

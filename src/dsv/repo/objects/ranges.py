@@ -17,6 +17,7 @@ from dsv.store.base import StoreMissing
 from dsv.values.ids import PackId
 
 if TYPE_CHECKING:
+    from dsv.repo.objects.externals import Externals
     from dsv.store.base import Store
 
 Item = TypeVar("Item")
@@ -127,10 +128,18 @@ class RangeReader:
     """Fetches spans over several connections, with about `budget` bytes in memory."""
 
     def __init__(
-        self, store: Store, threads: ReadThreads, *, connections: int = 8, budget: int = 64 << 20
+        self,
+        store: Store,
+        threads: ReadThreads,
+        externals: Externals | None = None,
+        *,
+        connections: int = 8,
+        budget: int = 64 << 20,
     ) -> None:
+        """externals: reads what lies outside the store; None where nothing of that is wanted."""
         self._store = store
         self._threads = threads
+        self._externals = externals
         self._connections = connections
         self._budget = budget
         self.fetched_bytes = 0
@@ -195,6 +204,9 @@ class RangeReader:
     def _fetch(self, span: Span[Item]) -> memoryview | None:
         if span.pack in self._gone:
             return None
+        if self._externals is not None and span.pack.is_external:
+            wanted = [where for _, where, _ in span.items]
+            return self._externals.span(span.pack, span.start, span.size, wanted)
         try:
             return memoryview(self._store.get_range(keys.pack_key(span.pack), span.start, span.size))
         except StoreMissing:

@@ -78,7 +78,8 @@ def _read_all(tree: TreeReader, progress: Progress) -> None:
                 read.add((one.kind, one.id))
                 yield where, one
 
-    for where, one, stored in RangeReader(objects.store, objects.threads).read(spans(wanted(), SPAN)):
+    reader = RangeReader(objects.store, objects.threads, objects.externals)
+    for where, one, stored in reader.read(spans(wanted(), SPAN)):
         try:
             if stored is None:
                 raise NotFound(f"pack {where.pack} is gone")

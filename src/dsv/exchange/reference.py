@@ -1,0 +1,248 @@
+"""Files that a dataset refers to and does not store: importing them, and reading them later.
+
+An import reads each file once, for its ids, in the same way as readers do later: what could be imported can be read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from dataclasses import replace as with_fields
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+from msgspec.structs import replace
+
+from dsv.errors import NotFound, Unsupported, UsageError
+from dsv.exchange.import_ import FolderSource, ReadInto, RemoteFile
+from dsv.exchange.remote import HTTP, S3, Place, changed, open_place
+from dsv.exchange.tar import TARS
+from dsv.format.external import MAX_TEXT, Source
+from dsv.format.recipe import SINGLE_CHUNK_MAX
+from dsv.fs.errors import as_error
+from dsv.repo.objects.externals import Found, ReadSource
+from dsv.store.options import StoreOptions
+from dsv.values.paths import show
+from dsv.values.secrets import hide_in_urls
+
+_PIECE = 8 << 20
+
+
+class SourceReader:
+    """Reads files that are referred to: those of this machine, of web servers, and of S3. Safe in threads, and in
+    processes that were forked."""
+
+    def __init__(self, options: StoreOptions) -> None:
+        """options: as for the store; the S3 server is the one that the file lies on."""
+        self._options = options
+        self._places: dict[tuple[int, str, str], Place] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, source: Source, start: int, length: int) -> Found:
+        """Raise as `ReadSource`."""
+        scheme = source.url.partition("://")[0]
+        if scheme == "file":
+            return _read_file(source, start, length)
+        if scheme not in (*S3, *HTTP):
+            raise Unsupported(f"{hide_in_urls(source.url)} can't be read", subject=source.url)
+        place = self._place(scheme, source)
+        from fsspec.asyn import sync
+
+        read = _read_http if scheme in HTTP else _read_s3
+        with place.at_work("read"):
+            found: Found = sync(place.fs.loop, read, place, source, start, length)
+            return found
+
+    def _place(self, scheme: str, source: Source) -> Place:
+        key = os.getpid(), scheme, source.endpoint
+        with self._lock:
+            place = self._places.get(key)
+            if place is None:
+                there = source.endpoint or None
+                options = with_fields(self._options, endpoint=there, s3_endpoint=there)
+                place = self._places[key] = open_place(source.url, options)
+        return with_fields(place, shown=hide_in_urls(source.url))
+
+
+def _read_file(source: Source, start: int, length: int) -> Found:
+    path, shown = source.url.removeprefix("file://"), source.url
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"there is nothing at {shown}", subject=shown) from None
+    except OSError as error:
+        raise as_error(error, path) from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise NotFound(f"{shown} is not a file", subject=shown)
+        parts: list[bytes] = []
+        while length and (part := os.pread(descriptor, length, start)):
+            parts.append(part)
+            start, length = start + len(part), length - len(part)
+        now = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    return b"".join(parts), replace(source, size=now.st_size, version="", tag=str(now.st_mtime_ns))
+
+
+async def _read_s3(place: Place, source: Source, start: int, length: int) -> Found:
+    bucket, _, key = source.url.partition("://")[2].partition("/")
+    which = {"Bucket": bucket, "Key": key}
+    if source.version:
+        which["VersionId"] = source.version
+    try:
+        answer = await place.fs._call_s3("get_object", Range=f"bytes={start}-{start + length - 1}", **which)
+    except OSError as error:
+        response = getattr(error.__cause__, "response", None) or {}
+        if (
+            response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+        ):
+            raise
+        answer = await place.fs._call_s3("head_object", **which)  # it has become shorter
+        return b"", _seen(source, answer, int(answer["ContentLength"]))
+    async with answer["Body"] as body:
+        data: bytes = await body.read()
+    total = str(answer.get("ContentRange", "")).rpartition("/")[2]
+    return data, _seen(source, answer, int(total) if total.isdigit() else len(data))
+
+
+def _seen(source: Source, answer: dict[str, Any], size: int) -> Source:
+    version = str(answer.get("VersionId") or "")
+    version = "" if version == "null" else version
+    return replace(source, size=size, version=version, tag=_tag(answer.get("ETag")))
+
+
+def _tag(text: object) -> str:
+    return "" if text is None else str(text).replace('"', "")
+
+
+async def _read_http(place: Place, source: Source, start: int, length: int) -> Found:
+    session = await place.fs.set_session()
+    headers = {"Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "identity"}
+    async with session.get(place.fs.encode_url(source.url), headers=headers) as answer:
+        total = answer.headers.get("Content-Range", "").rpartition("/")[2]
+        if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # it has become shorter
+            return b"", _seen_http(source, answer.headers, int(total) if total.isdigit() else 0)
+        place.fs._raise_not_found_for_status(answer, source.url)
+        if answer.status != HTTPStatus.PARTIAL_CONTENT:
+            size = int(answer.headers.get("Content-Length", -1))
+            if start or not 0 <= size <= _PIECE:
+                raise Unsupported(
+                    f"{place.shown} can't be referred to: its server does not give parts of files",
+                    subject=place.shown,
+                    hint="without --reference the file is stored",
+                )
+            total = str(size)
+        data: bytes = (await answer.read())[:length]
+        return data, _seen_http(source, answer.headers, int(total) if total.isdigit() else -1)
+
+
+def _seen_http(source: Source, headers: Any, size: int) -> Source:
+    return replace(source, size=size, tag=_tag(headers.get("ETag") or headers.get("Last-Modified")))
+
+
+class ReferredSource(FolderSource):
+    """The files at a URL that are to be referred to. What they were when they were read is noted."""
+
+    def __init__(self, place: Place, read: ReadSource, endpoint: str) -> None:
+        """endpoint: of S3."""
+        super().__init__(place)
+        self._read_source = read
+        self._scheme = place.protocol or "file"
+        self._endpoint = endpoint if self._scheme in S3 else ""
+        self._sources: dict[str, Source] = {}
+
+    def source(self, file: RemoteFile) -> Source:
+        """Return a file of which something was read, as it was then."""
+        return self._sources[file.key]
+
+    def read(self, file: RemoteFile) -> bytes:
+        """Return all of a small file."""
+        return self._piece(file, 0, file.size or 0)
+
+    def open(self, file: RemoteFile) -> ReadInto:
+        """Read a file from its start, piece by piece."""
+        at, size = 0, self._size(file)
+
+        def read(buffer: memoryview) -> int:
+            nonlocal at
+            data = self._piece(file, at, min(len(buffer), _PIECE, size - at)) if at < size else b""
+            buffer[: len(data)] = data
+            at += len(data)
+            return len(data)
+
+        return read
+
+    def _size(self, file: RemoteFile) -> int:
+        if file.size is None:
+            raise Unsupported(
+                f"{show(file.path)} can't be referred to: its server does not say how large it is",
+                subject=show(file.path),
+                hint="without --reference it is stored",
+            )
+        return file.size
+
+    def _piece(self, file: RemoteFile, start: int, length: int) -> bytes:
+        if not length:
+            return b""
+        known = self._sources.get(file.key)
+        data, found = self._read_source(known or self._expected(file), start, length)
+        if known is None:
+            self._check_listed(file, found)
+            self._sources[file.key] = found
+            if self._scheme in HTTP and found.size > SINGLE_CHUNK_MAX:
+                self._read_source(found, found.size - 1, 1)  # readers will ask for parts
+        if not (known or found).is_at(found) or len(data) != length:
+            raise changed(hide_in_urls(found.url))
+        return data
+
+    def _expected(self, file: RemoteFile) -> Source:
+        url = file.key if self._scheme in HTTP else f"{self._scheme}://{file.key}"
+        try:
+            fits = len(url.encode()) <= MAX_TEXT
+        except UnicodeEncodeError:
+            fits = False
+        if not fits or "\0" in url:
+            raise Unsupported(
+                f"{show(file.path)} can't be referred to: its URL is too long, or not UTF-8",
+                subject=show(file.path),
+                hint="without --reference it is stored",
+            )
+        return Source(url, self._endpoint, "", "", self._size(file))
+
+    def _check_listed(self, file: RemoteFile, found: Source) -> None:
+        tag = file.info.get("ETag")
+        if found.size != file.size or (tag and found.tag and _tag(tag) != found.tag):
+            raise changed(hide_in_urls(found.url))
+
+
+def open_referred(url: str, options: StoreOptions) -> ReferredSource:
+    """Raise `Unsupported` for a URL that can't be referred to, and `UsageError` for one with a secret in it."""
+    shown = hide_in_urls(url)
+    scheme = url.partition("://")[0] if "://" in url else "file"
+    if shown != url or "@" in urlsplit(url).netloc:
+        raise UsageError(
+            f"{shown} has a secret in it, and everybody who reads the store could see it",
+            subject=shown,
+            hint="without --reference the files are stored, and the URL is not",
+        )
+    if scheme not in ("file", *S3, *HTTP) or "::" in url:
+        raise Unsupported(
+            f"{shown} can't be referred to: only s3://, http(s):// and files of this machine can be",
+            subject=shown,
+            hint="without --reference the files are stored",
+        )
+    place = open_place(url, options)
+    if url.partition("?")[0].endswith(TARS) and place.info(place.root).get("type") != "directory":
+        raise Unsupported(
+            f"{shown} can't be referred to: what is in a tar has no URL of its own",
+            subject=shown,
+            hint="without --reference the files are stored; or unpack it, and refer to the folder",
+        )
+    endpoint = options.endpoint or options.s3_endpoint or ""
+    if place.protocol not in ("file", *S3, *HTTP):
+        place = with_fields(place, protocol="file")
+    return ReferredSource(place, SourceReader(options), endpoint)

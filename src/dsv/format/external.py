@@ -1,0 +1,210 @@
+"""An external pack: chunks that lie outside the store, in files that others keep. It says which file has each.
+
+    magic, 8 bytes | one zstd frame with the columns | BLAKE3 of all before, 32 bytes | magic
+
+Its chunks have places as those of any pack: they are numbered through, as if the pack held them one after the other.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from itertools import accumulate
+from typing import NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from dsv.format.codec import Codec, compress, unpack_frame
+from dsv.format.columns import ColumnReader, ColumnWriter, first_seen, u32s, u64s
+from dsv.format.envelope import Buffer, damaged, header
+from dsv.format.locator import PACK_MAX, Location, ObjectKind
+from dsv.format.recipe import MAX_CHUNK
+from dsv.values.ids import ChunkId, Id, PackId
+
+MAGIC = b"dsvpack2"
+MAX_ROWS = 1 << 16
+MAX_TEXTS = 16 << 20
+"""Bytes of all texts."""
+MAX_TEXT = 8192
+"""Bytes of one."""
+_ROW = 32 + 4 + 8 + 4
+_FIXED = len(header("external")) + 12
+_LARGEST = _FIXED + MAX_TEXTS + MAX_ROWS * (_ROW + 8)
+EXTERNAL_MAX = _LARGEST + (1 << 16)
+"""Bytes of an external pack in a store."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A file that somebody else keeps, at one version."""
+
+    url: str
+    """`s3://BUCKET/KEY`, `http(s)://…`, or `file://` and an absolute path; nothing in it is escaped by dsv."""
+    endpoint: str
+    """The S3 server; empty: Amazon's. Empty for other URLs."""
+    version: str
+    """The version id, if the server keeps versions: that one is read. Else empty."""
+    tag: str
+    """What changes with the content: an entity tag without quotes, the time of the last change, or of a file its time
+    in nanoseconds. Empty if the server gives neither."""
+    size: int
+
+    def is_at(self, found: Source) -> bool:
+        """Return whether the file that was found is the one that was referred to."""
+        return self.size == found.size and (
+            self.version == found.version if self.version else self.tag == found.tag
+        )
+
+    def texts(self) -> tuple[str, str, str, str]:
+        return self.url, self.endpoint, self.version, self.tag
+
+
+class Builder:
+    """Collects the rows of one external pack."""
+
+    def __init__(self) -> None:
+        self.pack = PackId.external()
+        self._rows: list[tuple[ChunkId, Source, int, int]] = []
+        self._sources: set[Source] = set()
+        self._texts = self._end = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether another row may be too much."""
+        most = MAX_TEXTS - 4 * (MAX_TEXT + 1)
+        return len(self) >= MAX_ROWS or self._texts > most or self._end > PACK_MAX - MAX_CHUNK
+
+    def add(self, chunk: ChunkId, source: Source, start: int, length: int) -> Location:
+        """Add a chunk, which begins at `start` of the source. Return its place."""
+        if source not in self._sources:
+            self._sources.add(source)
+            self._texts += sum(len(text.encode()) + 1 for text in source.texts())
+        self._rows.append((chunk, source, start, length))
+        self._end += length
+        return Location(self.pack, self._end - length, length, length, Codec.RAW)
+
+    def finish(self) -> ExternalPack:
+        return ExternalPack.of(self._rows)
+
+
+class ExternalRow(NamedTuple):
+    """Where a chunk lies."""
+
+    id: ChunkId
+    source: Source
+    start: int
+    """Its first byte in the file."""
+    offset: int
+    """Its place in the pack."""
+    length: int
+
+
+class ExternalPack(msgspec.Struct, frozen=True):
+    """What an external pack says. `ends[i]` is where the chunk i ends in the pack."""
+
+    sources: tuple[Source, ...]
+    ids: bytes
+    places: array[int]
+    starts: array[int]
+    lengths: array[int]
+    ends: list[int]
+
+    @classmethod
+    def of(cls, rows: list[tuple[ChunkId, Source, int, int]]) -> ExternalPack:
+        """rows: id, source, start and length of each chunk."""
+        numbers = {one: at for at, one in enumerate(dict.fromkeys(row[1] for row in rows))}
+        lengths = u32s(row[3] for row in rows)
+        return cls(
+            tuple(numbers),
+            b"".join(row[0] for row in rows),
+            u32s(numbers[row[1]] for row in rows),
+            u64s(row[2] for row in rows),
+            lengths,
+            list(accumulate(lengths)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def row(self, at: int) -> ExternalRow:
+        length = self.lengths[at]
+        source = self.sources[self.places[at]]
+        one = ChunkId(self.ids[32 * at : 32 * at + 32])
+        return ExternalRow(one, source, self.starts[at], self.ends[at] - length, length)
+
+    def find(self, offset: int, length: int) -> ExternalRow | None:
+        """Return the chunk at a place; None if there is none of that length."""
+        at = bisect_left(self.ends, offset + length)
+        found = self.row(at) if at < len(self) else None
+        return found if found is not None and (found.offset, found.length) == (offset, length) else None
+
+    def indexed(self, pack: PackId) -> list[tuple[ObjectKind, Id, Location]]:
+        """Return what an index says of this pack."""
+        rows = map(self.row, range(len(self)))
+        return [
+            (ObjectKind.CHUNK, row.id, Location(pack, row.offset, row.length, row.length, Codec.RAW))
+            for row in rows
+        ]
+
+    def encode(self) -> bytes:
+        """Raise `ValueError` for what is too much for one pack."""
+        texts = b"".join(text.encode() + b"\0" for source in self.sources for text in source.texts())
+        if fault := self._fault(texts):
+            raise ValueError(fault)
+        out = ColumnWriter("external")
+        out.u32(len(self.sources))
+        out.u32(len(self))
+        out.u32(len(texts))
+        out.raw(texts)
+        out.numbers(u64s(source.size for source in self.sources))
+        out.raw(self.ids)
+        for column in (self.places, self.starts, self.lengths):
+            out.numbers(column)
+        body = MAGIC + compress(out.finish())
+        return body + blake3(body).digest() + MAGIC
+
+    @classmethod
+    def decode(cls, data: Buffer) -> ExternalPack:
+        """Raise `IntegrityError`, or `Unsupported` for a newer version."""
+        view, what, end = memoryview(data), "external pack", len(MAGIC) + 32
+        if len(view) < len(MAGIC) + end or view[: len(MAGIC)] != MAGIC or view[-len(MAGIC) :] != MAGIC:
+            raise damaged(what, "it does not begin and end as one")
+        if blake3(view[:-end]).digest() != view[-end : -len(MAGIC)]:
+            raise damaged(what, "its bytes are not those its hash was written for")
+        read = ColumnReader("external", unpack_frame(view[len(MAGIC) : -end], _FIXED, _LARGEST))
+        count, rows = read.u32(MAX_ROWS, "sources"), read.u32(MAX_ROWS, "rows")
+        column = bytes(read.raw(read.u32(MAX_TEXTS, "bytes of text")))
+        sizes = read.numbers("Q", count)
+        ids = bytes(read.raw(32 * rows))
+        places, starts, lengths = read.numbers("I", rows), read.numbers("Q", rows), read.numbers("I", rows)
+        read.end()
+        texts = column.split(b"\0")
+        if texts.pop() or len(texts) != 4 * count:
+            raise damaged(what, f"it does not have {count} sources")
+        try:
+            read_texts = [text.decode() for text in texts]
+        except UnicodeDecodeError:
+            raise damaged(what, "a text of it is not UTF-8") from None
+        columns = (read_texts[at::4] for at in range(4))
+        sources = tuple(Source(*one) for one in zip(*columns, sizes, strict=True))
+        found = cls(sources, ids, places, starts, lengths, list(accumulate(lengths)))
+        if fault := found._fault(column):
+            raise damaged(what, fault)
+        return found
+
+    def _fault(self, texts: bytes) -> str | None:
+        if not 0 < len(self) <= MAX_ROWS or len(texts) > MAX_TEXTS or len(self.ids) != 32 * len(self):
+            return "it has no chunk, or too much"
+        if len(set(self.sources)) != len(self.sources) or not first_seen(self.places, len(self.sources)):
+            return "its sources are not those of its rows"
+        if any(len(text.encode()) > MAX_TEXT or "\0" in text for one in self.sources for text in one.texts()):
+            return "a text of it is too long, or has a NUL"
+        if not min(self.lengths) or max(self.lengths) > MAX_CHUNK or self.ends[-1] > PACK_MAX:
+            return "it has a chunk of an impossible length"
+        rows = zip(self.places, self.starts, self.lengths, strict=True)
+        if any(start + length > self.sources[place].size for place, start, length in rows):
+            return "a chunk ends behind the end of its file"
+        return None

@@ -1,0 +1,191 @@
+"""Reading what lies outside the store: chunks of files that others keep. See `format.external`.
+
+Nothing is given out that is not what its id says. A file that is not the one that was referred to any more, by its
+version id, else by its size and its tag, is refused by its URL, also if its bytes might still be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unsupported
+from dsv.format import keys
+from dsv.format.external import EXTERNAL_MAX, ExternalPack, ExternalRow, Source
+from dsv.repo.errors import put_back
+from dsv.store.base import StoreMissing, together
+from dsv.values.ids import ChunkId
+
+if TYPE_CHECKING:
+    from dsv.format.locator import Location
+    from dsv.repo.objects.metadata import MetadataCache
+    from dsv.store.base import Store
+    from dsv.values.ids import PackId
+
+Found = tuple[bytes, Source]
+"""Bytes of a file, and the file as it was when they were read."""
+ReadSource = Callable[[Source, int, int], Found]
+"""Reads so many bytes of a file from a start; at the end of the file fewer. Raises `NotFound`, `Denied`,
+`Unreachable`."""
+_KEPT = 64
+AT_ONCE = 8 << 20
+"""Bytes of one file that are read together."""
+
+
+def shown(source: Source) -> str:
+    """Return the URL for messages: somebody else may have written a password into it."""
+    from dsv.values.secrets import hide_in_urls  # takes a while to import
+
+    return hide_in_urls(source.url)
+
+
+class SourceChanged(IntegrityError):
+    """A file that a commit refers to is gone, or is not what it was. what: the predicate."""
+
+    def __init__(self, source: Source, what: str) -> None:
+        url = shown(source)
+        hint = f"put the file that it was back at {url}, or dsv verify --repair --from DIR, with a folder that has it"
+        super().__init__(f"{url}, which it refers to, {what}", subject=url, hint=hint)
+        self.source = f"{url} {what}"
+
+
+def check_source(source: Source, found: Source) -> None:
+    """Raise `SourceChanged` if a file was found that is not the one that was referred to."""
+    if source.is_at(found):
+        return
+    if source.size != found.size:
+        what = f"has {found.size:,} bytes now, and had {source.size:,}"
+    elif source.version:
+        what = f"is given as version {found.version or 'none'} in place of {source.version}"
+    else:
+        what = f"was changed: its tag is {found.tag or 'none'}, and was {source.tag or 'none'}"
+    raise SourceChanged(source, what)
+
+
+class Externals:
+    """The external packs of one store. Safe in threads."""
+
+    def __init__(self, store: Store, metadata: MetadataCache) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._packs: dict[PackId, ExternalPack] = {}
+        self.read_source: ReadSource | None = None
+        """Reads a file that is referred to; None if nobody has said how."""
+
+    def pack(self, pack_id: PackId) -> ExternalPack:
+        """Return what an external pack says. Raises `NotFound`, `IntegrityError`, `Unsupported`."""
+        found = self._packs.get(pack_id)
+        if found is None:
+            found = self._load(pack_id)
+            self.keep(pack_id, found)
+        return found
+
+    def keep(self, pack_id: PackId, found: ExternalPack) -> None:
+        """Keep what an external pack says, for a while."""
+        while len(self._packs) >= _KEPT:
+            self._packs.pop(next(iter(self._packs)), None)
+        self._packs[pack_id] = found
+
+    def _load(self, pack_id: PackId) -> ExternalPack:
+        copy = self._metadata.get("external-pack", str(pack_id), EXTERNAL_MAX)
+        if copy is not None:
+            with suppress(IntegrityError):
+                return ExternalPack.decode(copy)
+            self._metadata.drop("external-pack", str(pack_id))
+        key = keys.pack_key(pack_id)
+        data = self._store.get(key, EXTERNAL_MAX)
+        try:
+            found = ExternalPack.decode(data)
+        except IntegrityError as error:
+            message = f"{error.message} ({key} in {self._store.url})"
+            raise IntegrityError(message, subject=key, hint=put_back(key)) from None
+        self._metadata.put("external-pack", str(pack_id), data)
+        return found
+
+    def row(self, where: Location) -> ExternalRow:
+        """Return which file has a chunk. Raises as `pack`."""
+        found = self.pack(where.pack).find(where.offset, where.length)
+        if found is None or where.stored != where.length or where.tail:
+            raise IntegrityError(
+                f"external pack {where.pack} has no chunk of {where.length} bytes at {where.offset}",
+                subject=str(where.pack),
+            )
+        return found
+
+    def bytes_at(self, where: Location) -> memoryview:
+        """Return a chunk. Raises `SourceChanged`, and as `row`."""
+        row = self.row(where)
+        return self.check([row])
+
+    def check(self, rows: Iterable[ExternalRow]) -> memoryview:
+        """Read chunks of one file, and return the last ones that were read together. Raises `SourceChanged`."""
+        data = memoryview(b"")
+        for run in runs(rows):
+            data = self._read(run[0].source, run[0].start, run[-1].start + run[-1].length - run[0].start)
+            check_rows(run, data)
+        return data
+
+    def span(self, pack_id: PackId, start: int, size: int, wanted: Sequence[Location]) -> memoryview:
+        """Return these bytes of a pack, in which only what is wanted is right. What can't be read is left out: who
+        asks for it alone finds out why."""
+        data = memoryview(bytearray(size))
+        with suppress(NotFound, IntegrityError):
+            self.pack(pack_id)
+            rows = [self.row(where) for where in dict.fromkeys(wanted)]
+            together([partial(self._fill, data, start, run) for run in runs(rows)])
+        return data
+
+    def _fill(self, data: memoryview, start: int, run: list[ExternalRow]) -> None:
+        with suppress(DsvError):
+            read = self.check(run)
+            for row in run:
+                at, offset = row.offset - start, row.start - run[0].start
+                data[at : at + row.length] = read[offset : offset + row.length]
+
+    def _read(self, source: Source, start: int, length: int) -> memoryview:
+        read, found = self.look(source, start, length)
+        check_source(source, found)
+        if len(read) != length:
+            raise SourceChanged(source, "ends too soon")
+        return memoryview(read)
+
+    def look(self, source: Source, start: int = 0, length: int = 1) -> Found:
+        """Read a file that is referred to, and return it as it is found. Raises `SourceChanged` if there is none."""
+        if self.read_source is None:
+            raise Unsupported(f"{shown(source)} can't be read from here", subject=source.url)
+        try:
+            return self.read_source(source, start, length)
+        except StoreMissing:
+            raise
+        except NotFound:
+            raise SourceChanged(source, "is gone") from None
+        except Denied as error:
+            message = f"{shown(source)}, which a commit refers to, can't be read: {error.message}"
+            raise Denied(message, subject=error.subject, hint=error.hint) from None
+
+
+def runs(rows: Iterable[ExternalRow]) -> Iterator[list[ExternalRow]]:
+    """Join chunks that follow each other in one file, up to `AT_ONCE` bytes."""
+    run: list[ExternalRow] = []
+    for row in sorted(rows, key=lambda one: (one.source.url, one.source.version, one.start)):
+        last = run[-1] if run else None
+        if last is not None and (
+            row.source != last.source
+            or not last.start <= row.start <= last.start + last.length
+            or row.start + row.length - run[0].start > AT_ONCE
+        ):
+            yield run
+            run = []
+        run.append(row)
+    if run:
+        yield run
+
+
+def check_rows(run: Sequence[ExternalRow], data: memoryview) -> None:
+    """Raise `SourceChanged` if these bytes of a file are not the chunks that it had."""
+    for row in run:
+        at = row.start - run[0].start
+        if ChunkId.hash(data[at : at + row.length]) != row.id:
+            raise SourceChanged(row.source, "has other bytes than when it was imported")

@@ -42,6 +42,7 @@ REFUSED = {
     "du": "--by-folder",
     "erase": "--successor",
     "gc": "--budget --max-repack --max-wait --grace",
+    "bench": "--make --model --accelerator --from --accelerators --up-to --steps --duration --batch",
     "expire": "--keep-last --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-yearly --older-than",
 }
 """For each command the options that refuse such a word by what it is, as a message calls them."""

@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unsupported
 from dsv.format import keys
-from dsv.format.external import EXTERNAL_MAX, ExternalPack, ExternalRow, Source
 from dsv.repo.errors import put_back
 from dsv.store.base import StoreMissing, together
 from dsv.values.ids import ChunkId
 
 if TYPE_CHECKING:
+    from dsv.format.external import ExternalPack, ExternalRow, Source
     from dsv.format.locator import Location
     from dsv.repo.objects.metadata import MetadataCache
     from dsv.store.base import Store
     from dsv.values.ids import PackId
 
-Found = tuple[bytes, Source]
+Found: TypeAlias = "tuple[bytes, Source]"
 """Bytes of a file, and the file as it was when they were read."""
-ReadSource = Callable[[Source, int, int], Found]
+ReadSource: TypeAlias = "Callable[[Source, int, int], Found]"
 """Reads so many bytes of a file from a start; at the end of the file fewer. Raises `NotFound`, `Denied`,
 `Unreachable`."""
 _KEPT = 64
@@ -89,6 +89,8 @@ class Externals:
         self._packs[pack_id] = found
 
     def _load(self, pack_id: PackId) -> ExternalPack:
+        from dsv.format.external import EXTERNAL_MAX, ExternalPack  # few stores have external packs
+
         copy = self._metadata.get("external-pack", str(pack_id), EXTERNAL_MAX)
         if copy is not None:
             with suppress(IntegrityError):

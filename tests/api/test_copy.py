@@ -107,6 +107,7 @@ class NoIndex(Wrapper):
 @contextmanager
 def world(folder: Path, there: Store | None = None) -> Iterator[World]:
     here, there = MemoryStore(), there or MemoryStore()
+    here.url = HERE
     create(here)
     Repository.create(there, None, author="bob", tool="test")
     folder.mkdir(parents=True, exist_ok=True)

@@ -208,7 +208,7 @@ def test_room_for_a_fill_is_made_or_refused(root: CacheRoot) -> None:
     assert [one.candidate.place for one in ensure_room(root, limited, "xrays", big).evicted] == [place(2)]
     with (
         Lease.take(root, place(1), "run"),
-        pytest.raises(NoRoom, match=r"max_size is 320 kB; 1 cached .* in use"),
+        pytest.raises(NoRoom, match=r"max_size is 320 kB; in use or held: 1 cached commit$"),
     ):
         ensure_room(root, limited, "xrays", Need(place(3), 300_000, 1))
     disk = disk_now(root)

@@ -86,7 +86,9 @@ def test_a_fill_that_has_too_few_inodes_is_refused_before_anything_is_evicted(
     with Lease.take(root, place(1), "run") as lease:
         assert lease.confirm()
         disk.limit(files=FEW)
-        with pytest.raises(NoRoom, match=r"[0-9]+ inodes are free, 264 are needed; 1 cached") as caught:
+        with pytest.raises(
+            NoRoom, match=r"[0-9]+ inodes are free, 264 are needed; in use or held: 1 cached"
+        ) as caught:
             cache_it(root, world, commit)
         assert caught.value.exit_code == 7
         assert len(list(root.visible(place(2)).iterdir())) == OLD, "it would not have been enough"

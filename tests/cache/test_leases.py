@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from dsv.fs.files import list_names
 from dsv.fs.system import FileSystem
 
 ALL = EvictionRequest(everything=True)
-EVICTIONS = range(8)
+EVICTIONS = range(64)
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_renewing_keeps_it_valid_and_the_folder_small(
 
 
 def test_a_lease_that_could_not_be_renewed_expires_and_says_that_it_was_lost(
-    root: CacheRoot, clock: Clock
+    root: CacheRoot, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(root, place(), {"a": b"1"})
     lease = Lease.take(root, place(), "run", ttl=3600)
@@ -123,7 +124,10 @@ def test_a_lease_that_could_not_be_renewed_expires_and_says_that_it_was_lost(
     assert not lease.secure and not lease.lost.is_set()
     assert len(evict(root, CacheSettings(), ALL).evicted) == 1
     publish(root, place(), {"a": b"1"})  # even filled anew it is not the folder that a container has mounted
+    secure, unchanged = list[bool](), lease._unchanged
+    monkeypatch.setattr(lease, "_unchanged", lambda: secure.append(lease.secure) or unchanged())
     lease.renew()
+    assert secure == [False], "before it is known that the commit is the same"
     assert lease.lost.is_set() and "evicted" in lease.reason
     lease.release()
 
@@ -301,7 +305,7 @@ def test_lease_names_round_trip_and_nothing_else_is_one() -> None:
 def _taker(path: str, over: Event, torn: multiprocessing.Queue[str]) -> None:
     """Takes leases, and checks that nothing goes while it holds one."""
     root = CacheRoot(Path(path))
-    while not over.is_set():
+    while not over.wait(random.random() / 50):  # else two of them leave evictors hardly a moment
         with Lease.take(root, place(), "run") as lease:
             if not lease.confirm():
                 try:

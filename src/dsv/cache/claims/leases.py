@@ -145,7 +145,6 @@ class Lease:
             name = LeaseName(self._name.holder, self._tried, max(now, self._name.renewed))
             older = self._rename(self.root.claims(self.place) / str(name))
             self._name, self._older = name, older
-            self._counts_from(started)
             if self._released:  # while this hung
                 self._remove()
                 return
@@ -155,6 +154,7 @@ class Lease:
                     f"{self.place} was evicted from {self.root.path} while its lease could not be renewed"
                 )
                 self.lost.set()
+            self._counts_from(started)  # not before: until then it is not known what the lease protects
 
     def hold(self) -> Self:
         """Start the thread that renews until `release`."""

@@ -401,26 +401,10 @@ def test_whoever_is_at_work_at_the_same_moment_has_its_effect_or_is_told(
     race: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dsv.store.base._ask", one_after_the_other)
-    do, kept = RACES[race]
     template, commits = make()
     for moment in exhaustive.numbers(0, 5):
-        store = copied(template)
-        told: list[DsvError] = []
-
-        def act(store: Store = store, told: list[DsvError] = told) -> None:
-            try:
-                do(store, commits)
-            except DsvError as error:
-                told.append(error)
-
-        watched = Watched(store, moment, act)
-        for attempt in (watched, store):
-            with suppress(DsvError):
-                rename_dataset(opened(attempt), WRITER, OLD, NEW)
-        assert watched.requests < 1000, "it ends"
-        if watched.requests <= moment:
+        if not overtake(copied(template), commits, race, moment):
             break
-        check(store, commits, kept, told, f"{race} at request {moment}")
     assert moment > 50
 
 
@@ -515,7 +499,8 @@ def in_places(places: Iterator[Store], every: int) -> int:
     return len(chosen)
 
 
-def overtake(store: Store, commits: Commits, race: str, moment: int) -> None:
+def overtake(store: Store, commits: Commits, race: str, moment: int) -> bool:
+    """Rename while somebody else is at work at a request, and return whether there was such a request."""
     do, kept = RACES[race]
     told: list[DsvError] = []
 
@@ -529,8 +514,11 @@ def overtake(store: Store, commits: Commits, race: str, moment: int) -> None:
     for attempt in (watched, store):
         with suppress(DsvError):
             rename_dataset(opened(attempt), WRITER, OLD, NEW)
-    if watched.requests > moment:
-        check(store, commits, kept, told, f"{race} at request {moment}")
+    assert watched.requests < 1000, "it ends"
+    if watched.requests <= moment:
+        return False
+    check(store, commits, kept, told, f"{race} at request {moment}")
+    return True
 
 
 @pytest.mark.timeout(1800)

@@ -158,6 +158,28 @@ def test_verify_asks_for_versions_and_reads_all_with_full(referred: Dsv, place: 
     assert referred.ok("cat", "far@main~1:a.txt").out == "alpha\n"
 
 
+def external_packs(store: Path) -> list[Path]:
+    return sorted(path for path in (store / "packs").rglob("*") if path.name.endswith(b"extern".hex()))
+
+
+def test_verify_finds_an_external_pack_that_has_the_bytes_of_another(
+    referred: Dsv, place: Path, store: Path
+) -> None:
+    [first] = external_packs(store)
+    write_files(place / "later", {"c.txt": b"gamma\n"})
+    referred.ok("import", str(place / "later"), "far:later", "--reference")
+    [second] = [one for one in external_packs(store) if one != first]
+    second.chmod(0o644)
+    second.write_bytes(first.read_bytes())
+    for more in ([], ["--full"]):
+        found = referred("verify", "far", "--json", *more)
+        assert found.code == 5 and [one["path"] for one in found.json["items"]] == ["later/c.txt"], found
+    assert referred("cat", "far:a.txt").code == 0
+    referred.ok("verify", "--repair", "--from", str(place / "later"))
+    assert referred.ok("cat", "far:later/c.txt").out == "gamma\n"
+    referred.ok("verify", "--full")
+
+
 def test_a_sync_stores_again_what_verify_has_found_changed(referred: Dsv, place: Path) -> None:
     referred.ok("clone", "far", "mine")
     overwritten(place / "a.txt")
@@ -187,7 +209,7 @@ def test_materialize_stores_it_under_the_same_commit(referred: Dsv, place: Path,
     for path in list(place.rglob("*")):
         if path.is_file():
             path.unlink()
-    external = [path for path in (store / "packs").rglob("*") if path.name.endswith(b"extern".hex())]
+    external = external_packs(store)
     assert len(external) == 1
     assert collect(DirectoryStore(store), referred.cwd / "gc").deleted
     assert not external[0].exists()

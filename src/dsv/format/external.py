@@ -129,6 +129,19 @@ class ExternalPack(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def kinds(self) -> bytes:
+        """This and the next two are columns as of a `PackTable`."""
+        return bytes([ObjectKind.CHUNK]) * len(self)
+
+    @property
+    def offsets(self) -> array[int]:
+        return u32s(end - length for end, length in zip(self.ends, self.lengths, strict=True))
+
+    @property
+    def stored(self) -> array[int]:
+        return self.lengths
+
     def row(self, at: int) -> ExternalRow:
         length = self.lengths[at]
         source = self.sources[self.places[at]]

@@ -233,12 +233,13 @@ class IndexRows:
         for first in range(256):
             found = self.bucket(first)
             ends[found["pack"][found["where"] == index.EXTERNAL]] = 1  # it has none of the bytes
+            if sums is not None:
+                placed = found[found["where"] != index.ERASED]
+                of_rows = row_sums(placed["head"], placed["kind"], placed["offset"], placed["stored"])
+                np.add.at(sums, placed["pack"], of_rows)
             found = found[found["where"] == index.IN_PACK]
             np.maximum.at(ends, found["pack"], found["offset"] + found["stored"] + found["tail"])
             np.add.at(rows, found["pack"], 1 + (found["tail"] > 0).astype(np.uint32))
-            if sums is not None:
-                of_rows = row_sums(found["head"], found["kind"], found["offset"], found["stored"])
-                np.add.at(sums, found["pack"], of_rows)
         ends += TABLE_ROW * rows
         ends[rows > 0] += FOOTER_SIZE
         return ends

@@ -28,6 +28,8 @@ from dsv.values.units import format_count
 Row = tuple[ObjectKind, Id, Location]
 Named = tuple[ObjectKind, Id]
 T = TypeVar("T")
+Lacks = Callable[[PackId, PackTable | ExternalPack], Sequence[Named]]
+"""Returns what an index says is in a pack, and its own table does not have."""
 _CONTEXTS: dict[int, str] = {
     ObjectKind.RECIPE: RecipeId.context,
     ObjectKind.SEGMENT: SegmentId.context,
@@ -62,15 +64,15 @@ def check_packs(
     packs: Iterable[T],
     pack_of: Callable[[T], PackId | None],
     rows_of: Callable[[PackId], list[Row]],
-    lacks: Callable[[PackId, PackTable], Sequence[Named]],
+    lacks: Lacks,
     *,
     quick: bool = False,
 ) -> Iterator[tuple[T, CheckedPack | None]]:
     """Yield each item with its pack, checked, in their order; several packs are read at a time. Items without a pack
     come in their turn.
 
-    rows_of: what an index says of a pack whose own table is damaged. lacks: what an index says is in a pack, and its
-    table does not have. quick: of files outside the store only the version is asked for.
+    rows_of: what an index says of a pack whose own table is damaged. quick: of files outside the store only the version
+    is asked for.
     """
     threads = min(8, 2 * processors())
     waiting: deque[tuple[T, Future[CheckedPack] | None]] = deque()
@@ -100,7 +102,7 @@ def check_pack(
     objects: Objects,
     pack: PackId,
     rows_of: Callable[[PackId], list[Row]],
-    lacks: Callable[[PackId, PackTable], Sequence[Named]] = lambda *_: (),
+    lacks: Lacks = lambda *_: (),
     *,
     every_row: bool = False,
     quick: bool = False,
@@ -124,7 +126,7 @@ def check_pack(
             return CheckedPack(pack, failure=error)
         else:
             if pack.is_external:
-                return _check_external(objects.externals, pack, data, every_row=every_row, quick=quick)
+                return _check_external(objects.externals, pack, data, lacks, every_row=every_row, quick=quick)
             found = check_bytes(pack, data, rows_of if attempt else lambda _: [], lacks)
             if found.is_whole and every_row:
                 return msgspec.structs.replace(found, rows=tuple(read_table(data).indexed(pack)))
@@ -137,7 +139,7 @@ def check_bytes(
     pack: PackId,
     data: memoryview,
     rows_of: Callable[[PackId], list[Row]],
-    lacks: Callable[[PackId, PackTable], Sequence[Named]],
+    lacks: Lacks,
 ) -> CheckedPack:
     """Check the bytes of a whole pack, and of each object in it. A pack does not have its own id, so the bytes of
     another one are known by what they lack."""
@@ -156,7 +158,7 @@ def check_bytes(
         fault = f"damaged: {len(bad)} of its {format_count(len(table), 'object')}"
     lacking = lacks(pack, table)
     if lacking:
-        fault = f"it lacks {format_count(len(lacking), 'object')} that index files say it has"
+        fault = _lacking(lacking)
     if fault is None:
         return CheckedPack(pack, len(data))
     named = (*((row.kind, row.id) for row in bad if row.kind is not ObjectKind.LOCATOR), *lacking)
@@ -164,7 +166,7 @@ def check_bytes(
 
 
 def _check_external(
-    externals: Externals, pack: PackId, data: memoryview, *, every_row: bool, quick: bool
+    externals: Externals, pack: PackId, data: memoryview, lacks: Lacks, *, every_row: bool, quick: bool
 ) -> CheckedPack:
     """Check what an external pack says, and the files that it refers to."""
     try:
@@ -174,6 +176,8 @@ def _check_external(
     except IntegrityError as error:
         return CheckedPack(pack, len(data), error.message, unread=True)
     rows = tuple(table.indexed(pack))
+    if lacking := tuple(lacks(pack, table)):
+        return CheckedPack(pack, len(data), _lacking(lacking), bad=lacking, rows=rows)
     if every_row:
         return CheckedPack(pack, len(data), rows=rows)
     of: dict[Source, list[ExternalRow]] = {}
@@ -201,6 +205,10 @@ def _check_external(
     bad = tuple((ObjectKind.CHUNK, Id(row.id)) for source in faults for row in of[source])
     more = f", and {len(faults) - 1:,} more files are not what they were" if len(faults) > 1 else ""
     return CheckedPack(pack, size, f"{next(iter(faults.values())).source}{more}", bad=bad, rows=rows)
+
+
+def _lacking(lacking: Sequence[Named]) -> str:
+    return f"it lacks {format_count(len(lacking), 'object')} that index files say it has"
 
 
 def _bad_rows(data: memoryview, table: PackTable) -> list:  # type: ignore[type-arg]

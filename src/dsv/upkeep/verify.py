@@ -19,6 +19,7 @@ from dsv.errors import Denied, IntegrityError, NoRoom, NotFound
 from dsv.format import keys
 from dsv.format.commit import Commit
 from dsv.format.damage import MAX_MARKS, Damage
+from dsv.format.external import ExternalPack
 from dsv.format.index import ERASED
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.pack import PackTable
@@ -410,7 +411,7 @@ class Verifier:
     def _rows_of(self, pack: PackId) -> list[tuple[ObjectKind, Id, Location]]:
         return self.rows.of_packs({pack})[pack]
 
-    def _lacks(self, pack: PackId, table: PackTable) -> list[tuple[ObjectKind, Id]]:
+    def _lacks(self, pack: PackId, table: PackTable | ExternalPack) -> list[tuple[ObjectKind, Id]]:
         """Return what index files say is in a pack, and its table does not have. Asks nothing if they were not read."""
         at = -1 if self._sums is None else int(self.rows.packs.places([pack])[0])
         if self._sums is None or at < 0:

@@ -329,7 +329,7 @@ def test_a_rule_that_was_copied_from_another_branch_is_damage(world: World) -> N
 
 def test_limits_that_make_no_sense_are_not_written(world: World) -> None:
     for limits in (Limits(max_removals=101), Limits(who=("b", "a")), Limits(who=("",))):
-        rule = BranchRule(limits, Nonce.random(), 0, "a", "", DATASET, MAIN, 0)
+        rule = BranchRule.of(limits, Nonce.random(), 0, "a", "", DATASET, MAIN, 0)
         with pytest.raises(ValueError, match=r"sorted|percent"):
             rule.encode()
 

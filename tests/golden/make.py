@@ -171,7 +171,7 @@ def build_merged() -> dict[str, bytes]:
     made.put(keys.format_key(1), later.encode())
     _moves(made, MAIN, (None, "init"), (first, "sync"), (second, "sync"), (merged, "merge"))
     _moves(made, RELABEL, (first, "create"), (side, "put"))
-    rule = BranchRule(
+    rule = BranchRule.of(
         Limits(only_merge=True), _nonce("merged rule"), TIME, AUTHOR, "by review", LETTERS, MAIN, 0
     )
     made.put(keys.branch_rule_key(LETTERS, MAIN, 0), rule.encode())
@@ -253,7 +253,7 @@ def _rules(made: StoreMaker) -> None:
     for branch, rules in logs.items():
         for number, limits in enumerate(rules):
             nonce = _nonce(f"rule {branch} {number}")
-            rule = BranchRule(limits, nonce, TIME + number, AUTHOR, "agreed", LETTERS, branch, number)
+            rule = BranchRule.of(limits, nonce, TIME + number, AUTHOR, "agreed", LETTERS, branch, number)
             made.put(keys.branch_rule_key(LETTERS, branch, number), rule.encode())
 
 

@@ -123,7 +123,7 @@ def test_nothing_is_written_while_names_move(split: bool) -> None:
     writes: list[Callable[[], object]] = [
         lambda: during.refs.move(PETS, MAIN, newest, entry(b"late")),
         lambda: during.refs.set_tag(PETS, TagName.parse("late"), tag(b"late")),
-        lambda: during.refs.add_rule(BranchRule(Limits(), Nonce.random(), 1, "ann", "", PETS, MAIN, 0)),
+        lambda: during.refs.add_rule(BranchRule.of(Limits(), Nonce.random(), 1, "ann", "", PETS, MAIN, 0)),
         lambda: during.add_feature(feature, author="ann", tool="dsv test"),
         lambda: Session.open(during, WRITER),
     ]

@@ -64,7 +64,7 @@ def protect_branch(context: Context, name: BranchPath, limits: Limits | None, me
             author=context.writer.author,
             tool=context.writer.tool,
         )
-        rule = BranchRule(
+        rule = BranchRule.of(
             limits, Nonce.random(), context.clock(), context.writer.author, message,
             dataset, name.branch, 0 if before is None else before.number + 1,
         )  # fmt: skip

@@ -9,20 +9,19 @@ Encodings are canonical: msgpack in its shortest forms, and a decoder refuses by
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, Generic, TypeVar
+from collections.abc import Sequence
+from functools import cache
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
 from dsv.errors import IntegrityError, Unsupported, UsageError
-from dsv.values.cached import cached
+from dsv.values.ids import Id
 from dsv.values.json import LONG_MAX, SHORT_MAX
 
 Buffer = bytes | bytearray | memoryview
-T = TypeVar("T", bound=tuple[Any, ...])
-Name = TypeVar("Name", bound=str)
 
 _HEADER = re.compile(rb"dsv ([a-z-]{1,32}) ([1-9][0-9]{0,3})\n", re.ASCII)
 RECORD_MAX = 1 << 20  # bytes
@@ -30,8 +29,6 @@ _MAX_HEADER = 4 + 32 + 1 + 4 + 1
 CHECK_SIZE = 8  # bytes
 
 # Field types, with the limits that every record keeps to.
-Raw16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
-Raw32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Millis = Annotated[int, Meta(ge=0, lt=1 << 53)]
 U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -67,14 +64,6 @@ def version_of(data: Buffer) -> int | None:
     return None if match is None else int(match[2])
 
 
-def carried(kind: str, parse: Callable[[str], Name], text: str) -> Name:
-    """Return a name that a record carries. Raises `IntegrityError` if the text is none."""
-    try:
-        return parse(text)
-    except UsageError as error:
-        raise damaged(kind, error.message) from None
-
-
 def sealed(data: bytes) -> bytes:
     """Return a record with its check behind it."""
     return data + blake3(data).digest(CHECK_SIZE)
@@ -84,45 +73,89 @@ def damaged(kind: str, reason: str) -> IntegrityError:
     return IntegrityError(f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} is damaged: {reason}")
 
 
-class Record(Generic[T]):
-    """The encoding of one kind of record: the tuple of its fields, in order."""
+def is_sorted(values: Sequence[Any]) -> bool:
+    """Check that the values are sorted, each once."""
+    return list(values) == sorted(set(values))
 
-    def __init__(self, kind: str, fields: type[T], *, version: int = 1, limit: int = RECORD_MAX) -> None:
-        self.kind = kind
-        self._version = version
-        self._limit = limit
-        self._header = header(kind, version)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._fields = fields
 
-    @cached
-    def _decoder(self) -> msgspec.msgpack.Decoder[T]:
-        """Made when first used: it takes a millisecond, and most commands need few kinds of records."""
-        return msgspec.msgpack.Decoder(self._fields)
+class Record(msgspec.Struct, frozen=True):
+    """A record: the array of its fields, in their order.
 
-    def encode(self, fields: T) -> bytes:
-        """Raise `ValueError` for a value that `decode` would refuse."""
-        body = self._encoder.encode(fields)
-        size = len(self._header) + len(body) + CHECK_SIZE
-        if size > self._limit:
-            raise ValueError(f"a {self.kind} of {size} bytes is over the limit of {self._limit}")
+    Version 2 has `added` fields more, at the end. All of them are None in a record of version 1.
+    """
+
+    kind: ClassVar[str]
+    added: ClassVar[int] = 0
+    limit: ClassVar[int] = RECORD_MAX
+    """Bytes of a record."""
+    order: ClassVar[tuple[str, ...]] = ()
+    """The order of the fields, if they are written in another one."""
+
+    def fault(self) -> str | None:
+        """Return what is wrong with the values of the fields, if anything is."""
+        return None
+
+    def encode(self) -> bytes:
+        """Raise `ValueError` for what `decode` would refuse."""
+        version, body = self._packed()
+        data = sealed(header(self.kind, version) + body)
         try:
-            self._decoder.decode(body)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            raise ValueError(f"a {self.kind} can't hold this: {error}") from None
-        return sealed(self._header + body)
+            self.decode(data)
+        except IntegrityError as error:
+            raise ValueError(f"this can't be written: {error.message}") from None
+        return data
 
-    def decode(self, data: Buffer) -> T:
+    @classmethod
+    def decode(cls, data: Buffer) -> Self:
         """Raise `IntegrityError`, or `Unsupported` for a newer version."""
-        if len(data) > self._limit:
-            raise damaged(self.kind, f"it has {len(data)} bytes, over the limit of {self._limit}")
-        body = strip_header(data, self.kind, self._version)[:-CHECK_SIZE]
+        if len(data) > cls.limit:
+            raise damaged(cls.kind, f"it has {len(data)} bytes, over the limit of {cls.limit}")
+        version = 2 if cls.added and version_of(data) != 1 else 1
+        body = bytes(strip_header(data, cls.kind, version)[:-CHECK_SIZE])
         if sealed(bytes(data[:-CHECK_SIZE])) != data:
-            raise damaged(self.kind, "its bytes are not those its check was written for")
+            raise damaged(cls.kind, "its bytes are not those its check was written for")
+        names, decoder = _schema(cls, version)
         try:
-            fields = self._decoder.decode(body)
+            found = cls(**dict(zip(names, decoder.decode(body), strict=True)))
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise damaged(self.kind, str(error)) from None
-        if self._encoder.encode(fields) != body:
-            raise damaged(self.kind, "it is not written in the canonical way")
-        return fields
+            raise damaged(cls.kind, str(error)) from None
+        if (fault := found.fault()) is not None:
+            raise damaged(cls.kind, fault)
+        if found._packed() != (version, body):
+            raise damaged(cls.kind, "it is not written in the canonical way")
+        return found
+
+    def _packed(self) -> tuple[int, bytes]:
+        """Return the version, and the array of the fields."""
+        fields = [getattr(self, name) for name in self.order or self.__struct_fields__]
+        known = len(fields) - self.added
+        is_newer = any(value is not None for value in fields[known:])
+        return (2, _ENCODER.encode(fields)) if is_newer else (1, _ENCODER.encode(fields[:known]))
+
+
+_ENCODER = msgspec.msgpack.Encoder(
+    enc_hook=lambda value: bytes(value) if isinstance(value, Id) else str(value)
+)
+
+
+@cache
+def _schema(record: type[Record], version: int) -> tuple[tuple[str, ...], msgspec.msgpack.Decoder[Any]]:
+    """Return the names of the fields and their decoder, which takes a millisecond to make."""
+    types = {field.name: field.type for field in msgspec.structs.fields(record)}
+    names = record.order or record.__struct_fields__
+    kept = len(names) - record.added
+    # A field that was added may not be None in version 2.
+    kinds = [types[name] for name in names[:kept]] + [get_args(types[name])[0] for name in names[kept:]]
+    if version == 1:
+        names, kinds = names[:kept], kinds[:kept]
+    return names, msgspec.msgpack.Decoder(tuple[tuple(kinds)], dec_hook=_typed)  # type: ignore[misc]
+
+
+def _typed(kind: type[Any], value: Any) -> Any:
+    is_id = issubclass(kind, Id)
+    if not isinstance(value, bytes if is_id else str):
+        raise ValueError(f"{value!r} is no {kind.__name__}")
+    try:
+        return kind.of(value) if is_id else kind.parse(value)
+    except UsageError as error:
+        raise ValueError(error.message) from None

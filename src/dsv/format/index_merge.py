@@ -12,28 +12,21 @@ from typing import NamedTuple
 
 import msgspec
 
-from dsv.format import envelope
-from dsv.format.envelope import U32, Buffer, Millis, Raw16, Record, Short
+from dsv.format.envelope import U32, Millis, Record, Short, is_sorted
 from dsv.values.ids import IndexId
 
 MAX_FILES = 1 << 18
 MERGE_MAX = (1 << 12) + 30 * MAX_FILES
 """Bytes of an `index-merge` record."""
 
-_MERGE = Record(
-    "index-merge",
-    tuple[tuple[tuple[Raw16, U32, U32], ...], tuple[U32, ...], tuple[Raw16, ...], Millis, Short],
-    limit=MERGE_MAX,
-)
-
 
 class MergedFile(NamedTuple):
     """An index file of a run."""
 
     id: IndexId
-    first: int
+    first: U32
     """The first 4 bytes of the id of its first row, as a number."""
-    last: int
+    last: U32
     """The same of its last row."""
 
 
@@ -41,15 +34,17 @@ Run = tuple[MergedFile, ...]
 """The files that one merge has written."""
 
 
-class IndexMerge(msgspec.Struct, frozen=True):
+class IndexMerge(Record, frozen=True):
     """The record of a merge: `files` have all rows of the `replaced` files."""
 
+    kind = "index-merge"
+    limit = MERGE_MAX
     files: tuple[MergedFile, ...]
-    runs: tuple[int, ...]
+    runs: tuple[U32, ...]
     """The number of files in each run."""
     replaced: tuple[IndexId, ...]
-    time_ms: int
-    tool: str
+    time_ms: Millis
+    tool: Short
 
     @classmethod
     def of(cls, runs: Iterable[Run], replaced: Iterable[IndexId], time_ms: int, tool: str) -> IndexMerge:
@@ -63,26 +58,16 @@ class IndexMerge(msgspec.Struct, frozen=True):
         files = iter(self.files)
         return tuple(tuple(islice(files, count)) for count in self.runs)
 
-    def encode(self) -> bytes:
-        """Raise `ValueError` if the replaced files are not sorted."""
-        if list(self.replaced) != sorted(set(self.replaced)):
-            raise ValueError("the files that were replaced are sorted, each once")
-        files = tuple((bytes(one.id), one.first, one.last) for one in self.files)
-        return _MERGE.encode((files, self.runs, tuple(map(bytes, self.replaced)), self.time_ms, self.tool))
-
-    @classmethod
-    def decode(cls, data: Buffer) -> IndexMerge:
-        files, runs, replaced, time_ms, tool = _MERGE.decode(data)
-        if not files or not all(runs) or sum(runs) != len(files):
-            raise envelope.damaged("index-merge", "its runs are not those of its files")
-        if list(replaced) != sorted(set(replaced)):
-            raise envelope.damaged("index-merge", "the files that were replaced are not sorted")
-        if len(files) + len(replaced) > MAX_FILES:
-            raise envelope.damaged("index-merge", "it names too many files")
-        if any(first > last for _, first, last in files):
-            raise envelope.damaged("index-merge", "the last row of a file is before its first")
-        merged = tuple(MergedFile(IndexId(one), first, last) for one, first, last in files)
-        return cls(merged, runs, tuple(map(IndexId, replaced)), time_ms, tool)
+    def fault(self) -> str | None:
+        if not self.files or not all(self.runs) or sum(self.runs) != len(self.files):
+            return "its runs are not those of its files"
+        if not is_sorted(self.replaced):
+            return "the files that were replaced are not sorted, each once"
+        if len(self.files) + len(self.replaced) > MAX_FILES:
+            return "it names too many files"
+        if any(one.first > one.last for one in self.files):
+            return "the last row of a file is before its first"
+        return None
 
 
 class Standing(msgspec.Struct, frozen=True):

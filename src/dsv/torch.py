@@ -140,7 +140,11 @@ class Loader:
         """Yield the batches of this epoch that were not delivered yet. At its end the next epoch is the current
         one."""
         self._ends.clear()
+        windows = [source.ready() for source in self._sources] if self._loader.num_workers else []
         for batch in self._loader:
+            while windows:
+                if (window := windows.pop()) is not None:
+                    window.close()  # workers have it open by now
             self._place = self._ends.popleft()
             yield batch
         self._epoch, self._place = self._epoch + 1, 0

@@ -200,7 +200,7 @@ def test_the_process_of_a_window_ends_when_nobody_is_connected(shared: Samples) 
     [process] = window._started
     assert process.poll() is None
     assert shared._window is not None
-    shared._window._close()
+    shared._window.close()
     assert process.wait(PATIENCE) == 0
 
 

@@ -30,12 +30,16 @@ PAGE = ROOT / "docs/guide/training.md"
 pytestmark = pytest.mark.timeout(600)  # each process imports torch
 
 
-@pytest.fixture(scope="module", autouse=True)
-def has_torch() -> None:
+def require_torch() -> None:
     if find_spec("torch") is None:
         if os.environ.get("DSV_REQUIRE_LABS"):
             pytest.fail("there is no torch: see .ci/run")
         pytest.skip("needs torch: see .ci/run")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def has_torch() -> None:
+    require_torch()
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ class Opened:
             self.repository.objects.forget_erasures()
             try:
                 found = context.resolve(self.repository, target)
-                self.repository.objects.commit(found.commit)
+                self.repository.objects.commit_and_locator(found.commit)  # its tree is asked for next
                 return found
             finally:
                 if not context.offline:

@@ -46,7 +46,8 @@ class CommitSource:
         """Return the repository, as this process has opened it."""
         from dsv.api.reading import opened
 
-        return opened(self._connection.reading, Target(self._found.dataset, Rev(self.id)))
+        context = self._connection.reading  # it is resolved already, and only a cache needs to know of what
+        return opened(context, Target(self._found.dataset, Rev(self.id)) if context.offline else None)
 
     def index(self, patterns: Sequence[str]) -> Index:
         """Return the index of the files that are samples."""

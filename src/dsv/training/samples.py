@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -117,6 +118,15 @@ class Samples:
             window = self._window
             found = self.read_stored(numbers) if window is None else window.read(numbers, ahead)
         return found
+
+    def ready(self) -> Window | None:
+        """Return the window of this host, started beforehand and open until it is closed, if samples are going to be
+        read from the store."""
+        window = self._window if self._folder() is None else None
+        if window is not None:
+            with suppress(OSError):  # as long as it lasts, who reads fails with a message
+                window.open()
+        return window
 
     def read_stored(self, numbers: Sequence[int]) -> list[bytes]:
         """Read from the store."""

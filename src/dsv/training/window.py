@@ -1,12 +1,14 @@
 """The window: memory of a host in which blocks of samples are kept, each read from the store once for all processes.
 
-A process of its own has it (`window_process`), which whoever needs it first starts. It listens on an abstract socket
-of Linux, whose name only one process can have, and passes each block as a file in memory (memfd). So nothing is left
-behind when processes are killed, and if it is killed itself, the next one who reads starts another.
+A process of its own has it (`window_process`), which whoever needs it first starts. An abstract socket of Linux, whose
+name only one process can have, is bound before and handed to it, so of many that start at once all but one only
+connect. It passes each block as a file in memory (memfd). So nothing is left behind when processes are killed, and if
+it is killed itself, the next one who reads starts another.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
@@ -29,13 +31,14 @@ if TYPE_CHECKING:
     from dsv.training.order import Shape
 
 PROGRAM = "dsv.training.window_process"
-READY = b"ready"
 PACKET = 1 << 16
 _AT_ONCE = 64
 """Answers that a process waits for at the same time: as many as a socket takes without being read."""
 _MOST = 4096
 """Numbers in one packet."""
 _TRIES = 5
+_WAITING = 4096
+"""Processes that may connect before the window's own has begun."""
 _PEER = struct.Struct("3i")
 
 
@@ -64,16 +67,17 @@ class Asked(msgspec.Struct, array_like=True):
     ahead: list[int]
     """To be read after what is asked for, and kept."""
     samples: list[int]
-    """To be sent by themselves, in one file."""
+    """Those that are needed of the blocks, if they may be sent by themselves."""
 
 
 class Answer(msgspec.Struct, array_like=True):
     """A packet from the window. A file comes with it, unless there is an error."""
 
     block: int
-    """-1 for samples that were asked for by themselves."""
     error: tuple[str, str, str | None, str | None] | None = None
     """The class, message, subject and hint."""
+    alone: list[int] = []
+    """What the file has instead of a block: these samples, in ascending order."""
 
     @classmethod
     def of(cls, block: int, error: DsvError) -> Answer:
@@ -118,13 +122,13 @@ class Window:
     def read(self, numbers: Sequence[int], ahead: Sequence[int] = ()) -> list[bytes]:
         """Return the bytes of these samples. ahead: blocks that are needed soon.
 
-        The first samples of a process do not wait for their blocks if these are much larger. Raises what reading
+        The first samples of a process need not wait for their blocks if these are much larger. Raises what reading
         raises.
         """
         wanted = np.asarray(numbers, np.int64)
         shape = self._samples.shape
         blocks = shape.block_of(wanted)
-        needed = list(dict.fromkeys(map(int, blocks)))
+        needed = list(dict.fromkeys(blocks.tolist()))
         hurried = (
             not self._has_read
             and len(wanted) <= _MOST
@@ -132,14 +136,17 @@ class Window:
         )
         for attempt in range(_TRIES):
             try:
-                if hurried:
-                    found = self._singly(wanted, [*needed, *ahead])
-                else:
-                    found = self._from_blocks(wanted, blocks, needed, ahead)
+                found: list[bytes] = [b""] * len(wanted)
+                for first in range(0, len(needed), _AT_ONCE):
+                    part = needed[first : first + _AT_ONCE]
+                    asked = {block: int((blocks == block).sum()) for block in part}
+                    alone = wanted[np.isin(blocks, part)].tolist() if hurried else []
+                    self._ask(Asked(asked, [], alone), () if first else ahead)
+                    self._take(wanted, blocks, set(part), found)
                 self._has_read = True
                 return found
             except (OSError, EOFError) as error:  # the window's process was killed, or ended just now
-                self._close()
+                self.close()
                 if attempt == _TRIES - 1:
                     raise Unreachable(
                         f"the process that reads samples for this host can't be reached: {error}",
@@ -149,40 +156,32 @@ class Window:
                 time.sleep(0.01 * attempt)
         raise AssertionError
 
-    def _singly(self, wanted: Any, ahead: Sequence[int]) -> list[bytes]:
-        self._ask(Asked({}, [], [int(number) for number in wanted]), ahead)
-        _, file = self._answer()
-        try:
-            ends = np.cumsum(self._samples.sizes[wanted].astype(np.int64))
-            return [_read(file, start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-        finally:
-            os.close(file)
-
-    def _from_blocks(self, wanted: Any, blocks: Any, needed: list[int], ahead: Sequence[int]) -> list[bytes]:
+    def _take(self, wanted: Any, blocks: Any, left: set[int], found: list[bytes]) -> None:
+        """Put what is answered for some blocks into its places."""
         sizes, starts = self._samples.sizes, self._samples.shape.starts
-        found: list[bytes] = [b""] * len(wanted)
-        for first in range(0, len(needed), _AT_ONCE):
-            part = needed[first : first + _AT_ONCE]
-            asked = {block: int((blocks == block).sum()) for block in part}
-            self._ask(Asked(asked, [], []), () if first else ahead)
-            for _ in part:
-                block, file = self._answer()
-                try:
-                    start = int(starts[block])
-                    ends = np.cumsum(sizes[start : int(starts[block + 1])].astype(np.int64))
-                    for at in np.flatnonzero(blocks == block):
-                        end, size = int(ends[int(wanted[at]) - start]), int(sizes[wanted[at]])
-                        found[at] = _read(file, end - size, end)
-                finally:
-                    os.close(file)
-        return found
+        while left:
+            answer, file = self._answer()
+            try:
+                if answer.alone:
+                    here = np.asarray(answer.alone)
+                    places = np.flatnonzero(np.isin(wanted, here))
+                else:
+                    here = np.arange(starts[answer.block], starts[answer.block + 1])
+                    places = np.flatnonzero(blocks == answer.block)
+                ends = np.cumsum(sizes[here].astype(np.int64)).tolist()
+                rows = np.searchsorted(here, wanted[places]).tolist()
+                for at, row in zip(places.tolist(), rows, strict=True):
+                    found[at] = _read(file, ends[row - 1] if row else 0, ends[row])
+                left.difference_update(blocks[places].tolist())
+            finally:
+                os.close(file)
 
     def _ask(self, asked: Asked, ahead: Sequence[int]) -> None:
         connection = self._connected()
         for piece in (asked, *(Asked({}, part, []) for part in _pieces(ahead))):
             connection.send(msgspec.msgpack.encode(piece))
 
-    def _answer(self) -> tuple[int, int]:
+    def _answer(self) -> tuple[Answer, int]:
         data, files, _, _ = socket.recv_fds(self._connected(), PACKET, 1, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise EOFError("it has ended")
@@ -190,27 +189,24 @@ class Window:
         try:
             found.check()
         except DsvError:
-            self._close()  # other answers are under way
+            self.close()  # other answers are under way
             raise
-        return found.block, files[0]
+        return found, files[0]
+
+    def open(self) -> None:
+        """Connect, as reading does. Nobody answers before the window's process has begun."""
+        self._connected()
 
     def _connected(self) -> socket.socket:
         if (
             self._pid != os.getpid()
         ):  # a connection of the process that this one was forked from is left to that
-            self._close()
+            self.close()
         if self._connection is None:
-            name = address(self._samples)
-            connection = _connect(name)
-            if connection is None:
-                start(self._samples, name)
-                connection = _connect(name)
-            if connection is None:
-                raise ConnectionRefusedError("it does not listen")
-            self._connection, self._pid = connection, os.getpid()
+            self._connection, self._pid = _connect(self._samples), os.getpid()
         return self._connection
 
-    def _close(self) -> None:
+    def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -220,41 +216,47 @@ _started: list[subprocess.Popen[bytes]] = []
 """Processes that this one has started; Python warns of those that nobody keeps."""
 
 
-def start(samples: Stored, name: bytes | None) -> None:
-    """Start the process of the window of this name, and wait until it listens, or finds that another one does.
-
-    name: None for one that fills the cache, which is not waited for.
-    """
+def start(samples: Stored, listening: socket.socket | None) -> None:
+    """Start a process that has the window and answers on this socket; without one, that fills the cache."""
+    files = [] if listening is None else [listening.fileno()]
     process = subprocess.Popen(
         [sys.executable, "-m", PROGRAM],
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        pass_fds=files,
     )
     _started.append(process)
     assert process.stdin is not None
-    assert process.stdout is not None
-    with process.stdout as answers:
-        with suppress(BrokenPipeError), process.stdin as order:
-            pickle.dump((name, samples), order)
-        if name is not None:
-            answers.read(len(READY))
+    with suppress(BrokenPipeError), process.stdin as order:
+        pickle.dump((files, samples), order)
 
 
-def _connect(name: bytes) -> socket.socket | None:
+def _connect(samples: Stored) -> socket.socket:
+    """Return a connection to the window, which is started unless it is there."""
+    name = address(samples)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.connect(name)
-        if is_own(connection):
-            return connection
-    except ConnectionRefusedError:
-        pass
+        try:
+            connection.connect(name)
+        except ConnectionRefusedError:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+                try:
+                    listening.bind(name)
+                except OSError as error:  # another process was faster
+                    if error.errno != errno.EADDRINUSE:
+                        raise
+                else:
+                    listening.listen(_WAITING)
+                    start(samples, listening)
+                connection.connect(name)
+        if not is_own(connection):
+            raise ConnectionRefusedError("another user has its address")
     except BaseException:
         connection.close()
         raise
-    connection.close()
-    return None
+    return connection
 
 
 def _pieces(numbers: Sequence[int], most: int = _MOST) -> Iterable[list[int]]:

@@ -1,12 +1,11 @@
 """`python -m dsv.training.window_process`: the process that has the window of a host. See `window`.
 
-What to read it gets from standard input. It ends when nobody has been connected for a while. Another one may fill the
-cache beside it.
+It gets its socket, and what to read, from who starts it. It ends when nobody has been connected for a while. Another
+one may fill the cache beside it.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import pickle
 import resource
@@ -22,11 +21,14 @@ import msgspec
 
 from dsv.errors import DsvError
 from dsv.training.samples import Samples
-from dsv.training.window import PACKET, READY, Answer, Asked, is_own, start
+from dsv.training.window import PACKET, Answer, Asked, is_own, start
 
 _IDLE = 5.0
 """Seconds after which it ends when nobody is connected."""
 _READERS = 8
+_HURRIED = 192
+"""Samples that may be read by themselves, before so many blocks were read. As each of them is a request of its own,
+the others wait for their blocks."""
 _ASKED = msgspec.msgpack.Decoder(Asked)
 
 
@@ -53,14 +55,20 @@ class _Blocks:
         self._waiting: dict[int, list[tuple[socket.socket, int]]] = {}
         """Blocks that are not here yet, who waits for them, and for how many of their samples."""
         self._under_way: set[int] = set()
+        self._hurried = self._alone = 0
+        """Samples that were read by themselves of late, and requests for such that are not answered yet."""
         self._urgent: deque[int | tuple[list[int], socket.socket]] = deque()
         self._ahead: deque[int] = deque()
 
     def ask(self, asked: Asked, client: socket.socket) -> None:
         with self.lock:
-            if asked.samples:
-                self._urgent.append((asked.samples, client))
+            alone = self._hurry(asked.samples)
+            if alone:
+                self._alone += 1
+                self._urgent.append(([*alone], client))
             for block, count in asked.blocks.items():
+                if block in alone.values():
+                    continue
                 if block in self._held:
                     self._give(block, client, count)
                 else:
@@ -71,6 +79,18 @@ class _Blocks:
                     self._waiting[block] = []
                     self._ahead.append(block)
             self.lock.notify_all()
+
+    def _hurry(self, samples: list[int]) -> dict[int, int]:
+        """Return those that are read by themselves, in ascending order, with their blocks."""
+        if not samples or self._hurried >= _HURRIED:
+            return {}
+        blocks = self._samples.shape.block_of(samples).tolist()
+        coming = self._held.keys() | self._under_way
+        found = {
+            one: block for one, block in sorted(zip(samples, blocks, strict=True)) if block not in coming
+        }
+        self._hurried += len(found)
+        return found
 
     def _give(self, block: int, client: socket.socket, count: int) -> None:
         held = self._held[block]
@@ -84,7 +104,7 @@ class _Blocks:
         """Read what is asked for, without an end."""
         while True:
             with self.lock:
-                while not self._urgent and not self._ahead:
+                while not self._urgent and (self._alone or not self._ahead):
                     self.lock.wait()
                 task = self._urgent.popleft() if self._urgent else self._ahead.popleft()
                 if isinstance(task, int):
@@ -95,6 +115,9 @@ class _Blocks:
                 self._read_block(task)
             else:
                 self._read_singly(*task)
+                with self.lock:
+                    self._alone -= 1
+                    self.lock.notify_all()
 
     def _read_block(self, block: int) -> None:
         starts = self._samples.shape.starts
@@ -109,6 +132,7 @@ class _Blocks:
             return
         with self.lock:
             self._under_way.discard(block)
+            self._hurried = max(0, self._hurried - 1)
             self._held[block] = _Block(file, size, end - first)
             self._bytes += size
             for client, count in self._waiting.pop(block):
@@ -126,7 +150,7 @@ class _Blocks:
         except Exception as error:  # noqa: BLE001 (who waits is told)
             _send(client, Answer.of(-1, _explained(error)))
             return
-        _send(client, Answer(-1), file)
+        _send(client, Answer(-1, None, samples), file)
         os.close(file)
 
     def forget(self, client: socket.socket) -> None:
@@ -165,20 +189,6 @@ def _send(client: socket.socket, answer: Answer, file: int | None = None) -> Non
             client.shutdown(socket.SHUT_RDWR)
 
 
-def _listen(name: bytes) -> socket.socket | None:
-    """Return a socket with this name; None if another process has it."""
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        found.bind(name)
-    except OSError as error:
-        found.close()
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return None
-    found.listen(1024)
-    return found
-
-
 def _accept_and_ask(listening: socket.socket, blocks: _Blocks) -> None:
     """Take connections and what they ask for, until there have been none for a while."""
     with selectors.DefaultSelector() as selector:
@@ -210,20 +220,16 @@ def _accept_and_ask(listening: socket.socket, blocks: _Blocks) -> None:
 
 
 def main() -> None:
-    name, samples = pickle.load(sys.stdin.buffer)
-    if name is None:
+    files, samples = pickle.load(sys.stdin.buffer)
+    if not files:
         samples.fill()
         return
-    listening = _listen(name)
-    if listening is None:
-        return
+    listening = socket.socket(fileno=files[0])
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     blocks = _Blocks(samples)
     for _ in range(_READERS):
         threading.Thread(target=blocks.serve, daemon=True).start()
-    sys.stdout.buffer.write(READY)
-    sys.stdout.close()
     if samples.fills:
         start(samples, None)
     _accept_and_ask(listening, blocks)

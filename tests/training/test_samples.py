@@ -89,6 +89,22 @@ def test_a_damaged_index_is_made_anew(home: Path) -> None:
         assert kept.read_bytes() == good
 
 
+def test_an_index_is_removed_when_it_was_not_used_for_long(home: Path) -> None:
+    def kept(samples: Samples) -> Path:
+        return next(home.glob(f".cache/dsv/.dsv/stores/*/objects/samples/*/{samples.name}"))
+
+    commit = of(home).open("pets")
+    old, used = commit.samples("images/0"), commit.samples("images/1")
+    paths = [kept(old), kept(used)]
+    for path in paths:
+        os.utime(path, (0, path.stat().st_mtime - 31 * 86_400))
+    pickle.loads(pickle.dumps(used))
+    assert [path.exists() for path in paths] == [False, True]
+    os.utime(paths[1], (0, 0))
+    assert kept(commit.samples("images/1")) == paths[1]
+    assert used[0].path == "images/1/0001.png"
+
+
 def test_erased_files_are_left_out_and_counted(tmp_path: Path) -> None:
     home = make_home(tmp_path)
     before = of(home).open("pets").samples("images/0")

@@ -89,6 +89,29 @@ def test_the_order_is_the_same_for_all_workers_and_datasets(home: Path) -> None:
     assert found[0][0] != found[0][1]
 
 
+@pytest.mark.parametrize(
+    ("times", "workers"),
+    [(1, 1), pytest.param(100, 2, marks=[pytest.mark.exhaustive, pytest.mark.timeout(1800)])],
+)
+def test_workers_start_by_each_method_without_a_hang(home: Path, times: int, workers: int) -> None:
+    """After the program itself has read, so that it has threads and connections."""
+    found = python(
+        home,
+        f"""
+        import dsv
+        from dsv.torch import Loader
+        samples = dsv.open("pets").samples("images", window=2 << 20)
+        samples.read([0]), samples.read_ahead([0])
+        read = []
+        for method in ["fork", "spawn", "forkserver"] * {times}:
+            loader = Loader(samples, 300, num_workers={workers}, multiprocessing_context=method)
+            read.append(sum(len(batch.path) for batch in loader))
+        print(read)
+        """,
+    )
+    assert found == [len(SMALL)] * 3 * times
+
+
 def test_samples_and_states(home: Path) -> None:
     found = python(
         home,

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from dsv.repo.tree.read import LocatedSegment
 
 _KIND, _MAGIC = "samples", b"dsv samples 1\n"
+_KEPT = 30
+"""Days that an index is kept after its last use."""
 _COLUMNS = {
     "sizes": "<u8",
     "path_ends": "<u8",
@@ -119,6 +121,8 @@ def _reopened(folder: Path, name: str, data: bytes | None) -> Index:
     found = MetadataCache(folder).map(_KIND, name) if data is None else data
     if found is None:
         raise FileNotFoundError(f"the index of samples {name} in {folder} was removed: make the samples anew")
+    if data is None:
+        MetadataCache(folder).used(_KIND, name, _KEPT)
     return Index(folder, name, found)
 
 
@@ -137,11 +141,13 @@ def open_index(
     copies = MetadataCache(folder)
     known = copies.map(_KIND, name)
     if known is not None and blake3(known[:-32], max_threads=blake3.AUTO).digest() == known[-32:]:
+        copies.used(_KIND, name, _KEPT)
         return Index(folder, name, known)
     copies.drop(_KIND, name)
     data = _made(segments(), accepts, erasures)
     data += blake3(data, max_threads=blake3.AUTO).digest()
     copies.put(_KIND, name, data)
+    copies.used(_KIND, name, _KEPT)
     kept = copies.map(_KIND, name)
     return Index(folder, name, data if kept is None or kept != data else kept)
 

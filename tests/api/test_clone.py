@@ -26,13 +26,6 @@ FILES: Files = {
 }
 
 
-@pytest.fixture
-def ann(tmp_path: Path) -> Person:
-    person = Person(tmp_path / "ann", str(tmp_path / "store"))
-    person.init()
-    return person
-
-
 def test_a_clone_is_what_was_synced(ann: Person, tmp_path: Path) -> None:
     ann.write(FILES)
     first = ann.sync()

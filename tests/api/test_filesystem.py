@@ -11,7 +11,6 @@ import pickle
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -27,12 +26,6 @@ from dsv.filesystem import DsvFileSystem
 from tests.api.pets_in_python import BIG, SMALL, close_all, environ_of, make_home, of
 
 IMAGES = {f"pets@v1/{path}": data for path, data in SMALL.items()}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield make_home(tmp_path_factory.mktemp("ann"))
-    close_all()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from dsv.api.settings import BUILT_IN
 from dsv.api.sync import SyncRequest, sync
 from dsv.api.tags import tag
 from dsv.values.names import DatasetName, TagName, Target
-from tests.api.pets_in_python import BIG, SMALL, close_all, make_home, of
+from tests.api.pets_in_python import BIG, SMALL, of
 from tests.exhaustive import is_full
 from tests.labs.s3_server import S3Server
 
@@ -126,12 +126,6 @@ def test_the_examples_of_the_page_work(environ: dict[str, str], tmp_path: Path) 
         f"{edited} [('removed', 'images/1.png'), ('removed', 'images/2.png'), ('renamed', 'labels2.csv'), "
         "('added', 'more/extra/notes.txt'), ('added', 'more.csv'), ('added', 'stats.json')]",
     ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield make_home(tmp_path_factory.mktemp("ann"))
-    close_all()
 
 
 @pytest.fixture

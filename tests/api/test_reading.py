@@ -7,7 +7,6 @@ import os
 import pickle
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,7 @@ from dsv.api.init import init
 from dsv.api.reading import _processes
 from dsv.store.opened import Counts, OpenStore
 from dsv.values.names import DatasetName
-from tests.api.pets_in_python import BIG, SMALL, SOME, close_all, make_home, of
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield make_home(tmp_path_factory.mktemp("ann"))
-    close_all()
+from tests.api.pets_in_python import BIG, SMALL, SOME, of
 
 
 @pytest.fixture

@@ -27,13 +27,6 @@ SECOND: Files = {"a": b"2", "d/b": b"1", "new": b"2"}
 
 
 @pytest.fixture
-def ann(tmp_path: Path) -> Person:
-    person = Person(tmp_path / "ann", str(tmp_path / "store"))
-    person.init()
-    return person
-
-
-@pytest.fixture
 def commits(ann: Person) -> tuple[CommitId, CommitId]:
     ann.write(dict(FIRST))
     first = ann.sync().commit

@@ -6,19 +6,10 @@ import socket
 import time
 from pathlib import Path
 
-import pytest
-
 from dsv.api.status import Status, status
 from tests.kit.people import Files, Person
 
 FILES: Files = {"train/a": b"a", "train/b": b"b", "test/c": b"c", "tool.sh": b"#!", "link@": b"tool.sh"}
-
-
-@pytest.fixture
-def ann(tmp_path: Path) -> Person:
-    person = Person(tmp_path / "ann", str(tmp_path / "store"))
-    person.init()
-    return person
 
 
 def look(person: Person, *paths: bytes) -> Status:

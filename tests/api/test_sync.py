@@ -32,13 +32,6 @@ FILES = {
 }
 
 
-@pytest.fixture
-def ann(tmp_path: Path) -> Person:
-    person = Person(tmp_path / "ann", str(tmp_path / "store"))
-    person.init()
-    return person
-
-
 def other(person: Person) -> Person:
     """A second workspace of the same dataset, where the first one stands."""
     import shutil

@@ -34,11 +34,6 @@ EXPIRE, DELETE, UNDO, FREE = ExpiryAction
 IDS = [CommitId(bytes([number]) * 32) for number in range(4)]
 
 
-@pytest.fixture
-def repository() -> Repository:
-    return create(MemoryStore())
-
-
 def put(repository: Repository, action: ExpiryAction, *commits: CommitId) -> ExpiryLog:
     return append(repository, WRITER, DATASET, action, lambda _: commits, "too old")
 

@@ -18,13 +18,8 @@ from dsv.store.memory import MemoryStore
 from dsv.store.opened import OpenStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
-from tests.kit.repositories import DATASET, commit, create
+from tests.kit.repositories import DATASET, commit
 from tests.store.wrapper import Wrapper
-
-
-@pytest.fixture
-def repository() -> Repository:
-    return create(MemoryStore())
 
 
 def entry(number: int) -> RefEntry:

@@ -40,11 +40,6 @@ class Recording(MemoryStore):
         return super().put_if_absent(key, data)
 
 
-@pytest.fixture
-def repository() -> Repository:
-    return create(MemoryStore())
-
-
 def test_the_order_of_writes() -> None:
     """What a reader may be led to is there before what leads to it."""
     store = Recording()

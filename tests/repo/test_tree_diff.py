@@ -19,11 +19,6 @@ from tests.kit.repositories import commit, create
 NAMES = [f"d{n // 500:03}/f{n:06}" for n in range(20_000)]
 
 
-@pytest.fixture
-def repository() -> Repository:
-    return create(MemoryStore())
-
-
 def tree(repository: Repository, commit_id: CommitId) -> TreeReader:
     return TreeReader(repository.objects, commit_id)
 

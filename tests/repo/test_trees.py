@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,11 +10,6 @@ from dsv.repo.tree.read import TreeReader
 from dsv.store.memory import MemoryStore
 from dsv.values.paths import sort_key
 from tests.kit.repositories import commit, create, read
-
-
-@pytest.fixture
-def repository() -> Repository:
-    return create(MemoryStore())
 
 
 def test_what_was_committed_is_read_back(repository: Repository) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.labs.slurm import SlurmNodes
+from tests.run.shop import Shop
 from tests.run.slurm_site import Site, make_site
 
 # A real Kueue takes minutes to build: see tests/labs/kueue.py.
@@ -17,3 +18,8 @@ collect_ignore = [] if "DSV_KUEUE" in os.environ else ["test_kubernetes_kueue.py
 @pytest.fixture
 def site(tmp_path: Path, slurm_nodes: SlurmNodes) -> Site:
     return make_site(tmp_path, slurm_nodes)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)

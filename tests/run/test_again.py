@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,11 +12,6 @@ from dsv.run.resources import Pool
 from dsv.run.spec import on_pool, parse_data, parse_env, parse_gpus, parse_params
 from dsv.values.names import Target
 from tests.run.shop import Shop
-
-
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
 
 
 def test_the_same_again(shop: Shop) -> None:

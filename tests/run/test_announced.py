@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,11 +15,6 @@ from dsv.run.staged import Staged
 from dsv.run.supervisor import run
 from dsv.values.names import Target
 from tests.run.shop import SCANS, STORE, FolderLease, Folders, Shop
-
-
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
 
 
 def start(shop: Shop, *command: str) -> tuple[RunRecord, list[RunId]]:

@@ -93,11 +93,6 @@ def settler(shop: Shop, says: JobStatus | None, *supervised: RunId, **environ: s
     return completer(shop, Cluster(says, environ), supervised)
 
 
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
-
-
 def test_a_run_is_completed_with_its_log_and_its_times(shop: Shop) -> None:
     record, sent = settler(shop, over(), TOKEN="hunter2hunter2").settle(started(env=("TOKEN",)))
     assert sent and (record.state, record.exit_code, record.started_ms) == (RunState.ENDED, 4, 5000)

@@ -24,11 +24,6 @@ from tests.run.shop import SCANS, Shop
 from tests.waiting import until
 
 
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
-
-
 def test_a_container_that_nobody_can_see_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its daemon went away for good: nobody knows whether the job still runs, and that is said."""
     monkeypatch.setattr(container_run, "SILENCE", 0.5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -26,11 +25,6 @@ from tests.run.shop import Shop
 
 RUN = RunId("20261120-132145-1f2e3d4c")
 ORDER = NodeOrder(run=RUN, dataset=DatasetName("team/scans"), out="/out")
-
-
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
 
 
 def test_orders_travel() -> None:

@@ -27,11 +27,6 @@ from tests.run.shop import SCANS, STORE, Folders, Shop
 from tests.waiting import until
 
 
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
-
-
 def start(shop: Shop, *command: str, **more: Any) -> RunResult:
     records = RunRecords(shop.spool, shop.runs, Marks(shop.place.state, STORE))
     return run(shop.request(*command, **more), place=shop.place, staging=shop.data, records=records)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 from signal import SIGTERM
 
 import pytest
@@ -17,11 +16,6 @@ from dsv.run.engines.nvml import Gpu
 from dsv.run.record import EndCause, RunRecord, RunState
 from tests.run.shop import Shop
 from tests.waiting import until
-
-
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
 
 
 def shell(shop: Shop, script: str, **more: object) -> RunRecord:

@@ -24,11 +24,6 @@ from tests.run.shop import SCANS, Shop
 from tests.waiting import until
 
 
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
-
-
 def test_what_a_job_is_given(shop: Shop) -> None:
     names = ("DSV_DATASET", "DSV_COMMIT", "DSV_DATA", "DSV_OUT", "DSV_PARAMS", "DSV_RUN")
     script = "; ".join(f'printf "%s\\n" "${name}"' for name in names) + '; cat "$DSV_DATA/link"; pwd'

@@ -46,11 +46,6 @@ def test_what_is_kept_is_on_the_disk_with_its_name(tmp_path: Path, monkeypatch: 
         assert events == ["the file", "its name", *names]
 
 
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
-
-
 def _spoil(shop: Shop, run: RunId, part: str) -> Path:
     """No user can read it any more: not even root, who runs the tests in places."""
     path = next(each.path for each in shop.spool.waiting() if (each.run, each.part) == (run, part))

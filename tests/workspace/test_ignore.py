@@ -12,11 +12,6 @@ from dsv.format.tree import Kind
 from tests.workspace.worlds import World, readable_by_all, scan_as_another, settle, tree_of, write
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "w")
-
-
 def test_dsvignore(world: World) -> None:
     write(
         world,

@@ -22,11 +22,6 @@ from dsv.workspace.scan.result import WorkspaceScan
 from tests.workspace.worlds import World, readable_by_all, scan_as_another, settle, tree_of, write
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "w")
-
-
 def problems(scan: WorkspaceScan) -> dict[bytes, str]:
     return {problem.path: problem.reason for problem in scan.problems}
 

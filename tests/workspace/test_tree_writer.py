@@ -65,11 +65,6 @@ def bring(world: World, goal: Tree, reader: object = contents) -> Made:
     return made
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "w")
-
-
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
 def test_modes_follow_the_umask_and_nothing_has_to_be_read_afterwards(world: World, umask: int) -> None:
     before = os.umask(umask)

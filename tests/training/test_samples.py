@@ -6,17 +6,21 @@ import os
 import pickle
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import dsv
 from dsv.training import window
 from dsv.training.samples import Samples
+from dsv.training.window import PACKET, Answer, Asked
+from dsv.training.window_process import _Blocks
 from tests.api.pets_in_python import BIG, SMALL, close_all, environ_of, make_home, of
 from tests.waiting import PATIENCE, until
 
@@ -209,6 +213,56 @@ def test_a_forked_process_has_a_connection_of_its_own(shared: Samples) -> None:
     same = all(shared.read_ahead(numbers) == expected for _ in range(20))
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0, 0]
     assert same
+
+
+def test_of_many_processes_that_read_at_once_one_starts_the_window(shared: Samples) -> None:
+    numbers = [*range(0, len(shared), 10)]
+    expected = [ALL[shared.path(number)] for number in numbers]
+    (said, done), (end, keep) = os.pipe(), os.pipe()
+    children = []
+    for _ in range(16):
+        child = os.fork()
+        if not child:
+            os.close(keep)
+            same = shared.read_ahead(numbers) == expected
+            os.write(done, b".")
+            os.read(end, 1)  # so that the window lasts until all have read
+            os._exit(len(window._started) if same else 100)
+        children.append(child)
+    assert sum(len(os.read(said, 1)) for _ in children) == len(children)
+    os.close(keep)
+    started = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    for one in (said, done, end):
+        os.close(one)
+    assert sum(started) == 1
+
+
+def test_samples_whose_blocks_are_here_are_not_read_by_themselves(home: Path) -> None:
+    """Nor those of processes that ask when many were already."""
+    samples = of(home).open("pets").samples()
+    blocks, (here, there) = _Blocks(samples), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def answer() -> Answer:
+        found, files, _, _ = socket.recv_fds(there, PACKET, 1)
+        os.close(files[0])
+        return msgspec.msgpack.decode(found, type=Answer)
+
+    with here, there:
+        last = len(samples) - 1
+        one, other = (int(samples.shape.block_of(number)) for number in (3, last))
+        blocks.ask(Asked({}, [one], []), here)
+        blocks._read_block(blocks._ahead.popleft())
+        blocks.ask(Asked({one: 2, other: 1}, [], [7, 3, last]), here)
+        assert answer().block == one
+        assert [*blocks._urgent] == [([last], here)]
+        blocks._read_singly([last], here)
+        assert answer().alone == [last]
+        blocks._urgent.clear()
+        blocks._hurried = 192
+        blocks.ask(Asked({other: 1}, [], [last]), here)
+        assert [*blocks._urgent] == [other]
+        blocks._read_block(other)
+        assert answer().block == other
 
 
 def test_the_process_of_a_window_ends_when_nobody_is_connected(shared: Samples) -> None:

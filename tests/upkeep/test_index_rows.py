@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 import tracemalloc
 from collections import Counter
@@ -247,3 +248,35 @@ def test_a_million_packs_take_little_memory(tmp_path: Path, count: int) -> None:
         tracemalloc.stop()
     assert verifier.result.packs_seen == count and not verifier.result.packs_read
     assert held < 24 * count + (4 << 20) and peak < 64 * count + (4 << 20), (held, peak)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it asks Linux for the memory that mapped files take")
+def test_the_memory_of_what_was_read_is_given_back(tmp_path: Path) -> None:
+    """Index files of a large store are larger than memory together."""
+    repository, chance = create(MemoryStore()), random.Random(1)
+    where = Location(PackId.random(), 8, 1, 1, Codec.RAW, 0)
+    put(
+        repository,
+        [[(ObjectKind.CHUNK, chance.randbytes(32), where) for _ in range(60_000)] for _ in range(6)],
+    )
+    most = 0
+    with IndexRows(repository, tmp_path / "rows") as found:
+        for first in range(256):
+            found.bucket(first)
+            most = max(most, _mapped_memory(tmp_path / "rows"))
+        assert len(found) == 360_000
+    assert most < 360_000 * index.ROW_SIZE / 8
+
+
+def _mapped_memory(folder: Path) -> int:
+    """Return how many bytes of the files in a folder count as memory of this process."""
+    found, inside, files = 0, False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            inside = words[-1].startswith(str(folder))
+            files += inside
+        elif inside and words[0] == "Rss:":
+            found += int(words[1]) << 10
+    assert files
+    return found

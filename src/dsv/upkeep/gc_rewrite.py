@@ -17,6 +17,7 @@ from dsv.format.index import Index, IndexBuilder
 from dsv.format.index_merge import IndexMerge, MergedFile
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.repo.errors import may_write
+from dsv.repo.objects.metadata import release
 from dsv.repo.objects.objects import checked
 from dsv.repo.repository import Repository
 from dsv.repo.session import put_index
@@ -145,7 +146,9 @@ def replace_indexes(
 def _packs_of(repository: Repository, index_id: IndexId, known: Mapping[IndexId, Index]) -> set[PackId]:
     """Return the packs that an index file names; none if it has gone."""
     if index_id in known:
-        return set(known[index_id].packs)
+        found = set(known[index_id].packs)
+        release(known[index_id].pack_ids)
+        return found
     key, store = keys.index_key(index_id), repository.store
     size = repository.objects.indexes.listed.sizes[index_id]
     try:

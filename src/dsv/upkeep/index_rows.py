@@ -21,6 +21,7 @@ from dsv.format.locator import PACK_MAX, Location, ObjectKind
 from dsv.format.pack import FOOTER_SIZE
 from dsv.format.pack import ROW_SIZE as TABLE_ROW
 from dsv.repo.errors import put_back
+from dsv.repo.objects.metadata import release
 from dsv.repo.repository import Repository
 from dsv.store.base import StoreMissing, together
 from dsv.values.ids import EXTERNAL_END, Id, IndexId, PackId
@@ -43,7 +44,7 @@ _LISTINGS = 10
 _MIX = [
     np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5)
 ]
-_PART = 8 << 20
+_PART, _HASHED = 8 << 20, 1 << 20
 _HELD = 1 << 12
 """Ids of packs with one first byte that are held before those that come again are dropped."""
 
@@ -62,6 +63,14 @@ def row_sums(heads: Rows, kinds: Rows, offsets: Rows, stored: Rows) -> NDArray[n
     mixed *= _MIX[0]
     found: NDArray[np.uint32] = (mixed >> np.uint64(32)).astype(np.uint32)
     return found
+
+
+def _hash(view: memoryview) -> bytes:
+    hashed = blake3()
+    for start in range(0, len(view), _HASHED):
+        hashed.update(view[start : start + _HASHED])
+        release(view)
+    return hashed.digest()
 
 
 class PackList(Sequence[PackId]):
@@ -207,6 +216,7 @@ class IndexRows:
             rows["pack"] = numbers[stored["pack"]]
             rows["pack"][stored["where"] == index.ERASED] = 0
             parts.append(rows)
+            release(one.row_bytes)
         if not parts:
             return np.empty(0, ROW)
         found = np.concatenate(parts) if len(parts) > 1 else parts[0]
@@ -305,7 +315,7 @@ class IndexRows:
                 known = end == self._ends.get(index_id)
                 if not known:
                     known = end == store.get_range(key, size - index.HASH_SIZE, index.HASH_SIZE)
-                if known and blake3(copy[: -index.HASH_SIZE]).digest() == end:
+                if known and _hash(copy[: -index.HASH_SIZE]) == end:
                     self._ends[index_id] = end
                     return copy
             path = self._folder / str(index_id)
@@ -318,7 +328,7 @@ class IndexRows:
             return None
         with path.open("rb") as file:
             view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        if blake3(view[: -index.HASH_SIZE]).digest() != view[-index.HASH_SIZE :]:
+        if _hash(view[: -index.HASH_SIZE]) != view[-index.HASH_SIZE :]:
             raise IntegrityError(f"index {index_id} is damaged", subject=str(index_id))
         self._ends[index_id] = bytes(view[-index.HASH_SIZE :])
         self._repository.objects.indexes.keep_copy(index_id, view)
@@ -343,6 +353,7 @@ class IndexRows:
                 or (ends > PACK_MAX).any()
             ):
                 raise IntegrityError(f"index {index_id} has a row that is impossible", subject=str(index_id))
+            release(view)
 
 
 def are_external(packs: PackList) -> NDArray[np.bool_]:
@@ -353,4 +364,6 @@ def are_external(packs: PackList) -> NDArray[np.bool_]:
 
 
 def _packs_of(file: Index) -> NDArray[Any]:
-    return np.frombuffer(file.pack_ids, "S16")
+    ids = bytes(file.pack_ids)
+    release(file.pack_ids)
+    return np.frombuffer(ids, "S16")

@@ -16,6 +16,7 @@ from dsv.format.index import FILTER_MAX, ROW_SIZE, Index, IndexFilter
 from dsv.format.index_merge import MERGE_MAX, IndexMerge, Standing, stand
 from dsv.format.locator import ObjectKind
 from dsv.repo.errors import put_back
+from dsv.repo.objects.metadata import release
 from dsv.store.base import StoreMissing, together
 from dsv.values.ids import Id, IndexId, PackId
 
@@ -448,6 +449,7 @@ class Indexes:
         except (IntegrityError, Unsupported):
             self._metadata.drop("index", name)
             return None
+        release(copy)
         self._copies[index_id] = copy
         return found
 

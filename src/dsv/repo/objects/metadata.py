@@ -107,6 +107,12 @@ class MetadataCache:
         return f"{self._folder}/{kind}/{name[:2]}/{name}"
 
 
+def release(view: memoryview) -> None:
+    """Let go of what was read of a mapped file, which counts as this process's memory. It can be read again."""
+    if isinstance(view.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        view.obj.madvise(mmap.MADV_DONTNEED)
+
+
 def _at_once(path: str, flags: int) -> int:
     """Open a file without waiting: in a shared folder another user may have put a pipe there."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

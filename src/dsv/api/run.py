@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
+
+import tomli_w
 
 from dsv.api.cache import NoLease, Stager
 from dsv.api.context import Context
 from dsv.api.pools import Placing
 from dsv.api.run_trees import commit_code, commit_output
-from dsv.api.store_access import store_access
+from dsv.api.settings import StoreChoice
 from dsv.cache.claims.leases import Lease
 from dsv.cache.root import CacheRoot
-from dsv.errors import Conflict, Denied, DsvError, Unreachable, as_launch_error
+from dsv.errors import Conflict, Denied, DsvError, Unreachable, UsageError, as_launch_error
 from dsv.repo.session import Session
 from dsv.run import supervisor
 from dsv.run.active_runs import Marks, RunRecords
@@ -33,6 +37,7 @@ from dsv.run.spec import JobSpec
 from dsv.run.staged import Staged
 from dsv.run.supervisor import Announce, RunResult, Turns
 from dsv.store.base import Bytes, Store
+from dsv.store.options import StoreOptions, read_certificates
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName, Rev, Target
 
@@ -316,3 +321,61 @@ def recorded_run(context: Context, place: RunPlace, text: str, *, offline: bool 
     with context.repository() as repository:
         spool = Spool(place.spool, repository.id)
         return show_run(RunStore(repository.store), spool, text, list(repository.refs.datasets())).record
+
+
+_CERTIFICATE: Final = re.compile(
+    rb"-----BEGIN (TRUSTED )?CERTIFICATE-----[^-]+-----END (?:TRUSTED )?CERTIFICATE-----"
+)
+_MOST: Final = 96 << 10
+"""Bytes of certificates, since Linux lets a variable have 128 KiB."""
+
+
+def store_access(store: StoreChoice, options: StoreOptions) -> StoreAccess:
+    """Return what such a machine needs to reach the store. Raises `UsageError`, `NotFound`, `Denied`.
+
+    What a profile says of the address is passed on. Its credentials are not, and no private key is, even if the file of
+    certificates has one.
+    """
+    folders = tuple(each for each in (store.url, store.names) if each is not None and "://" not in each)
+    if store.name is None:
+        return StoreAccess(folders=folders)
+    endpoint, region = store.endpoint, store.region
+    if store.profile is not None and store.url.startswith("s3://"):
+        endpoint, region = _of_profile(store, options)
+    known = {"endpoint": endpoint, "region": region, "names": store.names}
+    table = {"url": store.url, **{key: value for key, value in known.items() if value is not None}}
+    return StoreAccess(
+        settings=tomli_w.dumps({"stores": {store.name: table}}),
+        certificates="" if store.ca_bundle is None else _certificates(store, Path(store.ca_bundle)),
+        folders=folders,
+        profile=None if store.profile is None else f"stores.{store.name}.profile",
+    )
+
+
+def _of_profile(store: StoreChoice, options: StoreOptions) -> tuple[str | None, str | None]:
+    """Return where the store is: by its own settings, or else by those of its profile."""
+    from dsv.store.credentials import aws_session, profile_endpoint
+
+    session = aws_session(store.url, options)
+    profile = session.get_scoped_config()
+    endpoint = store.endpoint or profile_endpoint(profile, session.full_config)
+    return endpoint, store.region or profile.get("region")
+
+
+def _certificates(store: StoreChoice, path: Path) -> str:
+    key = f"stores.{store.name}.ca_bundle"
+    found = [each.group() for each in _CERTIFICATE.finditer(read_certificates(store.url, path))]
+    text = b"\n".join(found)
+    if not found:
+        raise UsageError(
+            f"{path} has no certificate",
+            subject=key,
+            hint=f"dsv config {key} FILE, which is in the PEM format",
+        )
+    if len(text) > _MOST:
+        raise UsageError(
+            f"{path} has {len(text) >> 10} KiB of certificates, and a job takes at most {_MOST >> 10} KiB",
+            subject=key,
+            hint=f"dsv config {key} FILE, with the authority of this store alone",
+        )
+    return text.decode("ascii", "replace") + "\n"

@@ -12,11 +12,13 @@ import contextlib
 import errno
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TypeVar
 
 import msgspec
@@ -27,7 +29,6 @@ from dsv.cache.root import CacheRoot, folder_name
 from dsv.errors import DsvError
 from dsv.format.tree import Entry
 from dsv.fs import system
-from dsv.fs.timeout_thread import Patient
 from dsv.repo.local_store import LocalStore
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects
@@ -426,3 +427,43 @@ def _wait(future: Future[T]) -> T:
 def _empty(target: int) -> None:
     os.ftruncate(target, 0)
     os.lseek(target, 0, os.SEEK_SET)
+
+
+class Patient:
+    """Makes calls in threads of its own, so that callers can wait with a timeout: a call to the kernel about a file
+    server that is away can't be interrupted.
+
+    A call may continue after its caller's timeout, but its thread does not keep the process alive.
+    """
+
+    def __init__(self, name: str, threads: int = 1) -> None:
+        self._name = name
+        self._most = threads
+        self._started = 0
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    def ask(self, call: Callable[[], T]) -> Future[T]:
+        """For one thread to ask. `Future.result(timeout)` waits, and raises `TimeoutError` or what the call raised."""
+        future: Future[T] = Future()
+        self._calls.put(lambda: _answer(future, call))
+        if self._started < self._most:
+            self._started += 1
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """End the threads once they have made the calls that were asked for, without waiting for that."""
+        for _ in range(self._started):
+            self._calls.put(None)
+        self._started = self._most
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
+def _answer(future: Future[T], call: Callable[[], T]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001 (whoever waits gets it)
+        future.set_exception(error)

@@ -147,34 +147,28 @@ class SessionClosed(Record, frozen=True):
     time_ms: Millis
 
 
-class GcCondemned(Record, frozen=True):
+class _GcPacks(Record, frozen=True):
+    limit = CONDEMNED_MAX
+    epoch: Count
+    packs: tuple[PackId, ...]
+    nonce: Nonce
+    time_ms: Millis
+    tool: Short
+
+    def fault(self) -> str | None:
+        return None if is_sorted(self.packs) else "its packs are not sorted, each once"
+
+
+class GcCondemned(_GcPacks, frozen=True):
     """The packs that this epoch may delete: writers whose session began later treat them as absent."""
 
     kind = "gc-condemned"
-    limit = CONDEMNED_MAX
-    epoch: Count
-    packs: tuple[PackId, ...]
-    nonce: Nonce
-    time_ms: Millis
-    tool: Short
-
-    def fault(self) -> str | None:
-        return None if is_sorted(self.packs) else "its packs are not sorted, each once"
 
 
-class GcDecision(Record, frozen=True):
+class GcDecision(_GcPacks, frozen=True):
     """The packs that this epoch deletes, whoever continues it: none if it was given up."""
 
     kind = "gc-decision"
-    limit = CONDEMNED_MAX
-    epoch: Count
-    packs: tuple[PackId, ...]
-    nonce: Nonce
-    time_ms: Millis
-    tool: Short
-
-    def fault(self) -> str | None:
-        return None if is_sorted(self.packs) else "its packs are not sorted, each once"
 
 
 class GcDone(Record, frozen=True):

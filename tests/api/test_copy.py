@@ -34,7 +34,7 @@ from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store import open as opening
-from dsv.store.base import LARGEST, Bytes, Put, Store
+from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName, Target
@@ -42,7 +42,7 @@ from tests.exhaustive import some
 from tests.kit.people import SCANS, Dataset, Kept, Person, read_commit
 from tests.kit.repositories import WRITER, condemn, create, packs
 from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
-from tests.store.wrapper import Wrapper
+from tests.store.wrapper import ReadOnly, Watched, Wrapper
 
 HERE, THERE = "memory://here", "memory://there"
 RNG = random.Random(20)
@@ -296,22 +296,12 @@ def test_a_tag_of_another_commit_is_reported_and_the_others_are_copied(tmp_path:
         assert [(one.name, one.state) for one in again.names] == [("v1", "diverged"), ("main", "up to date")]
         with pytest.raises(Conflict, match="a tag never moves"):
             made.copy("scans@v1")
-        counted = Counted(made.there)
+        got: list[tuple[str, str]] = []
+        counted = Watched(made.there, lambda *asked: got.append(asked))
         made.stores[THERE] = counted
         assert made.copy(tags=True, dry_run=True).names == again.names
-        assert not [key for key in counted.got if "/tags/" in key], "what names a tag is known by now"
-
-
-class Counted(Wrapper):
-    """Notes the keys that were read."""
-
-    def __init__(self, inner: Store) -> None:
-        super().__init__(inner)
-        self.got: list[str] = []
-
-    def get(self, key: str, limit: int = LARGEST) -> bytes:
-        self.got.append(key)
-        return super().get(key, limit)
+        tags = [key for kind, key in got if kind == "get" and "/tags/" in key]
+        assert got and not tags, "what names a tag is known by now"
 
 
 def test_damage_is_not_copied(tmp_path: Path) -> None:
@@ -580,11 +570,6 @@ class Full(Wrapper):
         if self.room < 0:
             raise NoRoom(f"no room for {key}", subject=key)
         return super().put_if_absent(key, data)
-
-
-class ReadOnly(Wrapper):
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
-        raise Denied(f"may not write {key}", subject=key)
 
 
 def test_a_target_without_room_or_rights_and_a_source_that_goes_away(tmp_path: Path) -> None:

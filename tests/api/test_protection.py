@@ -24,14 +24,13 @@ from dsv.repo import format_log
 from dsv.repo.refs.branches import Head, LostRace, Moved, Refs
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, naming
-from dsv.store.base import LARGEST, Item, Store
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, Target
 from tests.api.test_branches import World, path
 from tests.kit.people import Person, every_store_is
 from tests.kit.repositories import DATASET, WRITER, commit
-from tests.store.wrapper import Wrapper
+from tests.store.wrapper import Watched
 
 MAIN_PATH = path("main")
 FORWARD = Limits()
@@ -229,42 +228,25 @@ def test_a_rule_survives_the_deletion_of_its_branch(world: World) -> None:
 # --- costs and stores without rules
 
 
-class Asked(Wrapper):
-    """Remembers which keys were read, and which prefixes were listed."""
-
-    def __init__(self, inner: Store) -> None:
-        super().__init__(inner)
-        self.keys: list[str] = []
-
-    def get(self, key: str, limit: int = LARGEST) -> bytes:
-        self.keys.append(key)
-        return self.inner.get(key, limit)
-
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
-        self.keys.append(prefix)
-        return self.inner.list(prefix, start_after)
-
-    def count(self, *parts: str) -> int:
-        return sum(all(part in key for part in parts) for key in self.keys)
-
-
 def test_a_store_without_rules_is_asked_nothing_more(world: World) -> None:
     """One that has them: for the third and fourth entry of its format, the newest rule, and what may follow it. Both
     are asked once more whether the log of the format goes on, after the branch has moved."""
 
-    def asked(content: bytes) -> Asked:
-        store = Asked(world.store)
+    def asked(content: bytes) -> list[str]:
+        """Return the keys that were read, and the prefixes that were listed."""
+        found: list[tuple[str, str]] = []
+        store = Watched(world.store, lambda kind, key: found.append((kind, key)))
         commit(Repository.open(store, None), {"cost": content})
-        return store
+        return [key for kind, key in found if kind in ("get", "list")]
 
     plain = asked(b"plain")
     protect(world)
     ruled = asked(b"ruled")
-    assert [each.count("rule") for each in (plain, ruled)] == [0, 2]
-    assert [each.count("format/") for each in (plain, ruled)] == [3, 5]
+    assert [sum("rule" in key for key in each) for each in (plain, ruled)] == [0, 2]
+    assert [sum("format/" in key for key in each) for each in (plain, ruled)] == [3, 5]
     for each in (plain, ruled):  # one listing; the head, what may follow it, and what was written read back
-        assert sum(key.endswith("/") for key in each.keys if key.startswith("refs/")) == 1
-        assert each.count("refs/", "/f") <= 4
+        assert sum(key.endswith("/") for key in each if key.startswith("refs/")) == 1
+        assert sum("refs/" in key and "/f" in key for key in each) <= 4
 
 
 def test_a_store_has_the_feature_from_its_first_rule_on(

@@ -25,30 +25,20 @@ from dsv.values.ids import ChunkId, CommitId, IndexId, Nonce, PackId
 from dsv.values.names import MAIN
 from tests.kit.packs import verify
 from tests.kit.repositories import DATASET, WRITER, change, commit, condemn, create, packs, publish, read
+from tests.store.wrapper import Watched
 from tests.waiting import until
-
-
-class Recording(MemoryStore):
-    """Remembers the keys in the order in which they were written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.order: list[str] = []
-
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
-        self.order.append(key)
-        return super().put_if_absent(key, data)
 
 
 def test_the_order_of_writes() -> None:
     """What a reader may be led to is there before what leads to it."""
-    store = Recording()
+    written: list[str] = []
+    store = Watched(MemoryStore(), lambda kind, key: written.append(key) if kind == "put" else None)
     repository = create(store)
-    store.order.clear()
+    written.clear()
     rng = random.Random(2)
     commit(repository, {f"f{n}": rng.randbytes(900_000) for n in range(80)})
     kinds: list[str] = []
-    for key in store.order:
+    for key in written:
         kind = key.split("/")[0]
         if kind == "packs":
             table = verify(repository.store.get(key))

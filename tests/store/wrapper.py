@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from dsv.errors import Denied
 from dsv.store.base import LARGEST, Bytes, Item, Put, Store
 
 
@@ -63,3 +64,40 @@ class Wrapper:
 
     def close(self) -> None:
         self.inner.close()
+
+
+class Watched(Wrapper):
+    """Calls `before` ahead of each request, with its kind and its key or prefix."""
+
+    def __init__(self, inner: Store, before: Callable[[str, str], object]) -> None:
+        super().__init__(inner)
+        self.before = before
+
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
+        self.before("get", key)
+        return self.inner.get(key, limit)
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        self.before("get_range", key)
+        return self.inner.get_range(key, start, length)
+
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
+        self.before("put", key)
+        return self.inner.put_if_absent(key, data)
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        self.before("list", prefix)
+        return self.inner.list(prefix, start_after)
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        self.before("folders", prefix)
+        return self.inner.folders(prefix)
+
+    def delete(self, key: str) -> None:
+        self.before("delete", key)
+        self.inner.delete(key)
+
+
+class ReadOnly(Wrapper):
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
+        raise Denied(f"writing {key} was refused", subject=key)

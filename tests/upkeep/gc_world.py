@@ -22,7 +22,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import write_tree
-from dsv.store.base import LARGEST, Bytes, Item, Put, Store
+from dsv.store.base import Item, Store
 from dsv.store.memory import MemoryStore
 from dsv.store.opened import OpenStore
 from dsv.transfer.download import Fetcher, Wanted
@@ -32,7 +32,7 @@ from dsv.values.ids import CommitId, Nonce, PackId
 from dsv.values.names import MAIN
 from tests.kit.packs import verify
 from tests.kit.repositories import DATASET, WRITER, Files, change, commit, create, read
-from tests.store.wrapper import Wrapper
+from tests.store.wrapper import Watched, Wrapper
 
 SOON = Options(grace=-60.0, silent=60.0, poll=10.0, max_wait=3600.0)
 """A store in memory says of each key that it was made just now."""
@@ -172,46 +172,23 @@ class Writing:
         return True
 
 
-class Beside(Wrapper):
+class Beside(Watched):
     """Before the n-th request, or the first one of a kind, somebody else does something. A kind is the last part of a
     key that is put, or `get packs`, `list packs`, with the first part of a key."""
 
     def __init__(self, inner: Store, actions: Mapping[int | str, Callable[[], None]]) -> None:
-        super().__init__(inner)
+        super().__init__(inner, self._begin)
         self._actions = dict(actions)
         self._lock = threading.Lock()
         self.calls = 0
 
-    def _begin(self, last: str = "") -> None:
+    def _begin(self, kind: str, key: str) -> None:
         """gc asks from several threads; the others come one after the other."""
+        last = key.rpartition("/")[2] if kind == "put" else f"{kind} {key.partition('/')[0]}"
         with self._lock:
             self.calls += 1
             for moment in (self.calls, last):
                 self._actions.pop(moment, lambda: None)()
-
-    def get(self, key: str, limit: int = LARGEST) -> bytes:
-        self._begin(f"get {key.partition('/')[0]}")
-        return self.inner.get(key, limit)
-
-    def get_range(self, key: str, start: int, length: int) -> memoryview:
-        self._begin()
-        return self.inner.get_range(key, start, length)
-
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
-        self._begin(key.rpartition("/")[2])
-        return self.inner.put_if_absent(key, data)
-
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
-        self._begin(f"list {prefix.partition('/')[0]}")
-        return self.inner.list(prefix, start_after)
-
-    def folders(self, prefix: str) -> Sequence[str]:
-        self._begin()
-        return self.inner.folders(prefix)
-
-    def delete(self, key: str) -> None:
-        self._begin()
-        self.inner.delete(key)
 
 
 class Meanwhile:

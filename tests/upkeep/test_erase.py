@@ -16,7 +16,7 @@ from dsv.repo.objects.erasures import RefusedContent
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, point_branch
 from dsv.repo.tree.read import TreeReader
-from dsv.store.base import Bytes, Put, Store
+from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.upload import Uploader
@@ -27,7 +27,7 @@ from dsv.values.names import MAIN, BranchName, DatasetName
 from tests.kit.packs import everything
 from tests.kit.repositories import DATASET, WRITER, Files, commit, create
 from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
-from tests.store.wrapper import Wrapper
+from tests.store.wrapper import ReadOnly
 from tests.upkeep.gc_world import SOON, Writing, collect, copy_of
 from tests.upkeep.gc_world import read_left as read_files
 
@@ -248,10 +248,6 @@ def test_a_content_that_no_commit_has_any_more_is_erased_by_its_id(tmp_path: Pat
 
 
 def test_without_the_right_to_write_nothing_is_erased() -> None:
-    class ReadOnly(Wrapper):
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
-            raise Denied(f"writing {key} was refused", subject=key)
-
     store = MemoryStore()
     made = commit(create(store), {"secret": SECRET})
     before = sorted(item.key for item in store.list(""))

@@ -13,14 +13,14 @@ from dsv.format import keys
 from dsv.format.records import TagValue
 from dsv.repo.expiry import read_expiry
 from dsv.repo.session import naming, point_branch
-from dsv.store.base import Bytes, Put, Store
+from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
 from dsv.upkeep.delete import delete_dataset, undelete_dataset
 from dsv.upkeep.expire import Rules, expire, plan_expiry, undo_expiry
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import BranchName, TagName
 from tests.kit.repositories import DATASET, WRITER, commit, create, read
-from tests.store.wrapper import Wrapper
+from tests.store.wrapper import ReadOnly
 from tests.upkeep.test_delete_dataset import Died, Dying, heads, make, opened
 
 LAST = Rules(last=1)
@@ -108,10 +108,6 @@ def test_a_run_of_the_last_year_keeps_its_commit() -> None:
 
 
 def test_without_the_right_to_write_nothing_changes() -> None:
-    class ReadOnly(Wrapper):
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
-            raise Denied(f"writing {key} was refused", subject=key)
-
     store, _ = make()
     before = sorted(item.key for item in store.list(""))
     denied = opened(ReadOnly(store))

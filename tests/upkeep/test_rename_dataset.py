@@ -21,7 +21,7 @@ from dsv.repo.history import is_ancestor
 from dsv.repo.refs.branches import LostRace
 from dsv.repo.refs.resolve import resolve
 from dsv.repo.session import naming, point_branch
-from dsv.store.base import LARGEST, Bytes, Item, Put, Store
+from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_raw
 from dsv.store.options import StoreOptions
@@ -35,7 +35,7 @@ from tests import exhaustive
 from tests.kit.repositories import DATASET as OLD
 from tests.kit.repositories import WRITER, commit, create, read
 from tests.labs.s3_server import S3Server
-from tests.store.wrapper import Wrapper
+from tests.store.wrapper import ReadOnly, Watched
 from tests.upkeep.test_delete_dataset import Died, Dying, opened
 from tests.upkeep.test_roots import RUN, run
 
@@ -205,10 +205,6 @@ def test_the_run_of_the_old_name_keeps_its_commit_under_the_new_one() -> None:
 
 
 def test_without_the_right_to_write_nothing_changes() -> None:
-    class ReadOnly(Wrapper):
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
-            raise Denied(f"writing {key} was refused", subject=key)
-
     store, _ = make()
     before = sorted(item.key for item in store.list(""))
     with pytest.raises(Denied):
@@ -268,33 +264,17 @@ def check_between(store: Store, commits: Commits) -> None:
     assert set(read_roots(opened(store)).commits) == set(commits[1:])
 
 
-class Watched(Wrapper):
+class Overtaken(Watched):
     """Calls something once, before the n-th request."""
 
     def __init__(self, inner: Store, at: int, action: Callable[[], object]) -> None:
-        super().__init__(inner)
+        super().__init__(inner, self._count)
         self.at, self.action, self.requests = at, action, 0
 
-    def _ask(self) -> None:
+    def _count(self, kind: str, key: str) -> None:
         number, self.requests = self.requests, self.requests + 1
         if number == self.at:
             self.action()
-
-    def get(self, key: str, limit: int = LARGEST) -> bytes:
-        self._ask()
-        return super().get(key, limit)
-
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
-        self._ask()
-        return super().put_if_absent(key, data)
-
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
-        self._ask()
-        return iter(list(super().list(prefix, start_after)))
-
-    def folders(self, prefix: str) -> Sequence[str]:
-        self._ask()
-        return super().folders(prefix)
 
 
 def moved_on(store: Store, commits: Commits) -> None:
@@ -425,7 +405,7 @@ def test_who_is_overtaken_by_a_renaming_has_its_effect_or_is_told(
             with suppress(DsvError):
                 rename_dataset(opened(store), WRITER, OLD, NEW)
 
-        watched = Watched(store, moment, rename)
+        watched = Overtaken(store, moment, rename)
         try:
             do(watched, commits)
         except DsvError as error:
@@ -446,7 +426,7 @@ def test_two_who_rename_at_once_while_one_of_them_dies(monkeypatch: pytest.Monke
                 with suppress(Died):
                     rename_dataset(opened(Dying(store, death, behind=bool(death % 2))), EVE, OLD, NEW)
 
-            rename_dataset(opened(Watched(store, moment, act)), WRITER, OLD, NEW)
+            rename_dataset(opened(Overtaken(store, moment, act)), WRITER, OLD, NEW)
             check_is(store, commits, NEW, OLD)
 
 
@@ -510,7 +490,7 @@ def overtake(store: Store, commits: Commits, race: str, moment: int) -> bool:
         except DsvError as error:
             told.append(error)
 
-    watched = Watched(store, moment, act)
+    watched = Overtaken(store, moment, act)
     for attempt in (watched, store):
         with suppress(DsvError):
             rename_dataset(opened(attempt), WRITER, OLD, NEW)

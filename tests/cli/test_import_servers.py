@@ -338,6 +338,7 @@ def test_a_dataset_of_the_hub_is_imported(pets: Dsv) -> None:
         ("hf://datasets/team/pets", "huggingface_hub", "huggingface_hub"),
         ("https://host/x", "aiohttp", "aiohttp"),
         ("gs://bucket/x", "gcsfs", "pip install gcsfs"),
+        ("dvc+.", "yaml", "pip install pyyaml"),
         ("s3://bucket/x", "fsspec", "pip install fsspec s3fs"),
     ],
 )

@@ -113,6 +113,9 @@ class EditRequest:
     """Leave out what can't be stored."""
     dry_run: bool = False
     """Write nothing, not even to the store."""
+    author: str | None = None
+    """The author and the time of the commit; None: the writer, and now."""
+    time_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +212,8 @@ def edit_in(
     attempts = 1
     while True:
         parents = () if base is None else (base.commit_id,)
-        draft = Draft(dataset, branch, head, parents, request.message, request.action)
+        said = request.message, request.action
+        draft = Draft(dataset, branch, head, parents, *said, (), request.author, request.time_ms)
         done = commit_changes(repository, context.writer, draft, base, changes)
         if not isinstance(done, LostRace):
             break
@@ -432,8 +436,10 @@ class Plan:
                 continue
             here = self._tree.find(path)
             if here is not None and here.is_file and here.stored is not None:
-                source.kind = here.kind  # a URL says nothing of modes
-                if source.stored is not None and source.stored.file_id == here.stored.file_id:
+                if source.kind is Kind.FILE:
+                    source.kind = here.kind  # most URLs say nothing of modes
+                same = source.stored is not None and source.stored.file_id == here.stored.file_id
+                if same and source.kind is here.kind:
                     continue
             self._place(path, source, replace=True)
 

@@ -3,35 +3,51 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from functools import partial
+from typing import NamedTuple
 
 from dsv.api.context import Context
 from dsv.api.edits import Edited, EditRequest, PutSources, branch_to_edit, edit_in
 from dsv.errors import IntegrityError, NotFound
-from dsv.exchange.import_ import FolderSource, RemoteFile
+from dsv.exchange.import_ import FolderSource, RemoteFile, Skipped
 from dsv.exchange.journal import Journal
 from dsv.exchange.reference import ReferredSource, open_referred
+from dsv.exchange.remote import absent
+from dsv.exchange.revisions import DVC, Revision, no_revisions
 from dsv.exchange.tar import TarSource, open_source
 from dsv.format.locator import ObjectKind
 from dsv.format.tree import Kind
 from dsv.repo.objects.objects import Objects
+from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
 from dsv.repo.tree.read import TreeReader, reach_content
+from dsv.store.opened import OpenStore
 from dsv.store.options import StoreOptions
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.file_reader import Problem
 from dsv.transfer.save import ReadInto, Source
 from dsv.transfer.upload import Stored, Uploader
-from dsv.values.ids import FileId
+from dsv.values.ids import CommitId, FileId
+from dsv.values.json import LONG_MAX, SHORT_MAX
 from dsv.values.names import DatasetName, Target, clean_path
 from dsv.values.progress import Progress
+from dsv.values.secrets import hide_in_urls
 
 SAVE_BYTES = 256 << 20
 SAVE_SECONDS = 60.0
 """The most that a killed import has to read again, but for one file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRevision:
+    """A revision of the place, and the commit that has its files."""
+
+    revision: str
+    commit: CommitId | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +60,32 @@ class Imported:
     """Files that an earlier import has stored, so that they were not read again."""
     read: int
     read_bytes: int
+    revisions: tuple[ImportedRevision, ...] = ()
+    """Those that were chosen, and not imported before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revisions:
+    """The revisions to import of a place that has some, each as one commit. Without any, that of the URL is imported,
+    as what lies at any URL is."""
+
+    names: Sequence[str] = ()
+    every: bool = False
+    """Every one up to that of the URL."""
+    dvc_remote: str | None = None
+    """Of DVC: the name or the URL of another remote than the default."""
+
+    def __bool__(self) -> bool:
+        return bool(self.names) or self.every
+
+
+class _Step(NamedTuple):
+    """One commit of an import."""
+
+    request: EditRequest
+    mirror: bool
+    list_files: Callable[[], tuple[list[RemoteFile], list[Skipped]]]
+    revision: str = ""
 
 
 def import_url(
@@ -55,30 +97,98 @@ def import_url(
     mirror: bool = False,
     reference: bool = False,
     options: StoreOptions | None = None,
+    chosen: Revisions | None = None,
 ) -> Imported:
     """Add and replace the files at the URL at and below the target's path, as one commit.
 
     mirror: what is at the target's path and not at the URL goes. reference: the files stay where they are, and the
-    store notes where that is. options: how to reach an s3:// URL; None: as the
-    store.
+    store notes where that is. options: how to reach an s3:// URL; None: as the store. chosen: each of these revisions
+    becomes a commit with its author, time and message, which mirrors it. Those that were imported before are passed
+    over, and a dry run looks at the last one.
     Raises what `edits.edit` does, `NotFound` if nothing is at the URL, and `Unsupported` if a package is missing.
     """
+    chosen = Revisions() if chosen is None else chosen
     reach = options or context.store_options(context.settings.store())
-    opened = open_referred(url, reach) if reference else open_source(url, reach)
-    with context.store() as store, opened as source:
-        files, skipped = source.files()
+    noted = url.rstrip("/")
+    with ExitStack() as stack:
+        if url.startswith(DVC):
+            from dsv.exchange.dvc import DvcHistory
+
+            place = stack.enter_context(DvcHistory(url, reach, chosen.dvc_remote))
+            noted = place.url
+            revisions = place.revisions(chosen.names, every=chosen.every)
+            if not revisions:
+                raise absent(place.url, "no revision with data")
+            source: FolderSource | TarSource
+            source = opened = place.source(revisions[-1], reference=reference)
+            steps = [_Step(request, mirror, partial(place.files, one, opened), one.id) for one in revisions]
+        else:
+            if chosen or chosen.dvc_remote:
+                raise no_revisions(url)
+            source = open_referred(url, reach) if reference else open_source(url, reach)
+            steps = [_Step(request, mirror, source.files)]
+        store = stack.enter_context(context.store())
+        stack.enter_context(source)
         repository = context.open_repository(store, Target(target.dataset, target.rev))
-        folder = context.metadata / "stores" / str(repository.id) / "imports"
-        noted = url.rstrip("/") + (
-            "\0reference" if reference else ""
-        )  # what was referred to is not stored yet
-        importing = _Importing(Journal(folder, noted), source, files)
-        problems = [Problem(path, reason) for path, reason in skipped]
-        edits = [PutSources(target.path or b"", importing.sources, mirror, problems)]
-        edited = edit_in(context, repository, store, target, edits, request, importing.stored)
-        if not request.dry_run:
-            importing.journal.save()
-        return Imported(edited, len(files), importing.known, importing.read, importing.read_bytes)
+        edited = None
+        commits: list[ImportedRevision] = []
+        if chosen:
+            edited, steps = _new_steps(context, repository, target, place.url, revisions, steps)
+        noted += "\0reference" if reference else ""  # what was referred to is not stored yet
+        journal = Journal(context.metadata / "stores" / str(repository.id) / "imports", noted)
+        found = known = read = read_bytes = 0
+        for step in steps[-1:] if request.dry_run else steps:
+            files, skipped = step.list_files()
+            if not files and not skipped and not chosen:
+                raise absent(hide_in_urls(url), "no file")
+            importing = _Importing(journal, source, files)
+            edited = importing.commit(context, repository, store, target, step, skipped)
+            commits.append(ImportedRevision(step.revision, edited.commit))
+            found, known = found + len(files), known + importing.known
+            read, read_bytes = read + importing.read, read_bytes + importing.read_bytes
+        assert edited is not None
+        return Imported(edited, found, known, read, read_bytes, tuple(commits) if chosen else ())
+
+
+def _new_steps(
+    context: Context,
+    repository: Repository,
+    target: Target,
+    url: str,
+    revisions: Sequence[Revision],
+    steps: Sequence[_Step],
+) -> tuple[Edited, list[_Step]]:
+    """Return the branch as it is, and what is to be done for the revisions that were not imported before: the last line
+    of a commit's message says which one it is."""
+    request = steps[0].request
+    dataset, branch, head = branch_to_edit(context, repository, target, create=request.create)
+    path = clean_path(target.path).decode("utf-8", "replace")
+    start, end = f"Imported-from: {url}@", f" to {path}" if path else ""
+    lines = [f"{start}{one.id}{end}" for one in revisions]
+    commit = last = None if head is None else head.commit
+    first = 0
+    while commit is not None and not first:
+        found = repository.objects.commit(commit)
+        line = found.message.rpartition("\n")[2]
+        if line in lines:
+            first = lines.index(line) + 1
+        elif line.startswith(start) and line[len(start) :].partition(" ")[2] == end.strip():
+            break
+        commit = found.parents[0] if found.parents else None
+    new = []
+    for number in range(first, len(revisions)):
+        one, line = revisions[number], lines[number]
+        request = with_fields(
+            request,
+            message=f"{one.message[: LONG_MAX - len(line) - 2]}\n\n{line}",
+            author=one.author[:SHORT_MAX],
+            time_ms=one.time_ms,
+            allow_removals=request.allow_removals or number > 0,
+        )
+        new.append(steps[number]._replace(request=request, mirror=True))
+    whole = None if last is None else repository.objects.commit(last)
+    files, size = (None, None) if whole is None else (whole.files, whole.bytes)
+    return Edited(dataset, branch, last, last, (), files, size, any_change=False), new
 
 
 def materialize(context: Context, url: str, target: Target, *, dry_run: bool = False) -> Imported:
@@ -179,15 +289,16 @@ class _Importing:
         self._unsaved, self._saved = 0, time.monotonic()
         self._of: dict[Source, RemoteFile] = {}
         self.sources: list[tuple[bytes, Source]] = []
+        self._same: dict[str, list[Source]] = {}
         unknown: list[RemoteFile] = []
         for file in files:
-            stored = journal.find(file.key, file.version)
-            if stored is None:
+            stored = journal.find(file.content_key, file.version)
+            if stored is None and file.content_key not in self._same:
                 unknown.append(file)
             self.known += stored is not None
             size = file.size or 0 if stored is None else stored.size
             source = Source(
-                Kind.FILE,
+                Kind.EXECUTABLE if file.executable else Kind.FILE,
                 size,
                 open=partial(remote.reader, file),
                 stored=stored,
@@ -195,17 +306,36 @@ class _Importing:
                 reference=partial(remote.source, file) if isinstance(remote, ReferredSource) else None,
             )
             self._of[source] = file
+            self._same.setdefault(file.content_key, []).append(source)
             self.sources.append((file.path, source))
         self._unread = len(unknown)
         remote.read_ahead(unknown)
 
+    def commit(
+        self,
+        context: Context,
+        repository: Repository,
+        store: OpenStore,
+        target: Target,
+        step: _Step,
+        skipped: Sequence[Skipped],
+    ) -> Edited:
+        problems = [Problem(path, reason) for path, reason in skipped]
+        edits = [PutSources(target.path or b"", self.sources, step.mirror, problems)]
+        edited = edit_in(context, repository, store, target, edits, step.request, self.stored)
+        if not step.request.dry_run:
+            self.journal.save()
+        return edited
+
     def stored(self, uploader: Uploader, source: Source, stored: Stored) -> None:
         """A file was read and stored; now and then, what was stored is made durable and noted."""
         file = self._of[source]
+        for other in self._same[file.content_key]:
+            other.stored = stored
         self.read += 1
         self.read_bytes += stored.size
         self._unsaved += stored.size
-        self.journal.add(file.key, file.version, stored)
+        self.journal.add(file.content_key, file.version, stored)
         saves = self._unsaved >= SAVE_BYTES or time.monotonic() - self._saved > SAVE_SECONDS
         if saves or self.read >= self._unread:
             self._remote.check()

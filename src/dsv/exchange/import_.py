@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import stat
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from io import BytesIO
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from dsv.errors import Unsupported
+from dsv.errors import IntegrityError, Unsupported
 from dsv.exchange.remote import (
     HTTP,
     OBJECT_STORES,
@@ -22,7 +23,8 @@ from dsv.exchange.remote import (
     version_of,
 )
 from dsv.fs.files import what_it_is
-from dsv.values.paths import sort_key
+from dsv.values.paths import show, sort_key
+from dsv.values.secrets import hide_in_urls
 
 SMALL = 8 << 20
 """Bytes of the largest file that is read at once, and ahead."""
@@ -53,6 +55,50 @@ class RemoteFile:
     order: int = 0
     """The position in a tar."""
     info: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    digest: str = ""
+    """The hash of the content that the listing gives: `md5:`, `md5-dos2unix:`, `sha256:` or `git:` and hex digits."""
+    executable: bool = False
+
+    @property
+    def content_key(self) -> str:
+        """What is the same only for files with the same content, and of this place."""
+        return self.digest or self.key
+
+
+class _Digest:
+    """Checks what is read of a file against the hash that the listing gives."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file = file
+        kind, _, self._expected = file.digest.partition(":")
+        start = b"blob %d\0" % (file.size or 0) if kind == "git" else b""
+        name = {"git": "sha1", "md5-dos2unix": "md5"}.get(kind, kind)
+        self._hash = hashlib.new(name, start, usedforsecurity=False)
+        # DVC before 3.0 did not count the CR of lines of text, in pieces of 1 MiB
+        self._lines = hashlib.md5(usedforsecurity=False) if kind == "md5-dos2unix" else None
+        self._piece = bytearray()
+
+    def update(self, data: memoryview) -> None:
+        self._hash.update(data)
+        if self._lines is not None:
+            self._piece += data
+            while len(self._piece) >= 1 << 20:
+                self._lines.update(self._piece[: 1 << 20].replace(b"\r\n", b"\n"))
+                del self._piece[: 1 << 20]
+
+    def check(self) -> None:
+        """Raise `IntegrityError` if the file that was read to its end has another hash."""
+        found = [self._hash.hexdigest()]
+        if self._lines is not None:
+            self._lines.update(self._piece.replace(b"\r\n", b"\n"))
+            found.append(self._lines.hexdigest())
+        if self._expected not in found:
+            url = hide_in_urls(self._file.key)
+            raise IntegrityError(
+                f"{show(self._file.path)} is damaged: {url} does not have the hash {self._file.digest}",
+                subject=show(self._file.path),
+                hint=f"put the right file back at {url}, and run the same command again",
+            )
 
 
 class FolderSource:
@@ -114,9 +160,10 @@ class FolderSource:
 
     def reader(self, file: RemoteFile) -> ReadInto:
         """Return a function that reads the file, from its first call on. Raises `Conflict` if it was changed since
-        listed.
+        listed, and `IntegrityError` if it does not have the hash that it was listed with.
         """
         source: ReadInto | None = None
+        digest = _Digest(file) if file.digest else None
         size = 0
 
         def read(buffer: memoryview) -> int:
@@ -127,6 +174,10 @@ class FolderSource:
             size += count
             if (not count and file.size is not None and size != file.size) or size > (file.size or size):
                 raise changed(file.key)
+            if digest is not None:
+                digest.update(buffer[:count])
+                if not count:
+                    digest.check()
             return count
 
         return read

@@ -37,6 +37,7 @@ _KNOWN_HOSTS = (Path("/etc/ssh/ssh_known_hosts"), Path.home() / ".ssh/known_host
 _ALIASES = {"ssh": "sftp", "https": "http", "gcs": "gs", "abfs": "az", "abfss": "az", "s3a": "s3"}
 _PACKAGES = {
     "sftp": "paramiko", "hf": "huggingface_hub", "gs": "gcsfs", "http": "aiohttp", "az": "adlfs",
+    "dvc": "pyyaml",
 }  # fmt: skip
 _LOGINS = {
     "sftp": "'{ssh}' must log in without a prompt: dsv uses the same keys (ssh-copy-id, ssh-add, ~/.ssh/id_*)",
@@ -221,7 +222,7 @@ def check_url(shown: str, url: str) -> None:
 
 def kind_of(url: str) -> str:
     """Its protocol; the same for all names of one."""
-    protocol = url.partition("://")[0].partition("::")[0]
+    protocol = url.partition("://")[0].partition("::")[0].partition("+")[0]
     return _ALIASES.get(protocol, protocol)
 
 

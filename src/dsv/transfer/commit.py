@@ -44,6 +44,10 @@ class Draft(msgspec.Struct, frozen=True):
     """The action in the branch's log of moves, such as `put`."""
     taken_from: tuple[CommitId, ...] = ()
     """Commits other than the parents with contents that this one uses."""
+    author: str | None = None
+    """Who has made what the commit has; None: the writer."""
+    time_ms: int | None = None
+    """When; None: now."""
 
     @property
     def head(self) -> CommitId | None:
@@ -114,8 +118,8 @@ def new_commit(repository: Repository, writer: Writer, draft: Draft, tree: Writt
         root=tree.root,
         level=tree.level,
         parents=draft.parents,
-        author=writer.author,
-        time_ms=repository.clock(),
+        author=writer.author if draft.author is None else draft.author,
+        time_ms=repository.clock() if draft.time_ms is None else draft.time_ms,
         message=draft.message,
         files=tree.files,
         bytes=tree.bytes,

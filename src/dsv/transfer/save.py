@@ -214,7 +214,8 @@ def save_sources(
             end += 1
         if root is None:
             source = rest[start]
-            _save_opened(uploader, source, on_stored)
+            if not _is_stored(uploader, source):  # with one before that has the same content
+                _save_opened(uploader, source, on_stored)
             progress.advance(files=1, bytes=source.size)
         else:
             problems += _save_folder(uploader, root, rest[start:end], progress)

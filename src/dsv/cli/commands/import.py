@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dsv.api.edits import EditRequest
-from dsv.api.import_url import import_url
+from dsv.api.import_url import Imported, Revisions, import_url
 from dsv.api.import_url import materialize as store_references
 from dsv.cli.call import Call
 from dsv.cli.commands.put import EDIT_RESULT, show_edited
@@ -28,6 +28,15 @@ from dsv.values.names import Target
 from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_bytes, format_count
 
+Reference = Annotated[bool, option("--reference", "Leave the files where they are, and refer to them there.")]
+Materialize = Annotated[
+    bool, option("--materialize", "Store what DATASET refers to at the URL. The commit stays.")
+]
+Revs = Annotated[list[str] | None, option("--rev REV", "Commit this revision, or each of A..B; repeatable.")]
+DvcRemote = Annotated[
+    str | None, option("--dvc-remote NAME-OR-URL", "DVC remote other than the repository's default.")
+]
+
 
 @command(
     "import",
@@ -39,6 +48,10 @@ from dsv.values.units import format_bytes, format_count
         ("dsv import https://example.org/labels.csv pets:labels/", "one file"),
         ("dsv import archive.tar.gz pets:", "what is in a tar"),
         ("dsv import s3://lab/scans scans: --reference", "reads each file once, and stores none"),
+        (
+            "dsv import dvc+https://example.org/pets.git pets: --history",
+            "data of DVC, a commit for each revision",
+        ),
     ],
     result={
         **EDIT_RESULT,
@@ -46,6 +59,8 @@ from dsv.values.units import format_bytes, format_count
         "known": "how many of them an import before has stored, so that they were not read",
         "read": "how many were read",
         "read_bytes": "their size",
+        "revisions.revision": "each revision of --rev or --history that is new; with --dry-run the last",
+        "revisions.commit": "its commit; that before it if they have the same files",
     },
 )
 def import_(
@@ -56,12 +71,11 @@ def import_(
     dry_run: DryRun = False,
     create: Create = False,
     mirror: Annotated[bool, option("--mirror", "Remove what is at PATH and no longer at the URL.")] = False,
-    reference: Annotated[
-        bool, option("--reference", "Leave the files where they are, and refer to them there.")
-    ] = False,
-    materialize: Annotated[
-        bool, option("--materialize", "Store what DATASET refers to at the URL. The commit stays.")
-    ] = False,
+    reference: Reference = False,
+    materialize: Materialize = False,
+    rev: Revs = None,
+    history: Annotated[bool, option("--history", "Commit each revision up to the URL's.")] = False,
+    dvc_remote: DvcRemote = None,
     allow_removals: AllowRemovals = False,
     skip_unsupported: SkipUnsupported = False,
     profile: Annotated[str | None, option("--source-profile NAME", "AWS profile for an s3:// URL.")] = None,
@@ -77,6 +91,10 @@ def import_(
     read as its package does. If it is killed, the same command goes on where it was. A later import reads only files
     whose size, entity tag or time has changed.
 
+    dvc+ before the URL or the path of a git repository reads the outputs of DVC that its newest commit, or @REV at the
+    end, names, from its DVC remote. With --rev or --history each revision becomes a commit with its author, time and
+    message, and PATH has what it has. Those that were imported before are passed over.
+
     With --reference the files of s3://, http(s):// or a folder are read for their ids and not stored. Later they are
     read there, and refused if they are not what they were. --materialize stores them, under the same commits.
     """
@@ -89,8 +107,10 @@ def import_(
         dry_run=dry_run,
     )
     one_of(source_profile=profile, anonymous=anonymous)
-    others = (("source_profile", profile), ("source_endpoint", endpoint), ("anonymous", anonymous))
-    for name, given in (("reference", reference), ("mirror", mirror), ("create", create), *others):
+    one_of(rev=rev, history=history, message=message)
+    stored = {"reference": reference, "mirror": mirror, "create": create, "dvc_remote": dvc_remote}
+    reached = {"source_profile": profile, "source_endpoint": endpoint, "anonymous": anonymous}
+    for name, given in (stored | reached | {"rev": rev, "history": history}).items():
         one_of(**{"materialize": materialize, name: given})
     with call.context(writes=True, author=author, override=override(force, message)) as context:
         options = context.options.overridden(endpoint=endpoint, profile=profile)
@@ -99,11 +119,15 @@ def import_(
         if materialize:
             done = store_references(context, url, target, dry_run=dry_run)
         else:
-            done = import_url(
-                context, url, target, request, mirror=mirror, reference=reference, options=reach
-            )
+            chosen = Revisions(rev or (), history, dvc_remote)
+            how = {"mirror": mirror, "reference": reference}
+            done = import_url(context, url, target, request, **how, options=reach, chosen=chosen)
+    _show(call, url, done, dry_run=dry_run)
+
+
+def _show(call: Call, url: str, done: Imported, *, dry_run: bool) -> None:
     more = {"found": done.found, "known": done.known, "read": done.read, "read_bytes": done.read_bytes}
-    show_edited(call, done.edited, dry_run=dry_run, more=more)
+    show_edited(call, done.edited, dry_run=dry_run, more={**more, "revisions": done.revisions})
     if not call.json:
         known = f", {done.known:,} known from before" if done.known else ""
         read = f"{done.read:,} read ({format_bytes(done.read_bytes)})"

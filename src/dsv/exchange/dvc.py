@@ -1,0 +1,385 @@
+"""Data of DVC: a git repository has files that name outputs by their MD5, and a remote has each content under its MD5.
+
+What a revision has is read with the command line of git. Neither a work tree nor DVC is needed.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from configparser import ConfigParser
+from configparser import Error as ConfigError
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from dsv.errors import Denied, IntegrityError, NotFound, Unreachable, Unsupported, UsageError
+from dsv.exchange.import_ import JOBS, FolderSource, RemoteFile, Skipped
+from dsv.exchange.reference import open_referred
+from dsv.exchange.remote import HTTP, missing_package, open_place, version_of
+from dsv.exchange.revisions import DVC, Revision
+from dsv.store.options import StoreOptions
+from dsv.values.paths import sort_key
+from dsv.values.secrets import hide_in_urls
+
+_PATHS = (":(glob)**/*.dvc", ":(glob)**/dvc.lock", ":(glob)**/dvc.yaml")
+_NOT_FOUND = 127  # what env returns for a program that is not there
+_MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")
+_OPTIONS = {
+    "endpointurl": "endpoint", "profile": "profile", "region": "region", "access_key_id": "access_key",
+    "secret_access_key": "secret_key", "session_token": "session_token",
+}  # fmt: skip
+"""Settings of a remote, and the options that they are for a store."""
+
+
+class Output(NamedTuple):
+    """What DVC has at a path."""
+
+    path: str
+    md5: str
+    """With `.dir` at its end for a folder."""
+    before_3: bool
+    """As versions of DVC before 3.0 wrote it: at another place of the remote, with another hash for text."""
+    executable: bool
+
+    @property
+    def raw(self) -> bytes:
+        return self.path.encode("utf-8", "surrogateescape")
+
+    @property
+    def name(self) -> str:
+        """Where the remote has it."""
+        return ("" if self.before_3 else "files/md5/") + f"{self.md5[:2]}/{self.md5[2:]}"
+
+    @property
+    def absent(self) -> Skipped:
+        return self.raw, f"the DVC remote does not have {self.name}"
+
+
+class _InFolder(msgspec.Struct):
+    md5: str
+    relpath: str
+
+
+_FOLDER = msgspec.json.Decoder(list[_InFolder])
+
+
+class Git:
+    """A git repository. One of another machine is cloned without its files, until it is closed."""
+
+    def __init__(self, url: str) -> None:
+        self.shown = hide_in_urls(url)
+        self._copy: TemporaryDirectory[str] | None = None
+        self.folder = Path(url.removeprefix("file://")).resolve()
+        self.is_local = self.folder.is_dir()
+        if not self.is_local:
+            self._copy = TemporaryDirectory(prefix="dsv-git-")
+            self.folder = Path(self._copy.name)
+            try:
+                self._ask("clone", "--quiet", "--bare", "--", url, self._copy.name)
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        if self._copy is not None:
+            self._copy.cleanup()
+
+    def log(self, *arguments: str) -> list[Revision]:
+        """Return commits, as `git log` chooses them."""
+        form = "--format=%H%n%an <%ae>%n%at%n%B"
+        said = self._ask("-c", "log.showSignature=false", "log", "-z", "--encoding=UTF-8", form, *arguments)
+        found = []
+        for one in said.decode("utf-8", "replace").split("\0"):
+            if one:
+                name, author, time, message = one.split("\n", 3)
+                found.append(Revision(name, author, 1000 * max(0, int(time)), message.strip()))
+        return found
+
+    def tree(self, revision: str) -> dict[str, str]:
+        """Return every path of a commit, and the object that it has there."""
+        said = self._ask("ls-tree", "-r", "-z", "--full-tree", revision)
+        rows = (one.partition("\t") for one in said.decode("utf-8", "surrogateescape").split("\0") if one)
+        return {path: head.split()[2] for head, _, path in rows}
+
+    def read(self, objects: Iterable[str]) -> list[bytes]:
+        """Return the contents of objects."""
+        wanted = list(objects)
+        said = self._ask("cat-file", "--batch", given="".join(f"{one}\n" for one in wanted).encode())
+        found, at = [], 0
+        for _ in wanted:
+            end = said.index(b"\n", at)
+            size = int(said[at:end].split()[2])
+            found.append(said[end + 1 : end + 1 + size])
+            at = end + size + 2
+        return found
+
+    def _ask(self, *arguments: str, given: bytes | None = None) -> bytes:
+        argv = ["env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "GIT_TERMINAL_PROMPT=0", "LC_ALL=C"]
+        argv += ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "protocol.ext.allow=never"]
+        if arguments[0] != "clone":
+            argv += ["-C", str(self.folder)]
+        done = subprocess.run([*argv, *arguments], input=given or b"", capture_output=True, check=False)
+        if done.returncode == _NOT_FOUND:
+            raise Unsupported(f"{self.shown} needs git, which is not installed", subject=self.shown)
+        if done.returncode:
+            raise self._error(done.stderr.decode("utf-8", "replace"))
+        return done.stdout
+
+    def _error(self, text: str) -> NotFound | Denied | Unreachable:
+        lines = [one for one in text.splitlines() if one.startswith(("fatal:", "ERROR:", "error:"))]
+        said = hide_in_urls((lines or [text.strip() or "git failed"])[0])
+        message, hint = f"git can't read {self.shown}: {said}", "git ls-remote shows what it can read"
+        if re.search("not found|does not exist|not a git|unknown revision|bad revision|Not a valid", text):
+            return NotFound(message, subject=self.shown, hint=hint)
+        if re.search("denied|could not read Username|Authentication failed|dubious ownership", text):
+            return Denied(message, subject=self.shown, hint=hint)
+        return Unreachable(message, subject=self.shown, hint=hint)
+
+
+class DvcHistory:
+    """The revisions of a git repository, with what a DVC remote has of them: see `revisions.History`."""
+
+    def __init__(self, url: str, options: StoreOptions, remote: str | None) -> None:
+        """url: with `dvc+` before it, and perhaps `@REV` behind it. remote: a name in the configuration, or a URL."""
+        try:
+            import yaml
+        except ImportError as error:
+            raise missing_package(url, error) from None
+        self._yaml = yaml
+        place, self._named = url.removeprefix(DVC), "HEAD"
+        start, at, end = place.rpartition("@")
+        if at and "/" not in end and ("/" in start or Path(start).is_dir()) and not Path(place).is_dir():
+            place, self._named = start, end
+        self.git = Git(place)
+        self.url = DVC + (str(self.git.folder) if self.git.is_local else self.git.shown)
+        self._options, self._remote = options, remote
+        self._objects: dict[str, dict[str, Any]] | None = None
+        self._folders: dict[str, list[_InFolder]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.git.close()
+
+    def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:
+        walk, end = ("--first-parent", "--reverse", "--end-of-options"), ("--", *_PATHS)
+        if every:
+            return self.git.log(*walk, self._named, *end)
+        found: list[Revision] = []
+        for name in names or [self._named]:
+            if ".." in name:
+                found += self.git.log(*walk, name, *end)
+            else:
+                found += self.git.log("--no-walk", "--end-of-options", name, "--")
+        return found
+
+    def source(self, revision: Revision, *, reference: bool) -> FolderSource:
+        url, options = self._place(revision.id)
+        if reference:
+            return open_referred(url, options)
+        return FolderSource(open_place(url, options))
+
+    def _place(self, revision: str) -> tuple[str, StoreOptions]:
+        """Return the URL of the remote, and how to reach it."""
+        config, given = self._config(revision), self._remote
+        name = given or config.get("core", "remote", fallback="").strip("\"'")
+        remotes = {
+            one.strip("'\"")[8:-1]: one for one in config.sections() if one[:9].strip("'") == "remote "
+        }
+        matches = [(re.fullmatch("""'?remote "(.+)"'?""", one), one) for one in config.sections()]
+        remotes = {match[1]: section for match, section in matches if match}
+        if name not in remotes:
+            if given is not None and "/" in given:
+                return given, self._options
+            known = ", ".join(sorted(remotes)) or "none"
+            raise NotFound(
+                f"{self.git.shown} has no DVC remote {name}".rstrip() + f"; it has {known}",
+                subject=self.git.shown,
+                hint="--dvc-remote NAME-OR-URL",
+            )
+        found = {key: value.strip("\"'") for key, value in config[remotes[name]].items()}
+        if "true" in (found.get("version_aware", "").lower(), found.get("worktree", "").lower()):
+            raise Unsupported(
+                f"the DVC remote {name} of {self.git.shown} is one of cloud versioning, which has files by their names",
+                subject=name,
+                hint=f"dsv import {hide_in_urls(found.get('url', 'URL'))} DATASET imports what is there now",
+            )
+        url = found.get("url", "")
+        if "://" not in url and not url.startswith("/"):
+            if not self.git.is_local:
+                raise UsageError(
+                    f"the DVC remote {name} of {self.git.shown} is {url}, seen from there",
+                    subject=name,
+                    hint="--dvc-remote URL",
+                )
+            url = str((self.git.folder / ".dvc" / url).resolve())
+        mine: dict[str, Any] = {ours: found[key] for key, ours in _OPTIONS.items() if key in found}
+        return url, replace(self._options, **mine)
+
+    def _config(self, revision: str) -> ConfigParser:
+        parser = ConfigParser(interpolation=None, strict=False, comment_prefixes=("#",), delimiters=("=",))
+        at = self.git.tree(revision).get(".dvc/config")
+        texts = [one.decode("utf-8", "replace") for one in (self.git.read([at]) if at else [])]
+        if self.git.is_local:
+            with suppress(OSError):
+                texts.append((self.git.folder / ".dvc/config.local").read_text())
+        try:
+            for text in texts:
+                parser.read_string(text)
+        except ConfigError as error:
+            raise UsageError(
+                f"the DVC configuration of {self.git.shown} can't be read: {error}", subject=self.git.shown
+            ) from None
+        return parser
+
+    def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Skipped]]:
+        outputs, skipped = self._outputs(revision.id)
+        self._look_up(source, outputs)
+        files: list[RemoteFile] = []
+        wanted: list[Output] = []
+        for one in outputs:
+            if not one.md5.endswith(".dir"):
+                wanted.append(one)
+            elif (file := self._file(source, one)) is None:
+                skipped.append(one.absent)
+            else:
+                inside = self._folder(source, file)
+                wanted += [
+                    Output(f"{one.path}/{each.relpath}", each.md5, one.before_3, False) for each in inside
+                ]
+        self._look_up(source, wanted)
+        for one in wanted:
+            if (file := self._file(source, one)) is None:
+                skipped.append(one.absent)
+            else:
+                files.append(file)
+        return sorted(files, key=lambda file: sort_key(file.path)), skipped
+
+    def _outputs(self, revision: str) -> tuple[list[Output], list[Skipped]]:
+        tree = self.git.tree(revision)
+        names = [
+            one for one in tree if one.endswith(".dvc") or posixpath.basename(one) in ("dvc.lock", "dvc.yaml")
+        ]
+        texts = dict(zip(names, self.git.read(tree[one] for one in names), strict=True))
+        found: list[Output] = []
+        skipped: list[Skipped] = []
+        for name in names:
+            if posixpath.basename(name) == "dvc.yaml":
+                continue
+            for folder, out in self._named_by(name, texts, revision):
+                path, md5 = (
+                    posixpath.normpath(posixpath.join(folder, str(out.get("path")))),
+                    str(out.get("md5")),
+                )
+                one = Output(path, md5, out.get("hash") != "md5", out.get("isexec") is True)
+                if path in tree or out.get("cache") is False:
+                    continue  # it is in git
+                if path.startswith(("../", "/")) or "://" in str(out.get("path")):
+                    skipped.append((one.raw, "it lies outside of the git repository"))
+                elif _MD5.fullmatch(md5) is None:
+                    skipped.append((one.raw, "DVC has noted no MD5 of it"))
+                else:
+                    found.append(one)
+        return found, skipped
+
+    def _named_by(
+        self, name: str, texts: dict[str, bytes], revision: str
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the outputs that a file of DVC names, each with the folder that its path begins at."""
+        folder, stages_of = posixpath.dirname(name), posixpath.join(posixpath.dirname(name), "dvc.yaml")
+        found = self._load(name, texts[name], revision)
+        stages: dict[str, Any] = {"": found}
+        made: dict[str, Any] = {}
+        if posixpath.basename(name) == "dvc.lock":
+            stages = found.get("stages", found) if "schema" in found else found
+            if stages_of in texts:
+                made = self._load(stages_of, texts[stages_of], revision).get("stages") or {}
+        for stage, said in stages.items():
+            if not isinstance(said, dict):
+                continue
+            by = made.get(stage) or made.get(stage.partition("@")[0]) or {}
+            at = str((by.get("do") or by).get("wdir") or said.get("wdir") or ".")
+            if "${" in at:
+                raise Unsupported(
+                    f"stage {stage} of {stages_of} has a wdir with a variable: {at}", subject=name
+                )
+            for out in said.get("outs") or []:
+                yield posixpath.join(folder, at), out
+
+    def _load(self, name: str, text: bytes, revision: str) -> dict[str, Any]:
+        loader = getattr(self._yaml, "CSafeLoader", self._yaml.SafeLoader)
+        try:
+            found = self._yaml.load(text, Loader=loader)
+        except (self._yaml.YAMLError, ValueError, RecursionError) as error:
+            said = str(error).splitlines()[0]
+            raise _damaged(f"{name} of git commit {revision} is not YAML: {said}", name) from None
+        return found if isinstance(found, dict) else {}
+
+    def _look_up(self, source: FolderSource, wanted: Iterable[Output]) -> None:
+        """Find out what the remote has: by one listing, or of a web server by asking for each."""
+        place = source.place
+        if not any(name in HTTP for name in place.protocols):
+            if self._objects is None:
+                with place.at_work("read"):
+                    found = place.fs.find(place.root, detail=True)
+                root = place.root.strip("/")
+                self._objects = {
+                    key.strip("/").removeprefix(root).strip("/"): {**info, "key": key}
+                    for key, info in found.items()
+                }
+            return
+        objects = self._objects = self._objects or {}
+
+        def ask(name: str) -> None:
+            key = f"{place.root}/{name}"
+            try:
+                objects[name] = {**place.info(key), "key": key}
+            except NotFound:
+                objects[name] = {}
+
+        with ThreadPoolExecutor(JOBS, "dsv-import") as pool:
+            list(pool.map(ask, {one.name for one in wanted} - objects.keys()))
+
+    def _file(self, source: FolderSource, one: Output) -> RemoteFile | None:
+        info = (self._objects or {}).get(one.name)
+        if not info:
+            return None
+        size = info.get("size")
+        kind = "md5-dos2unix" if one.before_3 and not one.md5.endswith(".dir") else "md5"
+        return RemoteFile(
+            one.raw, info["key"], None if size is None else int(size), version_of(info), info=info,
+            digest=f"{kind}:{one.md5.removesuffix('.dir')}", executable=one.executable,
+        )  # fmt: skip
+
+    def _folder(self, source: FolderSource, file: RemoteFile) -> list[_InFolder]:
+        """Return the files of a folder."""
+        found = self._folders.get(file.key)
+        if found is None:
+            text, read, buffer = bytearray(), source.reader(file), memoryview(bytearray(1 << 20))
+            while count := read(buffer):
+                text += buffer[:count]
+            try:
+                found = _FOLDER.decode(text)
+            except msgspec.DecodeError as error:
+                raise _damaged(
+                    f"{hide_in_urls(file.key)} is not a folder of DVC: {error}", file.key
+                ) from None
+            if any(_MD5.fullmatch(one.md5) is None for one in found):
+                raise _damaged(f"{hide_in_urls(file.key)} has what is not an MD5", file.key)
+            self._folders[file.key] = found
+        return found
+
+
+def _damaged(message: str, subject: str) -> IntegrityError:
+    return IntegrityError(
+        message, subject=subject, hint="put the right one back, and run the same command again"
+    )

@@ -1,0 +1,271 @@
+"""dsv import dvc+…: each revision of a git repository with data in DVC has what `dvc checkout` gives."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.dsv import Dsv, write_files
+from tests.labs.s3_server import S3Server
+
+REPOSITORIES = Path(__file__).parent / "dvc_repositories"
+"""Made by DVC itself, of the last version before 3.0 and of one since; see `make.sh` there."""
+VERSIONS = ("dvc-2.58.2", "dvc-3.67.1")
+FIRST, BIRDS, STAGE, LAST = 0, 2, 3, 4
+CONTENTS = 6
+"""How many contents all revisions have, the empty one too."""
+
+
+class Theirs:
+    """A git repository with data in DVC, and its remote beside it."""
+
+    def __init__(self, folder: Path, version: str = VERSIONS[1]) -> None:
+        self.repository, self.remote = folder / "repo", folder / "remote"
+        self.bundle = REPOSITORIES / version / "repository.bundle"
+        shutil.copytree(REPOSITORIES / version / "remote", self.remote)
+        subprocess.run(["git", "clone", "-q", self.bundle, self.repository], check=True)
+        self.url = f"dvc+{self.repository}"
+        self.commits = self.git("rev-list", "--reverse", "HEAD").split()
+        expected = json.loads((REPOSITORIES / version / "checkouts.json").read_text())
+        self.expected = {
+            one: {path: text.encode() for path, text in files.items()} for one, files in expected.items()
+        }
+
+    def git(self, *words: str) -> str:
+        argv = ["git", "-C", self.repository, "-c", "user.name=Eve", "-c", "user.email=e@x.org", *words]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit(self, files: dict[str, bytes]) -> str:
+        write_files(self.repository, files)
+        self.git("add", "-Af", ".")
+        self.git("commit", "-qm", "change")
+        return self.git("rev-parse", "HEAD")
+
+    def keep_at(self, url: str, **more: str) -> None:
+        """Name another place for the remote."""
+        lines = "".join(f"    {key} = {value}\n" for key, value in more.items())
+        config = f"[core]\n    remote = storage\n['remote \"storage\"']\n    url = {url}\n{lines}"
+        self.commit({".dvc/config": config.encode()})
+
+    def object(self, text: bytes) -> Path:
+        [found] = [path for path in self.remote.rglob("*") if path.is_file() and path.read_bytes() == text]
+        return found
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Theirs:
+    (tmp_path / "theirs").mkdir()
+    return Theirs(tmp_path / "theirs")
+
+
+@pytest.fixture
+def lab(dsv: Dsv, tmp_path: Path) -> Dsv:
+    here = dsv.at(dsv.cwd, DSV_STORE=str(tmp_path / "store"), DSV_CACHE=str(tmp_path / "cache"))
+    write_files(here.cwd, {"own.txt": b"own\n"})
+    here.ok("init", "own")
+    here.ok("sync")
+    return here.at(here.cwd.parent)
+
+
+def log(dsv: Dsv, dataset: str) -> list[dict[str, Any]]:
+    """The commits, oldest first."""
+    found: list[dict[str, Any]] = dsv.ok("log", dataset, "--json").json["items"]
+    return found[::-1]
+
+
+def exported(dsv: Dsv, name: str, tmp_path: Path) -> dict[str, bytes]:
+    out = tmp_path / f"out{len(list(tmp_path.glob('out*')))}"
+    dsv.ok("export", name, str(out))
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("how", [[], ["--reference"]])
+def test_each_revision_has_what_dvc_checks_out(
+    lab: Dsv, tmp_path: Path, version: str, how: list[str]
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    theirs = Theirs(tmp_path / "theirs", version)
+    done = lab.ok("import", theirs.url, "pets:", "--create", "--history", *how, "--json").json
+    assert done["read"] == CONTENTS
+    with_data = [theirs.commits[at] for at in (FIRST, BIRDS, STAGE, LAST)]
+    commits = log(lab, "pets")
+    assert [one["revision"] for one in done["revisions"]] == with_data
+    assert [one["commit"] for one in done["revisions"]] == [one["commit"] for one in commits]
+    for commit, name in zip(commits, with_data, strict=True):
+        form = "%an <%ae>%n%at%n%B"
+        author, time, message = theirs.git("show", "-s", f"--format={form}", name).split("\n", 2)
+        assert commit["author"] == author
+        assert commit["message"] == f"{message}\n\nImported-from: {theirs.url}@{name}"
+        when = subprocess.check_output(["date", "-u", "-d", f"@{time}", "+%Y-%m-%dT%H:%M:%S"], text=True)
+        assert commit["time"].startswith(when.strip())
+        assert exported(lab, f"pets@{commit['commit']}", tmp_path) == theirs.expected[name]
+    assert (tmp_path / "out3/stage/out.txt").stat().st_mode & 0o111
+    theirs.object(b"new\n").unlink()
+    if how:
+        refused = lab("cat", "pets:data/x")
+        assert refused.code == 5 and "data/x" in refused.err and str(theirs.remote) in refused.err
+    else:
+        assert lab.ok("cat", "pets:data/x").out == "new\n"
+
+
+def test_an_import_goes_on_after_the_last_revision_that_it_has_committed(lab: Dsv, theirs: Theirs) -> None:
+    lab.ok("import", f"{theirs.url}@v1", "pets:raw", "--create", "--history")
+    lab.ok("put", str(theirs.repository / "README.md"), "pets:mine.md")
+    dry = lab.ok("import", theirs.url, "pets:raw", "--history", "--dry-run", "--json").json
+    assert [one["revision"] for one in dry["revisions"]] == [theirs.commits[LAST]]
+    done = lab.ok("import", theirs.url, "pets:raw", "--history", "--json").json
+    assert [one["revision"] for one in done["revisions"]] == [
+        theirs.commits[at] for at in (BIRDS, STAGE, LAST)
+    ]
+    assert done["read"] == 2  # the others were read before
+    assert lab.ok("ls", "pets").lines == ["mine.md", "raw/data/x", "raw/stage/out.txt"]
+    again = lab.ok("import", theirs.url, "pets:raw", "--history", "--json").json
+    assert (again["any_change"], again["revisions"], again["read"]) == (False, [], 0)
+    assert again["commit"] == done["commit"]
+    lab.ok("import", theirs.url, "pets:second", "--rev", "v1", "--rev", "v2")
+    assert len(log(lab, "pets")) == 5 + 2
+
+
+@pytest.mark.parametrize(
+    ("options", "revisions"),
+    [
+        (["--rev", "v2", "--rev", "v1"], [STAGE, FIRST]),
+        (["--rev", "v1..v2"], [BIRDS, STAGE]),
+        (["--rev", "v1..", "--rev", "v1"], [BIRDS, STAGE, LAST, FIRST]),
+    ],
+)
+def test_revisions_are_committed_in_the_order_in_which_they_are_named(
+    lab: Dsv, theirs: Theirs, tmp_path: Path, options: list[str], revisions: list[int]
+) -> None:
+    done = lab.ok("import", theirs.url, "pets:", "--create", *options, "--json").json
+    assert [one["revision"] for one in done["revisions"]] == [theirs.commits[at] for at in revisions]
+    assert exported(lab, "pets", tmp_path) == theirs.expected[theirs.commits[revisions[-1]]]
+
+
+def test_one_revision_is_a_commit_of_whoever_imports_it(lab: Dsv, theirs: Theirs, tmp_path: Path) -> None:
+    lab.ok("import", f"{theirs.url}@v1", "pets:", "--create", "-m", "mine")
+    [commit] = log(lab, "pets")
+    assert commit["message"] == "mine" and commit["author"] != "ann Lee <ann@example.org>"
+    assert exported(lab, "pets", tmp_path) == theirs.expected[theirs.commits[FIRST]]
+    lab.ok("import", theirs.url, "pets:", "--mirror", "--allow-removals")
+    assert exported(lab, "pets", tmp_path) == theirs.expected[theirs.commits[LAST]]
+
+
+def test_a_repository_of_another_machine_is_cloned_for_a_while(
+    lab: Dsv, theirs: Theirs, tmp_path: Path
+) -> None:
+    (tmp_path / "short").mkdir()
+    here = lab.at(lab.cwd, TMPDIR=str(tmp_path / "short"))
+    url = f"dvc+{theirs.bundle}"
+    relative = here.process("import", url, "pets:", "--create")
+    assert relative.code == 2 and "--dvc-remote" in relative.err, relative
+    done = here.process("import", url, "pets:", "--create", "--history", "--dvc-remote", str(theirs.remote))
+    assert done.code == 0, done
+    assert exported(lab, "pets", tmp_path) == theirs.expected[theirs.commits[LAST]]
+    assert list((tmp_path / "short").iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_content_with_another_md5_is_refused(lab: Dsv, theirs: Theirs, folder: bool) -> None:
+    damaged = next(theirs.remote.rglob("*.dir")) if folder else theirs.object(b"cat\n")
+    damaged.chmod(0o644)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    for more in ([], ["--reference"]):
+        done = lab("import", theirs.url, "pets:", "--create", "--history", *more)
+        assert done.code == 5 and str(damaged) in done.err and "md5:" in done.err, done
+    assert lab("ls", "pets").code == 3 or folder
+
+
+def test_what_the_remote_does_not_have_is_listed(lab: Dsv, theirs: Theirs, tmp_path: Path) -> None:
+    gone = theirs.object(b"cat\n")
+    gone.unlink()
+    outside = b"outs:\n- md5: d41d8cd98f00b204e9800998ecf8427e\n  hash: md5\n  path: ../../x\n"
+    no_md5 = b"outs:\n- md5: ../../../../etc/passwd\n  hash: md5\n  path: passwd\n"
+    theirs.commit({"a/outside.dvc": outside, "a/passwd.dvc": no_md5})
+    done = lab("import", theirs.url, "pets:", "--create")
+    assert done.code == 9, done
+    for text in (
+        "stage/out.txt",
+        "does not have files/md5/54/b8",
+        "../x",
+        "outside of",
+        "a/passwd",
+        "no MD5",
+    ):
+        assert text in done.err
+    lab.ok("import", theirs.url, "pets:", "--create", "--skip-unsupported")
+    assert exported(lab, "pets", tmp_path) == {"data/x": b"new\n"}
+
+
+@pytest.mark.parametrize("how", [[], ["--reference"]])
+def test_a_remote_on_s3_is_reached_as_its_configuration_says(
+    lab: Dsv, theirs: Theirs, ceph_s3: S3Server, tmp_path: Path, how: list[str]
+) -> None:
+    bucket = ceph_s3.bucket()
+    for path in theirs.remote.rglob("*"):
+        if path.is_file():
+            key = f"dvc/{path.relative_to(theirs.remote)}"
+            ceph_s3.client().put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
+    theirs.keep_at(f"s3://{bucket}/dvc", endpointurl=ceph_s3.endpoint)
+    credentials = {key: value for key, value in ceph_s3.env.items() if not key.startswith("AWS_ENDPOINT")}
+    here = lab.at(lab.cwd, **credentials)
+    here.ok("import", theirs.url, "pets:", "--create", "--history", *how)
+    assert exported(here, "pets", tmp_path) == theirs.expected[theirs.commits[LAST]]
+    assert exported(here, "pets@main~3", tmp_path) == theirs.expected[theirs.commits[FIRST]]
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("how", [[], ["--reference"]])
+def test_a_remote_on_a_web_server(lab: Dsv, theirs: Theirs, tmp_path: Path, how: list[str]) -> None:
+    handler = functools.partial(Quiet, directory=str(theirs.remote))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        theirs.keep_at(f"http://127.0.0.1:{server.server_port}")
+        theirs.object(b"one,1\n").unlink()
+        done = lab("import", theirs.url, "pets:", "--create", "--history", *how)
+        assert done.code == 9 and "labels.csv" in done.err, done
+        done = lab("import", theirs.url, "pets:", "--create", "--rev", "HEAD~1", *how)
+        assert done.code == 0, done
+        assert exported(lab, "pets", tmp_path) == theirs.expected[theirs.commits[LAST]]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_what_can_not_be_imported(lab: Dsv, theirs: Theirs) -> None:
+    for code, why, *words in (
+        (3, "v9", theirs.url, "--rev", "v9"),
+        (3, "--output=x", theirs.url, "--rev", "--output=x"),
+        (3, "no DVC remote other; it has storage", theirs.url, "--dvc-remote", "other"),
+        (3, "git can't read", f"dvc+{theirs.remote}"),
+        (3, "git can't read", f"dvc+{theirs.remote}/none"),
+        (2, "has no revisions", str(theirs.remote), "--history"),
+        (2, "has no revisions", str(theirs.remote), "--dvc-remote", "storage"),
+        (2, "exclude each other", theirs.url, "--rev", "v1", "--history"),
+        (2, "exclude each other", theirs.url, "--materialize", "--history"),
+        (2, "exclude each other", theirs.url, "-m", "mine", "--history"),
+    ):
+        done = lab("import", *words[:1], "pets:", "--create", *words[1:])
+        assert done.code == code and why in done.err, done
+    theirs.commit({"more.dvc": b"outs: ["})
+    done = lab("import", theirs.url, "pets:", "--create")
+    assert done.code == 5 and "more.dvc" in done.err and "is not YAML" in done.err, done
+    theirs.keep_at("s3://lake/dvc", version_aware="true")
+    done = lab("import", theirs.url, "pets:", "--create")
+    assert done.code == 9 and "cloud versioning" in done.err, done

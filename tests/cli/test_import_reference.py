@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import http.server
 import os
+import pickle
 import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dsv as program
+from dsv.filesystem import DsvFileSystem
 from dsv.repo import format_log
 from dsv.store.directory import DirectoryStore
 from tests.kit.dsv import Dsv, Result, write_files
@@ -439,3 +442,45 @@ def test_a_bucket_without_versions(lab: Dsv, ceph_s3: S3Server) -> None:
     refused(person("cat", "far:big"), "big", f"s3://{bucket}/big")
     ceph_s3.remove_bucket(bucket)
     refused(person("cat", "far:a.txt"), "a.txt", f"s3://{bucket}/a.txt")
+
+
+def exported(commit: program.Commit, to: Path) -> dict[str, bytes]:
+    commit.export(to)
+    return read_all(to)
+
+
+def test_programs_read_what_lies_in_a_bucket_or_are_refused(
+    lab: Dsv, ceph_s3: S3Server, store: Path, tmp_path: Path
+) -> None:
+    """Python, dsv://, samples, an export and the cache."""
+    bucket, client = ceph_s3.bucket(), ceph_s3.client()
+    for name, body in FILES.items():
+        client.put_object(Bucket=bucket, Key=name, Body=body)
+    person = lab.at(lab.cwd, **ceph_s3.env)
+    person.ok("import", f"s3://{bucket}", "far:", "--create", "--reference")
+    here: dict[str, Any] = {"environ": {**person.environ, "HOME": str(person.home)}, "cwd": person.cwd}
+
+    def reads(number: int) -> list[Callable[[], dict[str, bytes]]]:
+        commit = pickle.loads(pickle.dumps(program.store(str(store), **here).open("far")))
+        fs = DsvFileSystem(str(store), **here)
+        samples = commit.samples(cache=False)
+        whole = [f"far/{name}" for name in FILES]
+        return [
+            lambda: commit.read_many(FILES),
+            lambda: dict(zip(FILES, fs.cat_ranges(whole, 0, None, on_error="raise"), strict=True)),
+            lambda: {one.path: one.data for one in samples.__getitems__(range(len(samples)))},
+            lambda: exported(commit, tmp_path / f"out{number}"),
+            lambda: read_all(commit.cache()),
+        ]
+
+    *others, cached = reads(0)
+    for read in others:
+        assert read() == FILES
+    client.put_object(Bucket=bucket, Key="d/b.bin", Body=bytes(700_000))
+    for read in reads(1):
+        with pytest.raises(program.IntegrityError, match=r"d/b\.bin"):
+            read()
+    client.put_object(Bucket=bucket, Key="d/b.bin", Body=FILES["d/b.bin"])  # the same entity tag
+    assert cached() == FILES
+    ceph_s3.remove_bucket(bucket)
+    assert cached() == FILES

@@ -127,9 +127,11 @@ class Record(msgspec.Struct, frozen=True):
 
     def _packed(self) -> tuple[int, bytes]:
         """Return the version, and the array of the fields."""
-        fields = [getattr(self, name) for name in self.order or self.__struct_fields__]
+        fields = msgspec.structs.astuple(self)
+        if self.order:
+            fields = tuple(getattr(self, name) for name in self.order)
         known = len(fields) - self.added
-        is_newer = any(value is not None for value in fields[known:])
+        is_newer = fields[known:].count(None) < self.added
         return (2, _ENCODER.encode(fields)) if is_newer else (1, _ENCODER.encode(fields[:known]))
 
 

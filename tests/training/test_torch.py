@@ -61,6 +61,32 @@ def python(home: Path, code: str) -> Any:
     return json.loads(done.stdout)
 
 
+def test_a_file_that_a_commit_refers_to_is_read_where_it_is_or_refused(home: Path) -> None:
+    found = python(
+        home,
+        """
+        import json, pathlib, subprocess, sys, dsv
+        from dsv.torch import Loader
+        here = pathlib.Path("theirs")
+        here.mkdir()
+        for number in range(40):
+            (here / f"{number}.txt").write_text(f"content {number}")
+        argv = [sys.executable, "-c", "from dsv.cli.main import main; main()", "import", str(here), "far:"]
+        subprocess.run([*argv, "--create", "--reference"], check=True, stdout=subprocess.DEVNULL)
+        def read(window):
+            loader = Loader(dsv.open("far").samples(window=window, cache=False), 8, num_workers=1)
+            return sorted(data.decode() for batch in loader for data in batch.data)
+        whole = read(2 << 20) == sorted(f"content {number}" for number in range(40))
+        (here / "7.txt").write_text("another")
+        try:
+            read(3 << 20)  # a window of its own, which has nothing of it yet
+        except Exception as error:
+            print(json.dumps([whole, str(error)]))
+        """,
+    )
+    assert found[0] and "far:7.txt" in found[1] and "theirs/7.txt" in found[1], found
+
+
 def test_the_order_is_the_same_for_all_workers_and_datasets(home: Path) -> None:
     found = python(
         home,

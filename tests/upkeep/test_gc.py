@@ -23,8 +23,9 @@ from dsv.repo.session import Session, naming
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
 from dsv.store.opened import Counts, OpenStore
+from dsv.upkeep.erase import Eraser
 from dsv.upkeep.gc import Collected, Options
-from dsv.values.ids import ChunkId, CommitId, Nonce
+from dsv.values.ids import ChunkId, CommitId, FileId, Nonce
 from dsv.values.names import BranchName, TagName
 from tests.exhaustive import is_full
 from tests.kit.packs import verify
@@ -59,6 +60,23 @@ def test_a_tag_of_a_freed_commit_ends_no_gc(tmp_path: Path) -> None:
     world.repository.refs.set_tag(DATASET, TagName.parse("late"), value)
     move_back = RefEntry(world.expired[1], False, Nonce.random(), 0, "a", "create")
     world.repository.refs.move(DATASET, BranchName.parse("late-too"), None, move_back)
+    collect(world.store, tmp_path / "2")
+    world.check()
+
+
+def test_a_writer_that_was_killed_when_it_had_published_ends_no_gc(tmp_path: Path) -> None:
+    """Its session still names a commit, and freed commits are in the history of that one."""
+    world = World(MemoryStore())
+    collect(world.store, tmp_path / "1")
+    writing = Writing(world.store, {"more": b"1" * 300})
+    assert writing.publish()
+    world.store.delete(
+        f"{keys.session_prefix(writing.session.id)}closed"
+    )  # it was killed before it wrote that
+    world.files[writing.commit] = writing.files
+    repository = Repository.open(world.store, None)
+    plan = Eraser(repository).plan([FileId.hash(b"1" * 300)], None, None)
+    assert {(place.dataset, place.path) for place, _ in plan.places} == {(str(DATASET), b"more")}
     collect(world.store, tmp_path / "2")
     world.check()
 

@@ -113,7 +113,9 @@ def _usage(
         }
         roots = kept(parents, names, lambda one: logs[one].freed)
         if not texts and not only_unused:
-            datasets = sorted({name.dataset for name in names if name.dataset is not None})
+            datasets = sorted(
+                {one.dataset for one in names if one.dataset is not None and one.branch is not None}
+            )
             wanted = [_Wanted(str(one), "dataset", one) for one in datasets]
         groups = [one.commits(parents, names, roots) for one in wanted]
         unexpired = kept(parents, names, lambda one: logs[one].states)

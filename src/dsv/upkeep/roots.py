@@ -66,7 +66,7 @@ class Name(NamedTuple):
     """Something that names a commit of a dataset."""
 
     dataset: DatasetName | None
-    """None for a session, which does not say it."""
+    """None for a session whose commit does not say it, as old ones do not."""
     commit: CommitId
     why: str
     """As `scans@main`, `tag scans@v1`, `run 20261120-132145-1f2e3d4c`, `session 1f2e…`."""
@@ -321,7 +321,9 @@ def _of_sessions(repository: Repository) -> Iterator[Name]:
         read = together([partial(_verdict, repository.store, one) for one in some])
         for session_id, verdict in zip(some, read, strict=True):
             if verdict is not None:
-                yield Name(None, verdict, f"session {session_id}")
+                dataset = repository.objects.commit(verdict).dataset
+                home = None if dataset is None else repository.refs.home(dataset)
+                yield Name(home, verdict, f"session {session_id}")
 
 
 def _verdict(store: Store, session_id: SessionId) -> CommitId | None:

@@ -69,6 +69,7 @@ class Rounds:
         self.erased: set[FileId] = set()
         self.stopped: tuple[Writing, Files] | None = None
         self.counts: Counter[str] = Counter()
+        self.refusal: Result | None = None
         self.number = 0
         create(store)
         self.put()
@@ -234,7 +235,13 @@ class Rounds:
             with suppress(DsvError):
                 collect(self.store, self.folder / str(self.next()))
             yield lambda dsv, *words: dsv(*words)
-        raise AssertionError("it was refused each time")
+        raise AssertionError(f"it was refused each time: {self.refusal}")
+
+    def note_refusal(self, done: Result) -> None:
+        """Count a command that was refused; any other end is a fault."""
+        assert done.code == Conflict.exit_code, done
+        self.refusal = done
+        self.counts["commands refused"] += 1
 
     def insist(self, dsv: Dsv, *words: str) -> Result:
         """Run a command until it is not refused any more."""
@@ -242,8 +249,7 @@ class Rounds:
             done = run(dsv, *words)
             if done.code == 0:
                 break
-            assert done.code == Conflict.exit_code, (words, done)
-            self.counts["commands refused"] += 1
+            self.note_refusal(done)
         return done
 
     def adopt(self, changed: Files) -> None:
@@ -279,8 +285,7 @@ class Rounds:
             done = run(here, "sync", "-C", str(work))
             if done.code == 0:
                 break
-            assert done.code == Conflict.exit_code, done
-            self.counts["commands refused"] += 1
+            self.note_refusal(done)
         self.adopt({name: content})
         self.counts["syncs"] += 1
 

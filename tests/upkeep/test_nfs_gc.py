@@ -24,7 +24,7 @@ def test_commits_that_are_not_expired_restore_from_nfs(nfs_hosts: NfsHosts) -> N
     one = nfs_hosts.boot(1, rounds, env=SEARCHED)
     other = nfs_hosts.boot(2, [*words, str(SEED + 1)], env=SEARCHED, clock_offset=86400)
     ended, collected = one.wait(DAY), other.wait(DAY)
-    print(ended.stdout, collected.stdout)
+    print(ended.stdout, ended.stderr, collected.stdout)
     assert ended.status == 0 and f"{rounds[-1]} rounds" in ended.stdout, ended
     assert collected.status == 0, collected
 

@@ -70,6 +70,8 @@ class Rounds:
         self.stopped: tuple[Writing, Files] | None = None
         self.counts: Counter[str] = Counter()
         self.refusal: Result | None = None
+        self.changed: Files = {}
+        """What the command that is running changes on `main`."""
         self.number = 0
         create(store)
         self.put()
@@ -101,7 +103,7 @@ class Rounds:
     def put(self) -> None:
         repository, files = self.open(), self.some_files()
         head = repository.refs.head(DATASET, MAIN).commit
-        before = {} if head is None else self.files[head]
+        before = {} if head is None else self.files_of(head)
         try:
             made = commit(repository, files)
         except Conflict as error:
@@ -120,7 +122,7 @@ class Rounds:
                 self.refuse(error)
             else:
                 assert writing.head.commit is not None
-                self.stopped = writing, {**self.files[writing.head.commit], **files}
+                self.stopped = writing, {**self.files_of(writing.head.commit), **files}
 
     def refuse(self, error: Conflict) -> None:
         """What the head has may lie in packs that were condemned when somebody had just found it there; and a gc on
@@ -252,6 +254,12 @@ class Rounds:
             self.note_refusal(done)
         return done
 
+    def files_of(self, commit_id: CommitId) -> Files:
+        """Return what a head of `main` has, which the command that is running may have published just now."""
+        if commit_id not in self.files:
+            self.adopt(self.changed)
+        return self.files[commit_id]
+
     def adopt(self, changed: Files) -> None:
         """Note what the commits have that were published on `main`: what their first parents have, and this."""
         repository, new = self.open(), list[CommitId]()
@@ -268,6 +276,7 @@ class Rounds:
         work = self.dsv.home / "workspace"
         here, name = self.dsv.at(work.parent), f"w/{self.chance.randrange(5)}"
         content, killed = self.some_content(), self.chance.random() < 0.3
+        self.changed = {name: content}
         for run in self.tries():
             if not work.exists():
                 self.insist(here, "clone", str(DATASET), str(work))
@@ -314,6 +323,7 @@ class Rounds:
         put = self.insist(self.dsv, "put", str(file), f"{DATASET}@{name}:{path}", "--json").json
         changed: Files = {path: file.read_bytes()}
         self.files[CommitId.parse(put["commit"])] = {**self.files[base], **changed}
+        self.changed = changed
         self.insist(self.dsv, "merge", f"{DATASET}@{name}", "--into", str(MAIN))
         self.adopt(changed)
         self.dsv.ok("branch", "--delete", f"{DATASET}@{name}")

@@ -296,7 +296,7 @@ def test_what_can_not_be_referred_to(lab: Dsv) -> None:
         ("https://ann:secret@example.org/x", 2, "has a secret in it"),
         ("https://example.org/x?X-Amz-Signature=0123456789abcdef0123", 2, "has a secret in it"),
         ("memory://x", 9, "can't be referred to"),
-        ("hf://datasets/team/pets", 9, "can't be referred to"),
+        ("hf://team/pets", 9, "can't be referred to"),
         ("data.tar", 9, "can't be referred to"),
         ("none", 3, "no file at"),
     ):

@@ -17,7 +17,7 @@ from dsv.exchange.import_ import FolderSource, RemoteFile, Skipped
 from dsv.exchange.journal import Journal
 from dsv.exchange.reference import ReferredSource, open_referred
 from dsv.exchange.remote import absent
-from dsv.exchange.revisions import DVC, Revision, no_revisions
+from dsv.exchange.revisions import DVC, HUB, History, Revision, no_revisions
 from dsv.exchange.tar import TarSource, open_source
 from dsv.format.locator import ObjectKind
 from dsv.format.tree import Kind
@@ -111,10 +111,9 @@ def import_url(
     reach = options or context.store_options(context.settings.store())
     noted = url.rstrip("/")
     with ExitStack() as stack:
-        if url.startswith(DVC):
-            from dsv.exchange.dvc import DvcHistory
-
-            place = stack.enter_context(DvcHistory(url, reach, chosen.dvc_remote))
+        history = _history(url, reach, chosen, reference=reference)
+        if history is not None:
+            place = stack.enter_context(history)
             noted = place.url
             revisions = place.revisions(chosen.names, every=chosen.every)
             if not revisions:
@@ -123,8 +122,6 @@ def import_url(
             source = opened = place.source(revisions[-1], reference=reference)
             steps = [_Step(request, mirror, partial(place.files, one, opened), one.id) for one in revisions]
         else:
-            if chosen or chosen.dvc_remote:
-                raise no_revisions(url)
             source = open_referred(url, reach) if reference else open_source(url, reach)
             steps = [_Step(request, mirror, source.files)]
         store = stack.enter_context(context.store())
@@ -148,6 +145,21 @@ def import_url(
             read, read_bytes = read + importing.read, read_bytes + importing.read_bytes
         assert edited is not None
         return Imported(edited, found, known, read, read_bytes, tuple(commits) if chosen else ())
+
+
+def _history(url: str, reach: StoreOptions, chosen: Revisions, *, reference: bool) -> History | None:
+    """Return the revisions of what is at the URL; None if what is there now is imported."""
+    if url.startswith(DVC):
+        from dsv.exchange.dvc import DvcHistory
+
+        return DvcHistory(url, reach, chosen.dvc_remote)
+    if url.startswith(HUB) and (chosen or reference) and not chosen.dvc_remote:
+        from dsv.exchange.hub import HubHistory
+
+        return HubHistory(url, reach)
+    if chosen or chosen.dvc_remote:
+        raise no_revisions(url)
+    return None
 
 
 def _new_steps(
@@ -225,6 +237,10 @@ def materialize(context: Context, url: str, target: Target, *, dry_run: bool = F
 
 def _prefix(context: Context, url: str) -> str:
     """Return what the URLs of references begin with, without a slash at the end."""
+    if url.startswith(HUB):
+        from dsv.exchange.hub import at_web
+
+        return at_web(url)
     whole = url if "://" in url else f"file://{(context.cwd / url).absolute()}"
     return whole.rstrip("/")
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from dsv.errors import NotFound, Unsupported, UsageError
 from dsv.exchange.import_ import FolderSource, ReadInto, RemoteFile
-from dsv.exchange.remote import HTTP, S3, Place, changed, open_place
+from dsv.exchange.remote import HTTP, S3, Place, changed, hub_headers, open_place
 from dsv.exchange.tar import TARS
 from dsv.format.external import MAX_TEXT, Source
 from dsv.format.recipe import SINGLE_CHUNK_MAX
@@ -50,9 +50,12 @@ class SourceReader:
         place = self._place(scheme, source)
         from fsspec.asyn import sync
 
-        read = _read_http if scheme in HTTP else _read_s3
         with place.at_work("read"):
-            found: Found = sync(place.fs.loop, read, place, source, start, length)
+            found: Found
+            if scheme in HTTP:
+                found = sync(place.fs.loop, _read_http, place, source, start, length, hub_headers(source.url))
+            else:
+                found = sync(place.fs.loop, _read_s3, place, source, start, length)
             return found
 
     def _place(self, scheme: str, source: Source) -> Place:
@@ -119,13 +122,13 @@ def _tag(text: object) -> str:
     return "" if text is None else str(text).replace('"', "")
 
 
-async def _read_http(place: Place, source: Source, start: int, length: int) -> Found:
+async def _read_http(place: Place, source: Source, start: int, length: int, headers: dict[str, str]) -> Found:
     session = await place.fs.set_session()
-    headers = {"Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "identity"}
+    headers = {**headers, "Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "identity"}
     async with session.get(place.fs.encode_url(source.url), headers=headers) as answer:
         total = answer.headers.get("Content-Range", "").rpartition("/")[2]
         if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # it has become shorter
-            return b"", _seen_http(source, answer.headers, int(total) if total.isdigit() else 0)
+            return b"", _seen_http(source, answer, int(total) if total.isdigit() else 0)
         place.fs._raise_not_found_for_status(answer, source.url)
         if answer.status != HTTPStatus.PARTIAL_CONTENT:
             size = int(answer.headers.get("Content-Length", -1))
@@ -137,11 +140,18 @@ async def _read_http(place: Place, source: Source, start: int, length: int) -> F
                 )
             total = str(size)
         data: bytes = (await answer.read())[:length]
-        return data, _seen_http(source, answer.headers, int(total) if total.isdigit() else -1)
+        return data, _seen_http(source, answer, int(total) if total.isdigit() else -1)
 
 
-def _seen_http(source: Source, headers: Any, size: int) -> Source:
-    return replace(source, size=size, tag=_tag(headers.get("ETag") or headers.get("Last-Modified")))
+def _seen_http(source: Source, answer: Any, size: int) -> Source:
+    """The Hub names the content in the answer that redirects to another host, whose own tag may change."""
+    last = answer.headers
+    hub = [one.headers for one in (*answer.history, answer) if "X-Repo-Commit" in one.headers]
+    if hub:
+        own = last.get("ETag") if hub[-1] is last else None
+        tag = next((one["X-Linked-ETag"] for one in hub if "X-Linked-ETag" in one), own)
+        return replace(source, size=size, tag=_tag(tag).removeprefix("W/"))
+    return replace(source, size=size, tag=_tag(last.get("ETag") or last.get("Last-Modified")))
 
 
 class ReferredSource(FolderSource):

@@ -41,7 +41,7 @@ _PACKAGES = {
 }  # fmt: skip
 _LOGINS = {
     "sftp": "'{ssh}' must log in without a prompt: dsv uses the same keys (ssh-copy-id, ssh-add, ~/.ssh/id_*)",
-    "hf": "hf auth login, or set HF_TOKEN; some datasets have terms to accept on their page first",
+    "hf": "hf auth login, or set HF_TOKEN (with huggingface_hub); some datasets have terms to accept on their page",
     "http": "if the server asks for a password, put USER:PASSWORD@ before the host in the URL",
     "gs": "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS",
     "az": "az login, or set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
@@ -226,6 +226,32 @@ def kind_of(url: str) -> str:
     return _ALIASES.get(protocol, protocol)
 
 
+def hub_endpoint() -> str:
+    """Return the URL of the Hugging Face Hub: `HF_ENDPOINT`, or the default."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return "https://huggingface.co"
+    return str(constants.ENDPOINT)
+
+
+def is_on_hub(url: str) -> bool:
+    """Return whether a URL of HTTP is one of a dataset of the Hub."""
+    return kind_of(url) == "http" and "/datasets/" in url and url.startswith(f"{hub_endpoint()}/datasets/")
+
+
+def hub_headers(url: str) -> dict[str, str]:
+    """Return the header with the user's token for a file of the Hub, and nothing for any other URL. aiohttp drops it
+    when it follows a redirect to another host. Without huggingface_hub there is no token."""
+    if is_on_hub(url):
+        with suppress(ImportError):
+            from huggingface_hub import constants, get_token
+
+            token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+            return {"Authorization": f"Bearer {token}"} if token else {}
+    return {}
+
+
 @contextmanager
 def converting(shown: str, done: str) -> Iterator[None]:
     """Turn any error into one of dsv's that names the URL. done: the participle for the message, such as `read`."""
@@ -356,7 +382,7 @@ def _line(error: Exception) -> str:
 
 
 def _hint(hints: dict[str, str], shown: str) -> str | None:
-    hint = hints.get(kind_of(shown))
+    hint = hints.get("hf" if is_on_hub(shown) else kind_of(shown))
     if hint is None:
         return None
     parts = urlsplit(shown)

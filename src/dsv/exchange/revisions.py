@@ -1,4 +1,4 @@
-"""Places that have revisions: git repositories with data in DVC."""
+"""Places that have revisions: git repositories with data in DVC, and datasets of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dsv.exchange.import_ import FolderSource, RemoteFile, Skipped
 from dsv.values.secrets import hide_in_urls
 
 DVC = "dvc+"
+HUB = "hf://datasets/"
 
 
 class Revision(NamedTuple):
@@ -46,9 +47,11 @@ class History(Protocol):
 
 
 def no_revisions(url: str) -> UsageError:
-    """Return the error for a place that has only what lies there now."""
+    """Return the error for a place that has only what lies there now, or for a dataset of the Hub with a DVC remote."""
+    hub = url.startswith(HUB)
+    also = "" if hub else f", and so has {HUB}OWNER/NAME"
     return UsageError(
-        f"{hide_in_urls(url)} has no revisions",
+        f"{hide_in_urls(url)} has no {'DVC remote' if hub else 'revisions'}",
         subject=hide_in_urls(url),
-        hint="dvc+GIT-URL, a git repository with data in DVC, has some",
+        hint=f"dvc+GIT-URL, a git repository with data in DVC, has some{also}",
     )

@@ -44,7 +44,7 @@ DvcRemote = Annotated[
     examples=[
         ("dsv import s3://lab/scans scans:raw --create", "makes the dataset if it is not there yet"),
         ("dsv import s3://lab/scans scans:raw --mirror", "again: reads what is new, removes what is gone"),
-        ("dsv import hf://datasets/team/pets pets:", "from Hugging Face"),
+        ("dsv import hf://datasets/team/pets pets:", "from Hugging Face; --history for each revision"),
         ("dsv import https://example.org/labels.csv pets:labels/", "one file"),
         ("dsv import archive.tar.gz pets:", "what is in a tar"),
         ("dsv import s3://lab/scans scans: --reference", "reads each file once, and stores none"),
@@ -92,11 +92,11 @@ def import_(
     whose size, entity tag or time has changed.
 
     dvc+ before the URL or the path of a git repository reads the outputs of DVC that its newest commit, or @REV at the
-    end, names, from its DVC remote. With --rev or --history each revision becomes a commit with its author, time and
-    message, and PATH has what it has. Those that were imported before are passed over.
+    end, names, from its DVC remote. With --rev or --history each revision of it, or of a dataset of hf://, becomes a
+    commit with its author, time and message. PATH has what it has. Those that were imported before are passed over.
 
-    With --reference the files of s3://, http(s):// or a folder are read for their ids and not stored. Later they are
-    read there, and refused if they are not what they were. --materialize stores them, under the same commits.
+    With --reference the files of s3://, http(s)://, hf:// or a folder are read for their ids and not stored. Later they
+    are read there, and refused if they are not what they were. --materialize stores them, under the same commits.
     """
     request = EditRequest(
         message=f"import {hide_in_urls(url)}" if message is None else message,

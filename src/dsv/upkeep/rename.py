@@ -20,7 +20,15 @@ from msgspec.structs import replace
 from dsv.errors import Conflict, UsageError
 from dsv.format import keys
 from dsv.format.expiry import MAX_COMMITS, ExpiryAction, ExpiryEntry
-from dsv.format.records import MESSAGE_MAX, RENAME_DATASET, RENAMED_FROM, RENAMED_TO, Action, RefEntry
+from dsv.format.records import (
+    MESSAGE_MAX,
+    RENAME_DATASET,
+    RENAMED_FROM,
+    RENAMED_TO,
+    Action,
+    BranchRule,
+    RefEntry,
+)
 from dsv.repo.expiry import FEATURE, ExpiryLog, State, put_entry, read_expiry
 from dsv.repo.refs.branches import Head, LostRace, deleted, renamed
 from dsv.repo.refs.read import parts
@@ -221,11 +229,13 @@ class _Rename:
         known, rule = refs.rule(self._new, branch), refs.rule(self._old, branch)
         limits = None if rule is None else rule.limits
         if (None if known is None else known.limits) != limits and self._stands(there):
-            carried = rule or known
-            assert carried is not None
+            of = rule or known
+            assert of is not None
             number = 0 if known is None else known.number + 1
             refs.add_rule(
-                replace(carried, limits=limits, nonce=Nonce.random(), dataset=self._new, number=number)
+                BranchRule.of(
+                    limits, Nonce.random(), of.time_ms, of.author, of.message, self._new, branch, number
+                )
             )
 
     def _carry_branch(self, branch: BranchName, there: Head, *, last: bool) -> None:

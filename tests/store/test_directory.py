@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
+from dsv.store import directory
 from dsv.store.base import NoAnswer, Put
 from dsv.store.directory import DirectoryStore, TemporaryFiles, as_store_error
 from dsv.store.open import open_store
@@ -384,3 +386,33 @@ def test_a_folder_that_was_listed_and_made_anew_is_read_where_it_is_now(tmp_path
     assert reader.get("refs/a/1") == b"new"
     for store in (reader, writer):
         store.close()
+
+
+@pytest.mark.parametrize("prefix", ["", "a/", "a/b/"])
+def test_a_folder_that_another_host_removes_while_it_is_listed_is_opened_again(
+    root: Path, opened: Opened, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, where what is open then is stale."""
+    store = opened(DirectoryStore(root))
+    keys = ["a/b/1", "a/b/2", "a/b/3", "a/c/4", "d"]
+    for key in keys:
+        store.put_if_absent(key, b"x")
+    look = directory._look
+
+    def removed(folder: int, name: str) -> os.stat_result | None:
+        if name == "2":
+            shutil.rmtree(root / "a/b")
+            store.put_if_absent("a/b/3", b"y")
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return look(folder, name)
+
+    def stale(folder: int, name: str) -> os.stat_result | None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(directory, "_look", removed)
+    wanted = [key for key in keys if key.startswith(prefix) and key != "a/b/2"]
+    assert [item.key for item in store.list(prefix)] == wanted
+    assert [item.key for item in store.list(prefix)] == [key for key in wanted if key != "a/b/1"]
+    monkeypatch.setattr(directory, "_look", stale)
+    with pytest.raises(NoAnswer, match="Stale"):
+        list(store.list(prefix))

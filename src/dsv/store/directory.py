@@ -7,8 +7,9 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from heapq import heappop, heappush, nsmallest
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -184,6 +185,7 @@ _LISTED_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEX
 # O_NONBLOCK: opening a pipe that somebody put there must not hang.
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _ATTEMPTS: Final = 30
+_WALKS: Final = 3
 # To find the first of many names takes a tenth of the time of sorting all. Nobody who needs few takes more of them.
 _FIRST: Final = 2048
 _MANY: Final = 16 * _FIRST
@@ -435,14 +437,15 @@ class DirectoryStore:
                 sync_folder(above)
 
     def _list(self, folders: _Folders, base: str, name: str, start_after: str | None) -> Iterator[Item]:
+        def walk(start_after: str | None) -> Iterator[Item]:
+            listed = _ListedFolder(folders, self._open_folder(folders, fresh=True))
+            self._this_thread.listed = listed
+            return self._walk(listed.descriptor, base, name, start_after)
+
         with os_errors(self.url, base or self.url):
             self._check_root()
-            try:
-                listed = _ListedFolder(folders, self._open_folder(folders, fresh=True))
-                self._this_thread.listed = listed
-                yield from self._walk(listed.descriptor, base, name, start_after)
-            except FileNotFoundError:
-                self._check_root()
+            yield from _again(walk, start_after)
+            self._check_root()
 
     def _walk(
         self, folder: int, base: str, begins: str, start_after: str | None
@@ -453,7 +456,7 @@ class DirectoryStore:
         folders: list[str] = []  # that were met, and come behind names that a slash sorts behind; as a heap
         for name in _names(folder, begins):
             while folders and folders[0] < name:
-                yield from self._walk_below(folder, base, heappop(folders), start_after)
+                yield from _again(partial(self._walk_below, folder, base, heappop(folders)), start_after)
             key = base + name
             if not is_component(name):
                 continue  # it can't be a key, so it is not the store's
@@ -467,20 +470,19 @@ class DirectoryStore:
             elif stat.S_ISREG(found.st_mode) and (start_after is None or key > start_after):
                 yield Item(key, found.st_size)
         while folders:
-            yield from self._walk_below(folder, base, heappop(folders), start_after)
+            yield from _again(partial(self._walk_below, folder, base, heappop(folders)), start_after)
 
     def _walk_below(
         self, folder: int, base: str, name: str, start_after: str | None
     ) -> Generator[Item, None, None]:
         key = base + name
         if start_after is None or key > start_after or start_after.startswith(key):
-            with suppress(FileNotFoundError):
-                below = os.open(name[:-1], _FOLDER_FLAGS, dir_fd=folder)
-                try:
-                    ask_again(below)
-                    yield from self._walk(below, key, "", start_after)
-                finally:
-                    os.close(below)
+            below = os.open(name[:-1], _FOLDER_FLAGS, dir_fd=folder)
+            try:
+                ask_again(below)
+                yield from self._walk(below, key, "", start_after)
+            finally:
+                os.close(below)
 
     def _remove_empty(self, folders: _Folders) -> None:
         """Object stores have no empty folders; whoever is just writing into one makes it again."""
@@ -498,6 +500,26 @@ class DirectoryStore:
 def _split(key: str) -> tuple[_Folders, str]:
     *folders, name = key.split("/")
     return folders, name
+
+
+def _again(walk: Callable[[str | None], Iterator[Item]], start_after: str | None) -> Iterator[Item]:
+    """Yield the rows behind `start_after`; none if the folder is not there.
+
+    Where another host has removed a folder that is open here, it is opened by its name again, as it may have been made
+    again, and the walk goes on behind the last row.
+    """
+    for attempt in range(_WALKS):
+        try:
+            for item in walk(start_after):
+                start_after = item.key
+                yield item
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.ESTALE or attempt == _WALKS - 1:
+                raise
+        else:
+            return
 
 
 def _look(folder: int, name: str) -> os.stat_result | None:

@@ -126,6 +126,27 @@ def test_a_workspace_whose_unchanged_file_was_erased_goes_on(pets: Dsv) -> None:
     pets.ok("diff", "pets@v1", "pets")
 
 
+@pytest.mark.parametrize("content", [SECRET, SECRET * 2000])
+def test_a_file_that_has_to_be_read_again_to_know_that_it_is_unchanged(pets: Dsv, content: bytes) -> None:
+    write_files(pets.cwd, {"p/secret": content})
+    pets.ok("sync")
+    erase(pets)
+    for times in range(2):
+        os.utime(pets.cwd / "p/secret", (times, times))
+        write_files(pets.cwd, {"b.txt": b"%d" % times})
+        pets.ok("sync")
+        assert pets.ok("cat", "pets:b.txt").out == str(times)
+        (item,) = pets.ok("ls", "pets:p/secret", "--json").json["items"]
+        assert item["erased"]
+    write_files(pets.cwd, {"p/secret": content[1:] + b"!"})
+    (pets.cwd / "p/moved").write_bytes(content)
+    refused = pets("sync")
+    assert refused.code == 4 and "'p/moved' has content that was erased" in refused.err
+    (pets.cwd / "p/moved").unlink()
+    pets.ok("sync")
+    assert pets.ok("cat", "pets:p/secret").out.encode() == content[1:] + b"!"
+
+
 def test_a_workspace_without_an_erased_file_gets_what_comes_in_its_place(pets: Dsv) -> None:
     erase(pets)
     elsewhere = pets.at(pets.home)

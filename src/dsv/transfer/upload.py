@@ -345,6 +345,10 @@ class Uploader:
         """Return whether anything was ever erased from the store."""
         return bool(self._erasures)
 
+    def is_erased(self, entry: Entry) -> bool:
+        """Return whether an entry's content was erased from the store."""
+        return self._erasures.of(entry) is not None
+
     def check_erased(self, small: Sequence[ChunkId]) -> None:
         """Raise `RefusedContent` if one of these contents of small files was erased."""
         if self._erasures:

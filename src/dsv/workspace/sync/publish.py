@@ -11,9 +11,12 @@ import time
 import msgspec
 
 from dsv.errors import Conflict, NoRoom, Unsupported
+from dsv.fs.descent import Descent
+from dsv.fs.errors import about
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.session import Session, check_whole, point_branch
+from dsv.repo.tree.diff import difference
 from dsv.repo.tree.write import TreeChange, TreeWriter, WrittenTree
 from dsv.transfer.commit import Committed, Draft, new_commit, publish_commit
 from dsv.transfer.file_reader import Problem, refusal
@@ -28,6 +31,7 @@ from dsv.workspace.open import OpenWorkspace, follows
 from dsv.workspace.scan.folder import Relation
 from dsv.workspace.scan.result import Gone, Pending, WorkspaceScan
 from dsv.workspace.sparse import links_with
+from dsv.workspace.status import hash_file
 from dsv.workspace.sync.journal import Journal
 from dsv.workspace.workspace import Workspace
 
@@ -132,8 +136,9 @@ class Publisher:
             uploader.resume(journal.left.packs, journal.left.recipes)
             saved = Saved()
             writer = TreeWriter(uploader, tree)
+            listed = _still_listed(scan, uploader) if uploader.any_erased else frozenset()
             with FileSaver[Pending | Gone](uploader, scan.root, files, self._opened.progress, jobs) as saver:
-                _save_files(scan, saver, writer, saved)
+                _save_files(scan, saver, writer, saved, listed)
             written = writer.finish()
             self._opened.progress.finish()
             if saved.problems and not skip_unsupported:
@@ -226,11 +231,28 @@ class Publisher:
         self._workspace.set_seen(self._branch, commit)
 
 
+def _still_listed(scan: WorkspaceScan, uploader: Uploader) -> frozenset[bytes]:
+    """Return the files of which the content was erased, and which are here as the base lists them. They stay listed."""
+    found = set()
+    with about(scan.root), Descent(scan.root) as descent:
+        for item in scan.pending():
+            if item.base is None or not uploader.is_erased(item.base) or item.size != item.base.size:
+                continue
+            if hash_file(scan, item, descent) is None and difference(item.base, item.known) is None:
+                found.add(item.path)
+    return frozenset(found)
+
+
 def _save_files(
-    scan: WorkspaceScan, saver: FileSaver[Pending | Gone], writer: TreeWriter, counts: Saved
+    scan: WorkspaceScan,
+    saver: FileSaver[Pending | Gone],
+    writer: TreeWriter,
+    counts: Saved,
+    listed: frozenset[bytes],
 ) -> None:
+    """Store what may differ from the base, and add it to the tree. listed: paths that stay as the base lists them."""
     state_saved = time.monotonic()
-    for item, saved in saver.save(scan.work()):
+    for item, saved in saver.save(one for one in scan.work() if one.path not in listed):
         if isinstance(item, Gone):
             counts.removed += 1
             writer.add(TreeChange(item.path, None))

@@ -45,6 +45,8 @@ def test_the_sums_are_all_that_the_store_has(pets: Dsv) -> None:
     assert (item["name"], item["kind"], item["commits"]) == ("pets", "dataset", 2)
     assert item["stored"] == item["alone"] == store["needed"]["stored"]
     assert store["unused"]["objects"] == store["expired"]["commits"] == found["lost"] == 0
+    pets.ok("erase", "pets@v1:top", "--reason", "asked", "--yes")
+    assert pets.ok("du", "--json").json["store"]["total"] == store_bytes(pets)
 
 
 def test_a_branch_a_commit_and_a_range(pets: Dsv) -> None:

@@ -11,7 +11,7 @@ from dsv.format.locator import ObjectKind
 from dsv.store.base import NoAnswer
 from dsv.store.directory import DirectoryStore
 from tests.api.test_damage_marks import flip
-from tests.kit.dsv import Dsv, assert_documented
+from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.kit.people import Person
 
 
@@ -94,3 +94,52 @@ def test_a_repair_from_a_folder(pets: Dsv, store: Path, tmp_path: Path) -> None:
     assert done.json["whole"] and done.json["repaired"]
     assert pets("verify", "--from", str(tmp_path)).code == 2
     assert pets("verify", "--repair", "--from", str(tmp_path / "nothing")).code == 6
+
+
+def damage(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-3] + b"???")
+
+
+def test_a_run_that_used_what_another_dataset_has_freed_has_lost_nothing(pets: Dsv, store: Path) -> None:
+    for text in ("one", "two"):
+        write_files(pets.cwd, {"mask": text.encode()})
+        pets.ok("put", "mask", "masks:mask", "--create", "-m", text)
+    old = pets.ok("log", "masks", "--json").json["items"][1]["commit"]
+    pets.ok("run", "pets@v1", "--data", f"m=masks@{old}", "--engine", "process", "--", "true")
+    pets.ok("expire", "masks", "--keep-last", "1", "--also-runs")
+    pets.ok("gc", "--yes", "--grace", "0s")
+    for targets in ([], ["pets"], ["masks"]):
+        assert pets.ok("verify", "--full", "--json", *targets).json["whole"], targets
+
+
+def test_whatever_ends_a_collection_is_listed(pets: Dsv, store: Path) -> None:
+    """Names, rules, records of runs, expiry logs, commits that are freed or that nothing names, and an empty index
+    file: all of it at once."""
+    write_files(pets.cwd, {"c": b"3"})
+    pets.ok("sync")
+    for number in range(2):
+        pets.ok("put", "c", f"old:{number}", "--create", "-m", "old")
+    freed = pets.ok("log", "old", "--json").json["items"][1]["commit"]
+    pets.ok("expire", "old", "--keep-last", "1")
+    pets.ok("gc", "--yes", "--grace", "0s")
+    pets.ok("branch", "--protect", "main")
+    pets.ok("run", "pets@v1", "--engine", "process", "--", "true")
+    assert pets.ok("verify", "--full", "--json").json["whole"]
+    (record,) = store.glob("runs/pets/*/record")
+    for path in (
+        store / "refs/pets/branches/main/0-rule-ffffffffffffffff",
+        store / "refs/pets/tags/v1/value", store / "refs/pets/tags/v2/value",
+        store / "refs/old/expired/ffffffffffffffff", store / "commits" / freed, record,
+    ):  # fmt: skip
+        damage(path)
+    (store / "commits" / ("ab" * 32)).write_bytes(b"?")
+    empty = sorted((store / "index").iterdir())[0]
+    empty.chmod(0o644)
+    empty.write_bytes(b"")
+    done = pets.at(pets.cwd, HOME=str(pets.home / "other"))("verify", "--full", "--json")
+    assert done.code == 5
+    assert {(one["what"], one["name"]) for one in done.json["faults"]} >= {
+        ("branch", "pets@main"), ("tag", "pets@v1"), ("tag", "pets@v2"), ("run", record.parent.name),
+        ("expiry", "old"), ("commit", freed), ("commit", "ab" * 32), ("index", empty.name),
+    }  # fmt: skip

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dsv.api.undisturbed import until_undisturbed
+from dsv.api.undisturbed import room, until_undisturbed
 from dsv.errors import UsageError
 from dsv.repo.refs.expiry import read_expiry
 from dsv.repo.refs.resolve import resolve
@@ -147,18 +144,6 @@ def _usage(
         return Usage(repository.store.url, items, found.unlisted + found.gone, store)
 
 
-@contextmanager
-def room(context: Context) -> Iterator[Path]:
-    """A folder for ids, beside the local copies of metadata: a folder for temporary files may lie in memory."""
-    try:
-        context.metadata.mkdir(parents=True, exist_ok=True)
-        above = tempfile.TemporaryDirectory(prefix="upkeep-", dir=context.metadata)
-    except OSError:
-        above = tempfile.TemporaryDirectory(prefix="dsv-upkeep-")
-    with above as folder:
-        yield Path(folder)
-
-
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     name: str
@@ -184,16 +169,7 @@ class _Wanted:
             raise UsageError(
                 f"{text!r} names no revision after the ..", subject=text, hint=f"dsv du {text}main"
             )
-        dataset = target.dataset
-        if dataset is None:
-            workspace = context.workspace_or_none()
-            if workspace is None:
-                raise UsageError(
-                    "the target names no dataset, and this is no workspace",
-                    subject=text,
-                    hint="dsv datasets lists the names",
-                )
-            dataset = workspace.dataset
+        dataset = target.dataset or context.workspace_of(text).dataset
         if target.rev is None:
             repository.refs.require(dataset)
             return cls(str(dataset), "dataset", dataset)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from dsv.api.context import Context
+from dsv.api.undisturbed import room
 from dsv.cache.obey import OBEYED
-from dsv.errors import Conflict, DsvError, NotFound, Unsupported, UsageError
+from dsv.errors import Conflict, DsvError, Unsupported, UsageError
 from dsv.format import keys
 from dsv.format.erasure import Erasure
 from dsv.format.locator import ObjectKind
@@ -186,11 +186,7 @@ def _wanted(
         resolved = context.resolve(repository, target)
         found = [entry for entry, _ in TreeReader(repository.objects, resolved.commit).below(path)]
         if not found:
-            raise NotFound(
-                f"{show(path)} is not in {resolved.dataset}@{str(resolved.commit)[:12]}",
-                subject=str(target),
-                hint=f"dsv ls {resolved.dataset}@{str(resolved.commit)[:12]}",
-            )
+            raise resolved.no_path(show(path), str(target))
         for entry in found:
             if entry.is_file and entry.size and entry.file_id is not None:
                 files.append(entry.file_id)
@@ -266,7 +262,7 @@ def status(context: Context, *, deadline: float, purge: bool = False) -> Status:
 
     deadline: seconds that caches have. purge: delete the old versions of packs that have erased contents.
     """
-    with context.repository() as repository, _room(context) as folder:
+    with context.repository() as repository, room(context) as folder:
         done = Status(_erasures(repository, deadline))
         if not done.items:
             return done
@@ -370,10 +366,3 @@ def _remove_version(
     if failure:
         why = " (its bucket has Object Lock, which keeps it for some time)" if locked else ""
         done.unanswered.append(f"version {old.version} of {old.key} could not be deleted{why}: {failure}")
-
-
-@contextmanager
-def _room(context: Context) -> Iterator[Path]:
-    context.metadata.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="dsv-erase-", dir=context.metadata) as folder:
-        yield Path(folder)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dsv.api.du import room
-from dsv.api.undisturbed import until_undisturbed
+from dsv.api.undisturbed import room, until_undisturbed
 from dsv.errors import Conflict, IntegrityError
 from dsv.format import keys
 from dsv.format.pack import PACK_TARGET
@@ -17,6 +16,8 @@ from dsv.store.opened import OpenStore
 from dsv.values.units import format_count, format_duration, format_lines
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dsv.api.context import Context
     from dsv.repo.repository import Repository
     from dsv.store.opened import Counts
@@ -28,8 +29,14 @@ if TYPE_CHECKING:
 PRICES = "S3 Standard, us-east-1, November 2026: LIST and PUT $0.005, GET $0.0004 per 1,000, DELETE free"
 _PAGE = 1000
 """Keys in one answer to a listing."""
-_RECORDS = 12
-"""Keys that a garbage collection puts in any case: its session, and its epoch."""
+_SESSION = 2
+"""Keys that a garbage collection puts in any case."""
+_RECORDS = 5
+"""Keys that one puts that deletes something: its sessions, and its epoch."""
+_LISTINGS = 5
+"""Listings of sessions and epochs."""
+_OWN = 3
+"""Keys of its own session, and one that is not there, which tells whether it may delete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,7 @@ def forecast(context: Context, options: Options) -> Forecast:
 
 def _forecast(context: Context, options: Options, repository: Repository) -> Forecast:
     from dsv.upkeep.gc import due, expiring
+    from dsv.upkeep.gc_notes import known_moves, read_notes
     from dsv.upkeep.roots import list_all, read_roots
     from dsv.upkeep.usage import measure
 
@@ -115,8 +123,11 @@ def _forecast(context: Context, options: Options, repository: Repository) -> For
             if chosen := due(repository, read_expiry(repository.refs, dataset), now, options.grace):
                 going[dataset] = set(chosen)
         freed = {one: {*read_expiry(repository.refs, one).freed, *commits} for one, commits in going.items()}
+        known = known_moves(repository, read_notes(_notes(context, repository))[0])
         roots = read_roots(
-            repository, freed=lambda one: freed.get(one) or read_expiry(repository.refs, one).freed
+            repository,
+            freed=lambda one: freed.get(one) or read_expiry(repository.refs, one).freed,
+            known=known,
         ).commits
         groups = [commits.difference(roots) for commits in going.values()]
         names = _counts(repository) - before
@@ -154,18 +165,25 @@ def _check(repository: Repository, found: Measured) -> None:
 
 
 def _estimate(repository: Repository, found: Measured, names: Counts, all_counts: Counts) -> Requests:
-    """Names, index files and packs are looked at twice; trees are not read again, as there are copies of them now."""
+    """Index files and trees are read once. Before anything is deleted, names are listed and partly read again."""
+    from dsv.upkeep.roots import list_all
+
     plan, listed = found.plan, repository.objects.indexes.listed
     assert plan is not None
-    packs = -(-plan.copied // PACK_TARGET) + 2 if plan.rewrite else 0
-    reads = 2 * (names.gets + names.ranges + len(listed.standing.files)) + 2 * len(listed.sizes)
     deleted = len(plan.whole) + len(plan.rewrite)
+    sessions = list_all(repository.store, keys.SESSIONS_PREFIX, 1)
+    packs = -(-plan.copied // PACK_TARGET) if plan.rewrite else 0
+    reads = (names.gets + names.ranges) * (3 if deleted else 2) // 2
     return Requests(
-        list=2 * _pages(all_counts),
-        put=packs + 2 * (packs > 0) + 2 * found.index_files + _RECORDS,
-        get=reads + found.index_files + len(plan.rewrite),
-        delete=deleted + 2 * found.index_files,
+        list=_pages(all_counts) * (2 if deleted else 1) + _LISTINGS,
+        put=packs + 2 * (packs > 0) + found.new_index_files + (_RECORDS if deleted else _SESSION),
+        get=reads + len(listed.sizes) + found.index_files + len(plan.rewrite),
+        delete=deleted + 2 * found.index_files + len(sessions) + _OWN,
     )
+
+
+def _notes(context: Context, repository: Repository) -> Path:
+    return context.metadata_folder(repository.id).parent / "gc"
 
 
 def _counts(repository: Repository) -> Counts:
@@ -197,10 +215,10 @@ def collect(context: Context, options: Options) -> Collection:
     with context.repository() as repository, room(context) as folder:
         before = _counts(repository)
         context.progress.start(None, None)
-        notes = context.metadata_folder(repository.id).parent / "gc"
         done = Collector(
-            repository, context.writer, folder / "gc", options, context.progress, notes=notes
-        ).run()
+            repository, context.writer, folder / "gc", options, context.progress,
+            notes=_notes(context, repository),
+        ).run()  # fmt: skip
         if done.gave_up:
             waited = format_count(len(done.waited_for), "session")
             raise Conflict(

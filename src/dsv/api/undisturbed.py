@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from dsv.errors import Conflict, IntegrityError, NotFound
@@ -47,3 +50,17 @@ def until_undisturbed(
         subject=url,
         hint="when they have ended, run the same command again",
     )
+
+
+@contextmanager
+def room(context: Context) -> Iterator[Path]:
+    """A folder for ids, beside the local copies of metadata: a folder for temporary files may lie in memory."""
+    try:
+        context.metadata.mkdir(parents=True, exist_ok=True)
+        above = tempfile.TemporaryDirectory(
+            prefix="upkeep-", dir=context.metadata, ignore_cleanup_errors=True
+        )
+    except OSError:
+        above = tempfile.TemporaryDirectory(prefix="dsv-upkeep-", ignore_cleanup_errors=True)
+    with above as folder:
+        yield Path(folder)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv.api.context import Context, reads_outside
-from dsv.api.undisturbed import listed_epochs, until_undisturbed
+from dsv.api.undisturbed import listed_epochs, room, until_undisturbed
 from dsv.errors import IntegrityError, UsageError
 from dsv.format import keys
 from dsv.repo.repository import Repository
@@ -70,8 +68,7 @@ def _once(
     """Return the result, and how much was repaired after it."""
 
     def attempt(repository: Repository) -> tuple[Verification, int]:
-        folder = Path(tempfile.mkdtemp(prefix="dsv-verify-", dir=_scratch(context)))
-        try:
+        with room(context) as folder:
             verifier = Verifier(
                 repository, context.writer, folder, context.progress,
                 full=request.full or request.repair, anew=request.full and not request.targets,
@@ -80,11 +77,9 @@ def _once(
                 result = _verify(context, verifier, request)
                 if not request.repair:
                     return result, 0
-                repair = Repair(verifier, context.writer, folders, stores)
+                repair = Repair(verifier, context.writer, folders, stores, all_names=not request.targets)
                 repair.run()
                 return result, repair.repaired
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     return until_undisturbed(context, attempt)
 
@@ -106,11 +101,6 @@ def _sources(context: Context, names: Sequence[str], opened: ExitStack) -> tuple
     return folders, stores
 
 
-def _scratch(context: Context) -> Path:
-    context.metadata.mkdir(parents=True, exist_ok=True)
-    return context.metadata
-
-
 def _verify(context: Context, verifier: Verifier, request: VerifyRequest) -> Verification:
     repository = verifier.repository
     before = listed_epochs(repository.store)
@@ -123,6 +113,8 @@ def _verify(context: Context, verifier: Verifier, request: VerifyRequest) -> Ver
             return verifier.result
     datasets, commits = _chosen(context, repository, request.targets)
     verifier.look_at_names(datasets, commits)
+    if schedule is not None:
+        verifier.look_at_unnamed_commits()
     verifier.look_at_trees()
     verifier.look_at_packs(only_needed=bool(request.targets))
     if not request.full:

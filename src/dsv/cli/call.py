@@ -160,7 +160,12 @@ class Call(typer.Context):
     def item(self, found: object, /, **more: object) -> dict[str, object]:
         """Return a result with the keys that the command declares below `items`: see `to_item`."""
         keys = [key.removeprefix("items.") for key in self._keys if key.startswith("items.")]
-        return to_item(found, keys, **more)
+        return to_item(found, keys, getattr(self.command, "nulls", False), **more)
+
+    def head(self, found: object, /, **more: object) -> dict[str, object]:
+        """Return a result with the keys that the command declares beside `items`: see `to_item`."""
+        keys = [key for key in self._keys if not key.startswith("items.")]
+        return to_item(found, keys, getattr(self.command, "nulls", False), **more)
 
     @property
     def _keys(self) -> Iterable[str]:

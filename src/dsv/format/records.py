@@ -36,6 +36,13 @@ class RefEntry(Record, frozen=True):
     branch: BranchName | None = None
     number: Count | None = None
 
+    @classmethod
+    def of(
+        cls, writer: Writer, time_ms: int, commit: CommitId | None, action: str, *, deleted: bool = False
+    ) -> RefEntry:
+        """Return a move by this writer, to a commit if there is one."""
+        return cls(commit, deleted, Nonce.random(), time_ms, writer.author, action)
+
     def fault(self) -> str | None:
         return "it is deleted and names a commit" if self.deleted and self.commit is not None else None
 

@@ -27,6 +27,11 @@ class Kind(enum.IntEnum):
     SYMLINK = 2
     EMPTY_DIRECTORY = 3
 
+    @property
+    def word(self) -> str:
+        """Return what people and programs are told of it."""
+        return "directory" if self is Kind.EMPTY_DIRECTORY else self.name.lower()
+
 
 class Entry(NamedTuple):
     """One path of a tree. A named tuple, as millions are made."""

@@ -333,7 +333,7 @@ def point_branch(
     action: str,
 ) -> Moved | LostRace:
     """Move a branch to a commit, or make it there. after: its head now. Raises as `naming`."""
-    entry = RefEntry(commit_id, False, Nonce.random(), repository.clock(), writer.author, action)
+    entry = RefEntry.of(writer, repository.clock(), commit_id, action)
     dataset, branch = where
     with naming(repository, writer, dataset, commit_id, f"branch {branch}", after):
         return repository.refs.move(*where, after, entry)

@@ -24,7 +24,7 @@ from dsv.repo.session import Session, check_whole
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange, WrittenTree, write_tree
 from dsv.transfer.upload import Uploader
-from dsv.values.ids import CommitId, Nonce
+from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName
 from dsv.values.paths import link_escapes, show
 
@@ -154,14 +154,7 @@ def _publish(
     before_ref: Callable[[], None] = lambda: None,
     put_commit: Callable[[], object] = lambda: None,
 ) -> Committed | LostRace:
-    entry = RefEntry(
-        commit=commit_id,
-        deleted=False,
-        nonce=Nonce.random(),
-        time_ms=session.repository.clock(),
-        author=writer.author,
-        action=draft.action,
-    )
+    entry = RefEntry.of(writer, session.repository.clock(), commit_id, draft.action)
     moved = session.publish(draft.dataset, draft.branch, draft.after, entry, before_ref, put_commit)
     return Committed(commit_id, commit, moved.head) if isinstance(moved, Moved) else moved
 

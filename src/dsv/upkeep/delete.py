@@ -18,7 +18,6 @@ from dsv.repo.expiry import FEATURE, ExpiryLog, append, read_expiry
 from dsv.repo.refs.branches import Head, LostRace, Moved, is_deleted_dataset, protected
 from dsv.repo.session import point_branch
 from dsv.upkeep.roots import names_of_refs, names_of_runs
-from dsv.values.ids import Nonce
 from dsv.values.names import MAIN
 from dsv.values.units import rfc3339
 
@@ -147,7 +146,7 @@ def _bring_back(repository: Repository, writer: Writer, tombstone: Head, action:
     if commit is not None:
         moved = point_branch(repository, writer, where, tombstone, commit, action)
     else:
-        entry = RefEntry(None, False, Nonce.random(), repository.clock(), writer.author, action)
+        entry = RefEntry.of(writer, repository.clock(), None, action)
         moved = repository.refs.move(*where, tombstone, entry)
     if isinstance(moved, LostRace):
         if is_deleted_dataset(moved.winner):
@@ -162,7 +161,7 @@ def _as_head(head: Head, entry: RefEntry) -> Head:
 
 def _delete_branch(repository: Repository, writer: Writer, head: Head, message: str) -> Moved | LostRace:
     action = str(Action(DELETE_DATASET, message[:MESSAGE_MAX]))
-    entry = RefEntry(None, True, Nonce.random(), repository.clock(), writer.author, action)
+    entry = RefEntry.of(writer, repository.clock(), None, action, deleted=True)
     return repository.refs.move(head.dataset, head.branch, head, entry)
 
 

@@ -190,10 +190,12 @@ class IndexRows:
         """How many rows there are; two places of one object are two."""
         return sum(map(len, self.files.values()))
 
-    def naming(self, packs: Set[PackId]) -> int:
-        """Return how many of the files name one of these packs."""
+    def naming(self, packs: Set[PackId]) -> tuple[int, int]:
+        """Return how many of the files name one of these packs, and how many of them name another one, too."""
         wanted = np.frombuffer(b"".join(packs), "S16")
-        return sum(bool(np.isin(_packs_of(one), wanted).any()) for one in self.files.values())
+        found = [np.isin(_packs_of(one), wanted) for one in self.files.values()]
+        named = [one for one in found if one.any()]
+        return len(named), sum(not one.all() for one in named)
 
     def bucket(self, first: int) -> Rows:
         """Return the rows of the ids that begin with this byte, in the order of ids and kinds; equal rows come once."""
@@ -326,8 +328,10 @@ class IndexRows:
             raise
         except NotFound:
             return None
-        with path.open("rb") as file:
-            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        view = memoryview(b"")
+        if path.stat().st_size:  # an empty file can't be mapped
+            with path.open("rb") as file:
+                view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         if _hash(view[: -index.HASH_SIZE]) != view[-index.HASH_SIZE :]:
             raise IntegrityError(f"index {index_id} is damaged", subject=str(index_id))
         self._ends[index_id] = bytes(view[-index.HASH_SIZE :])

@@ -152,9 +152,7 @@ class _Rename:
     def _move(self, what: str, commit: CommitId | None, *, deleted: bool = False) -> RefEntry:
         text = "; ".join(filter(None, (what, self._message)))[: MESSAGE_MAX + 100]
         action = str(Action(RENAME_DATASET, text))
-        return RefEntry(
-            commit, deleted, Nonce.random(), self._repository.clock(), self._writer.author, action
-        )
+        return RefEntry.of(self._writer, self._repository.clock(), commit, action, deleted=deleted)
 
     def _stands(self, main: Head) -> bool:
         """Return whether this is still the last move of a `main`."""

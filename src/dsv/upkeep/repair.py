@@ -34,9 +34,17 @@ class Repair:
     """One repair, after a verification."""
 
     def __init__(
-        self, verifier: Verifier, writer: Writer, folders: Iterable[Path], stores: Iterable[Objects]
+        self,
+        verifier: Verifier,
+        writer: Writer,
+        folders: Iterable[Path],
+        stores: Iterable[Objects],
+        *,
+        all_names: bool,
     ) -> None:
+        """all_names: the verification has looked at what every name of the store needs."""
         self._verifier = verifier
+        self._all_names = all_names
         self._writer = writer
         self._repository = verifier.repository
         self._objects = verifier.objects
@@ -54,6 +62,8 @@ class Repair:
             if fault.what == "commit":
                 self._commit(CommitId.parse(fault.name))
         if self._verifier.named:
+            # what index files say that could not be replaced is not known, and keeps nothing from being stored again
+            self._objects.indexes.damaged.update(self._verifier.damaged_indexes)
             self._store_again(set(self._verifier.named))
         self._hints()
 
@@ -167,12 +177,13 @@ class Repair:
 
     def _index(self) -> None:
         """Index what lies in packs of which readable index files do not have every row. The new file replaces damaged
-        ones."""
+        ones, unless these may be all that knows what a pack has: then only when nothing is lost any more."""
         verifier, damaged = self._verifier, self._verifier.damaged_indexes
         if not damaged and not verifier.named:
             return
         packs, expected = verifier.rows.packs, verifier.rows.expected_sizes()
-        builder, count, left = IndexBuilder(), 0, False
+        builder, count, left, unasked = IndexBuilder(), 0, False, False
+        needless = bool(damaged) and self._all_names and not verifier.named
         encoded, put = list[bytes](), list[MergedFile]()
         with Session.open(self._repository, self._writer) as session:
             for item in chain(self._repository.store.list(keys.PACK_PREFIX), [None]):
@@ -188,17 +199,21 @@ class Repair:
                 if item is None or pack is None or pack in session.condemned:
                     continue
                 (at,) = packs.places([pack])
-                if at >= 0 and expected[at] == item.size:  # the rows make up all of it
+                is_known = at >= 0 and expected[at] == item.size  # the rows make up all of it
+                if is_known and (
+                    count or put or not needless
+                ):  # else one, as a file has to stand for the damaged ones
                     continue
                 found = check_pack(self._objects, pack, lambda _: [], every_row=True)
-                left = left or found.failure is not None or found.unread
+                left = left or found.unread
+                unasked = unasked or found.failure is not None
                 bad = set(found.bad)
                 for kind, object_id, where in found.rows:
                     if (kind, object_id) not in bad:
                         builder.add(kind, object_id, where)
                         count += 1
             self.repaired += len(put)
-            if damaged and not left and put:
+            if damaged and put and not unasked and (needless or not left):
                 self._replace(put)
             session.close()
 

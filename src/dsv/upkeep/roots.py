@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from dsv.errors import UPGRADE, IntegrityError, NotFound, Unsupported, UsageError
+from dsv.errors import UPGRADE, DsvError, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.format import keys
 from dsv.format.records import SessionVerdict, TagValue
 from dsv.repo.errors import put_back, read_record
@@ -308,6 +308,58 @@ def _tag(repository: Repository, dataset: DatasetName, tag: TagName) -> Named:
     value = read_record(TagValue.decode, repository.store, keys.tag_key(dataset, tag))
     repository.refs.check_names("tag", (value.dataset, value.tag), (dataset, tag))
     return [(dataset, value.commit)]
+
+
+def readable_names(
+    repository: Repository, dataset: DatasetName, failed: Callable[[str, str, DsvError], None]
+) -> Iterator[Name]:
+    """Yield what names commits in the branches, tags and runs of a dataset, as far as it can be read. `failed` takes
+    the rest: what it is, its name, and the error."""
+    refs, store = repository.refs, repository.store
+    moves, tags = dict[BranchName, set[int]](), dict[TagName, bool]()
+    for item in store.list(keys.dataset_prefix(dataset)):
+        if (move := keys.parse_branch_key(item.key)) is not None:
+            moves.setdefault(move[1], set()).add(move[2])
+        elif (tag := keys.parse_tag_key(item.key)) is not None:
+            tags[tag[1]] = tags.get(tag[1], False) or tag[2]
+    for branch, numbers in moves.items():
+        last, why = max(numbers), f"{dataset}@{branch}"
+        for number in range(last, -1, -1):
+            try:
+                entry = refs.entry(dataset, branch, number)
+                if entry is None:
+                    key = keys.branch_key(dataset, branch, number)
+                    raise IntegrityError(f"move {number} of branch {branch} of {dataset} is gone ({key})")
+            except IntegrityError as error:
+                failed("branch", why, error)
+                continue
+            if entry.commit is not None:
+                yield Name(dataset, entry.commit, why, branch, holds=number == last)
+    runs = [keys.parse_run_key(item.key) for item in store.list(keys.runs_prefix(dataset))]
+    reads: list[tuple[str, str, Callable[[], Named]]] = [
+        *(
+            ("tag", f"{dataset}@{one}", partial(_tag, repository, dataset, one))
+            for one in tags
+            if not tags[one]
+        ),
+        *(
+            ("run", run[1], partial(_run, store, *run))
+            for run in runs
+            if run is not None and _RUN_PART.fullmatch(run[2])
+        ),
+    ]
+    for what, name, read in reads:
+        try:
+            found = read()
+        except StoreMissing:
+            raise
+        except NotFound:  # deleted meanwhile
+            continue
+        except IntegrityError as error:
+            failed(what, name, error)
+            continue
+        for of, commit_id in found:
+            yield Name(of, commit_id, f"{what} {name}", holds=what == "tag")
 
 
 def _of_sessions(repository: Repository) -> Iterator[Name]:

@@ -22,7 +22,7 @@ from dsv.repo.session import Session, naming, point_branch
 from dsv.repo.tree.read import Leaf, TreeReader
 from dsv.repo.tree.write import TreeChange, write_tree
 from dsv.transfer.upload import Uploader
-from dsv.values.ids import CommitId, Nonce, SegmentId
+from dsv.values.ids import CommitId, SegmentId
 from dsv.values.names import MAIN
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _write(
         if after is not None:
             session.close()
             return history
-        entry = RefEntry(history.made[main], False, Nonce.random(), repository.clock(), writer.author, ACTION)
+        entry = RefEntry.of(writer, repository.clock(), history.made[main], ACTION)
         if isinstance(session.publish(new, MAIN, None, entry), LostRace):
             raise _is_taken(new)
     return history

@@ -105,7 +105,9 @@ class Measured(msgspec.Struct):
     gone: int = 0
     """Objects that something needs, that an index lists, and whose packs are not there."""
     index_files: int = 0
-    """Index files that it would write anew."""
+    """Index files that it would delete."""
+    new_index_files: int = 0
+    """Index files that it would write in their place."""
 
 
 class LabelledIds:
@@ -320,7 +322,7 @@ def _add_packs(
         unindexed=len(found.unindexed), unindexed_bytes=int(found.unindexed.sum()), missing=found.absent,
     )  # fmt: skip
     measured.gone = 0 if found.missing is None else found.missing.objects
-    measured.index_files = rows.naming({*plan.whole, *plan.rewrite})
+    measured.index_files, measured.new_index_files = rows.naming({*plan.whole, *plan.rewrite})
 
 
 class _Counted:
@@ -387,6 +389,7 @@ def list_sizes(store: Store) -> dict[str, int]:
     """Return the bytes of all keys by how they begin, without those of packs."""
     prefixes = (
         *(keys.INDEX_PREFIX, keys.COMMIT_PREFIX, keys.LOCATOR_PREFIX, keys.REFS_PREFIX, keys.RUNS_PREFIX),
-        *(keys.SESSIONS_PREFIX, keys.GC_PREFIX, keys.FORMAT_PREFIX, keys.PROBE_PREFIX, keys.README_KEY),
+        *(keys.SESSIONS_PREFIX, keys.GC_PREFIX, keys.FORMAT_PREFIX, keys.ERASURE_PREFIX),
+        *(keys.PROBE_PREFIX, keys.README_KEY),
     )
     return {prefix: sum(item.size for item in store.list(prefix)) for prefix in prefixes}

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv.errors import Denied, IntegrityError, NoRoom, NotFound
+from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound
 from dsv.format import keys
 from dsv.format.commit import Commit
 from dsv.format.damage import MAX_MARKS, Damage
@@ -27,6 +27,7 @@ from dsv.format.records import Writer
 from dsv.repo.damage import mark_damage, read_damage
 from dsv.repo.format_log import check_log
 from dsv.repo.objects.indexes import FILTERED_BYTES
+from dsv.repo.refs.expiry import freed_at_least, read_expiry
 from dsv.repo.repository import Repository
 from dsv.store.base import StoreMissing, together
 from dsv.upkeep.hints import wrong_hints
@@ -35,10 +36,10 @@ from dsv.upkeep.index_rows import IndexRows, are_external, row_sums
 from dsv.upkeep.losses import Losses, Part
 from dsv.upkeep.packs import CheckedPack, check_packs
 from dsv.upkeep.reach import reach
-from dsv.upkeep.roots import Name, read_names
+from dsv.upkeep.roots import Name, read_names, readable_names
 from dsv.upkeep.schedule import Schedule
 from dsv.values.ids import CommitId, Id, IndexId, Nonce, PackId
-from dsv.values.names import BranchName, DatasetName
+from dsv.values.names import DatasetName
 from dsv.values.progress import NoProgress, Progress
 
 _NOTE_SECONDS = 60.0
@@ -52,7 +53,7 @@ class Fault(msgspec.Struct, frozen=True):
     """Something other than the content of a path that is damaged."""
 
     what: str
-    """`format`, `branch`, `tag`, `run`, `commit`, `index`, `filter` or `locator`."""
+    """`format`, `branch`, `tag`, `run`, `expiry`, `commit`, `index`, `filter` or `locator`."""
     name: str
     text: str
     hint: str | None = None
@@ -133,6 +134,8 @@ class Verifier:
         self._marked: set[PackId] = set()
         if self.marks is not None:
             self._marked = {*self.marks.packs, *(pack for pack, _, _ in self.marks.objects)}
+        self._met: set[CommitId] = set()
+        """The commits to which names lead, freed ones too."""
         self._checked: dict[PackId, CheckedPack] = {}
         """Packs that were read as a whole: those that are damaged, marked, or could not be asked for."""
         self.lost: Heads = np.zeros(0, np.uint64)
@@ -173,13 +176,22 @@ class Verifier:
         """Find the commits that these datasets name, and further ones with what they are called."""
         named: dict[CommitId, dict[str, None]] = {one: {why: None} for one, why in commits.items()}
         for dataset in datasets:
+            self._look_at_rules(dataset)
             for commit_id, why in self._commits_of(dataset):
                 named.setdefault(commit_id, {})[why] = None
         self.result.names = {one: tuple(why) for one, why in named.items()}
+        self.result.faults = list(dict.fromkeys(self.result.faults))  # of commits that several datasets name
 
     def _commits_of(self, dataset: DatasetName) -> Iterator[tuple[CommitId, str]]:
-        names = self._names_of(dataset)
-        gone = _freed(self.repository, dataset)
+        """Yield the commits that this dataset names: a run may name those of others, which their own logs free."""
+        by_dataset: dict[DatasetName, list[Name]] = {}
+        for name in self._names_of(dataset):
+            by_dataset.setdefault(name.dataset or dataset, []).append(name)
+        for of, names in by_dataset.items():
+            yield from self._with_histories(names, self._freed(of))
+
+    def _with_histories(self, names: list[Name], gone: set[CommitId]) -> Iterator[tuple[CommitId, str]]:
+        """Yield these commits and their ancestors, but for those that are gone, and why each is looked at."""
         waiting = [
             (name.commit, name.why if name.holds or name.branch is None else f"history of {name.why}")
             for name in names
@@ -193,51 +205,55 @@ class Verifier:
             order = list(new)
             for start in range(0, len(order), _AT_ONCE):
                 some = order[start : start + _AT_ONCE]
-                for one, commit in zip(
-                    some,
-                    together([partial(self._commit, one, freed=one in gone) for one in some]),
-                    strict=True,
-                ):
+                read = together([partial(self._commit, one) for one in some])
+                for one, commit in zip(some, read, strict=True):
                     if commit is not None:
                         why = new[one] if new[one].startswith("history of ") else f"history of {new[one]}"
                         waiting += [(parent, why) for parent in commit.parents if parent not in met]
+        self._met |= met
 
     def _names_of(self, dataset: DatasetName) -> list[Name]:
         try:
             return read_names(self.repository, [dataset])
+        except StoreMissing:
+            raise
         except (IntegrityError, NotFound):
-            return list(self._names_singly(dataset))
+            return list(readable_names(self.repository, dataset, self._failed))
 
-    def _names_singly(self, dataset: DatasetName) -> Iterator[Name]:
-        """Yield what can be read, of a dataset of which something can't be."""
-        refs, faults = self.repository.refs, self.result.faults
-        moves: dict[BranchName, set[int]] = {}
-        for item in self.repository.store.list(keys.branches_prefix(dataset)):
-            move = keys.parse_branch_key(item.key)
-            if move is not None:
-                moves.setdefault(move[1], set()).add(move[2])
-        for branch, numbers in moves.items():
-            for number in range(max(numbers), -1, -1):
-                why, key = f"{dataset}@{branch}", keys.branch_key(dataset, branch, number)
-                try:
-                    entry = refs.entry(dataset, branch, number)
-                except (IntegrityError, NotFound) as error:
-                    faults.append(Fault("branch", why, error.message, error.hint))
-                    continue
-                if entry is None:
-                    faults.append(
-                        Fault("branch", why, f"move {number} of branch {branch} of {dataset} is gone ({key})")
-                    )
-                elif entry.commit is not None:
-                    yield Name(dataset, entry.commit, why, branch)
+    def _failed(self, what: str, name: str, error: DsvError) -> None:
+        self.result.faults.append(Fault(what, name, error.message, error.hint))
+
+    def _look_at_rules(self, dataset: DatasetName) -> None:
+        """Find the branches whose rule can't be read: nobody can move them."""
+        listed = self.repository.store.list(keys.branches_prefix(dataset))
+        rules = {rule[1] for item in listed if (rule := keys.parse_branch_rule_key(item.key)) is not None}
+        for branch in sorted(rules):
+            try:
+                self.repository.refs.rule(dataset, branch)
+            except IntegrityError as error:
+                self._failed("branch", f"{dataset}@{branch}", error)
+
+    def _freed(self, dataset: DatasetName) -> set[CommitId]:
+        """Return the commits whose content may be gone. Of a damaged log, those that its other entries free."""
+        refs = self.repository.refs
+        home = refs.home(dataset)
         try:
-            for tag, value in refs.tags(dataset):
-                yield Name(dataset, value.commit, f"tag {dataset}@{tag}")
-        except (IntegrityError, NotFound) as error:
-            faults.append(Fault("tag", str(dataset), error.message, error.hint))
+            return read_expiry(refs, home).freed
+        except IntegrityError as error:
+            self._failed("expiry", str(home), error)
+            return freed_at_least(refs, home)
 
-    def _commit(self, commit_id: CommitId, *, freed: bool) -> Commit | None:
-        """Return a commit as the store has it, if that is whole; else a local copy. freed: nothing need be there."""
+    def look_at_unnamed_commits(self) -> None:
+        """Find damaged commits that no name leads to: a garbage collection reads them, and ends there."""
+        listed = (keys.parse_commit_key(item.key) for item in self.repository.store.list(keys.COMMIT_PREFIX))
+        unnamed = sorted({one for one in listed if one is not None} - self._met)
+        for start in range(0, len(unnamed), _AT_ONCE):
+            some = unnamed[start : start + _AT_ONCE]
+            together([partial(self._commit, one, named=False) for one in some])
+
+    def _commit(self, commit_id: CommitId, *, named: bool = True) -> Commit | None:
+        """Return a commit as the store has it, if that is whole; else a local copy. A freed one has to be there, too:
+        histories lead through it. named: something leads to it."""
         try:
             found = self.objects.stored_commit(commit_id)
             if found is not None:
@@ -247,9 +263,9 @@ class Verifier:
             raise
         except IntegrityError as raised:
             error = raised
-        if freed:
-            return self.objects.local_commit(commit_id)
         text = f"commit {commit_id} is gone" if error is None else error.message
+        if not named:
+            text += f", and nothing names it: delete {keys.commit_key(commit_id)} if there is no copy of it"
         self.result.faults.append(
             Fault("commit", str(commit_id), text, "dsv verify --repair, on a machine that has a copy of it")
         )
@@ -381,7 +397,7 @@ class Verifier:
                 self.mark()
             try:
                 schedule.note(done)
-            except Denied:  # who may only read can read all of it, too
+            except (Denied, NoRoom):  # whoever can only read can read all of it, too
                 if ends is not None:
                     raise
             left.difference_update(done)
@@ -557,9 +573,3 @@ def _is_table(checked: CheckedPack) -> bool:
 def _is_over(ends: float | None, noted: float) -> bool:
     now = time.monotonic()
     return now - noted > _NOTE_SECONDS or (ends is not None and now >= ends)
-
-
-def _freed(repository: Repository, dataset: DatasetName) -> set[CommitId]:
-    from dsv.repo.expiry import read_expiry
-
-    return read_expiry(repository.refs, repository.refs.home(dataset)).freed

@@ -84,8 +84,8 @@ def rfc3339(time_ms: float) -> str:
 
 
 def format_count(count: int, one: str) -> str:
-    """`1 file`, `1,195 files`: for things whose plural ends in s."""
-    return f"{count:,} {one}" if count == 1 else f"{count:,} {one}s"
+    """`1 file`, `1,195 files`, `2 branches`: for things whose plural ends in s."""
+    return f"{count:,} {one}" + ("" if count == 1 else "es" if one.endswith("ch") else "s")
 
 
 def format_lines(lines: Sequence[str], most: int = 20) -> str:

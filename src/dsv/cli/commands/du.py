@@ -44,7 +44,7 @@ from dsv.values.units import format_bytes, format_count
         "store.commits": "bytes of commits and their locators",
         "store.names": "bytes of branches and tags",
         "store.runs": "bytes of the records of runs",
-        "store.other": "bytes of sessions, garbage collections and the format log",
+        "store.other": "bytes of sessions, garbage collections, erasures and the format log",
         "lost": "objects of commits that are in no pack that is there; the exit code is 5 if it is not 0",
         "items.name": "the dataset, branch, commit, range or folder",
         "items.kind": "dataset, branch, commit, range, folder, or trees (the nodes and segments of all folders)",
@@ -133,7 +133,7 @@ def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
         ("commits", store.commits, ""),
         ("names", store.names, ""),
         ("runs", store.runs, ""),
-        ("other", store.other, "sessions, garbage collections, the format log"),
+        ("other", store.other, "sessions, garbage collections, erasures, the format log"),
         ("total", store.total, printable(url)),
     ]
     for name, size, note in rows:

@@ -11,7 +11,7 @@ from dsv.api import erase as api
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, text
 from dsv.cli.options.arguments import Author, DryRun, one_of
-from dsv.cli.output import local_time, printable, rfc3339
+from dsv.cli.output import local_time, printable
 from dsv.errors import Conflict, Unreachable, UsageError
 from dsv.upkeep.successor import Succeeded
 from dsv.values.ids import FileId
@@ -19,7 +19,6 @@ from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, parse_duration
 
 _SHOWN = 20
-_NO_SUCCESSOR: dict[str, object] = dict.fromkeys(("successor", "commits", "paths", "branches", "tags"))
 _TITLES = {
     "erased": "to be erased from all commits:",
     "shared": "others with a part of it:",
@@ -100,6 +99,7 @@ Deadline = Annotated[
         "items.waiting": "caches that are known, and have not yet",
         "items.deadline": "until when they should have",
     },
+    nulls=True,
 )
 def erase(
     call: Call,
@@ -210,28 +210,8 @@ def _story(item: api.ErasedItem) -> str:
 
 def _tell(call: Call, done: api.Done, request: api.EraseRequest) -> None:
     if call.json:
-        head = dict.fromkeys(("packs", "unindexed", "versions", "removed_versions", "overdue"))
-        head = {
-            "dry_run": request.dry_run, "reason": request.reason, "erasures": [str(one) for one in done.erasures],
-            "files": done.files, "bytes": done.bytes, "kept_bytes": done.kept_bytes, **head,
-            "unanswered": list(done.unanswered), "elsewhere": list(done.elsewhere), **_NO_SUCCESSOR,
-        }  # fmt: skip
-        none = dict.fromkeys(("erasure", "time", "author", "reason", "caches", "waiting", "deadline"))
-        call.items(
-            (
-                {
-                    "dataset": item.dataset,
-                    "path": item.path.decode("utf-8", "backslashreplace"),
-                    "id": str(item.file_id),
-                    "size": item.size,
-                    "state": item.state,
-                    "shared_bytes": item.shared_bytes,
-                    **none,
-                }
-                for item in done.items
-            ),
-            head,
-        )
+        head = call.head(done, dry_run=request.dry_run, reason=request.reason)
+        call.items((call.item(item, id=item.file_id) for item in done.items), head)
         return
     if request.dry_run:
         for item in done.items:
@@ -260,26 +240,11 @@ def _tell(call: Call, done: api.Done, request: api.EraseRequest) -> None:
 
 def _tell_successor(call: Call, done: Succeeded) -> int:
     if call.json:
-        head: dict[str, object] = dict.fromkeys(
-            (
-                "dry_run",
-                "reason",
-                "erasures",
-                "files",
-                "bytes",
-                "kept_bytes",
-                "packs",
-                "unindexed",
-                "versions",
-            )
-        )
-        head |= dict.fromkeys(("removed_versions", "overdue", "unanswered", "elsewhere"))
-        made = {one: getattr(done, one) for one in ("commits", "paths", "branches", "tags")}
-        call.items((), {**head, **made, "successor": done.dataset})
+        call.items((), call.head(done, successor=done.dataset))
         return 0
-    branches = "1 branch" if done.branches == 1 else f"{done.branches:,} branches"
     call.say(
-        f"{done.dataset}: {format_count(done.commits, 'commit')}, {branches}, {format_count(done.tags, 'tag')}, "
+        f"{done.dataset}: {format_count(done.commits, 'commit')}, {format_count(done.branches, 'branch')}, "
+        f"{format_count(done.tags, 'tag')}, "
         f"without {format_count(done.paths, 'erased path')}"
     )
     call.say("run records stay with the old dataset, which dsv datasets --delete removes")
@@ -288,26 +253,7 @@ def _tell_successor(call: Call, done: Succeeded) -> int:
 
 def _tell_status(call: Call, done: api.Status) -> int:
     if call.json:
-        head: dict[str, object] = dict.fromkeys(
-            ("dry_run", "reason", "erasures", "files", "bytes", "kept_bytes")
-        )
-        head |= {
-            "packs": done.packs, "unindexed": done.unindexed, "versions": done.versions,
-            "removed_versions": done.removed_versions, "unanswered": done.unanswered,
-            "elsewhere": done.elsewhere, "overdue": done.overdue, **_NO_SUCCESSOR,
-        }  # fmt: skip
-        none = dict.fromkeys(("dataset", "path", "id", "size", "state", "shared_bytes"))
-        call.items(
-            (
-                {
-                    **none, "erasure": str(item.erasure), "time": rfc3339(item.time_ms), "author": item.author,
-                    "reason": item.reason, "caches": list(item.caches), "waiting": list(item.waiting),
-                    "deadline": rfc3339(item.deadline_ms),
-                }
-                for item in done.items
-            ),
-            head,
-        )  # fmt: skip
+        call.items(map(call.item, done.items), call.head(done))
     else:
         _show_status(call, done)
     if done.unanswered:

@@ -69,6 +69,7 @@ Yes = Annotated[bool, option("--yes", "Do not ask.")]
         "items.commits": "how many",
         "items.stored": "with --dry-run: bytes that nothing else has; null otherwise",
     },
+    nulls=True,
 )
 def gc(
     call: Call,
@@ -125,10 +126,9 @@ def _tell_forecast(call: Call, found: Forecast) -> None:
         for line in _lines(found):
             call.line(line)
         return
-    head = _head(
-        found.url, found.requests, dry_run=True, continued=found.unfinished, deleted=found.deleted,
-        deleted_bytes=found.deleted_bytes, rewritten=found.packs.rewritten, copied_bytes=found.copied, left=found.left,
-        unused=found.unused, shared=found.shared,
+    head = call.head(
+        found, dry_run=True, continued=found.unfinished, rewritten=found.packs.rewritten, copied_bytes=found.copied,
+        spared=0, **_price(found.url, found.requests),
     )  # fmt: skip
     call.items(map(call.item, found.datasets), head)
 
@@ -161,10 +161,9 @@ def _tell(call: Call, collected: Collection) -> None:
     rewritten = len(done.plan.rewrite) if done.plan is not None else 0
     left = done.plan.left if done.plan is not None else 0
     if call.json:
-        head = _head(
-            collected.url, collected.requests, dry_run=False, continued=done.continued, deleted=done.deleted,
-            deleted_bytes=done.deleted_bytes, rewritten=rewritten, copied_bytes=done.copied_bytes, left=left,
-            spared=done.spared,
+        head = call.head(
+            done, url=collected.url, dry_run=False, rewritten=rewritten, left=left,
+            freed=done.deleted_bytes - done.copied_bytes, **_price(collected.url, collected.requests),
         )  # fmt: skip
         freed = ({"dataset": one, "commits": count, "stored": None} for one, count in done.freed.items())
         call.items(freed, head)
@@ -185,18 +184,9 @@ def _tell(call: Call, collected: Collection) -> None:
     call.say(_requests(collected.url, collected.requests))
 
 
-def _head(url: str, requests: Requests, **more: object) -> dict[str, object]:
-    numbers = {"spared": 0, "unused": None, "shared": None, **more}
-    deleted, copied = numbers["deleted_bytes"], numbers["copied_bytes"]
-    assert isinstance(deleted, int) and isinstance(copied, int)
-    counts = {
-        "list": requests.list, "put": requests.put, "get": requests.get, "delete": requests.delete,
-    }  # fmt: skip
-    price, prices = (requests.usd, PRICES) if _is_sold(url) else (None, None)
-    return {
-        "url": url, **numbers, "freed": deleted - copied, "requests": counts, "price_usd": price,
-        "price_list": prices,
-    }  # fmt: skip
+def _price(url: str, requests: Requests) -> dict[str, object]:
+    usd, prices = (requests.usd, PRICES) if _is_sold(url) else (None, None)
+    return {"requests": requests, "price_usd": usd, "price_list": prices}
 
 
 def _requests(url: str, requests: Requests) -> str:

@@ -46,7 +46,7 @@ _COMMITS = 20
         "repaired": "how many objects, commits and index files were stored again",
         "oldest_unverified": "every pack was read since then, in UTC; null if some never were, or none were read",
         "damaged_packs": "the ids of damaged packs, and what is wrong with each",
-        "faults": "damaged branches, tags, run records, commits and index files: what, name, text and hint",
+        "faults": "damaged names, run records, expiry logs, commits and index files: what, name, text and hint",
         "unasked": "packs that could not be asked for, and why",
         "items.path": "a lost file; null if part of a tree is lost",
         "items.upto": "the last path of a part of a tree that can't be read; else null",
@@ -104,7 +104,7 @@ def verify(
         done = verify_store(context, request)
     oldest = None if not done.oldest else rfc3339(done.oldest * 1000)
     if call.json:
-        call.items(_items(done), _head(done, oldest))
+        call.items(_items(done), _head(call, done, oldest))
     else:
         _show(call, done)
         if done.oldest is not None:
@@ -114,26 +114,19 @@ def verify(
     return Unreachable.exit_code if done.unasked else 0
 
 
-def _head(done: Verification, oldest: str | None) -> dict[str, object]:
-    return {
-        "whole": done.is_whole,
-        "commits": len(done.names),
-        "packs": done.packs_seen,
-        "packs_read": done.packs_read,
-        "bytes_read": done.bytes_read,
-        "lost_objects": done.lost_objects,
-        "at_risk": done.at_risk,
-        "repaired": done.repaired,
-        "oldest_unverified": oldest,
-        "damaged_packs": [{"pack": str(one.pack), "text": one.fault} for one in done.packs],
-        "faults": [
-            {"what": one.what, "name": one.name, "text": one.text, "hint": one.hint} for one in done.faults
-        ],
-        "unasked": [
+def _head(call: Call, done: Verification, oldest: str | None) -> dict[str, object]:
+    return call.head(
+        done,
+        whole=done.is_whole,
+        commits=len(done.names),
+        packs=done.packs_seen,
+        oldest_unverified=oldest,
+        damaged_packs=[{"pack": str(one.pack), "text": one.fault} for one in done.packs],
+        unasked=[
             {"pack": str(one.pack), "text": one.failure.message if one.failure else ""}
             for one in done.unasked
         ],
-    }
+    )
 
 
 def _items(done: Verification) -> Iterator[dict[str, object]]:

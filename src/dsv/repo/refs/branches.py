@@ -75,6 +75,12 @@ def renamed(entry: RefEntry | None, which: str) -> DatasetName | None:
     return DatasetName.parse(action.message.removeprefix(which).partition(";")[0])
 
 
+def no_commit(head: Head, hint: str | None = "dsv sync makes one") -> NotFound:
+    """Return the error for a branch without a commit."""
+    where = f"{head.dataset}@{head.branch}"
+    return NotFound(f"branch {head.branch} of {head.dataset} has no commit yet", subject=where, hint=hint)
+
+
 def deleted(tombstone: Head) -> NotFound:
     """For a branch that was there: who has deleted it, and what brings it back."""
     action = Action.parse(tombstone.entry.action)

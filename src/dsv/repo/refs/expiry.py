@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,18 @@ def read_expiry(refs: Refs, dataset: DatasetName) -> ExpiryLog:
         entries.append(later)
     refs.expiry[dataset] = tuple(entries)
     return ExpiryLog(dataset, tuple(entries))
+
+
+def freed_at_least(refs: Refs, dataset: DatasetName) -> set[CommitId]:
+    """Return the commits that the readable entries of a damaged log free."""
+    found: set[CommitId] = set()
+    for item in refs.store.list(keys.expiry_prefix(dataset)):
+        parsed = keys.parse_expiry_key(item.key)
+        with suppress(IntegrityError):
+            entry = None if parsed is None else expiry_entry(refs, dataset, parsed[1])
+            if entry is not None and entry.action is ExpiryAction.FREE:
+                found.update(entry.commits)
+    return found
 
 
 def expiry_entry(refs: Refs, dataset: DatasetName, number: int) -> ExpiryEntry | None:

@@ -9,7 +9,7 @@ import msgspec
 
 from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.format import keys
-from dsv.repo.refs.branches import Head, deleted
+from dsv.repo.refs.branches import Head, deleted, no_commit
 from dsv.repo.refs.expiry import check_not_expired
 from dsv.store.base import together
 from dsv.values.ids import CommitId
@@ -28,6 +28,11 @@ class Resolved(msgspec.Struct, frozen=True):
     commit: CommitId
     branch: BranchName | None = None
     tag: TagName | None = None
+
+    def no_path(self, path: str, subject: str) -> NotFound:
+        """Return the error for a path that the commit does not have."""
+        name = f"{self.dataset}@{str(self.commit)[:12]}"
+        return NotFound(f"{path} is not in {name}", subject=subject, hint=f"dsv ls {name}")
 
 
 def resolve(
@@ -88,11 +93,7 @@ def expect(refs: Refs, dataset: DatasetName, rev: Rev | None) -> None:
 
 def _branch_head(head: Head) -> Resolved:
     if head.commit is None:
-        raise NotFound(
-            f"branch {head.branch} of {head.dataset} has no commit yet",
-            subject=f"{head.dataset}@{head.branch}",
-            hint="dsv sync makes one",
-        )
+        raise no_commit(head)
     return Resolved(head.dataset, head.commit, branch=head.branch)
 
 

@@ -155,9 +155,10 @@ class TreeReader:
                     at += 1
             except IntegrityError as error:
                 child = parts[at].child
+                where = self.commit.dataset or f"commit {str(self.commit_id)[:12]}"
                 named = IntegrityError(
-                    f"{format_count(child.entries, 'path')} of {self.commit.dataset} up to {show(child.last)} can't be "
-                    f"listed: {error.message}",
+                    f"{format_count(child.entries, 'path')} of {where} up to {show(child.last)} can't be listed: "
+                    f"{error.message}",
                     subject=error.subject,
                     hint=error.hint,
                 )

@@ -40,6 +40,8 @@ def test_no_store_is_made_for_a_typo_or_in_another_store(dsv: Dsv, tmp_path: Pat
     store, new = tmp_path / "lake", tmp_path / "new"
     dsv.ok("init", "pets", "--store", str(store))
     dsv.ok("sync")
+    absent = dsv("copy", "pets", "--to", str(new))
+    assert (absent.code, new.exists()) == (6, False) and "--create makes a new store" in absent.err, absent
     for wrong in ("petss", "pets@nope"):
         for dry in ((), ("--dry-run",)):
             refused = dsv("copy", wrong, "--to", str(new), "--create", *dry)

@@ -29,10 +29,9 @@ from dsv.repo.session import Session, check_whole
 from dsv.repo.tracking import file_of
 from dsv.repo.tracking import read as read_tracking
 from dsv.repo.tree.read import TreeReader
-from dsv.store.base import both, together
+from dsv.store.base import NoAnswer, both, together
 from dsv.store.memory import MemoryStore
 from dsv.upkeep.copy import CommitCopy, Plan, Receiver, TreeCopy
-from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
 from dsv.values.units import format_count
 
@@ -156,6 +155,13 @@ def _other(
         store.url = choice.url
         yield Repository.create(store, None, author=context.writer.author, tool=context.writer.tool)
         return
+    if not request.create and not _may_exist(choice.url):
+        raise NoAnswer(
+            f"the store's folder {choice.url} is not there",
+            subject=choice.url,
+            hint=f"check that it is mounted (ls -ld {choice.url}); --create makes a new store",
+            maybe_done=False,
+        )
     create = request.create and not request.dry_run
     with context.store(to, create=create) as opened:
         if create and not Repository.exists(opened):
@@ -193,9 +199,13 @@ def _check_new(context: Context, source: Repository, target: Target, request: Co
         )
 
 
-def _exists(context: Context, to: str, url: str) -> bool:
+def _may_exist(url: str) -> bool:
     folder = url.removeprefix("file://")
-    if folder.startswith("/") and not Path(folder).exists():
+    return not folder.startswith("/") or Path(folder).exists()
+
+
+def _exists(context: Context, to: str, url: str) -> bool:
+    if not _may_exist(url):
         return False
     with context.store(to) as store:
         return Repository.exists(store)
@@ -348,9 +358,12 @@ class _Copying:
             raise refs.no_name(dataset, name, "branch or tag")
         tag = TagName.parse(name)
         known = self._there.refs.tag(dataset, tag)
-        if known is not None:
-            self._compare(dataset, tag, found.commit, known.commit)
-        return [], [tag] if known is None else []
+        if known is None:
+            return [], [tag]
+        if known.commit == found.commit:
+            self._names.append(CopiedName(dataset, name, "tag", "up to date", found.commit, known.commit))
+        self._compare(dataset, tag, found.commit, known.commit)
+        return [], []
 
     def _new_tags(self, dataset: DatasetName) -> list[TagName]:
         """Return the tags that the other store has not, and never had. Note those that name another commit there."""
@@ -418,14 +431,7 @@ class _Copying:
                 refs.check_new_branch(dataset, branch)
             base = before or next(iter(whole), None)
             with self._copied(dataset, (commits, expired), head.commit, base, after) as session:
-                entry = RefEntry(
-                    head.commit,
-                    False,
-                    Nonce.random(),
-                    self._context.clock(),
-                    self._context.writer.author,
-                    "copy",
-                )
+                entry = RefEntry.of(self._context.writer, self._context.clock(), head.commit, "copy")
                 with session.ending():
                     moved = refs.move(dataset, branch, after, entry)
                     keep_named(self._there, self._context.writer, dataset, head.commit, f"branch {branch}")
@@ -522,8 +528,7 @@ class _Copying:
     def _first_move(self, dataset: DatasetName, branch: BranchName = MAIN) -> None:
         """Make the dataset, or a branch, without a commit."""
         if self._plan is None and self._there.refs.newest(dataset, branch) is None:
-            writer = self._context.writer
-            entry = RefEntry(None, False, Nonce.random(), self._context.clock(), writer.author, "copy")
+            entry = RefEntry.of(self._context.writer, self._context.clock(), None, "copy")
             self._there.refs.move(dataset, branch, None, entry)
 
     def refused(self, diverged: list[CopiedName]) -> Conflict:
@@ -552,6 +557,3 @@ class _Copying:
             hint=f"dsv log {where} --store {self._to} shows what it has; dsv branch {where} "
             f"{first.dataset}@{back} --reset --store {self._to} moves it back, and the same copy then forward",
         )
-
-
-__all__ = ["Copied", "CopiedName", "CopyRequest", "copy"]

@@ -11,6 +11,7 @@ from dsv.api.copy import copy as copy_names
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, whole
 from dsv.cli.options.arguments import Author, DryRun
+from dsv.cli.output import short
 from dsv.errors import UsageError
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count
@@ -83,11 +84,7 @@ def copy(
     with call.context(writes=True, author=author) as context:
         done = copy_names(context, wanted, to, CopyRequest(every, tags, create, dry_run, kept))
     if call.json:
-        head = {
-            key: getattr(done, key)
-            for key in ("source", "to", "commits", "bytes", "objects", "requests", "erasures")
-        }
-        call.items(map(call.item, done.names), head)
+        call.items(map(call.item, done.names), call.head(done))
         return
     _show(call, done, dry_run=dry_run)
 
@@ -96,7 +93,7 @@ def _show(call: Call, done: Copied, *, dry_run: bool) -> None:
     rows = [
         [
             f"{one.dataset}@{one.name}",
-            "-" if one.commit is None else str(one.commit)[:12],
+            short(one.commit),
             "would be copied" if dry_run and one.state == "copied" else one.state,
             f"{one.commits:,}",
         ]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from dsv.api.context import check_binding
-from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
+from dsv.errors import Conflict, IntegrityError, UsageError
 from dsv.format.records import MESSAGE_MAX, RENAME, RENAMED_FROM, RENAMED_TO, Action, RefEntry
 from dsv.repo.history import ahead_behind, only_in
-from dsv.repo.refs.branches import LostRace
+from dsv.repo.refs.branches import LostRace, no_commit
 from dsv.store.base import together
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Target
@@ -23,7 +23,7 @@ from dsv.values.units import format_count
 if TYPE_CHECKING:
     from dsv.api.context import Context
     from dsv.format.commit import Commit
-    from dsv.format.records import Limits
+    from dsv.format.records import BranchRule, Limits
     from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
     from dsv.values.ids import CommitId
@@ -212,14 +212,7 @@ def put_move(
             f"the message has {len(action.message):,} characters, and a move of a branch takes {MESSAGE_MAX}",
             subject="--message",
         )
-    entry = RefEntry(
-        commit=commit,
-        deleted=deleted,
-        nonce=Nonce.random(),
-        time_ms=context.clock(),
-        author=context.writer.author,
-        action=str(action),
-    )
+    entry = RefEntry.of(context.writer, context.clock(), commit, str(action), deleted=deleted)
     dataset, branch = where
     kept = (
         naming(repository, context.writer, dataset, commit, f"branch {branch}", after)
@@ -365,7 +358,8 @@ def rename_branch(context: Context, old: BranchPath, new: BranchName, message: s
         head = repository.refs.head(dataset, old.branch)
         check_not_main(head, "renamed")
         gone = _action(RENAMED_TO + new, message)
-        repository.refs.permitted(head, _tombstone(context, gone))  # before the new name is made
+        tombstone = RefEntry.of(context.writer, context.clock(), None, str(gone), deleted=True)
+        repository.refs.permitted(head, tombstone)  # before the new name is made
         with following(context, repository, head, "dsv branch --move") as workspace:
             renamed = _new_name(context, repository, head, new, message)
             _carry_rule(context, repository, head, new)
@@ -395,10 +389,7 @@ def _new_name(context: Context, repository: Repository, head: Head, new: BranchN
     else:
         repository.refs.check_new_branch(head.dataset, new)
     if head.commit is None:
-        raise NotFound(
-            f"branch {head.branch} of {head.dataset} has no commit yet",
-            subject=f"{head.dataset}@{head.branch}",
-        )
+        raise no_commit(head, None)
     return put_move(context, repository, (head.dataset, new), newest, head.commit, action)
 
 
@@ -418,17 +409,18 @@ def _carry_rule(context: Context, repository: Repository, head: Head, new: Branc
         branch=new,
         number=0 if there is None else there.number + 1,
     )
-    if not repository.refs.add_rule(carried):
+    put_rule(repository, carried)
+
+
+def put_rule(repository: Repository, rule: BranchRule) -> None:
+    """Give a branch a rule. Raises `Conflict` if somebody else has changed it meanwhile."""
+    if not repository.refs.add_rule(rule):
         raise Conflict(
-            f"somebody else has changed the rule of branch {new} of {head.dataset} meanwhile",
-            subject=f"{head.dataset}@{new}",
-            hint=f"dsv branch --list {head.dataset} shows it; then the same command again",
+            f"somebody else has changed the rule of branch {rule.branch} of {rule.dataset} meanwhile",
+            subject=f"{rule.dataset}@{rule.branch}",
+            hint=f"dsv branch --list {rule.dataset} shows it; then the same command again",
         )
 
 
 def _action(what: str, message: str) -> Action:
     return Action(RENAME, "; ".join(filter(None, (what, message))))
-
-
-def _tombstone(context: Context, action: Action) -> RefEntry:
-    return RefEntry(None, True, Nonce.random(), context.clock(), context.writer.author, str(action))

@@ -17,7 +17,7 @@ from dsv.api.cache_targets import Targets
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.leases import Lease
 from dsv.cache.record import Cached, erased_files, lookup
-from dsv.cache.root import CacheRoot, explain
+from dsv.cache.root import CacheRoot, explain, explaining
 from dsv.cache.settings import load_settings, prepare_cache
 from dsv.errors import (
     Conflict,
@@ -92,18 +92,15 @@ class Stager:
         `Conflict` if files of it were erased."""
         started = time.monotonic()
         found = self.targets.find(target)
-        try:
-            with Claim(self.root, found, "stage", optional=hold is None) as claim:
-                result = self._fill(found, claim)
-                erased = erased_files(self.root, found.place, found.store)
-                if strict and erased:
-                    from dsv.repo.objects.erasures import lacks_erased
+        with explaining(self.root.path), Claim(self.root, found, "stage", optional=hold is None) as claim:
+            result = self._fill(found, claim)
+            erased = erased_files(self.root, found.place, found.store)
+            if strict and erased:
+                from dsv.repo.objects.erasures import lacks_erased
 
-                    raise lacks_erased(str(target), erased)
-                held = None if hold is None else self._hold(found.place, hold, job)
-                may_go = None if hold is not None else self._may_go(found)
-        except OSError as error:
-            raise explain(error, self.root.path) from error
+                raise lacks_erased(str(target), erased)
+            held = None if hold is None else self._hold(found.place, hold, job)
+            may_go = None if hold is not None else self._may_go(found)
         staged = replace(_staged(found, result, started), erased=erased)
         if held is None:
             return replace(staged, may_go=may_go)
@@ -112,10 +109,8 @@ class Stager:
     def locate(self, target: Target) -> Staged:
         """Return where the target is or would be; fetch no files."""
         found = self.targets.find(target)
-        try:
+        with explaining(self.root.path):
             there = lookup(self.root, found.place)
-        except OSError as error:
-            raise explain(error, self.root.path) from error
         path = self.root.visible(found.place)
         if there is not None:
             record = there.record
@@ -134,12 +129,9 @@ class Stager:
         found = self.targets.find(target)
         purpose: Literal["stage", "run"] = "stage" if run is None else "run"
         claim = Claim(self.root, found, purpose, run=run, optional=self._is_held(found.place))
-        try:
-            with claim:
-                result = self._fill(found, claim)
-                lease = claim.keep()
-        except OSError as error:
-            raise explain(error, self.root.path) from error
+        with explaining(self.root.path), claim:
+            result = self._fill(found, claim)
+            lease = claim.keep()
         return _staged(found, result, started), lease or NoLease()
 
     def _fill(self, found: Found, claim: Claim) -> Cached:

@@ -15,7 +15,7 @@ from dsv.cache.fill.check import Checked
 from dsv.cache.fill.check import check as check_place
 from dsv.cache.fill.check import repair as repair_place
 from dsv.cache.record import Filled, read_record
-from dsv.cache.root import CacheRoot, Place, explain, refuse_symlinks
+from dsv.cache.root import CacheRoot, Place, explaining, refuse_symlinks
 from dsv.errors import Conflict, IntegrityError
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName, Target
@@ -89,18 +89,15 @@ def check(
     root = CacheRoot(folder)
     refuse_symlinks(root)
     known: dict[object, Path] = {}
-    try:
-        with Targets(context, root) as finder:
-            if targets:
-                places = [place for target in targets for place in finder.find_cached(target)]
-            else:
-                places = [item.place for item in take_inventory(root).visible]
-            items = [
-                _check(context, finder, place, known, repair=repair, remove_foreign=remove_foreign)
-                for place in places
-            ]
-    except OSError as error:
-        raise explain(error, root.path, "check") from error
+    with explaining(root.path, "check"), Targets(context, root) as finder:
+        if targets:
+            places = [place for target in targets for place in finder.find_cached(target)]
+        else:
+            places = [item.place for item in take_inventory(root).visible]
+        items = [
+            _check(context, finder, place, known, repair=repair, remove_foreign=remove_foreign)
+            for place in places
+        ]
     return CheckReport(tuple(item for item in items if item is not None))
 
 

@@ -16,7 +16,7 @@ from blake3 import blake3
 from dsv.api.mirrors import mirror_places, open_with, reading
 from dsv.cache.names import bind, bound_store, known_store, met, show_tag
 from dsv.cache.record import erasures_folder
-from dsv.cache.root import CacheRoot, Place, explain, folder_name, own_folder
+from dsv.cache.root import CacheRoot, Place, explain, explaining, folder_name, own_folder
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
 from dsv.fs.files import FULL, list_names, read_small, replace_file
 from dsv.repo.tracking import file_of, read
@@ -168,7 +168,7 @@ class Targets:
                 hint="dsv cache DATASET, or @REV in a workspace; is a variable unset?",
             )
         selection = PathSet.of([clean_path(target.path)])
-        try:
+        with explaining(self.root.path):
             known = self._known(target, selection)
             if known is not None and (self._offline or self.root.visible(known.place).is_dir()):
                 if known.tag is not None and not self._offline:
@@ -184,8 +184,6 @@ class Targets:
                     hint=f"without --offline the store is asked: dsv cache {target}",
                 )
             return self._ask(target, selection)
-        except OSError as error:
-            raise explain(error, self.root.path) from error
 
     def find_cached(self, target: Target) -> list[Place]:
         """Return what is cached of a target, by what the cache knows, else by asking the store.
@@ -196,13 +194,11 @@ class Targets:
         from dsv.cache.evict.inventory import find_places
 
         selection = PathSet.of([clean_path(target.path)])
-        try:
+        with explaining(self.root.path):
             found = self._known(target, selection, branches=True)
             if found is None and not self._offline:
                 found = self._ask(target, selection)
             places = [] if found is None else find_places(self.root, found.dataset)
-        except OSError as error:
-            raise explain(error, self.root.path) from error
         wanted = [place for place in places if found is not None and place.commit == found.commit]
         if found is not None and not selection.whole:
             wanted = [place for place in wanted if place == found.place]
@@ -261,10 +257,8 @@ class Targets:
 
     def bind(self, found: Found) -> None:
         """Make the dataset's visible paths this store's. Raises `Conflict` if they are another's."""
-        try:
+        with explaining(self.root.path):
             bind(self.root, found.dataset, found.store)
-        except OSError as error:
-            raise explain(error, self.root.path) from error
 
     def _known(self, target: Target, selection: PathSet, *, branches: bool = False) -> Found | None:
         """Return what the cache knows by itself; None if the store has to be asked."""
@@ -337,10 +331,8 @@ class Targets:
         if repository.objects.erasures:
             from dsv.cache.obey import obey
 
-            try:
+            with explaining(self.root.path):
                 obey(self.root, repository, self._context.progress.note)
-            except OSError as error:
-                raise explain(error, self.root.path) from error
 
     def _is_long_ago(self, store: StoreId) -> bool:
         """Return whether nobody has asked the store for an hour what was erased, and note that somebody does now. False

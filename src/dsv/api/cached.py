@@ -16,7 +16,7 @@ from dsv.cache.fill import directory, reservations
 from dsv.cache.fill.parts import estimated_room
 from dsv.cache.fill.workers import read_workers
 from dsv.cache.record import local_commit
-from dsv.cache.root import CacheRoot, Place, explain, refuse_symlinks
+from dsv.cache.root import CacheRoot, Place, explaining, refuse_symlinks
 from dsv.cache.settings import CacheSettings, load_settings
 from dsv.errors import UsageError
 from dsv.run.record import tree_of_run
@@ -139,7 +139,7 @@ def cached(folder: Path) -> CachedReport:
     settings = load_settings(root)
     refuse_symlinks(root)
     inventory = take_inventory(root)
-    try:
+    with explaining(root.path, "read"):
         own = _own_bytes(inventory.visible)
         names = _names(root, inventory.visible)
         items = tuple(
@@ -149,8 +149,6 @@ def cached(folder: Path) -> CachedReport:
         fills = _fills(root, inventory.now)
         room = _room(root, inventory, settings)
         return CachedReport(root.path, items, fills, room, inventory.foreign, tuple(find_trash(root)))
-    except OSError as error:
-        raise explain(error, root.path, "read") from error
 
 
 def _item(

@@ -108,13 +108,8 @@ class Context:
         try:
             with self.store() as store:
                 repository = self.open_repository(store, target)
-                with tracking(self, repository):
-                    try:
-                        yield repository
-                    except IntegrityError as error:
-                        from dsv.repo.expiry import explained
-
-                        raise explained(repository, error) from error
+                with tracking(self, repository), explaining(repository):
+                    yield repository
         except Unreachable as error:
             self._offer_offline(error, target or Target())
             raise
@@ -193,6 +188,17 @@ class Context:
     def workspace_or_none(self) -> Workspace | None:
         return Workspace.find(self.cwd)
 
+    def workspace_of(self, target: str) -> Workspace:
+        """Return the workspace that a target without a dataset is about. Raises `UsageError`."""
+        found = self.workspace_or_none()
+        if found is None:
+            raise UsageError(
+                "the target names no dataset, and this is no workspace",
+                subject=target or None,
+                hint="dsv datasets lists the names",
+            )
+        return found
+
     @contextmanager
     def bound_repository(self, workspace: Workspace) -> Iterator[Repository]:
         """Open the repository that a workspace belongs to; another store in its place is refused."""
@@ -204,14 +210,8 @@ class Context:
         """Return the commit that a target means, in a workspace or outside. Raises `UsageError`, `NotFound`, also for
         a commit that is expired unless `expired_too`, but not for the base of the workspace.
         """
-        workspace = None if target.dataset is not None else self.workspace_or_none()
         if target.dataset is None:
-            if workspace is None:
-                raise UsageError(
-                    "the target names no dataset, and this is no workspace",
-                    subject=str(target) or None,
-                    hint="dsv datasets lists the names",
-                )
+            workspace = self.workspace_of(str(target))
             check_binding(workspace, repository)
             return self._resolve_in(repository, workspace, target, expired_too)
         return self._resolve_named(repository, target.dataset, target, expired_too)
@@ -263,6 +263,17 @@ def reads_outside(options: Callable[[], StoreOptions]) -> ReadSource:
         return reader(source, start, length)
 
     return read
+
+
+@contextmanager
+def explaining(repository: Repository) -> Iterator[None]:
+    """Raise that a commit is expired in place of the error that something of it is missing."""
+    try:
+        yield
+    except IntegrityError as error:
+        from dsv.repo.expiry import explained
+
+        raise explained(repository, error) from error
 
 
 @contextmanager

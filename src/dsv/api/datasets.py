@@ -80,8 +80,7 @@ def deleted_datasets(context: Context) -> list[DeletedItem]:
 
 def _described(repository: Repository, dataset: DatasetName, main: Head) -> str:
     heads, tags = repository.refs.names(dataset)
-    branches = "1 branch" if len(heads) == 1 else f"{len(heads):,} branches"
-    named = [branches, format_count(len(tags), "tag")]
+    named = [format_count(len(heads), "branch"), format_count(len(tags), "tag")]
     if main.commit is None:
         return f"dataset {dataset} of {repository.store.url} has no commit yet"
     commit = repository.objects.commit(main.commit)

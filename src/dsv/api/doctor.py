@@ -33,7 +33,7 @@ from dsv.store.opened import OpenStore, split_of
 from dsv.store.options import StoreOptions
 from dsv.store.probe import KEYS, PROCESSES, THREADS, Proof, prove, prove_data, race
 from dsv.upkeep.schedule import Schedule
-from dsv.values.units import format_bytes, rfc3339
+from dsv.values.units import format_bytes, format_count, rfc3339
 
 CLOCK_SECONDS = 60.0
 """A clock that differs by more is reported: S3 refuses requests from 15 minutes on, and times in records mislead."""
@@ -149,7 +149,7 @@ def _reading(context: Context, store: OpenStore) -> Generator[Finding, None, boo
     except DsvError as error:
         yield _failed("store", error)
         return False
-    counted = f"{datasets:,} dataset{'' if datasets == 1 else 's'}"
+    counted = format_count(datasets, "dataset")
     yield _ok("read", f"{store.url} has {counted}, and answered in {first * 1000:.0f} ms")
     try:
         yield _contents(context, repository)
@@ -326,7 +326,7 @@ def _engines(environ: Mapping[str, str]) -> Iterator[Finding]:
         version = f" {answer.version}" if answer.version else ""
         yield _ok(f"engine {name}", f"{name}{version} answers{', without root' if answer.rootless else ''}")
     if gpus:
-        yield _ok("gpus", f"{gpus} NVIDIA GPU{'' if gpus == 1 else 's'}")
+        yield _ok("gpus", format_count(gpus, "NVIDIA GPU"))
     else:
         yield _ok("gpus", "no NVIDIA GPU on this machine")
 

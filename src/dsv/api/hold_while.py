@@ -12,7 +12,7 @@ from pathlib import Path
 from dsv.api.cache import NoLease, Stager
 from dsv.api.context import Context
 from dsv.cache.hold import LeaseHolder, Order
-from dsv.cache.root import CacheRoot, explain
+from dsv.cache.root import CacheRoot, explain, explaining
 from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.fs.process import Watched
 from dsv.run.staged import Staged
@@ -125,10 +125,8 @@ def environment_of(staged: Staged, further: Mapping[str, Staged]) -> dict[str, s
 
 
 def _start_holder() -> LeaseHolder:
-    try:
+    with explaining(sys.executable, "start"):
         return LeaseHolder.start()
-    except OSError as error:
-        raise explain(error, sys.executable, "start") from error
 
 
 def _refusal(root: CacheRoot, said: str | None) -> DsvError:

@@ -14,7 +14,7 @@ from dsv.cache.claims.claims import PinRecord, at
 from dsv.cache.claims.leases import Hold, end_hold, find_claims, find_holds
 from dsv.cache.claims.leases import hold as take_hold
 from dsv.cache.evict.inventory import find_all
-from dsv.cache.root import CacheRoot, Place, explain, refuse_symlinks
+from dsv.cache.root import CacheRoot, Place, explaining, refuse_symlinks
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.fs.process import user_name
 from dsv.values.ids import CommitId
@@ -116,11 +116,8 @@ def opened_cache(context: Context, folder: Path) -> Iterator[tuple[CacheRoot, Ta
     """Open a cache, and what finds targets in it. Raises `Conflict` for one that leads elsewhere."""
     root = CacheRoot(folder)
     refuse_symlinks(root)
-    try:
-        with Targets(context, root) as finder:
-            yield root, finder
-    except OSError as error:
-        raise explain(error, root.path) from error
+    with explaining(root.path), Targets(context, root) as finder:
+        yield root, finder
 
 
 def _the_hold(root: CacheRoot, start: str, *, everyone: bool) -> Hold:

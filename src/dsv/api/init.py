@@ -19,7 +19,6 @@ from dsv.store.base import Store
 from dsv.store.open import open_names
 from dsv.store.opened import OpenStore, Unavailable, split_of
 from dsv.store.probe import Proof, prove, prove_data, same_place
-from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, DatasetName
 from dsv.workspace.workspace import Workspace, is_vacant
 
@@ -161,14 +160,7 @@ def prove_names(store: Store, *, single_writer: bool = False) -> Proof:
 def _create_dataset(
     context: Context, repository: Repository, workspace: Workspace, dataset: DatasetName, *, resumed: bool
 ) -> None:
-    entry = RefEntry(
-        commit=None,
-        deleted=False,
-        nonce=Nonce.random(),
-        time_ms=context.clock(),
-        author=context.writer.author,
-        action="init",
-    )
+    entry = RefEntry.of(context.writer, context.clock(), None, "init")
     try:
         with may_write(repository.store.url):
             made = repository.refs.move(dataset, MAIN, None, entry)

@@ -23,14 +23,6 @@ from dsv.transfer.download import Fetcher, Wanted
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, DatasetName, Target, clean_path
 
-KINDS = {
-    Kind.FILE: "file",
-    Kind.EXECUTABLE: "executable",
-    Kind.SYMLINK: "symlink",
-    Kind.EMPTY_DIRECTORY: "directory",
-}
-"""What the kinds of paths are called."""
-
 
 @dataclass(frozen=True, slots=True)
 class DatasetItem:
@@ -138,9 +130,4 @@ def _path_here(context: Context, target: Target) -> str | None:
 
 
 def _no_path(target: Target, resolved: Resolved) -> NotFound:
-    path = (target.path or b"").decode(errors="backslashreplace")
-    return NotFound(
-        f"{path} is not in {resolved.dataset}@{str(resolved.commit)[:12]}",
-        subject=str(target),
-        hint=f"dsv ls {resolved.dataset}@{str(resolved.commit)[:12]}",
-    )
+    return resolved.no_path((target.path or b"").decode(errors="backslashreplace"), str(target))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from dsv.api.context import reads_outside, tracking
+from dsv.api.context import explaining, reads_outside, tracking
 from dsv.errors import DsvError, IntegrityError, Unreachable
 from dsv.fs.files import read_small, replace_file
 from dsv.fs.folders import make_shared_folder
@@ -77,13 +77,8 @@ def reading(context: Context, target: Target | None) -> Iterator[Repository]:
         if stands_in:
             yield repository
             return
-        with tracking(context, repository):
-            try:
-                yield repository
-            except IntegrityError as error:
-                from dsv.repo.expiry import explained
-
-                raise explained(repository, error) from error
+        with tracking(context, repository), explaining(repository):
+            yield repository
 
 
 def open_to_read(context: Context, target: Target | None, closing: ExitStack) -> Repository:

@@ -15,7 +15,7 @@ from dsv.api.cache_targets import say_how_old, store_in_effect, tracked
 from dsv.api.context import Context
 from dsv.cache.evict.inventory import find_places
 from dsv.cache.names import bound_store
-from dsv.cache.root import CacheRoot, explain
+from dsv.cache.root import CacheRoot, explaining
 from dsv.errors import Unreachable
 from dsv.format.records import FormatEntry, RefEntry, TagValue
 from dsv.format.tree import Entry
@@ -38,7 +38,7 @@ def open_offline(context: Context, target: Target | None) -> Repository:
     workspace = context.workspace_or_none()
     named = None if target is None else target.dataset
     dataset = named or (None if workspace is None else workspace.dataset)
-    try:
+    with explaining(root.path, "read"):
         if dataset is None:
             _refuse(f"{dataset or target}", root)
         here = workspace is not None and workspace.dataset == dataset
@@ -55,8 +55,6 @@ def open_offline(context: Context, target: Target | None) -> Repository:
         repository = Repository(store, Format((entry,)), refs, metadata, context.clock)
         repository.objects.copy_of = CachedFiles(root, dataset).find
         return repository
-    except OSError as error:
-        raise explain(error, root.path, "read") from error
 
 
 class LastKnownRefs(Refs):

@@ -31,7 +31,7 @@ from dsv.run.pools import (
     why_never,
     why_not_now,
 )
-from dsv.run.resources import Capacity, PassedOver, Pool, Resources, check_resources
+from dsv.run.resources import PassedOver, Pool, Resources, check_resources
 from dsv.run.spec import POOL_OPTIONS, JobSpec, on_pool
 from dsv.values.names import HERE, Target
 from dsv.values.units import format_bytes, format_duration
@@ -272,9 +272,6 @@ def _room(folder: Path, wanted: Wanted) -> tuple[RoomItem | None, str | None]:
     if needed <= most:
         return room, None
     return room, f"{format_bytes(needed)} are needed, and {format_bytes(most)} can be made free"
-
-
-__all__ = ["Capacity", "PoolReport", "Wanted", "locate", "report_pools", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)

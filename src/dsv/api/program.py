@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, Self, cast
 
 from dsv.api.connection import Connection
-from dsv.api.ls_cat import KINDS
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.format.tree import Entry, Kind
 from dsv.values.ids import CommitId
@@ -440,8 +439,7 @@ class Commit:
         raise self._no_path(path)
 
     def _no_path(self, path: bytes) -> NotFound:
-        name = f"{self._resolved.dataset}@{self.id[:12]}"
-        return NotFound(f"{show(path)} is not in {name}", subject=_text(path), hint=f"dsv ls {name}")
+        return self._resolved.no_path(show(path), _text(path))
 
 
 class Edits:
@@ -537,7 +535,7 @@ def _child(path: bytes, entry: Entry | None) -> Info:
 def _info(entry: Entry) -> Info:
     return Info(
         _text(entry.path),
-        KINDS[entry.kind],
+        entry.kind.word,
         entry.size,
         None if entry.file_id is None else str(entry.file_id),
         None if entry.target is None else _text(entry.target),

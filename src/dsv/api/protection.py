@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dsv.api.branches import BranchItem, BranchPath, dataset_of, describe
+from dsv.api.branches import BranchItem, BranchPath, dataset_of, describe, put_rule
 from dsv.api.context import Context
 from dsv.errors import Conflict
 from dsv.format.records import (
@@ -68,12 +68,7 @@ def protect_branch(context: Context, name: BranchPath, limits: Limits | None, me
             limits, Nonce.random(), context.clock(), context.writer.author, message,
             dataset, name.branch, 0 if before is None else before.number + 1,
         )  # fmt: skip
-        if not repository.refs.add_rule(rule):
-            raise Conflict(
-                f"somebody else has changed the rule of branch {name.branch} of {dataset} meanwhile",
-                subject=f"{dataset}@{name.branch}",
-                hint=f"dsv branch --list {dataset} shows it; then the same command again",
-            )
+        put_rule(repository, rule)
         head = _note(context, repository, head, rule)
         return Protected(describe(context, repository, head), changed=True, first=first)
 
@@ -86,9 +81,7 @@ def _note(context: Context, repository: Repository, head: Head, rule: BranchRule
         action = action.overriding(repository.refs.override)
     after = head
     while not after.entry.deleted:
-        entry = RefEntry(
-            after.commit, False, Nonce.random(), context.clock(), context.writer.author, str(action)
-        )
+        entry = RefEntry.of(context.writer, context.clock(), after.commit, str(action))
         moved = repository.refs.move(head.dataset, head.branch, after, entry)
         after = moved.head if isinstance(moved, Moved) else moved.winner
         if isinstance(moved, Moved):

@@ -11,12 +11,11 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from dsv.api.context import write_tracking
+from dsv.api.context import explaining, write_tracking
 from dsv.api.mirrors import open_to_read
-from dsv.errors import IntegrityError
 from dsv.format.tree import Child
 from dsv.repo.tree.read import Leaf, LocatedSegment, TreeReader
 from dsv.transfer.download import Layout, read_ranges
@@ -129,15 +128,8 @@ class Opened:
         with self.explaining():
             return read_ranges(self.repository.objects, asked, dataset)
 
-    @contextmanager
-    def explaining(self) -> Iterator[None]:
-        """Raise that a commit is expired in place of the error that something of it is missing."""
-        try:
-            yield
-        except IntegrityError as error:
-            from dsv.repo.expiry import explained
-
-            raise explained(self.repository, error) from error
+    def explaining(self) -> AbstractContextManager[None]:
+        return explaining(self.repository)
 
 
 class _Process:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from dsv.api.context import Context
 from dsv.api.restore import source_commit
 from dsv.api.workspaces import open_to_publish
-from dsv.errors import NotFound
 from dsv.format.commit import Commit
 from dsv.repo.errors import missing_commit
-from dsv.repo.refs.branches import Head, LostRace
+from dsv.repo.refs.branches import Head, LostRace, no_commit
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
 from dsv.repo.tree.diff import diff_trees
@@ -61,11 +60,7 @@ def rollback(
         head = repository.refs.head(workspace.dataset, workspace.branch)
         repository.check_last_seen()
         if head.commit is None:
-            raise NotFound(
-                f"branch {head.branch} of {head.dataset} has no commit yet",
-                subject=f"{head.dataset}@{head.branch}",
-                hint="dsv sync makes one",
-            )
+            raise no_commit(head)
         if head.commit not in (base, workspace.seen()):
             raise opened.not_at_base(head, base)
         after = TreeReader(repository.objects, source)

@@ -10,7 +10,6 @@ from dsv.api.context import Context
 from dsv.api.log import names_of_commits
 from dsv.diff.renames import Difference, Found, differences, find_renames
 from dsv.diff.summary import Summary
-from dsv.errors import NotFound
 from dsv.format.commit import Commit
 from dsv.format.erasure import Erasure
 from dsv.format.tree import Entry
@@ -100,11 +99,7 @@ def show(context: Context, target: Target) -> Iterator[ShownCommit]:
         if path and entry is None:
             shown = _folder(after, path)
             if shown is None:
-                raise NotFound(
-                    f"{quote(path)} is not in {resolved.dataset}@{str(resolved.commit)[:12]}",
-                    subject=str(target),
-                    hint=f"dsv ls {resolved.dataset}@{str(resolved.commit)[:12]}",
-                )
+                raise resolved.no_path(quote(path), str(target))
             made = replace(made, path=shown)
         if entry is not None:
             yield _with_entry(made, before, after, entry)

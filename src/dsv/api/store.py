@@ -211,14 +211,7 @@ def _is_taken(names: Store) -> bool:
 def _place(
     context: Context, refs: Refs, dataset: DatasetName, branch: BranchName, commit: CommitId | None
 ) -> None:
-    entry = RefEntry(
-        commit=commit,
-        deleted=False,
-        nonce=Nonce.random(),
-        time_ms=context.clock(),
-        author=context.writer.author,
-        action="rebuild-names",
-    )
+    entry = RefEntry.of(context.writer, context.clock(), commit, "rebuild-names")
     moved = refs.move(dataset, branch, None, entry)
     if isinstance(moved, LostRace) and moved.winner.commit != commit:
         raise Conflict(

@@ -11,7 +11,7 @@ from dsv.api.context import Context
 from dsv.api.workspaces import open_to_publish
 from dsv.errors import Conflict, NotFound
 from dsv.repo.errors import missing_commit
-from dsv.repo.refs.branches import Head, LostRace
+from dsv.repo.refs.branches import Head, LostRace, no_commit
 from dsv.repo.session import point_branch
 from dsv.repo.tree.read import TreeReader
 from dsv.values.ids import CommitId
@@ -75,11 +75,7 @@ def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
     head = _head(opened, branch)
     if head.commit is None:
         if before is not None:
-            raise NotFound(
-                f"branch {branch} of {head.dataset} has no commit yet",
-                subject=f"{head.dataset}@{branch}",
-                hint="dsv sync --branch makes one of what is here",
-            )
+            raise no_commit(head, "dsv sync --branch makes one of what is here")
         opened.following(branch)
         return Switched(head.dataset, branch, None, workspace.branch, None)
     if repository.objects.stored_commit(head.commit) is None:

@@ -124,6 +124,15 @@ def explain(error: OSError, path: Path | str, doing: str = "use") -> DsvError:
     return Unreachable(what, subject=subject)
 
 
+@contextlib.contextmanager
+def explaining(path: Path | str, doing: str = "use") -> Iterator[None]:
+    """Raise dsv's error for an error of the operating system at `path` in a cache: see `explain`."""
+    try:
+        yield
+    except OSError as error:
+        raise explain(error, path, doing) from error
+
+
 def free_room(path: Path | str) -> str:
     """Return in words what the file system of `path`, or of the nearest folder above it, has left."""
     try:
@@ -258,18 +267,16 @@ class CacheRoot:
 
     def exists(self) -> bool:
         """Return whether the cache exists. Raise `Denied` or `Unreachable` if that can't be found out."""
-        try:
+        with explaining(self.path):
             if not self.dot.is_dir():  # another host may have made it since an NFS client found it missing
                 for folder in (self.path.parent, self.path):
                     with contextlib.suppress(FileNotFoundError):
                         refresh(folder)
             return self.dot.is_dir()
-        except OSError as error:
-            raise explain(error, self.path) from error
 
     def prepare(self) -> None:
         """Make the root and its dot folder if they are missing. Raises `Denied`, `NoRoom`, `Unreachable`."""
-        try:
+        with explaining(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             for name in ("tmp", "claims", "fill", "stores", "datasets", "room", "trash"):
                 self.make_directory(self.dot / name)
@@ -278,8 +285,6 @@ class CacheRoot:
             except OSError as error:
                 if error.errno not in FULL:  # others are using them
                     raise
-        except OSError as error:
-            raise explain(error, self.path) from error
 
     def _make_spares(self) -> None:
         """Make names to rename, so that evicting works on a disk that has neither a block nor an inode left."""
@@ -488,7 +493,7 @@ def refuse_symlinks(root: CacheRoot) -> None:
 
     This lists a folder per dataset. It does not detect links made later: users of a cache are trusted not to race.
     """
-    try:
+    with explaining(root.dot, "look into"):
         if root.dot.is_symlink():
             raise no_symlink(root.dot)
         _check(root.dot, 1)
@@ -497,8 +502,6 @@ def refuse_symlinks(root: CacheRoot) -> None:
         for store in list_names(root.dot / "stores"):
             for folder in (".", "objects", "tracking", "refs"):  # beside the last two are records
                 own_folder(root.dot / "stores" / store / folder)
-    except OSError as error:
-        raise explain(error, root.dot, "look into") from error
 
 
 def _check(folder: Path, levels: int) -> None:

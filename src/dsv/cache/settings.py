@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from dsv.cache.root import CacheRoot, explain, refuse_symlinks
+from dsv.cache.root import CacheRoot, explaining, refuse_symlinks
 from dsv.errors import UPGRADE, Unsupported, UsageError
 from dsv.fs.files import read_small
 from dsv.values.toml import read_toml
@@ -144,7 +144,7 @@ def load_settings(root: CacheRoot) -> CacheSettings:
     Raises `UsageError` if the file is not what it should be, `Denied`, `Unreachable`.
     """
     path = root.settings_file
-    try:
+    with explaining(path, "read"):
         data = read_small(path, _LONGEST)
         if data is None and os.path.lexists(path):  # another host may have made it just now
             data = read_small(path, _LONGEST)
@@ -154,8 +154,6 @@ def load_settings(root: CacheRoot) -> CacheSettings:
                     subject=str(path),
                     hint=f"check what it is (ls -lL {path}), then correct or remove it",
                 )
-    except OSError as error:
-        raise explain(error, path, "read") from error
     return CacheSettings() if data is None else parse_settings(data, str(path))
 
 
@@ -194,11 +192,9 @@ def prepare_cache(root: CacheRoot) -> CacheSettings:
     check_writable(root, settings)
     refuse_symlinks(root)
     root.prepare()
-    try:
+    with explaining(root.path):
         if not root.settings_file.exists() and root.write_once(root.settings_file, _TEMPLATE.encode()):
             root.settings_file.chmod(root.file_mode | 0o200)
-    except OSError as error:
-        raise explain(error, root.path) from error
     return settings
 
 

@@ -38,6 +38,8 @@ class Command(TyperCommand):
     context_class = Call
     examples: tuple[Example, ...] = ()
     result: Mapping[str, str] = {}
+    nulls = False
+    """Keys of `result` that a form of the command has no value for are null, and not left out."""
     takes_words: str | None = None
     """The name, in the help, of the words after `--` that typer does not parse."""
     unused: frozenset[str] = frozenset()
@@ -149,6 +151,7 @@ def command(
     *,
     examples: Sequence[Example],
     result: Mapping[str, str] | None = None,
+    nulls: bool = False,
     words: str | None = None,
     unused: Iterable[str] = (),
 ) -> Callable[[Body], Command]:
@@ -165,7 +168,7 @@ def command(
         assert isinstance(made, Command)
         take_as_typed(made.params, body)
         made.examples, made.result, made.takes_words = tuple(examples), dict(result or {}), words
-        made.unused = frozenset(unused)
+        made.nulls, made.unused = nulls, frozenset(unused)
         return made
 
     return declare

@@ -145,10 +145,11 @@ _SECONDS = frozenset({"until", "since", "held_until", "last_use", "may_go"})
 """Attributes that are times in seconds, as those that end in `_at`. Those in milliseconds end in `_ms`."""
 
 
-def to_item(found: object, keys: Iterable[str], /, **more: object) -> dict[str, object]:
+def to_item(found: object, keys: Iterable[str], nulls: bool = False, /, **more: object) -> dict[str, object]:
     """Return a result as a JSON object: the values of `more`, and the attributes that are named like a key.
 
-    With a key `a.b`, `a` is an object with `b`, or a list of them. Keys that neither has are left out.
+    With a key `a.b`, `a` is an object with `b`, or a list of them. Keys that neither has are left out, or with `nulls`
+    null.
     """
     below: dict[str, list[str]] = {}
     for key in keys:
@@ -167,6 +168,8 @@ def to_item(found: object, keys: Iterable[str], /, **more: object) -> dict[str, 
             item[name] = rfc3339(getattr(found, f"{name}_ms"))
         elif hasattr(found, f"{name}_at"):
             item[name] = rfc3339(getattr(found, f"{name}_at") * 1000)
+        elif nulls:
+            item[name] = None
     return item
 
 
@@ -191,6 +194,11 @@ def local_time(time_ms: float | None) -> str:
     if time_ms is None:
         return "-"
     return f"{units.utc(time_ms).astimezone():%Y-%m-%d %H:%M}"
+
+
+def short(commit: CommitId | None) -> str:
+    """Return the first digits of a commit's id for people, or a dash."""
+    return "-" if commit is None else str(commit)[:12]
 
 
 def cached_name(dataset: DatasetName, commit: CommitId, folder: Path) -> str:

@@ -24,7 +24,7 @@ from dsv.cache.fill.reservations import Need, NoRoomBeside
 from dsv.cache.names import TagLinks, show_tag
 from dsv.cache.record import USED, Extent, add_share, last_used, record_path
 from dsv.cache.removal import Removed, Remover
-from dsv.cache.root import CacheRoot, Place, explain, nearest_folder
+from dsv.cache.root import CacheRoot, Place, explain, explaining, nearest_folder
 from dsv.cache.settings import CacheSettings, check_writable, load_settings
 from dsv.errors import DsvError
 from dsv.fs.files import list_names
@@ -92,10 +92,8 @@ def evict(
 
 def remember(root: CacheRoot) -> Remembered:
     """Load the facts that earlier evictions recorded. Raise `Denied` or `Unreachable` if the cache can't be read."""
-    try:
+    with explaining(root.path, "clean up"):
         return Remembered.load(root, root.now())
-    except OSError as error:
-        raise explain(error, root.path, "clean up") from error
 
 
 def sweep(
@@ -103,10 +101,8 @@ def sweep(
 ) -> Swept:
     """Delete what killed evictors left, and fills that nobody continues. Raises as `evict`."""
     check_writable(root, settings)
-    try:
+    with explaining(root.path, "clean up"):
         return Sweeper(root, settings, request, remembered).run()
-    except OSError as error:
-        raise explain(error, root.path, "clean up") from error
 
 
 class Stock(msgspec.Struct, frozen=True):
@@ -201,11 +197,9 @@ def _carry_out(
 
 def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
     """Return the file system's figures, and what fills have written and still will, less the one of `without`."""
-    try:
+    with explaining(root.path, "read"):
         found = os.statvfs(nearest_folder(root.path))
         fills = reservations.reservations(root)
-    except OSError as error:
-        raise explain(error, root.path, "read") from error
     return Disk(
         free=found.f_bavail * found.f_frsize,
         total=found.f_blocks * found.f_frsize,

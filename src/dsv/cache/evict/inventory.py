@@ -22,7 +22,7 @@ from dsv.cache.claims.claims import Claims, read_claims
 from dsv.cache.evict.policy import Candidate
 from dsv.cache.names import PREFIX, is_tag_link
 from dsv.cache.record import USED, Extent, Filled, last_used, read_record, shares
-from dsv.cache.root import SETTINGS_FILE, CacheRoot, Place, explain, folder_name, is_dataset, own_folder
+from dsv.cache.root import SETTINGS_FILE, CacheRoot, Place, explaining, folder_name, is_dataset, own_folder
 from dsv.fs.attributes import refresh
 from dsv.fs.files import GONE, list_names, read_json
 from dsv.values.names import DatasetName
@@ -171,7 +171,7 @@ def take_inventory(root: CacheRoot, remembered: Remembered | None = None) -> Inv
     `remembered` has earlier facts (None: those that the cache kept). Raise `Denied` or `Unreachable` if it can't be
     read.
     """
-    try:
+    with explaining(root.path, "read"):
         known = remembered or Remembered.load(root, server_now(root))
         seen = find_visible(root)
         places = sorted(seen.places | set(find_all(root.dot / "claims")))
@@ -183,8 +183,6 @@ def take_inventory(root: CacheRoot, remembered: Remembered | None = None) -> Inv
 
         with ThreadPoolExecutor(THREADS, thread_name_prefix="dsv-inventory") as pool:
             return Inventory(known.now, tuple(pool.map(look, places)), tuple(seen.foreign))
-    except OSError as error:
-        raise explain(error, root.path, "read") from error
 
 
 def _item(root: CacheRoot, place: Place, facts: PlaceFacts, *, visible: bool) -> Item:

@@ -17,7 +17,7 @@ from dsv.cache.fill.reservations import EnsureRoom, Need, NoRoomBeside, need_of,
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import Heartbeat, read_workers
 from dsv.cache.record import Cached, lookup
-from dsv.cache.root import CacheRoot, Place, explain
+from dsv.cache.root import CacheRoot, Place, explaining
 from dsv.errors import Conflict, NoRoom, Unreachable
 from dsv.fs import system
 from dsv.fs.files import FORGOTTEN, FULL, GONE
@@ -49,7 +49,7 @@ def fill(
     Raises `NoRoom`, `NotFound` (a selected path), `Conflict` (something else is in the way), `Denied`, `Unreachable`,
     and what the source raises. Finished files stay for the next attempt, unless the disk is full.
     """
-    try:
+    with explaining(root.visible(request.place), "fill"):
         found = lookup(root, request.place)
         if found is not None:
             return found
@@ -66,8 +66,6 @@ def fill(
             kind=system.kind_of(root.path),
         )
         return _Fill(context).run()
-    except OSError as error:
-        raise explain(error, root.visible(request.place), "fill") from error
 
 
 class _Fill:

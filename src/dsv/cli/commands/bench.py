@@ -12,7 +12,6 @@ from dsv.api.connection import Connection
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, whole
 from dsv.cli.options.arguments import Offline
-from dsv.cli.output import to_item
 from dsv.errors import UsageError
 from dsv.training.feed import find_load
 from dsv.values.names import Target
@@ -20,7 +19,7 @@ from dsv.values.units import format_bytes, format_count, parse_duration, parse_s
 
 _NO_RESULT = "like MLPerf Storage, not a result of it"
 _RESULT = {
-    "note": "like MLPerf Storage, not a result of it",
+    "note": _NO_RESULT,
     "load.model": "the model",
     "load.accelerator": "the accelerator",
     "load.versions": "the versions of MLPerf Storage that measure it so",
@@ -170,10 +169,9 @@ def bench(
 
 def _write(call: Call, found: Fed) -> None:
     request = found.request
-    keys = [key for key in _RESULT if not key.startswith("items.")]
     more = {"from": request.source, "made": request.make is not None, "note": _NO_RESULT}
     dropped = request.drop and request.source != "store"
-    call.items(map(call.item, found.rounds), to_item(found, keys, page_cache_dropped=dropped, **more))
+    call.items(map(call.item, found.rounds), call.head(found, page_cache_dropped=dropped, **more))
 
 
 def _measured(call: Call, request: FeedRequest, offline: bool) -> Fed:

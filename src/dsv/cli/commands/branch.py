@@ -13,9 +13,9 @@ from dsv.api.protection import protect_branch
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, text, whole
 from dsv.cli.options.arguments import Author, TargetOrBase, commit_target, one_of
+from dsv.cli.output import short
 from dsv.errors import UsageError
 from dsv.format.records import Limits, checked_limits, describe_limits
-from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
 from dsv.values.units import format_duration
 
@@ -117,7 +117,7 @@ def branch(
             done = _delete(context, _named("delete", delete, name, target), message, force=force)
         elif restore is not None:
             item = api.restore_branch(context, _named("restore", restore, name, target), message)
-            done = item, [f"restored {_name(item)} at {_short(item.commit)}"]
+            done = item, [f"restored {_name(item)} at {short(item.commit)}"]
         elif protect is not None:
             done = _protect(context, _named("protect", protect, name, target), limits, message)
         elif unprotect is not None:
@@ -181,7 +181,7 @@ def _list(call: Call, context: Context, dataset: str | None) -> None:
     rows = [
         [
             f"{'* ' if item.followed else '  '}{item.branch}",
-            _short(item.commit),
+            short(item.commit),
             item.author or "-",
             "-" if item.time_ms is None else format_duration(max(context.clock() - item.time_ms, 0) / 1000),
             "-" if item.ahead is None else f"{item.ahead:,}",
@@ -201,19 +201,19 @@ def _put(context: Context, name: str, target: str, message: str, *, reset: bool)
     path, wanted = BranchPath.parse(name), commit_target(f"branch {name}", target)
     if not reset:
         made = api.create_branch(context, path, wanted, message)
-        return made, [f"created {_name(made)} at {_short(made.commit)}"]
+        return made, [f"created {_name(made)} at {short(made.commit)}"]
     if not target:
         raise UsageError(
             "--reset moves a branch to a commit, and none is named", hint=f"dsv branch {name} TARGET --reset"
         )
     moved = api.reset_branch(context, path, wanted, message)
     if moved.before is None:
-        return moved, [f"{_name(moved)} is already at {_short(moved.commit)}"]
-    notes = [f"dsv branch {_name(moved)} {moved.dataset}@{_short(moved.before)} --reset moves it back"]
+        return moved, [f"{_name(moved)} is already at {short(moved.commit)}"]
+    notes = [f"dsv branch {_name(moved)} {moved.dataset}@{short(moved.before)} --reset moves it back"]
     if moved.followed:
         restore = f"dsv restore --from @{moved.branch}"
         notes.append(f"this workspace follows it, and its files are unchanged: {restore} updates them")
-    return moved, [f"moved {_name(moved)} to {_short(moved.commit)} (was {_short(moved.before)})", *notes]
+    return moved, [f"moved {_name(moved)} to {short(moved.commit)} (was {short(moved.before)})", *notes]
 
 
 def _move(context: Context, old: str, new: str | None, more: str, message: str) -> _Done:
@@ -226,12 +226,12 @@ def _move(context: Context, old: str, new: str | None, more: str, message: str) 
         )
     item = rename_branch(context, path, to.branch, message)
     notes = [f"this workspace now follows {item.branch}"] if item.followed else []
-    return item, [f"renamed {item.dataset}@{path.branch} to {_name(item)}, at {_short(item.commit)}", *notes]
+    return item, [f"renamed {item.dataset}@{path.branch} to {_name(item)}, at {short(item.commit)}", *notes]
 
 
 def _delete(context: Context, path: BranchPath, message: str, *, force: bool) -> _Done:
     gone = api.delete_branch(context, path, message, force=force)
-    at = "" if gone.before is None else f" (was {_short(gone.before)})"
+    at = "" if gone.before is None else f" (was {short(gone.before)})"
     notes = [f"dsv branch --restore {_name(gone)} restores it"]
     if gone.followed:
         notes.append("this workspace followed it: dsv switch BRANCH follows another")
@@ -247,10 +247,6 @@ def _protect(context: Context, path: BranchPath, limits: Limits | None, message:
 
 def _name(item: BranchItem) -> str:
     return f"{item.dataset}@{item.branch}"
-
-
-def _short(commit: CommitId | None) -> str:
-    return "-" if commit is None else str(commit)[:12]
 
 
 def _item(call: Call, item: BranchItem) -> dict[str, object]:

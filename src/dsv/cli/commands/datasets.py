@@ -12,7 +12,7 @@ from dsv.api.ls_cat import datasets as list_datasets
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, text
 from dsv.cli.options.arguments import Author, one_of
-from dsv.cli.output import local_time, rfc3339
+from dsv.cli.output import local_time, rfc3339, short
 from dsv.errors import UsageError
 from dsv.values.names import DatasetName
 from dsv.values.units import format_bytes, format_count
@@ -98,17 +98,8 @@ def datasets(
 def _delete(call: Call, context: Context, name: DatasetName, message: str, *, yes: bool) -> None:
     gone = api.delete(context, name, lambda what: call.confirm(what, name, yes=yes), message)
     if call.json:
-        call.items(
-            [
-                call.item(
-                    None,
-                    dataset=name,
-                    deleted=rfc3339(gone.time_ms),
-                    deleted_by=gone.author,
-                    renamed_from=None,
-                )
-            ]
-        )
+        deleted = rfc3339(gone.time_ms)
+        call.items([_item(call, None, dataset=name, deleted=deleted, deleted_by=gone.author)])
         return
     if gone.already:
         call.say(f"dataset {name} was already deleted by {gone.author} ({local_time(gone.time_ms)})")
@@ -120,7 +111,7 @@ def _delete(call: Call, context: Context, name: DatasetName, message: str, *, ye
 def _rename(call: Call, context: Context, old: DatasetName, new: DatasetName, message: str) -> None:
     done = api.rename(context, old, new, message)
     if call.json:
-        call.items([call.item(None, dataset=new, renamed_from=old, deleted=None, deleted_by=None)])
+        call.items([_item(call, None, dataset=new, renamed_from=old)])
         return
     if done.already:
         call.say(f"dataset {old} was already renamed to {new} by {done.author} ({local_time(done.time_ms)})")
@@ -134,7 +125,7 @@ def _rename(call: Call, context: Context, old: DatasetName, new: DatasetName, me
 def _undelete(call: Call, context: Context, name: DatasetName, message: str) -> None:
     heads = api.undelete(context, name, message)
     if call.json:
-        call.items([call.item(None, dataset=name, deleted=None, deleted_by=None, renamed_from=None)])
+        call.items([_item(call, None, dataset=name)])
         return
     branches = ", ".join(sorted(str(head.branch) for head in heads))
     call.line(f"dataset {name} is back, with {branches}")
@@ -143,16 +134,7 @@ def _undelete(call: Call, context: Context, name: DatasetName, message: str) -> 
 def _list_deleted(call: Call, context: Context) -> None:
     found = api.deleted_datasets(context)
     if call.json:
-        call.items(
-            call.item(
-                None,
-                dataset=one.dataset,
-                deleted=rfc3339(one.deleted_ms),
-                deleted_by=one.deleted_by,
-                renamed_from=None,
-            )
-            for one in found
-        )
+        call.items(call.item(one, renamed_from=None) for one in found)
         return
     rows = [[str(one.dataset), local_time(one.deleted_ms), one.deleted_by] for one in found]
     call.table(["dataset", "deleted~", "by~"], rows)
@@ -161,13 +143,13 @@ def _list_deleted(call: Call, context: Context) -> None:
 def _list(call: Call, context: Context) -> None:
     found = list_datasets(context)
     if call.json:
-        call.items(call.item(item, deleted=None, deleted_by=None, renamed_from=None) for item in found)
+        call.items(_item(call, item) for item in found)
         return
     columns = ["dataset", "commit", "committed~", "files>", "size>"]
     rows = [
         [
             str(item.dataset),
-            "-" if item.commit is None else str(item.commit)[:12],
+            short(item.commit),
             local_time(item.time_ms),
             f"{item.files:,}",
             format_bytes(item.bytes),
@@ -177,3 +159,7 @@ def _list(call: Call, context: Context) -> None:
     call.table(columns, rows)
     if not found:
         call.say("no datasets yet; run 'dsv init' in a folder to create one")
+
+
+def _item(call: Call, found: object, **more: object) -> dict[str, object]:
+    return call.item(found, **{"deleted": None, "deleted_by": None, "renamed_from": None, **more})

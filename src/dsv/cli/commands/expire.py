@@ -118,7 +118,7 @@ def _tell_undone(call: Call, dataset: DatasetName, kept: list[ExpiryItem]) -> No
 
 def _tell(call: Call, done: Expiry) -> None:
     if call.json:
-        call.items(map(call.item, done.items), {"dataset": done.dataset, "dry_run": done.dry_run})
+        call.items(map(call.item, done.items), call.head(done))
         return
     gone = [item for item in done.items if item.expired]
     for item in done.items:

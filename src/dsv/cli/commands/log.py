@@ -15,10 +15,9 @@ from dsv.api.log import reflog as read_moves
 from dsv.cli.call import Call
 from dsv.cli.declare import PATHS, command, option, text, whole
 from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, commit_target, dataset_paths, one_of
-from dsv.cli.output import local_time, printable, to_item
+from dsv.cli.output import local_time, printable, short, to_item
 from dsv.cli.views.history import COMMIT_KEYS, Graph, commit_line, commit_lines
 from dsv.errors import UsageError
-from dsv.values.ids import CommitId
 from dsv.values.names import Target
 from dsv.values.units import parse_moment, rfc3339
 
@@ -278,13 +277,9 @@ def _move_row(move: MoveItem) -> list[str]:
     return [
         f"{move.number}",
         local_time(move.time_ms),
-        _short(move.before),
-        "deleted" if move.deleted else _short(move.commit),
+        short(move.before),
+        "deleted" if move.deleted else short(move.commit),
         f"{move.action} (forced)" if move.forced else move.action,
         move.author,
         move.message.partition("\n")[0],
     ]
-
-
-def _short(commit: CommitId | None) -> str:
-    return "-" if commit is None else str(commit)[:12]

@@ -12,7 +12,7 @@ from dsv.api.runs import Runs
 from dsv.cli.call import Call
 from dsv.cli.commands.runs import opened_runs, warn_of_cut_off
 from dsv.cli.commands.stop import is_in_cluster
-from dsv.cli.declare import command
+from dsv.cli.declare import command, option
 from dsv.errors import NotFound, UsageError
 from dsv.run.active_runs import UnderWay
 from dsv.run.dirs import SPOOLS
@@ -21,7 +21,7 @@ from dsv.run.engines.log import read_live
 from dsv.run.listing import RunView, ended_here, find_under_way, is_here
 from dsv.run.record import RunRecord
 
-Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")]
+Follow = Annotated[bool, option("-f --follow", "Go on until the run has ended.")]
 
 
 @command(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from dsv.api.ls_cat import KINDS
 from dsv.api.ls_cat import ls as list_entries
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
@@ -62,7 +61,7 @@ def _when(erased: Erasure) -> str:
 def _item(entry: Entry, erased: Erasure | None) -> dict[str, object]:
     return {
         "path": entry.path.decode(),
-        "kind": KINDS[entry.kind],
+        "kind": entry.kind.word,
         "size": entry.size,
         "id": None if entry.file_id is None else str(entry.file_id),
         "erased": None
@@ -78,4 +77,4 @@ def _path(entry: Entry) -> str:
 def _long(entry: Entry) -> str:
     identity = "-" if entry.file_id is None else str(entry.file_id)[:16]
     target = "" if entry.target is None else f" -> {printable(entry.target)}"
-    return f"{KINDS[entry.kind]:<10}  {entry.size:>14,}  {identity:<16}  {printable(entry.path)}{target}"
+    return f"{entry.kind.word:<10}  {entry.size:>14,}  {identity:<16}  {printable(entry.path)}{target}"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +13,7 @@ from dsv.api.context import Context
 from dsv.api.merge import Merged, MergeRequest
 from dsv.api.pull import Pulled
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, whole
+from dsv.cli.declare import command, option, whole, with_parameters
 from dsv.cli.failure import of_error
 from dsv.cli.options.arguments import Author, DryRun, Force, Message, commit_target, override
 from dsv.cli.options.merging import (
@@ -31,7 +30,7 @@ from dsv.cli.options.merging import (
 from dsv.cli.output import to_item, written
 from dsv.errors import DsvError
 from dsv.merge.apply import MergeCounts
-from dsv.merge.paths import Choices, MergeConflict
+from dsv.merge.paths import MergeConflict
 from dsv.values.names import BranchName, Rev, Target, clean_path
 from dsv.values.paths import PathSet
 
@@ -56,6 +55,21 @@ Mainline = Annotated[
         parser=whole(1),
     ),
 ]
+
+_OPTIONS: dict[str, Any] = {
+    "into": Into,
+    "ours": Ours,
+    "theirs": Theirs,
+    "both": Both,
+    "resolved": Resolved,
+    "table_key": TableKey,
+    "message": Message,
+    "dry_run": DryRun,
+    "force": Force,
+    "author": Author,
+}
+"""Of all three commands."""
+_PICK_OPTIONS = {"into": Into, "mainline": Mainline} | _OPTIONS
 
 _COUNTS = ("added", "changed", "removed", "merged")
 _RESULT = {
@@ -104,22 +118,14 @@ _PICKED = {
         **_RESULT,
     },
 )
+@with_parameters(_OPTIONS)
 def merge(
     call: Call,
     source: Annotated[str, typer.Argument(metavar="BRANCH")],
-    into: Into = None,
-    ours: Ours = None,
-    theirs: Theirs = None,
-    both: Both = None,
-    resolved: Resolved = None,
-    table_key: TableKey = None,
-    message: Message = None,
     no_ff: Annotated[
         bool, option("--no-ff", "Make a merge commit even if the branch could just move forward.")
     ] = False,
-    dry_run: DryRun = False,
-    force: Force = False,
-    author: Author = None,
+    **options: Any,
 ) -> int | None:
     """Bring the changes of one branch into another.
 
@@ -130,9 +136,7 @@ def merge(
     the same; --resolved takes a file that you have put together yourself. Each takes a path of the dataset and may be
     repeated.
     """
-    chosen = choices(ours, theirs, both, resolved, _paths)
-    request = _request(call, source, into, chosen, message, table_key, dry_run)
-    return _apply(call, api.merge, replace(request, fast_forward=not no_ff), author, force, source)
+    return _apply(call, api.merge, source, source, options, fast_forward=not no_ff)
 
 
 @command(
@@ -149,21 +153,12 @@ def merge(
     ],
     result=_PICKED,
 )
+@with_parameters(_PICK_OPTIONS)
 def cherry_pick(
     call: Call,
     source: Annotated[str, typer.Argument(metavar="TARGET")],
     paths: Annotated[list[str] | None, typer.Argument(metavar="[-- PATH...]")] = None,
-    into: Into = None,
-    mainline: Mainline = None,
-    ours: Ours = None,
-    theirs: Theirs = None,
-    both: Both = None,
-    resolved: Resolved = None,
-    table_key: TableKey = None,
-    message: Message = None,
-    dry_run: DryRun = False,
-    force: Force = False,
-    author: Author = None,
+    **options: Any,
 ) -> int | None:
     """Apply the changes of one commit to a branch.
 
@@ -171,10 +166,8 @@ def cherry_pick(
     commit with them, or with those at and below PATH, which is a path of the dataset. If the branch has something else
     at a path that would change, that is a conflict as in dsv merge: exit code 4, the list, and nothing is written.
     """
-    chosen = choices(ours, theirs, both, resolved, _paths)
-    request = _request(call, source, into, chosen, message, table_key, dry_run)
-    request = replace(request, paths=PathSet.of(_paths(paths)), mainline=mainline)
-    return _apply(call, api.cherry_pick, request, author, force, "applied")
+    more = {"paths": PathSet.of(_paths(paths)), "mainline": options["mainline"]}
+    return _apply(call, api.cherry_pick, source, "applied", options, **more)
 
 
 @command(
@@ -188,21 +181,12 @@ def cherry_pick(
     ],
     result=_PICKED,
 )
+@with_parameters(_PICK_OPTIONS)
 def revert(
     call: Call,
     source: Annotated[str, typer.Argument(metavar="TARGET")],
     paths: Annotated[list[str] | None, typer.Argument(metavar="[-- PATH...]")] = None,
-    into: Into = None,
-    mainline: Mainline = None,
-    ours: Ours = None,
-    theirs: Theirs = None,
-    both: Both = None,
-    resolved: Resolved = None,
-    table_key: TableKey = None,
-    message: Message = None,
-    dry_run: DryRun = False,
-    force: Force = False,
-    author: Author = None,
+    **options: Any,
 ) -> int | None:
     """Undo the changes of one commit on a branch.
 
@@ -210,28 +194,13 @@ def revert(
     what it changed at and below PATH) is as it was before; history and later changes stay. If a path was changed again
     since, that is a conflict as in dsv merge: exit code 4, the list, and nothing is written.
     """
-    chosen = choices(ours, theirs, both, resolved, _paths)
-    request = _request(call, source, into, chosen, message, table_key, dry_run)
-    request = replace(request, paths=PathSet.of(_paths(paths)), mainline=mainline)
-    return _apply(call, api.revert, request, author, force, "reverted")
+    more = {"paths": PathSet.of(_paths(paths)), "mainline": options["mainline"]}
+    return _apply(call, api.revert, source, "reverted", options, **more)
 
 
 def _paths(typed: Sequence[str] | None) -> list[bytes]:
     """Return paths of a dataset, from its top; `.` is all of it, which is the empty path."""
     return [clean_path(os.fsencode(one)) for one in typed or ()]
-
-
-def _request(
-    call: Call,
-    source: str,
-    into: str | None,
-    chosen: Choices,
-    message: str | None,
-    table_key: str | None,
-    dry_run: bool,
-) -> MergeRequest:
-    branch = None if into is None else BranchName.parse(into.removeprefix("@"))
-    return MergeRequest(_source(call, source), branch, chosen, message, table_key, dry_run)
 
 
 def _source(call: Call, typed: str) -> Target:
@@ -244,18 +213,28 @@ def _source(call: Call, typed: str) -> Target:
 def _apply(
     call: Call,
     function: Callable[[Context, MergeRequest], Merged],
-    request: MergeRequest,
-    author: str | None,
-    force: bool,
+    source: str,
     word: str,
+    options: Mapping[str, Any],
+    **more: Any,
 ) -> int | None:
-    """Call a function of the api, and print its result. `word` is for `_text`."""
+    """Call a function of the api, and print its result. `word` is for `_text`, and `more` are fields of the request."""
 
     def outcome_of(merge: str) -> dict[str, object]:
         return {"outcome": merge} if function is api.merge else {}
 
-    reason = override(force, request.message)
-    with call.context(writes=True, author=author, override=reason) as context:
+    into, message = options["into"], options["message"]
+    request = MergeRequest(
+        choices=choices(options["ours"], options["theirs"], options["both"], options["resolved"], _paths),
+        into=None if into is None else BranchName.parse(into.removeprefix("@")),
+        source=_source(call, source),
+        message=message,
+        table_key=options["table_key"],
+        dry_run=options["dry_run"],
+        **more,
+    )
+    reason = override(options["force"], message)
+    with call.context(writes=True, author=options["author"], override=reason) as context:
         try:
             done = function(context, request)
         except MergeConflict as error:

@@ -61,7 +61,7 @@ def pools(
     found = {report.pool.name: report for report in (*asked, *wrong)}
     reports = [found[name] for name in (*all_pools(call.settings), HERE)]
     if call.json:
-        call.items(_item(report) for report in reports)
+        call.items(_item(call, report) for report in reports)
     else:
         _write_table(call, reports, with_target=target is not None)
     failures = [_failure(report.pool, report.problem) for report in reports if report.problem is not None]
@@ -135,22 +135,19 @@ def _yes(value: bool | None) -> str:
     return "-" if value is None else "yes" if value else "no"
 
 
-def _item(report: PoolReport) -> dict[str, object]:
+def _item(call: Call, report: PoolReport) -> dict[str, object]:
     facts = report.facts
     known = facts.capacity
-    return {
-        "pool": report.pool.name,
-        "engine": report.engine,
-        "reachable": facts.unreachable is None,
-        "problem": facts.unreachable or facts.refused,
-        "hint": None if report.problem is None else report.problem.hint,
-        "unseen": [] if known is None else list(known.unseen),
-        "gpus": None
-        if known is None
-        else [{"kind": each.kind, "free": each.free, "total": each.total} for each in known.gpus()],
-        "nodes": None if known is None else len(known.nodes),
-        "waiting": None if known is None else known.waiting,
-        "cache": report.pool.cache or (None if report.cache is None else str(report.cache)),
-        "free_bytes": None if report.room is None else report.room.free_bytes,
-        "cached": facts.cached,
-    }
+    return call.item(
+        facts,
+        engine=report.engine,
+        reachable=facts.unreachable is None,
+        problem=facts.unreachable or facts.refused,
+        hint=None if report.problem is None else report.problem.hint,
+        unseen=() if known is None else known.unseen,
+        gpus=None if known is None else known.gpus(),
+        nodes=None if known is None else len(known.nodes),
+        waiting=None if known is None else known.waiting,
+        cache=report.pool.cache or report.cache,
+        free_bytes=None if report.room is None else report.room.free_bytes,
+    )

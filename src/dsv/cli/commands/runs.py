@@ -13,7 +13,7 @@ import typer
 from dsv.api.context import Context
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
-from dsv.cli.declare import command, whole
+from dsv.cli.declare import command, option, whole
 from dsv.cli.views.runs import write_csv, write_differences, write_one, write_table
 from dsv.errors import NotFound, Unreachable, UsageError
 from dsv.run.listing import RunView, run_known_here, runs_known_here
@@ -27,44 +27,26 @@ SHOWN = 50
 """Runs in a table, where no limit is given; JSON has all."""
 
 
-Dataset = Annotated[
-    str | None, typer.Option("--dataset", metavar="DATASET", help="Only runs on this dataset.")
-]
-Limit = Annotated[
-    int | None, typer.Option("-n", "--limit", parser=whole(1), metavar="N", help="Show the first N of them.")
-]
+Dataset = Annotated[str | None, option("--dataset DATASET", "Only runs on this dataset.")]
+Limit = Annotated[int | None, option("-n --limit N", "Show the first N of them.", parser=whole(1))]
 Where = Annotated[
     list[str] | None,
     typer.Option("--filter", metavar="'KEY OP VALUE'", help="Only runs that match; several must all match."),
 ]
 Sort = Annotated[
     str | None,
-    typer.Option(
-        "--sort",
-        metavar="KEY",
-        help="A metric's best first, else the smallest; +KEY: smallest, -KEY: largest first.",
-    ),
+    option("--sort KEY", "A metric's best first, else the smallest; +KEY: smallest, -KEY: largest first."),
 ]
-Compare = Annotated[
-    bool, typer.Option("--compare", help="Compare these runs, or those that a filter leaves.")
-]
-Csv = Annotated[bool, typer.Option("--csv", help="Write it as CSV, exact and with all columns.")]
-Log = Annotated[
-    bool, typer.Option("--log", help="Print the log of the run ID; of a very long one head and tail.")
-]
-Delete = Annotated[
-    bool, typer.Option("--delete", help="Delete the records, logs and outputs of these runs for good.")
-]
+Compare = Annotated[bool, option("--compare", "Compare these runs, or those that a filter leaves.")]
+Csv = Annotated[bool, option("--csv", "Write it as CSV, exact and with all columns.")]
+Log = Annotated[bool, option("--log", "Print the log of the run ID; of a very long one head and tail.")]
+Delete = Annotated[bool, option("--delete", "Delete the records, logs and outputs of these runs for good.")]
 OlderThan = Annotated[
-    str | None,
-    typer.Option("--older-than", metavar="DURATION", help="With --delete: all that ended longer ago."),
+    str | None, option("--older-than DURATION", "With --delete: all that ended longer ago.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="With --delete: do not ask.")]
-Force = Annotated[bool, typer.Option("--force", help="With --delete: even if a run has not ended.")]
-Out = Annotated[
-    str | None,
-    typer.Option("--out", metavar="DIR", help="Copy the output of the run ID to a new folder."),
-]
+Yes = Annotated[bool, option("--yes", "With --delete: do not ask.")]
+Force = Annotated[bool, option("--force", "With --delete: even if a run has not ended.")]
+Out = Annotated[str | None, option("--out DIR", "Copy the output of the run ID to a new folder.")]
 
 
 @command(
@@ -166,7 +148,7 @@ def runs(
     limit: Limit = None,
     where: Where = None,
     sort: Sort = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.")] = False,
+    reverse: Annotated[bool, option("--reverse", "Reverse the order.")] = False,
     compare: Compare = False,
     as_csv: Csv = False,
     log: Log = False,

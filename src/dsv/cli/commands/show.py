@@ -96,7 +96,7 @@ def _write_path(call: Call, shown: ShownCommit, path: ShownPath) -> None:
     entry = path.entry
     assert entry is not None
     rows = [
-        (told.KIND_WORDS[entry.kind], printable(path.path)),
+        (entry.kind.word, printable(path.path)),
         ("in", _commit(shown)),
         ("target", None if entry.target is None else printable(entry.target)),
         ("size", f"{format_bytes(entry.size)} ({entry.size:,} bytes)" if entry.is_file else None),
@@ -158,7 +158,7 @@ def _write_json(call: Call, shown: ShownCommit, dirs: int | None) -> None:
         path = to_item(
             shown.path,
             ("path", "kind", "size", "files", "id", "target", "chunks", "change", "old_path", "shared_bytes"),
-            kind="folder" if entry is None else told.KIND_WORDS[entry.kind],
+            kind="folder" if entry is None else entry.kind.word,
             size=shown.path.bytes,
             id=None if entry is None else entry.file_id,
             target=None if entry is None else entry.target,

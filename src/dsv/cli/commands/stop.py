@@ -15,7 +15,7 @@ import typer
 from dsv.api.pools import engines_of
 from dsv.cli.call import Call
 from dsv.cli.commands.runs import opened_runs, warn_of_cut_off
-from dsv.cli.declare import command
+from dsv.cli.declare import command, option
 from dsv.cli.failure import of_error
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported
 from dsv.run.active_runs import UnderWay
@@ -31,10 +31,7 @@ from dsv.values.units import format_count, parse_duration
 
 _TICK = 0.2
 
-Grace = Annotated[
-    str | None,
-    typer.Option("--grace", metavar="DURATION", help="How long the job gets to end by itself: 20s."),
-]
+Grace = Annotated[str | None, option("--grace DURATION", "How long the job gets to end by itself: 20s.")]
 
 
 @command(

@@ -168,7 +168,6 @@ def _rebuild(call: Call, *, dry_run: bool) -> int:
     ]
     call.table(columns, rows)
     heads = sum(one.head_of is not None for one in done.commits)
-    branches = "1 branch" if heads == 1 else f"{heads:,} branches"
     verb = "would be made" if dry_run else "is" if heads == 1 else "are"
-    call.say(f"{branches} of {format_count(len(rows), 'commit')} {verb} at {done.names}")
+    call.say(f"{format_count(heads, 'branch')} of {format_count(len(rows), 'commit')} {verb} at {done.names}")
     return 0

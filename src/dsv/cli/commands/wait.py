@@ -90,10 +90,7 @@ def _ended_here(call: Call, ids: Iterable[str], away: Unreachable) -> list[RunRe
 
 def _write(call: Call, records: Iterable[RunRecord]) -> None:
     if call.json:
-        call.items(
-            {"run": each.run, "state": each.state, "exit_code": each.exit_code, "error": each.error}
-            for each in records
-        )
+        call.results(records)
     else:
         for each in records:
             call.line(f"{each.run} {each.exit_code}")

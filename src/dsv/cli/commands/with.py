@@ -14,7 +14,7 @@ from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
 from dsv.cache.hold import PROGRAM
 from dsv.cli.call import Call
 from dsv.cli.commands.cache import item_of
-from dsv.cli.declare import COMMAND, command, whole
+from dsv.cli.declare import COMMAND, command, option, whole
 from dsv.cli.launch import launching
 from dsv.cli.options.arguments import Offline
 from dsv.cli.output import document, to_json
@@ -41,18 +41,16 @@ def with_(
     target: Annotated[str, typer.Argument(metavar="TARGET")],
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", metavar="NAME=TARGET", help="Further data, in $DSV_DATA_NAME."),
+        option("--data NAME=TARGET", "Further data, in $DSV_DATA_NAME."),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option("-j", "--jobs", parser=whole(1), metavar="N", help="Processes that fill the cache."),
+        option("-j --jobs N", "Processes that fill the cache.", parser=whole(1)),
     ] = None,
     offline: Offline = False,
     json_file: Annotated[
         str | None,
-        typer.Option(
-            "--json-file", metavar="FILE", help="Write there what 'dsv cache --json' says of the data."
-        ),
+        option("--json-file FILE", "Write there what 'dsv cache --json' says of the data."),
     ] = None,
 ) -> int:
     """Run a command while its data is held in the cache.

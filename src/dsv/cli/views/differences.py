@@ -23,12 +23,6 @@ if TYPE_CHECKING:
     from dsv.diff.summary import FolderSums, Summary, Sums
     from dsv.format.tree import Entry
 
-KIND_WORDS = {
-    Kind.FILE: "file",
-    Kind.EXECUTABLE: "executable",
-    Kind.SYMLINK: "symlink",
-    Kind.EMPTY_DIRECTORY: "directory",
-}
 _MODES = {Kind.FILE: "644", Kind.EXECUTABLE: "755"}
 _LETTERS = {What.ADDED: "A", What.REMOVED: "D", What.CHANGED: "M", What.RETYPED: "T", What.RENAMED: "R"}
 _COUNTED = ("added", "changed", "renamed", "removed")
@@ -116,7 +110,7 @@ def _side(entry: Entry | None) -> dict[str, object]:
     if entry is None:
         return dict.fromkeys(("kind", "size", "id", "target"))
     return {
-        "kind": KIND_WORDS[entry.kind],
+        "kind": entry.kind.word,
         "size": entry.size if entry.is_file else None,
         "id": None if entry.file_id is None else str(entry.file_id),
         "target": None if entry.target is None else _text(entry.target),
@@ -231,14 +225,14 @@ def _kind_and_target(entry: Entry | None) -> str:
     if entry is None:
         return ""
     target = "" if entry.target is None else f" to {printable(entry.target)}"
-    return f"{KIND_WORDS[entry.kind]}{target}"
+    return f"{entry.kind.word}{target}"
 
 
 def _facts(entry: Entry | None) -> dict[str, str | None]:
     if entry is None:
         return {}
     return {
-        "kind": "file" if entry.is_file else KIND_WORDS[entry.kind],
+        "kind": "file" if entry.is_file else entry.kind.word,
         "size": format_bytes(entry.size) if entry.is_file else None,
         "mode": mode(entry),
         "id": None if entry.file_id is None else str(entry.file_id),

@@ -327,7 +327,7 @@ def _evictor(path: str, times: int) -> None:
 
 
 def test_takers_and_evictors_in_many_processes(root: CacheRoot) -> None:
-    times = len(exhaustive.some(EVICTIONS))
+    times = len(exhaustive.some(EVICTIONS, every=21))
     context = multiprocessing.get_context("spawn")
     torn: multiprocessing.Queue[str] = context.Queue()
     over = context.Event()

@@ -111,9 +111,16 @@ def test_nodes_that_list_segments_that_nobody_made(scene: Scene) -> None:
         nodes.append(Below(children[-1].last, NodeId.hash(data), 4096, 0, 0))
     root = node_bytes(2, nodes)
     maker.add(ObjectKind.NODE, NodeId.hash(root), root)
-    scene.reset(maker.store(maker.commit(NodeId.hash(root), (0, 0, count * 4096), (), level=2)))
+    commit = maker.commit(NodeId.hash(root), (0, 0, count * 4096), (), level=2)
+    scene.reset(maker.store(commit))
     for use in USES:
-        refused(little(scene.newcomer(), *use), 5, "node", "is damaged")
+        refused(
+            little(scene.newcomer(), *use),
+            5,
+            f"paths of commit {str(commit)[:12]} up to",
+            "node",
+            "is damaged",
+        )
 
 
 def test_totals_beyond_what_a_tree_can_have(scene: Scene) -> None:

@@ -27,8 +27,8 @@ from tests.nfs.racer import Racer, content, meeting
 from tests.store.proxy import Behaviour, proxy
 from tests.waiting import until
 
-ROUNDS = int(os.environ.get("RACE_ROUNDS", "10"))
-OUTAGE_EVERY = int(os.environ.get("RACE_OUTAGE_EVERY", "5"))  # rounds
+ROUNDS = int(os.environ.get("RACE_ROUNDS", "6"))
+OUTAGE_EVERY = int(os.environ.get("RACE_OUTAGE_EVERY", "3"))  # rounds
 HOSTS, ON_EACH = 3, 2
 PATIENCE = 600.0  # seconds for a round
 CONFIG = """

@@ -60,7 +60,7 @@ class Scene:
         self.world.does.swap = other_writer
 
 
-@pytest.fixture(params=["one place", "names elsewhere"])
+@pytest.fixture(params=["names elsewhere", pytest.param("one place", marks=pytest.mark.exhaustive)])
 def scene(world: World, request: pytest.FixtureRequest) -> Scene:
     """The names are in a bucket of that server, too."""
     ann = world.person("ann", configured=False)

@@ -454,6 +454,7 @@ class Rounds:
                 print(
                     f"{number + 1} of {rounds} rounds, {len(self.files)} commits: {self.summary}", flush=True
                 )
+        self.wake()  # else its session would still beat while the bucket is removed
         if self.alone:
             assert self.counts["gcs"]
             collect(self.store, self.folder / "last")

@@ -502,7 +502,7 @@ def overtake(store: Store, commits: Commits, race: str, moment: int) -> bool:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("every", [60, pytest.param(3, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("every", [150, pytest.param(3, marks=pytest.mark.exhaustive)])
 def test_killed_and_overtaken_on_ceph(every: int, ceph_s3: S3Server) -> None:
     bucket = ceph_s3.bucket()
     options = StoreOptions.from_environment(ceph_s3.env)

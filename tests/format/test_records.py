@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ from dsv.format.damage import Damage, Verified
 from dsv.format.envelope import CHECK_SIZE, sealed
 from dsv.format.erasure import Erasure
 from dsv.format.expiry import ExpiryAction, ExpiryEntry
+from dsv.format.index_merge import IndexMerge, MergedFile
 from dsv.format.locator import ObjectKind
 from dsv.format.records import (
     BranchRule,
@@ -34,7 +37,7 @@ from dsv.format.records import (
     TagDeleted,
     TagValue,
 )
-from dsv.values.ids import FileId, StoreId
+from dsv.values.ids import FileId, IndexId, StoreId
 from dsv.values.names import MAIN, DatasetName
 from tests.format import strategies as draw
 
@@ -344,6 +347,42 @@ def test_a_feature_with_an_unknown_rule_is_refused() -> None:
     )
     with pytest.raises(IntegrityError, match="ignorE"):
         FormatEntry.decode(sealed(entry.encode()[:-CHECK_SIZE].replace(b"ignore", b"ignorE")))
+
+
+FIRST_READ = """
+import importlib, sys, threading
+from dsv.format import index_merge, records
+
+def read(kind, data):
+    together.wait()
+    kind.decode(data)
+
+sys.setswitchinterval(1e-6)
+merge, entry = map(bytes.fromhex, sys.argv[1:])
+for _ in range(150):
+    reads = [(importlib.reload(index_merge).IndexMerge, merge), (importlib.reload(records).FormatEntry, entry)]
+    together = threading.Barrier(16)
+    threads = [threading.Thread(target=read, args=reads[number % 2]) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_many_threads_may_be_the_first_to_read_a_record() -> None:
+    """msgspec crashed the process where a class of a field was first met by two threads."""
+    merge = IndexMerge.of([(MergedFile(IndexId(bytes(16)), 0, 1),)], [], 0, "")
+    entry = FormatEntry(
+        StoreId(bytes(16)), draw.Nonce(bytes(16)), 0, "", "", features=(Feature("x", FeatureRule.IGNORE),)
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_READ, merge.encode().hex(), entry.encode().hex()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @given(st.integers(0, 10_000), st.integers(0, 7))

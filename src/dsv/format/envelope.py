@@ -153,6 +153,16 @@ def _schema(record: type[Record], version: int) -> tuple[tuple[str, ...], msgspe
     return names, msgspec.msgpack.Decoder(tuple[tuple(kinds)], dec_hook=_typed)  # type: ignore[misc]
 
 
+def learn(*kinds: type[Any]) -> None:
+    """Prepare the classes of fields of records right after their definition: any thread may be the first to read one.
+
+    msgspec learns a class when it first meets it, and two threads that make it do so at once crash the process (0.22:
+    SIGSEGV).
+    """
+    for kind in kinds:
+        msgspec.msgpack.Decoder(kind, dec_hook=_typed)
+
+
 def _typed(kind: type[Any], value: Any) -> Any:
     is_id = issubclass(kind, Id)
     if not isinstance(value, bytes if is_id else str):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from dsv.format.envelope import U32, Millis, Record, Short, is_sorted
+from dsv.format.envelope import U32, Millis, Record, Short, is_sorted, learn
 from dsv.values.ids import IndexId
 
 MAX_FILES = 1 << 18
@@ -28,6 +28,9 @@ class MergedFile(NamedTuple):
     """The first 4 bytes of the id of its first row, as a number."""
     last: U32
     """The same of its last row."""
+
+
+learn(MergedFile)
 
 
 Run = tuple[MergedFile, ...]

@@ -8,7 +8,7 @@ import msgspec
 
 from dsv.errors import UsageError
 from dsv.format import recipe
-from dsv.format.envelope import Count, Long, Millis, Record, Short, is_sorted
+from dsv.format.envelope import Count, Long, Millis, Record, Short, is_sorted, learn
 from dsv.values.ids import CommitId, ErasedId, Nonce, PackId, StoreId
 from dsv.values.json import LONG_MAX, SHORT_MAX, check_length
 from dsv.values.names import BranchName, DatasetName, TagName
@@ -92,6 +92,9 @@ class ChunkingParams(msgspec.Struct, frozen=True, array_like=True):
     average: Count = recipe.AVERAGE_CHUNK
     maximum: Count = recipe.MAX_CHUNK
     normalization: Count = recipe.NORMALIZATION
+
+
+learn(Feature, ChunkingParams)
 
 
 class FormatEntry(Record, frozen=True):

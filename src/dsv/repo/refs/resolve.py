@@ -31,8 +31,10 @@ class Resolved(msgspec.Struct, frozen=True):
 
     def no_path(self, path: str, subject: str) -> NotFound:
         """Return the error for a path that the commit does not have."""
-        name = f"{self.dataset}@{str(self.commit)[:12]}"
-        return NotFound(f"{path} is not in {name}", subject=subject, hint=f"dsv ls {name}")
+        commit = str(self.commit)[:12]
+        return NotFound(
+            f"{path} is not in {self.dataset}@{commit}", subject=subject, hint=f"dsv ls {self.dataset}@{commit}"
+        )
 
 
 def resolve(

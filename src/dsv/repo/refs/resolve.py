@@ -33,7 +33,9 @@ class Resolved(msgspec.Struct, frozen=True):
         """Return the error for a path that the commit does not have."""
         commit = str(self.commit)[:12]
         return NotFound(
-            f"{path} is not in {self.dataset}@{commit}", subject=subject, hint=f"dsv ls {self.dataset}@{commit}"
+            f"{path} is not in {self.dataset}@{commit}",
+            subject=subject,
+            hint=f"dsv ls {self.dataset}@{commit}",
         )
 
 

@@ -44,6 +44,8 @@ def test_after():
 """
 
 
+# Up to three processes import all that tests share: that takes long on a machine that is busy with other tests.
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_deadlocked_test_ends_with_the_stacks_of_all_threads(tmp_path: Path, workers: int) -> None:
     (tmp_path / "test_dead.py").write_text(DEADLOCKED)
@@ -51,9 +53,10 @@ def test_a_deadlocked_test_ends_with_the_stacks_of_all_threads(tmp_path: Path, w
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path),
          "-p", "tests.conftest", "-p", "no:cacheprovider", "-n", str(workers), *limits, "test_dead.py"],
-        capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, cwd=tmp_path, timeout=500,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    said = done.stdout + done.stderr
+    said = done.stdout
     assert done.returncode == 1, said
     for place in ("in hold\n", "in test_deadlocked\n"):
         assert place in said, said

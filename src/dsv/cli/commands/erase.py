@@ -265,7 +265,7 @@ def _show_status(call: Call, done: api.Status) -> None:
     for item in done.items:
         call.line(
             f"{str(item.erasure)[:12]} {local_time(item.time_ms)} {item.author}: "
-            f"{format_count(item.files, 'content')}, {item.reason}"
+            f"{format_count(item.files, 'content')}, {printable(item.reason)}"
         )
         call.line(
             f"  removed from {format_count(len(item.caches), 'cache')}: {', '.join(item.caches)}".rstrip(": ")

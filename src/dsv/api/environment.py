@@ -8,9 +8,10 @@ import os.path
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from dsv.api.settings import (
     BUILT_IN,
@@ -197,8 +198,7 @@ _OPEN = ("/dev/fd/", "/proc/")
 """Folders of what a shell has opened already, such as `<(command)`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Folders:
+class Folders(msgspec.Struct, frozen=True):
     """The folders of a user's files, by HOME and the XDG variables."""
 
     environ: Mapping[str, str]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
+
+import msgspec
 
 from dsv.errors import NotFound, UsageError
 from dsv.values.json import Json, is_text
@@ -58,8 +59,7 @@ TABLES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """A value in effect. `origin` is a flag, a variable, a file's path, or 'built in'."""
 
     key: str
@@ -67,15 +67,14 @@ class Setting:
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """The settings of one file or of the environment, by flat key such as `stores.lake.url`."""
 
     origin: str
     values: Mapping[str, str]
     unknown: tuple[str, ...] = ()
     """Keys without a meaning here."""
-    raw: Mapping[str, Json] = field(default_factory=dict)
+    raw: Mapping[str, Json] = msgspec.field(default_factory=dict)
     """Values of engine options that are not text; `values` has them as JSON."""
 
     def setting(self, key: str) -> Setting | None:
@@ -83,8 +82,7 @@ class Source:
         return None if value is None else Setting(key, value, self.origin)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreChoice:
+class StoreChoice(msgspec.Struct, frozen=True):
     """A store to open, with what its place in the configuration says about reaching it."""
 
     url: str
@@ -116,8 +114,7 @@ class StoreChoice:
         return self.name or self.url
 
 
-@dataclass(frozen=True, slots=True)
-class CacheChoice:
+class CacheChoice(msgspec.Struct, frozen=True):
     """A cache's folder, absolute."""
 
     path: Path
@@ -125,8 +122,7 @@ class CacheChoice:
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """Sources in order of precedence. `cwd` and `home` are what relative folders and `~` refer to."""
 
     sources: Sequence[Source]
@@ -308,7 +304,7 @@ def _with_names(choice: StoreChoice, kept: Setting | None, configured: Setting |
     names = kept or configured
     if names is None:
         return choice
-    return replace(
+    return msgspec.structs.replace(
         choice,
         names=names.value,
         names_kept=None if kept is None else kept.value,

@@ -6,11 +6,12 @@ import os
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from dsv.errors import Conflict, DsvError, Unreachable
 from dsv.values.names import MAIN
@@ -50,8 +51,7 @@ class Position(StrEnum):
     """Not at the base, and there are no local copies of the commits between them."""
 
 
-@dataclass(frozen=True, slots=True)
-class BranchPosition:
+class BranchPosition(msgspec.Struct, frozen=True):
     """The last known position of a branch."""
 
     position: Position
@@ -138,8 +138,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(msgspec.Struct, frozen=True):
     """The result that a sync would have."""
 
     outcome: Outcome
@@ -224,8 +223,7 @@ _NAMED = 3
 """Paths that a command line names at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(msgspec.Struct, frozen=True):
     """The differences of a workspace from its base."""
 
     workspace: Workspace
@@ -306,8 +304,7 @@ def status(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Compared:
+class _Compared(msgspec.Struct, frozen=True):
     baseline: Baseline
     differences: Differences
     problems: tuple[Problem, ...]

@@ -8,13 +8,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
@@ -149,7 +149,7 @@ def _fail(error: BaseException, arguments: Sequence[str], session: Session) -> i
         around.stderr.write(without_passwords("".join(traceback.format_exception(error))))
     failure = _of_typer(error, session) if isinstance(error, typer.TyperException) else of_error(error)
     if failure.exit_code in INTERRUPTED and failure.hint is None and session.command in RESUMED:
-        failure = replace(failure, hint="the same command goes on from here")
+        failure = msgspec.structs.replace(failure, hint="the same command goes on from here")
     with suppress(BrokenPipeError, ReaderGone):
         if session.flags.json or "--json" in _options(arguments):
             with suppress(OSError):  # stdout can't take it, which may be the failure

@@ -8,6 +8,7 @@ The metavar of an argument appears in the usage line. The function returns the e
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 import shlex
@@ -88,6 +89,9 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> int | None:
         assert isinstance(ctx, Call)
+        if not gc.isenabled():  # see `main`
+            gc.freeze()
+            gc.enable()
         self._refuse_empty(ctx)
         try:
             ctx.enter()

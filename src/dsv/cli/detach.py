@@ -11,10 +11,12 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
+
+import msgspec
 
 from dsv.cli.app import exit_now, hear_of_children, run
 from dsv.cli.call import Call
@@ -140,7 +142,7 @@ def main() -> None:
         os.close(messages)
 
     # No bar is drawn: the terminal is soon without this process.
-    around = replace(of_process(), stderr_is_terminal=False, stdout_is_terminal=False)
+    around = msgspec.structs.replace(of_process(), stderr_is_terminal=False, stdout_is_terminal=False)
     code = run(handed["arguments"], around, announce, handed["member"])
     exit_now(code)
     sys.exit(code)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.cli.output import printable, to_json
 from dsv.cli.style import PLAIN, Ink, Style
@@ -30,8 +31,7 @@ EXIT_CODES: tuple[tuple[str, str], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """A failure for people and programs. `subject` is the object it is about."""
 
     kind: str

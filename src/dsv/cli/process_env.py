@@ -6,8 +6,9 @@ import io
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
+
+import msgspec
 
 from dsv.cli.style import Ink
 
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(msgspec.Struct, frozen=True):
     """The environment of a process. Tests build their own."""
 
     environ: Mapping[str, str]

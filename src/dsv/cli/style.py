@@ -6,8 +6,9 @@ Colour repeats what the words say. Nothing is said by colour alone.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 
 class Style:
@@ -25,8 +26,7 @@ class Style:
     REMOVED: Final = "31"
 
 
-@dataclass(frozen=True, slots=True)
-class Ink:
+class Ink(msgspec.Struct, frozen=True):
     """Paints text for one stream. `on` is false for a pipe, with NO_COLOR, and if TERM is dumb."""
 
     on: bool

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.cli.output import Output, printable
 from dsv.cli.process_env import Surroundings
@@ -15,8 +16,7 @@ NARROWEST = 8
 """Columns that a shortened cell keeps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(msgspec.Struct, frozen=True):
     """A column of a table."""
 
     title: str

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import structs
 
 from dsv.api import environment
 from dsv.api.environment import edited, lasting, parse_toml, with_value
@@ -81,7 +81,7 @@ def config(
 
 
 def _without_password(setting: Setting) -> Setting:
-    return replace(setting, value=hide_in_urls(setting.value))
+    return structs.replace(setting, value=hide_in_urls(setting.value))
 
 
 def _names(settings: Settings) -> Setting | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated
 
+import msgspec
 import typer
 
 from dsv.api.pools import PoolReport, Wanted, all_pools, load_pool, locate, report_pools, unknown
@@ -89,7 +89,7 @@ def _failure(pool: Pool, problem: DsvError) -> Failure:
     return (
         found
         if pool.name in (problem.subject or "").split(".")
-        else replace(found, message=f"the pool {pool.name}: {found.message}")
+        else msgspec.structs.replace(found, message=f"the pool {pool.name}: {found.message}")
     )
 
 

@@ -19,9 +19,7 @@ NO_MEMORY = b"error: dsv can't start: no memory\nhint: ulimit -v shows how much 
 def main() -> int:
     """Run the command line of this process and return its exit code."""
     interrupts = signal.getsignal(signal.SIGINT)
-    if (
-        interrupts is signal.default_int_handler
-    ):  # nothing has begun: Ctrl-C ends the process without a traceback
+    if interrupts is signal.default_int_handler:  # nothing has begun: Ctrl-C ends it without a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _speak_utf8()
     arguments = sys.argv[1:]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from msgspec import structs
+import msgspec
 
 from dsv.api.context import check_binding
 from dsv.errors import Conflict, IntegrityError, UsageError
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from dsv.workspace.workspace import Workspace
 
 
-@dataclass(frozen=True, slots=True)
-class BranchPath:
+class BranchPath(msgspec.Struct, frozen=True):
     """A branch as a person names it: `[DATASET@]BRANCH`. dataset None: the workspace's."""
 
     dataset: DatasetName | None
@@ -47,8 +45,7 @@ class BranchPath:
         return f"{self.dataset}@{self.branch}" if self.dataset else str(self.branch)
 
 
-@dataclass(frozen=True, slots=True)
-class BranchItem:
+class BranchItem(msgspec.Struct, frozen=True):
     """A branch of a dataset."""
 
     dataset: DatasetName
@@ -120,7 +117,7 @@ def reset_branch(context: Context, name: BranchPath, target: Target, message: st
             moved = put_move(context, repository, where, head, resolved.commit, Action("reset", message))
             if workspace is not None:
                 workspace.set_seen(head.branch, resolved.commit)
-        return replace(describe(context, repository, moved), before=head.commit)
+        return msgspec.structs.replace(describe(context, repository, moved), before=head.commit)
 
 
 def delete_branch(
@@ -148,7 +145,7 @@ def delete_branch(
                 _check_kept_elsewhere(repository, head)
             where, action = (dataset, head.branch), Action("delete", message)
             deleted = put_move(context, repository, where, head, None, action, deleted=True)
-        return replace(describe(context, repository, deleted), before=head.commit)
+        return msgspec.structs.replace(describe(context, repository, deleted), before=head.commit)
 
 
 def restore_branch(context: Context, name: BranchPath, message: str = "") -> BranchItem:
@@ -311,7 +308,7 @@ def _compared(
     except IntegrityError as error:
         context.progress.note(f"{item.branch} can't be compared with main: {error.message}")
         return item
-    return replace(item, ahead=ahead, behind=behind)
+    return msgspec.structs.replace(item, ahead=ahead, behind=behind)
 
 
 def _check_kept_elsewhere(repository: Repository, head: Head) -> None:
@@ -368,7 +365,7 @@ def rename_branch(context: Context, old: BranchPath, new: BranchName, message: s
                 workspace = workspace.follow(new)
                 if head.commit is not None:
                     workspace.set_seen(new, head.commit)
-        return replace(describe(context, repository, renamed), before=head.commit)
+        return msgspec.structs.replace(describe(context, repository, renamed), before=head.commit)
 
 
 def _new_name(context: Context, repository: Repository, head: Head, new: BranchName, message: str) -> Head:
@@ -400,7 +397,7 @@ def _carry_rule(context: Context, repository: Repository, head: Head, new: Branc
     there = repository.refs.rule(head.dataset, new)
     if rule is None or rule.limits is None or (there is not None and there.limits == rule.limits):
         return
-    carried = structs.replace(
+    carried = msgspec.structs.replace(
         rule,
         nonce=Nonce.random(),
         time_ms=context.clock(),

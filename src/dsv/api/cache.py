@@ -9,9 +9,10 @@ import shlex
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
+
+import msgspec
 
 from dsv.api.cache_targets import Targets
 from dsv.cache.claims.claims import read_claims
@@ -101,10 +102,10 @@ class Stager:
                 raise lacks_erased(str(target), erased)
             held = None if hold is None else self._hold(found.place, hold, job)
             may_go = None if hold is not None else self._may_go(found)
-        staged = replace(_staged(found, result, started), erased=erased)
+        staged = msgspec.structs.replace(_staged(found, result, started), erased=erased)
         if held is None:
-            return replace(staged, may_go=may_go)
-        return replace(staged, hold=held.owner.id, held_until=held.until)
+            return msgspec.structs.replace(staged, may_go=may_go)
+        return msgspec.structs.replace(staged, hold=held.owner.id, held_until=held.until)
 
     def locate(self, target: Target) -> Staged:
         """Return where the target is or would be; fetch no files."""

@@ -6,11 +6,12 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 from blake3 import blake3
 
 from dsv.api.mirrors import mirror_places, open_with, reading
@@ -122,8 +123,7 @@ _ASK_SECONDS = 3600.0
 """A cache that has what is asked for asks the store this often what was erased."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """The meaning of a target in a cache."""
 
     dataset: DatasetName

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from dsv import __version__
 from dsv.api import environment
 from dsv.api.context import Context
@@ -89,8 +91,7 @@ class Connection:
         return make_context(self.settings, self.variables, author, self.progress, offline=self.offline)
 
 
-@dataclass(frozen=True, slots=True)
-class _Overlaid:
+class _Overlaid(msgspec.Struct, frozen=True):
     """An environment with some variables as they were in another process."""
 
     environ: Callable[[], Mapping[str, str]]

@@ -6,10 +6,11 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from dsv.api.branches import BranchPath, dataset_of
 from dsv.errors import NotFound
@@ -87,8 +88,7 @@ def _without_ancestors(
     return tuple(one for one in commits if one in left)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """A commit that changed the file."""
 
     id: CommitId
@@ -170,8 +170,7 @@ LogEntry = tuple[CommitId, Commit]
 Chosen = tuple[CommitId, Commit, bool]
 
 
-@dataclass(frozen=True, slots=True)
-class LogItem:
+class LogItem(msgspec.Struct, frozen=True):
     """A commit of a history, with the branches and tags that name it now."""
 
     id: CommitId
@@ -187,8 +186,7 @@ class LogItem:
     """Set if the commit is expired."""
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     """The commits of a history that are wanted, and what is wanted of each."""
 
     limit: int | None = None
@@ -249,7 +247,9 @@ def log(context: Context, target: Target, query: Query | None = None) -> Iterato
                 has_trees = state is None or not state.freed
                 scope = PathSet.of(query.paths)
                 found = _change(repository, item, kept, scope) if query.stat and has_trees else None
-                yield replace(item, names=tuple(names.get(item.id, ())), found=found, expired=state)
+                yield msgspec.structs.replace(
+                    item, names=tuple(names.get(item.id, ())), found=found, expired=state
+                )
             if kept.passed:
                 context.progress.note(_passed_over(kept))
 
@@ -419,8 +419,7 @@ def _by_commit(heads: Iterable[Head], tags: Iterable[tuple[TagName, TagValue]]) 
 _MOVES_AT_ONCE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class MoveItem:
+class MoveItem(msgspec.Struct, frozen=True):
     """One move of a branch."""
 
     dataset: DatasetName

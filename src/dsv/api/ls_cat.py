@@ -5,10 +5,11 @@ from __future__ import annotations
 import os.path
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+
+import msgspec
 
 from dsv.api.context import Context
 from dsv.api.mirrors import reading
@@ -24,8 +25,7 @@ from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, DatasetName, Target, clean_path
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetItem:
+class DatasetItem(msgspec.Struct, frozen=True):
     """A dataset and the head of its `main`; the last four are None or 0 before its first commit."""
 
     dataset: DatasetName

@@ -7,10 +7,11 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import typer
 
 from dsv.cli.catalogue import MODES
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     from dsv.cli.table import Column
 
 
-@dataclass(slots=True)
-class Flags:
+class Flags(msgspec.Struct):
     """The global options, before or after the name of the command; the last one counts."""
 
     store: str | None = None
@@ -46,16 +46,15 @@ class Flags:
     progress: str | None = None
 
 
-@dataclass(slots=True)
-class Session:
+class Session(msgspec.Struct):
     """The state of one command line, whichever command it names: typer passes it as `obj`."""
 
     around: Surroundings
     out: Output
-    flags: Flags = field(default_factory=Flags)
+    flags: Flags = msgspec.field(default_factory=Flags)
     command: str = ""
     arguments: tuple[str, ...] = ()
-    told_moved: set[str] = field(default_factory=set)
+    told_moved: set[str] = msgspec.field(default_factory=set)
     """Stores whose moved names were reported already."""
     announce: Callable[[str, Path, Path], None] | None = None
     """In the process of a detached run: tells the one that has started it of the run."""

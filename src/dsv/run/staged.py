@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 if TYPE_CHECKING:
     from dsv.run.node_order import StoreAccess
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from dsv.values.names import DatasetName, Target
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(msgspec.Struct, frozen=True):
     """A commit, or part of one, in the cache: where it is, or would be. Times are seconds since 1970."""
 
     path: Path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -185,7 +185,7 @@ class Tags:
         """
         if self.proved or self.layout is None or self.layout.single_writer:
             return
-        names, key = names_of(self._store), f"{keys.PROBE_PREFIX}{secrets.token_hex(8)}"
+        names, key = names_of(self._store), f"{keys.PROBE_PREFIX}{os.urandom(8).hex()}"
         puts = [names.put_if_absent(key, data) for data in (b"first", b"second")]
         with suppress(DsvError):
             names.delete(key)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial, partialmethod
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from dsv.api.cache import cache
+from dsv.api.erase import EraseRequest, erase
 from dsv.api.verify import VerifyRequest, verify
-from dsv.errors import Denied, DsvError, NoRoom
+from dsv.errors import Denied, DsvError, Erased, NoRoom
 from dsv.format.locator import ObjectKind
 from dsv.repo import repository as making
 from dsv.repo.format_log import NODE_LOCATORS, features
@@ -325,6 +328,61 @@ def test_a_commit_comes_from_a_local_copy(ann: Person, gone: bool) -> None:
     found = repaired(ann)
     assert found.is_whole and found.repaired == 1
     assert ann.read(base) == FILES
+
+
+@pytest.mark.parametrize("step", [None, 0, 1, 2, 3])
+def test_an_erasure_comes_from_a_local_copy(
+    ann: Person, monkeypatch: pytest.MonkeyPatch, step: int | None
+) -> None:
+    """step: the write of the repair that fails."""
+    base = ann.sync().commit
+    assert base is not None
+    erase(ann.context(), EraseRequest(targets=(Target.parse("scans:d/1"),), reason="consent"))
+    (record,) = (Path(ann.store) / "erased").iterdir()
+    flip_a_byte(record)
+    bob = on_another_machine(ann, "bob")
+    for who in (ann, bob):
+        (fault,) = verify(who.context(who.home.parent), VerifyRequest()).faults
+        assert (fault.what, fault.name) == ("erasure", record.name)
+    assert not repaired(bob).is_whole
+    if step is not None:
+        writes = count()
+
+        def write(do: Callable[..., object], *arguments: object) -> object:
+            if str(arguments[1]).startswith("erased/") and next(writes) == step:
+                raise Denied("not now")
+            return do(*arguments)
+
+        with monkeypatch.context() as patch:
+            for name in ("put_if_absent", "delete"):
+                patch.setattr(
+                    DirectoryStore, name, partialmethod(partial(write, getattr(DirectoryStore, name)))
+                )
+            with pytest.raises(Denied):
+                repaired(ann)
+    found = repaired(ann)
+    assert found.is_whole and (found.repaired == 1 or step in (2, 3))
+    eve = on_another_machine(ann, "eve")
+    assert verify(eve.context(ann.home), FULL).is_whole
+    with pytest.raises(Erased):
+        eve.read(base)
+    assert len(list(record.parent.iterdir())) == (2 if step in (1, 3) else 1)
+
+
+def test_nothing_is_stored_again_while_an_erasure_is_not_known(ann: Person, tmp_path: Path) -> None:
+    ann.sync()
+    erase(ann.context(), EraseRequest(targets=(Target.parse("scans:d/1"),), reason="consent"))
+    (record,) = (Path(ann.store) / "erased").iterdir()
+    flip_a_byte(record)
+    for pack in (Path(ann.store) / "packs").glob("*/*"):
+        pack.unlink()
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "1").write_bytes(FILES["d/1"])
+    bob = on_another_machine(ann, "bob")
+    found = repaired(bob, copy)
+    assert not found.is_whole and not found.repaired and paths(found) == set()
+    assert not list((Path(ann.store) / "packs").glob("*/*")) and not list(Path(ann.store).glob("damage/*"))
 
 
 def test_packs_with_damaged_tables_are_replaced(ann: Person) -> None:

@@ -107,6 +107,7 @@ def _verify(context: Context, verifier: Verifier, request: VerifyRequest) -> Ver
     schedule = Schedule(repository, context.writer) if not request.targets else None
     if schedule is not None:
         verifier.look_at_format()
+    verifier.look_at_erasures()
     if request.budget is not None and schedule is not None:
         verifier.read_slices(schedule, request.budget)
         if not verifier.result.packs and verifier.marks is None:

@@ -127,12 +127,15 @@ class Repository:
         raise changed(self.objects.store.url, key, what, now)
 
     def _erasures(self, metadata: MetadataCache) -> Erasures:
-        """Return what was erased from the store. Asks nothing of one from which nothing ever was."""
+        """Return what was erased from the store. Asks nothing of one from which nothing was."""
         if self.objects.copy_of is not None:  # the store is not asked
             return local_erasures(metadata)
-        if not self.format.has(ERASED_CONTENTS) and not self.format.has(NAMES_ELSEWHERE):
-            return NONE
-        return stored_erasures(self.store, metadata)
+        return stored_erasures(self.store, metadata) if self.may_have_erasures else NONE
+
+    @property
+    def may_have_erasures(self) -> bool:
+        """Return whether anything may have been erased from the store."""
+        return self.format.has(ERASED_CONTENTS) or self.format.has(NAMES_ELSEWHERE)
 
     @property
     def format(self) -> Format:

@@ -23,7 +23,7 @@ from dsv.transfer.upload import Uploader
 from dsv.upkeep.hints import wrong_hints
 from dsv.upkeep.packs import check_pack
 from dsv.upkeep.verify import Verifier
-from dsv.values.ids import ChunkId, CommitId, Id
+from dsv.values.ids import ChunkId, CommitId, ErasureId, Id
 
 Named = tuple[ObjectKind, Id]
 _INDEX_ROWS = 1 << 18
@@ -57,11 +57,14 @@ class Repair:
         """Objects, commits and index files that were stored again."""
 
     def run(self) -> None:
-        self._index()
+        if self._verifier.knows_erasures:  # else nobody can store anything
+            self._index()
         for fault in self._verifier.result.faults:
             if fault.what == "commit":
                 self._commit(CommitId.parse(fault.name))
-        if self._verifier.named:
+            elif fault.what == "erasure":
+                self._erasure(ErasureId.parse(fault.name))
+        if self._verifier.named and self._verifier.knows_erasures:
             # what index files say that could not be replaced is not known, and keeps nothing from being stored again
             self._objects.indexes.damaged.update(self._verifier.damaged_indexes)
             self._store_again(set(self._verifier.named))
@@ -162,6 +165,21 @@ class Repair:
                 return
             store.delete(key)  # its bytes are nobody's, and the right ones are in memory
             store.put_if_absent(key, data)
+        self.repaired += 1
+
+    # --- erasures
+
+    def _erasure(self, erasure_id: ErasureId) -> None:
+        """Replace the damaged bytes of an erasure by those of a copy. At each step the store knows what was erased."""
+        store, key = self._repository.store, keys.erasure_key(erasure_id)
+        erasure = self._objects.erasures.known.get(erasure_id)
+        if erasure is None:
+            return
+        meanwhile = keys.erasure_key(ErasureId.random())
+        store.put_if_absent(meanwhile, erasure.encode())
+        store.delete(key)
+        store.put_if_absent(key, erasure.encode())
+        store.delete(meanwhile)
         self.repaired += 1
 
     # --- indexes, filters and locators

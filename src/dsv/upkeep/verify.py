@@ -53,7 +53,7 @@ class Fault(msgspec.Struct, frozen=True):
     """Something other than the content of a path that is damaged."""
 
     what: str
-    """`format`, `branch`, `tag`, `run`, `expiry`, `commit`, `index`, `filter` or `locator`."""
+    """`format`, `erasure`, `branch`, `tag`, `run`, `expiry`, `commit`, `index`, `filter` or `locator`."""
     name: str
     text: str
     hint: str | None = None
@@ -134,6 +134,8 @@ class Verifier:
         self._marked: set[PackId] = set()
         if self.marks is not None:
             self._marked = {*self.marks.packs, *(pack for pack, _, _ in self.marks.objects)}
+        self.knows_erasures = True
+        """No erasure is damaged of which there is no copy: what is lost is not what was erased."""
         self._met: set[CommitId] = set()
         """The commits to which names lead, freed ones too."""
         self._checked: dict[PackId, CheckedPack] = {}
@@ -171,6 +173,14 @@ class Verifier:
             check_log(self.repository.store)
         except IntegrityError as error:
             self.result.faults.append(Fault("format", error.subject or "", error.message, error.hint))
+
+    def look_at_erasures(self) -> None:
+        """Find the erasures that are damaged. Unless this machine has copies, what they erased counts as lost."""
+        damaged = self.objects.check_erasures() if self.repository.may_have_erasures else {}
+        for erasure_id, error in damaged.items():
+            self.knows_erasures &= erasure_id in self.objects.erasures.known
+            hint = "dsv verify --repair, on a machine that has a copy of it"
+            self.result.faults.append(Fault("erasure", str(erasure_id), error.message, hint))
 
     def look_at_names(self, datasets: Iterable[DatasetName], commits: dict[CommitId, str]) -> None:
         """Find the commits that these datasets name, and further ones with what they are called."""
@@ -517,7 +527,7 @@ class Verifier:
 
     def mark(self) -> None:
         """Write down in the store what must not be relied on, and take back what was found whole."""
-        checked, named = self._checked, set(self.named)
+        checked, named = self._checked, set(self.named) if self.knows_erasures else set()
 
         def change(last: Damage | None) -> Damage | None:
             packs = set() if last is None else {one for one in last.packs if one not in checked}

@@ -46,7 +46,7 @@ _COMMITS = 20
         "repaired": "how many objects, commits and index files were stored again",
         "oldest_unverified": "every pack was read since then, in UTC; null if some never were, or none were read",
         "damaged_packs": "the ids of damaged packs, and what is wrong with each",
-        "faults": "damaged names, run records, expiry logs, commits and index files: what, name, text and hint",
+        "faults": "damaged names, run records, logs, erasures, commits and index files: what, name, text and hint",
         "unasked": "packs that could not be asked for, and why",
         "items.path": "a lost file; null if part of a tree is lost",
         "items.upto": "the last path of a part of a tree that can't be read; else null",

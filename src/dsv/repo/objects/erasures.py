@@ -146,10 +146,33 @@ def stored_erasures(store: Store, metadata: MetadataCache) -> Erasures:
 
     Raises `IntegrityError` if one is damaged.
     """
-    listed = [keys.parse_erasure_key(item.key) for item in store.list(keys.ERASURE_PREFIX)]
-    wanted = [one for one in listed if one is not None]
+    wanted = _listed(store)
     read = together([partial(_read, store, metadata, one) for one in wanted])
     return Erasures(dict(zip(wanted, read, strict=True)))
+
+
+def checked_erasures(
+    store: Store, metadata: MetadataCache
+) -> tuple[Erasures, dict[ErasureId, IntegrityError]]:
+    """Read every erasure from the store itself. Return all that are known, and the errors of the damaged ones, for
+    which copies on this machine stand in."""
+    copies, errors = local_erasures(metadata).known, dict[ErasureId, IntegrityError]()
+
+    def read(one: ErasureId) -> Erasure | None:
+        try:
+            return read_record(Erasure.decode, store, keys.erasure_key(one), ERASURE_MAX)
+        except IntegrityError as error:
+            errors[one] = error
+            return copies.get(one)
+
+    wanted = _listed(store)
+    found = zip(wanted, together([partial(read, one) for one in wanted]), strict=True)
+    return Erasures({one: erasure for one, erasure in found if erasure is not None}), errors
+
+
+def _listed(store: Store) -> list[ErasureId]:
+    listed = (keys.parse_erasure_key(item.key) for item in store.list(keys.ERASURE_PREFIX))
+    return [one for one in listed if one is not None]
 
 
 def _read(store: Store, metadata: MetadataCache, erasure_id: ErasureId) -> Erasure:

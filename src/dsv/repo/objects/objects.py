@@ -18,13 +18,13 @@ from dsv.format.recipe import MAX_CHUNK, Recipe
 from dsv.format.segment import Segment
 from dsv.format.tree import Node, PathColumns
 from dsv.repo.errors import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
-from dsv.repo.objects.erasures import erased_error, local_erasures
+from dsv.repo.objects.erasures import checked_erasures, erased_error, local_erasures
 from dsv.repo.objects.externals import Externals, SourceChanged
 from dsv.repo.objects.indexes import Indexes
 from dsv.repo.objects.packs import Packs
 from dsv.repo.objects.ranges import RangeReader, ReadThreads, spans
 from dsv.store.base import StoreMissing, TooLargeError, both, together
-from dsv.values.ids import ChunkId, CommitId, Id, NodeId, PackId, RecipeId, SegmentId
+from dsv.values.ids import ChunkId, CommitId, ErasureId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.paths import MAX_TARGET
 
 if TYPE_CHECKING:
@@ -204,6 +204,12 @@ class Objects:
     @erasures.setter
     def erasures(self, value: Erasures) -> None:
         self._erasures = value
+
+    def check_erasures(self) -> dict[ErasureId, IntegrityError]:
+        """Read what was erased from the store itself, past copies on this machine, and return the errors of damaged
+        records."""
+        self._erasures, errors = checked_erasures(self.store, self._metadata)
+        return errors
 
     def forget_erasures(self) -> None:
         """Have the store asked again for what was erased."""

@@ -7,6 +7,7 @@ from itertools import chain, count
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
 from dsv.format import keys
@@ -341,16 +342,30 @@ def counted(store: Store, work: Callable[[Repository], object]) -> Counts:
     return opened.counts - before
 
 
-def test_what_was_copied_is_read_with_few_requests_more(tmp_path: Path) -> None:
-    """Locators name the old pack: that is asked for once, and what was in it is read together where it lies now."""
+@pytest.mark.parametrize("begun", [False, True], ids=["", "begun"])
+def test_what_was_copied_is_read_with_few_requests_more(begun: bool, tmp_path: Path) -> None:
+    """Locators name the old pack: that is asked for once, and what was in it is read together where it lies now.
+
+    begun: who reads has read index files before gc.
+    """
     store = MemoryStore()
     head = many_files(store)
     before = counted(store, lambda repository: read(repository, head))
-    done = collect(store, tmp_path / "1")
-    assert done.copied >= 2000 and done.deleted >= 1
-    after = counted(store, lambda repository: read(repository, head))
-    assert after.ranges <= before.ranges + 2 * done.deleted
-    assert after.gets + after.lists <= before.gets + before.lists + 5  # index files
+    done: list[Collected] = []
+
+    def work(repository: Repository) -> None:
+        if begun:
+            repository.objects.indexes.refresh()
+            done.append(collect(store, tmp_path / "1"))
+        read(repository, head)
+
+    if not begun:
+        done.append(collect(store, tmp_path / "1"))
+    after = counted(store, work)
+    assert done[0].copied >= 2000 and done[0].deleted >= 1
+    assert after.ranges <= before.ranges + 2 * done[0].deleted
+    files = 10 if begun else 5  # index files, before and after gc
+    assert after.gets + after.lists <= before.gets + before.lists + files
 
 
 def test_a_sync_while_gc_waits_makes_at_most_twice_the_requests(tmp_path: Path) -> None:
@@ -388,23 +403,37 @@ def test_a_pack_that_is_gone_and_needed_ends_it(tmp_path: Path) -> None:
     assert _objects(world) == before
 
 
-def test_a_place_that_is_marked_as_damaged_is_no_reason_to_delete_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["", "late"])
+def test_a_place_that_is_marked_as_damaged_is_no_reason_to_delete_another(late: bool, tmp_path: Path) -> None:
+    """late: it is marked when gc has condemned the other one, and waits."""
     world = World(MemoryStore(), 4, 2)
     content = next(reversed(world.files.values()))["kept 3"]
     assert content is not None
     key, chunk = pack_of(world, "kept 3"), ChunkId.hash(content)
     pack = keys.parse_pack_key(key)
     assert pack is not None
-    mark = Damage((), ((pack, ObjectKind.CHUNK, chunk),), (), True, Nonce.random(), 0, "", "")
-    mark_damage(Repository.open(world.store, None), WRITER, lambda _: mark)
+    nothing = Damage((), (), (), True, Nonce.random(), 0, "", "")
+    mark = replace(nothing, objects=((pack, ObjectKind.CHUNK, chunk),))
+    repository = Repository.open(world.store, None)
+    mark_damage(repository, WRITER, lambda _: mark)
     again = Writing(world.store, {"stored again": content, "other": b"1" * 50})
     assert again.publish()
     whole = bytearray(world.store.get(key))
     whole[whole.index(content[:8])] ^= 1
     world.store.delete(key)
     world.store.put_if_absent(key, whole)
-    assert collect(world.store, tmp_path / "1").deleted
+    if late:
+        mark_damage(repository, WRITER, lambda _: nothing)
+    session = Session.open(Repository.open(world.store, None), WRITER)
+
+    def asleep() -> None:
+        mark_damage(repository, WRITER, lambda _: mark)
+        session.close()
+
+    with session:
+        done = collect(world.store, tmp_path / "1", time=Time(asleep))
     assert read(Repository.open(world.store, None), again.commit) == again.files
+    assert done.deleted and (done.spared > 0) == late
 
 
 def _objects(world: World) -> list[str]:

@@ -73,6 +73,24 @@ def test_base_and_branch(tmp_path: Path) -> None:
         made.base()
 
 
+def test_a_base_that_is_taken_back_is_gone_from_the_disk_when_that_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it could be there again after a power cut, though the store does not stand by it."""
+    made = make(tmp_path)
+    made.set_base(CommitId.hash(b"c"))
+    sync, synced = os.fsync, list[bool]()
+
+    def note_sync(descriptor: int) -> None:
+        is_folder = os.path.samestat(os.fstat(descriptor), (tmp_path / ".dsv").stat())
+        synced.append(is_folder and not (tmp_path / ".dsv/base").exists())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    made.set_base(None)
+    assert made.base() is None and any(synced)
+
+
 def test_paths_of_a_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "w"
     made = make(root)

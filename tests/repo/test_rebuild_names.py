@@ -6,6 +6,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ import dsv
 from dsv.api import store as store_upkeep
 from dsv.api.init import prove_names
 from dsv.errors import Conflict
+from dsv.repo.format_log import make_names
 from dsv.store.base import Store
 from dsv.store.probe import Proof
 from tests.kit.dsv import Dsv, plain_environment, write_files
@@ -85,6 +87,21 @@ def test_a_place_gets_the_names_of_one_store_if_two_race(
     winner = two_stores[outcomes.index("")]
     assert winner.ok("datasets", "--json").json["items"][0]["dataset"] == f"xrays-{winner.home.name}"
     assert len(winner.ok("datasets", "--json").json["items"]) == 1
+
+
+def test_a_place_that_has_become_that_of_another_store_at_the_last_moment_is_refused(
+    two_stores: tuple[Dsv, Dsv], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An init does not look for the claim of a rebuild."""
+    one = two_stores[0]
+    folder = one.home.parent
+
+    def make_late(names: Store, *arguments: Any, **named: Any) -> None:
+        shutil.copytree(folder / "names-two/format", folder / "names/format", dirs_exist_ok=True)
+        make_names(names, *arguments, **named)
+
+    monkeypatch.setattr(store_upkeep, "make_names", make_late)
+    assert rebuild(one) == f"somebody has made {folder / 'names'} the names of another store meanwhile"
 
 
 def rebuild(person: Dsv) -> str:

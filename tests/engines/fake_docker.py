@@ -13,6 +13,7 @@ from tests.waiting import until
 # (there is no such container), `log` (what the engine keeps of the container's output), `unnoted` (the engine has not
 # noted that the container began).
 PROGRAM = r"""#!/bin/sh
+pwd >> '{folder}/started-in'
 cd '{folder}' || exit 1
 echo "$*" >> calls
 unreachable() {{ echo 'Cannot connect to the Docker daemon. Is it running?' >&2; exit 1; }}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,19 @@ def test_a_program_that_is_killed_before_the_engine_notes_the_begin_leaves_the_e
     ended = running.wait()
     assert (ended.exit_code, ended.launched, ended.seen) == (125, True, False)
     assert ended.reason == "docker was killed by signal 9 while it started container deadbeefcafe"
+
+
+def test_the_engine_is_started_where_it_can_leave_no_file(
+    bench: Bench, docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older versions of conmon make a file where they are started, which the next sync of a workspace would publish."""
+    monkeypatch.chdir(tmp_path)
+    running = started(bench, docker)
+    docker.set("over", 0)
+    docker.set("left", 0)
+    assert running.wait().exit_code == 0
+    folders = set((docker.folder / "started-in").read_text().splitlines())
+    assert folders == {"/proc" if sys.platform == "linux" else "/"}
 
 
 def test_an_answer_that_makes_no_sense_ends_the_wait(bench: Bench, docker: FakeDocker) -> None:

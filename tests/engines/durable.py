@@ -107,15 +107,18 @@ class DurableJobs:
         until(over, "the end of the job")
 
     @pytest.mark.parametrize(
-        ("script", "code"), [(READY_THEN_WAIT, 143), ("trap '' TERM; " + READY_THEN_WAIT, 137)]
+        ("script", "grace", "code"),
+        [(READY_THEN_WAIT, PATIENCE, 143), ("trap '' TERM; " + READY_THEN_WAIT, 1.0, 137)],
     )
-    def test_a_job_can_be_cancelled_by_its_reference(self, bench: Bench, script: str, code: int) -> None:
+    def test_a_job_can_be_cancelled_by_its_reference(
+        self, bench: Bench, script: str, grace: float, code: int
+    ) -> None:
         mount, env = self.out(bench)
         running = bench.start(self.marked(bench.shell(script, mounts=(mount,)), **env))
         self.ready(mount)
         another, ref = self.another(bench), JobRef.decode(running.ref.encode())
         assert (another.status(ref), another.list(ref.run)) == (JobStatus(RunState.RUNNING), (ref,))
-        ended = another.cancel(ref, 1.0)
+        ended = another.cancel(ref, grace)
         assert ended is not None and ended.state is RunState.ENDED and ended.exit_code in (None, code)
         assert running.wait().exit_code == code
         until(lambda: another.list(ref.run) == (), "the engine to list the job no more")
@@ -194,7 +197,7 @@ class DurableJobs:
         assert bench.engine.status(ref) == JobStatus(RunState.RUNNING)
         with bench.engine.logs(ref, follow=False) or nullcontext() as log:
             assert log is None or b"".join(log) == b"first\n"
-        ended = bench.engine.cancel(ref, 20.0)
+        ended = bench.engine.cancel(ref, PATIENCE)
         assert ended is not None and ended.state is RunState.ENDED and ended.exit_code in (None, 143)
         until(lambda: bench.engine.list(job.run) == (), "the engine to list the job no more")
 

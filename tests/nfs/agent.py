@@ -29,6 +29,7 @@ from tests.nfs.hurried import hurry
 
 BOX = Path("/mnt/box")
 KEPT = Path("/run/agent")
+STUCK = 200  # seconds, after which a command prints where it stands, for a test that waits longer
 POLL, POLL_IDLE = 0.02, 0.1  # seconds; a host without work leaves the processor to the others
 
 
@@ -65,6 +66,9 @@ def obey(name: str, order: dict[str, Any], running: dict[str, Child]) -> None:
                 os.killpg(running[one].pid, signal.SIGKILL)
         tell(name, {})
         return
+    if "show" in order:
+        tell(name, {one: (KEPT / f"{one}.err").read_text(errors="replace") for one in running})
+        return
     environ = {**os.environ, **order["env"]}
     if "dsv" in order:
         pid = fork(name, lambda: program(order["dsv"], order["times"], environ))
@@ -93,6 +97,7 @@ def fork(name: str, act: Callable[[], object]) -> int:
         os.close(begun)
         os.close(ready)
         faulthandler.enable()
+        faulthandler.dump_traceback_later(STUCK)
         result = act()
         status = result if isinstance(result, int) else 0
     except SystemExit as end:

@@ -77,7 +77,11 @@ class Task:
         return (self.member.box / "answers" / self.name).exists()
 
     def answer(self, timeout: float = PATIENCE) -> Answer:
-        until(lambda: self.done, f"{self.name} on host {self.member.number}", timeout)
+        try:
+            until(lambda: self.done, f"{self.name} on host {self.member.number}", timeout)
+        except AssertionError as error:
+            printed = {one.number: one.printed() for one in self.member.crew.values() if one.is_ready}
+            raise AssertionError(f"{error}; the commands that still run printed {printed}") from None
         return Answer(**_as_fields(json.loads((self.member.box / "answers" / self.name).read_text())))
 
     def kill(self) -> None:
@@ -95,6 +99,8 @@ class Member:
     identity: str | None = None
     host: Host | None = None
     environ: dict[str, str] = field(default_factory=dict)
+    crew: dict[int, Member] = field(default_factory=dict)
+    """All members, by their numbers in it."""
 
     @property
     def box(self) -> Path:
@@ -135,6 +141,13 @@ class Member:
         draft.write_text(json.dumps(order))
         draft.rename(draft.with_suffix(""))
         return name
+
+    def printed(self) -> dict[str, str]:
+        """What each command that runs there has printed to stderr; of one that hangs, with its stacks."""
+        path = self.box / "answers" / self.order({"show": []})
+        until(path.exists, f"an answer of host {self.number}")
+        printed: dict[str, str] = json.loads(path.read_text())
+        return printed
 
     def start(self, *argv: str, **environ: str) -> Task:
         return Task(self, self.order({"argv": argv, "env": {**self.environ, **environ}}))
@@ -186,7 +199,7 @@ class Crew:
                 member.power_off()
                 member = None
             if member is None:
-                member = Member(self.lab, FIRST_HOST + number, hostname, identity)
+                member = Member(self.lab, FIRST_HOST + number, hostname, identity, crew=self.members)
                 self.members[number] = member
             if member.host is None:
                 member.boot()

@@ -167,7 +167,7 @@ def test_dsv_needs_every_right_of_the_documentation_and_no_other(site: Site) -> 
     site.ready(terminal, attempt=2)
     assert site.held()
     assert site.dsv("logs", site.out().name) == ""
-    site.dsv("stop", site.out().name)
+    site.dsv("stop", "--grace", "10m", site.out().name)
     assert site.end(terminal)[:2] == (9, "cancelled")
     parts = site.last()["parts"]
     assert [(part["attempt"], part["end"]) for part in parts] == [(1, "node-lost"), (2, "cancelled")]

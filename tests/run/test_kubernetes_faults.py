@@ -122,7 +122,7 @@ def test_two_stop_one_run_whose_own_terminal_is_gone(site: Site) -> None:
     os.killpg(terminal.pid, signal.SIGKILL)
     terminal.communicate()
     assert site.held()
-    both = [site.start("stop", run) for _ in range(2)]
+    both = [site.start("stop", "--grace", "10m", run) for _ in range(2)]
     said = [each.communicate(timeout=PATIENCE) for each in both]
     assert [each.returncode for each in both] == [0, 0], said
     site.dsv("runs")

@@ -25,7 +25,7 @@ def test_a_terminal_that_is_gone_ends_nothing(site: Site) -> None:
     assert site.held()
     run = site.last()["run"]
     assert "its job still runs" in site.dsv("runs", code=None) or site.last()["state"] == "running"
-    both = [site.start("stop", run, node=node) for node in ("n2", "n3")]
+    both = [site.start("stop", "--grace", "10m", run, node=node) for node in ("n2", "n3")]
     assert [each.wait(PATIENCE) for each in both] == [0, 0]
     until(lambda: site.last()["state"] == "ended", "the record, which the node completes")
     record = site.last()

@@ -430,6 +430,19 @@ def test_two_who_rename_at_once_while_one_of_them_dies(monkeypatch: pytest.Monke
             check_is(store, commits, NEW, OLD)
 
 
+def test_who_renames_while_another_does_the_same_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsv.store.base._ask", one_after_the_other)
+    template, commits = make()
+    for moment in range(30):
+        store = copied(template)
+
+        def act(store: Store = store) -> None:
+            rename_dataset(opened(store), EVE, OLD, NEW)
+
+        rename_dataset(opened(Overtaken(store, moment, act)), WRITER, OLD, NEW)
+        check_is(store, commits, NEW, OLD)
+
+
 def one_after_the_other(calls: Sequence[Callable[[], object]], *, first_failure_ends: bool) -> list[object]:
     """The requests of a run come in the same order each time."""
     return [call() for call in calls]

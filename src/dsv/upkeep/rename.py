@@ -75,7 +75,8 @@ def _rename(
     refs, already = repository.refs, True
     while True:
         refs.forget()
-        main, there = refs.newest(old, MAIN), refs.newest(new, MAIN)
+        there = refs.newest(new, MAIN)  # first: it is there only once the old name has gone
+        main = refs.newest(old, MAIN)
         if main is None or (main.entry.deleted and renamed(main.entry, RENAMED_TO) != new):
             refs.head(old, MAIN)
             continue

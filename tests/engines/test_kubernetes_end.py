@@ -149,6 +149,16 @@ def test_a_job_that_was_deleted_was_cancelled() -> None:
     assert gone(JobSnapshot(a_job(), ())).launched is False
 
 
+def test_the_exit_code_of_a_job_that_was_deleted_is_that_of_its_last_attempt() -> None:
+    pods = (a_pod(0, 0, condition="DeletionByPodGC", status=LEFT_RUNNING), a_pod(0, 1, code=9, deleted=True))
+    done = gone(JobSnapshot(a_job(annotations={"dsv.run/stopped": "ann on h"}), pods))
+    assert (done.exit_code, done.cause) == (9, EndCause.CANCELLED)
+    assert [(each.end, each.exit_code) for each in done.parts] == [
+        (EndCause.NODE_LOST, 137),
+        (EndCause.CANCELLED, 9),
+    ]
+
+
 @pytest.mark.parametrize(
     ("waiting", "cause", "patient"),
     [

@@ -447,7 +447,8 @@ def gone(job: JobSnapshot, *, killed: bool = False) -> Ended:
     done = ended(replace(job, pods=tuple(replace(each, gone=True) for each in job.pods)))
     if done is not None and done.exit_code == 0:
         return done
-    code = next((each.exit_code for each in (done.parts if done else ()) if each.exit_code), None)
+    last = deciding_part(done.parts) if done is not None else None
+    code = last.exit_code if last is not None else None
     by = f" by {job.stopped}" if job.stopped else ""
     return Ended(
         exit_code=code or ((137 if killed else 143) if job.begun else CANNOT_LAUNCH),

@@ -1,8 +1,11 @@
-"""A folder of a fill's tree that one host remembers as missing while another makes it."""
+"""Folders that other hosts make and remove while one has them open, or remembers them as missing."""
 
 from __future__ import annotations
 
+import shutil
 import sys
+
+import pytest
 
 from tests.nfs.crew import SEARCHED, Crew
 from tests.waiting import until
@@ -41,3 +44,45 @@ def test_a_folder_that_another_host_has_just_made_is_found(crew: Crew) -> None:
         "mine",
         "others",
     ]
+
+
+REMOVES = """
+import sys, time
+from pathlib import Path
+from dsv.cache.removal import Remover
+tree, marks = Path(sys.argv[1]), Path(sys.argv[2])
+class Overtaken(Remover):
+    def _empty(self, folder, where, pool):
+        if where.shown == sys.argv[3]:
+            (marks / "open").touch()
+            while not (marks / "gone").exists():
+                time.sleep(0.05)
+        return super()._empty(folder, where, pool)
+    def _files(self, folder, shown, names):
+        if shown + "*" == sys.argv[3] and names:
+            (marks / "open").touch()
+            while not (marks / "gone").exists():
+                time.sleep(0.05)
+        return super()._files(folder, shown, names)
+print(Overtaken().remove(tree).files)
+"""
+
+
+@pytest.mark.parametrize("where", ["", "*", "a/", "a/*", "a/b/", "a/b/*"])
+def test_a_tree_that_another_host_removes_meanwhile_is_gone(crew: Crew, where: str) -> None:
+    [one] = crew.up(0)
+    top, marks = crew.lab.export / crew.name / "trash", f"/mnt/out/{crew.name}"
+    for folder in (top / "tree", top / "tree/a", top / "tree/a/b"):
+        folder.mkdir(parents=True)
+        for number in range(3):
+            (folder / f"f{number}").touch()
+    task = one.start(
+        sys.executable, "-c", REMOVES, f"/mnt/nfs/{crew.name}/trash/tree", marks, where, **SEARCHED
+    )
+    until(lambda: (crew.marks / "open").exists(), "an open folder")
+    shutil.rmtree(top / "tree")
+    (crew.marks / "gone").touch()
+    found = task.answer()
+    assert found.status == 0, found.err
+    assert int(found.out) < 9
+    assert [*top.iterdir()] == []

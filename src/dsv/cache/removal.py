@@ -5,6 +5,9 @@ in the way leads nowhere. Files of a folder are removed by several threads: over
 
 A file that this host has open on NFS only gets another name, `.nfs...`, until it is closed, and that name can't be
 removed. It stays, with the folders above it, for a later sweep.
+
+Several processes may remove the same tree at once. Whoever is overtaken finds nothing (ENOENT) or, in a folder that
+another host of NFS removed while it was open here, a stale handle (ESTALE): both mean that it is gone.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import msgspec
 
 from dsv.cache.record import Extent
 from dsv.cache.root import FILE_TIME
+from dsv.fs.attributes import GONE, unless_gone
 
 _THREADS = 8
 _BATCH = 512
@@ -93,22 +97,19 @@ class Remover:
         False if it stays, as something in it is open on this host.
         """
         for attempt in range(_TRIES):
+            emptied = True
             try:
-                folder = _open(last, parent)
-            except FileNotFoundError:
-                return True
-            try:
-                emptied = self._empty(folder, where, pool)
-            finally:
-                os.close(folder)
-            if self._dry:
-                return True
-            try:
-                os.rmdir(last, dir_fd=parent)
-                return True
-            except FileNotFoundError:
+                folder = os.open(last, _FOLDER, dir_fd=parent)
+                try:
+                    emptied = self._empty(folder, where, pool)
+                finally:
+                    os.close(folder)
+                if not self._dry:
+                    os.rmdir(last, dir_fd=parent)
                 return True
             except OSError as error:
+                if error.errno in GONE:
+                    return True
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
                 if not emptied:
@@ -125,7 +126,8 @@ class Remover:
         """
         names: list[str] = []
         subfolders: list[str] = []
-        with os.scandir(folder) as found:
+        _open_up(folder)
+        with unless_gone(), os.scandir(folder) as found:
             for one in found:
                 (subfolders if one.is_dir(follow_symlinks=False) else names).append(one.name)
         if where.depth == _DEEPEST:
@@ -149,7 +151,7 @@ class Remover:
         """Move folders that lie too deep up to the top, to be removed from there; when dry they are not counted."""
         for last in [] if self._dry else subfolders:
             name = f"deep-{os.urandom(8).hex()}"
-            with contextlib.suppress(FileNotFoundError):
+            with unless_gone():
                 os.rename(last, name, src_dir_fd=folder, dst_dir_fd=top)
                 self._deep.append(name)
 
@@ -163,9 +165,9 @@ class Remover:
                 found = os.stat(one, dir_fd=folder, follow_symlinks=False)
                 if not self._dry:
                     os.unlink(one, dir_fd=folder)
-            except FileNotFoundError:
-                continue  # another removes the same
             except OSError as error:
+                if error.errno in GONE:
+                    continue  # another removes the same
                 if not is_held(one, error):
                     raise
                 all_went = False
@@ -200,11 +202,9 @@ def is_held(name: str, error: OSError) -> bool:
     return error.errno == errno.EBUSY and name.startswith(".nfs")
 
 
-def _open(name: str, parent: int) -> int:
-    """Open a folder to be emptied; one of ours that forbids it (by a umask or chmod) is opened up first."""
-    folder = os.open(name, _FOLDER, dir_fd=parent)
-    found = os.fstat(folder)
-    if found.st_uid == os.geteuid() and found.st_mode & 0o700 != 0o700:
-        with contextlib.suppress(OSError):
+def _open_up(folder: int) -> None:
+    """Let a folder of ours be emptied that forbids it (by a umask or chmod)."""
+    with contextlib.suppress(OSError):
+        found = os.fstat(folder)
+        if found.st_uid == os.geteuid() and found.st_mode & 0o700 != 0o700:
             os.fchmod(folder, stat.S_IMODE(found.st_mode) | 0o700)
-    return folder

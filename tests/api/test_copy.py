@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from dsv.api.copy import Copied, CopyRequest, copy
 from dsv.api.settings import Settings, Source
@@ -84,7 +85,7 @@ class World:
     def forget(self) -> None:
         """From now on it is another machine, which has no local copies."""
         self.data = replace(
-            self.data, context=replace(self.data.context, metadata=self.home / Nonce.random().hex())
+            self.data, context=structs.replace(self.data.context, metadata=self.home / Nonce.random().hex())
         )
 
     def check_same(self, branch: str = "main") -> None:
@@ -399,7 +400,7 @@ def linear(made: World, count: int) -> list[CommitId]:
 
 def check_verified(made: World) -> None:
     """An independent look at the other store finds every byte that its names need."""
-    context = replace(
+    context = structs.replace(
         made.data.context,
         settings=Settings([Source("test", {"store": THERE})], made.home, made.home, made.home),
     )

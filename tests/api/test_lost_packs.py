@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from dsv.api.clone import clone
 from dsv.api.init import init
@@ -201,7 +202,7 @@ def damaged(tmp_path: Path) -> Person:
 def read_everything(person: Person, where: Path) -> None:
     """As somebody else does on the machine of this person."""
     other = replace(person, home=person.home / where.name)
-    context = replace(person.context(where), metadata=person.home / "metadata")
+    context = structs.replace(person.context(where), metadata=person.home / "metadata")
     clone(context, Target.parse("scans"), other.workspace)
 
 
@@ -223,7 +224,7 @@ def test_what_a_read_has_found_damaged_is_not_referred_to(damaged: Person) -> No
     with pytest.raises(IntegrityError), cat(damaged.context(), Target.parse("scans:small")) as pieces:
         b"".join(pieces)
     other = replace(damaged, home=damaged.home / "other")
-    context = replace(other.context(), metadata=damaged.home / "metadata")
+    context = structs.replace(other.context(), metadata=damaged.home / "metadata")
     other.workspace.mkdir(parents=True)
     (other.workspace / "copy").write_bytes((damaged.workspace / "small").read_bytes())
     init(context, other.workspace, DatasetName.parse("copies"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from dsv.api.cache import cache
 from dsv.api.cache_targets import Targets, open_source
@@ -53,7 +54,7 @@ class World:
         known = {"stores.lake.url": str(self.base / "lake"), "store": "lake", "cache": str(home / "cache")}
         known["stores.lake.mirrors"] = mirrors or f"{self.base / 'gone'},{self.base / 'mirror'}"
         settings = Settings([Source("test", known)], home / "work", home, home / "state")
-        return replace(person.context(home / "work"), settings=settings, progress=self.notes)
+        return structs.replace(person.context(home / "work"), settings=settings, progress=self.notes)
 
     def lake(self) -> DirectoryStore:
         return DirectoryStore(self.base / "lake")
@@ -169,7 +170,7 @@ def test_a_store_that_is_away_is_replaced_by_its_mirror(world: World) -> None:
     assert world.read("bob", "f/0008") == world.files["f/0008"]
     assert any("is read instead" in one and str(world.base / "mirror") in one for one in world.notes.said)
     world.check_all("bob")
-    bound = replace(world.context("bob"), cwd=world.base / "bob" / "work" / "scans").workspace()
+    bound = structs.replace(world.context("bob"), cwd=world.base / "bob" / "work" / "scans").workspace()
     assert bytes(bound.store_id) in store_id and bound.store == "lake"
     with pytest.raises(Unreachable, match="has never reached it"):
         world.read("new")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,7 @@ def protect(world: World, limits: Limits = FORWARD) -> None:
     """Forced if there is another rule."""
     rule = world.fresh.refs.rule(DATASET, MAIN_PATH.branch)
     replaced = rule is not None and rule.limits is not None
-    context = replace(world.context, override="agreed") if replaced else world.context
+    context = structs.replace(world.context, override="agreed") if replaced else world.context
     protect_branch(context, MAIN_PATH, limits, "agreed")
 
 
@@ -88,7 +87,7 @@ def test_a_protected_branch_only_goes_forward(world: World) -> None:
 
 def test_an_overridden_rule_is_in_the_log_of_moves(world: World) -> None:
     protect(world)
-    forced = replace(world.context, override="the import was wrong")
+    forced = structs.replace(world.context, override="the import was wrong")
     reset_branch(forced, MAIN_PATH, world.at(0), "the import was wrong")
     with reflog(world.context, MAIN_PATH, 1) as moves:
         (move,) = moves
@@ -108,10 +107,10 @@ def test_only_the_named_authors_move_it(world: World) -> None:
     for author in ("Bob Lee <bob@lab>", "ann@lab"):
         head = refs.head(DATASET, MAIN)
         assert isinstance(refs.move(DATASET, MAIN, head, entry(commit_on(world, head), author=author)), Moved)
-    eve = replace(world.context, writer=structs.replace(world.context.writer, author="eve@lab"))
+    eve = structs.replace(world.context, writer=structs.replace(world.context.writer, author="eve@lab"))
     with pytest.raises(Conflict, match="not among those"):
         protect_branch(eve, MAIN_PATH, None)
-    protect_branch(replace(eve, override="ann is away"), MAIN_PATH, None, "ann is away")
+    protect_branch(structs.replace(eve, override="ann is away"), MAIN_PATH, None, "ann is away")
     assert last_action(world) == "unprotect (forced): ann is away"
 
 
@@ -205,7 +204,7 @@ def test_a_rule_goes_with_its_branch_to_the_new_name(world: World) -> None:
     world.create("x", 0)
     limits = Limits(only_merge=True, who=("ann@lab",))
     protect_branch(world.context, path("x"), limits, "agreed")
-    forced = replace(world.context, override="a better name")
+    forced = structs.replace(world.context, override="a better name")
     rename_branch(forced, path("x"), BranchName.parse("y"))
     assert world.fresh.refs.limits(DATASET, BranchName.parse("y")) == limits
     with pytest.raises(Conflict, match="only a merge"):
@@ -217,9 +216,9 @@ def test_a_rule_goes_with_its_branch_to_the_new_name(world: World) -> None:
 
 def test_a_rule_survives_the_deletion_of_its_branch(world: World) -> None:
     world.create("x", 0)
-    bob = replace(world.context, writer=structs.replace(world.context.writer, author="bob"))
+    bob = structs.replace(world.context, writer=structs.replace(world.context.writer, author="bob"))
     protect_branch(bob, path("x"), Limits(who=("bob",)), "agreed")
-    delete_branch(replace(bob, override="no longer used"), path("x"), force=True)
+    delete_branch(structs.replace(bob, override="no longer used"), path("x"), force=True)
     with pytest.raises(Conflict, match="not among those"):
         create_branch(world.context, path("x"), world.at(1))
     create_branch(bob, path("x"), world.at(1))
@@ -336,7 +335,7 @@ def test_sync_and_rollback_keep_to_the_rule(tmp_path: Path) -> None:
     with pytest.raises(Conflict, match="5 of 30 paths would be removed, more than 10 %"):
         bob.sync("too many")
     assert bob.context().workspace().base() is not None
-    sync(replace(bob.context(), override="they were empty"), SyncRequest(message="they were empty"))
+    sync(structs.replace(bob.context(), override="they were empty"), SyncRequest(message="they were empty"))
     for dry_run in (True, False):
         with pytest.raises(Conflict, match="not among those"):
             rollback(ann.context(), Target.parse("@main~1"), dry_run=dry_run)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from dsv.api.clone import CloneRequest, Differing, clone
 from dsv.api.context import Context
@@ -215,8 +215,7 @@ def test_what_a_workspace_has_is_read_under_its_lock(ann: Person, bob: Person) -
                 sparse_remove(bob.context(), ["val"])
             return found
 
-    late = bob.context()
-    done = sync(Late(**{each.name: getattr(late, each.name) for each in fields(late)}), SyncRequest())
+    done = sync(Late(**structs.asdict(bob.context())), SyncRequest())
     assert bob.files() == only(TRAIN)
     assert not done.any_change and bob.read(done.commit) == FILES  # type: ignore[arg-type]
 

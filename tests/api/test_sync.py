@@ -6,10 +6,10 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from dsv.api.restore import restore
 from dsv.api.status import status
@@ -308,7 +308,7 @@ def test_what_could_not_be_read_is_synced_the_next_time_though_its_hash_was_know
     assert status(ann.context()).differences.changed == [b"a", b"large", b"sub/same size"]
     away = Away(ann.workspace, "sub/same size", "large", "new")
     (ann.home / "sub").mkdir()
-    done = sync(replace(ann.context(), progress=away), SyncRequest(skip_unsupported=True))
+    done = sync(structs.replace(ann.context(), progress=away), SyncRequest(skip_unsupported=True))
     assert {problem.path for problem in done.skipped} == {b"sub/same size", b"large", b"new"}
     assert done.commit is not None and ann.read(done.commit)["sub/same size"] == b"before"
     second = ann.sync()
@@ -323,11 +323,12 @@ def test_what_a_stopped_sync_had_stored_of_a_file_is_no_proof_that_it_is_committ
     ann.write({"read": b"read", "gone": b"gone"})
     time.sleep(0.05)
     with pytest.raises(Unsupported):
-        sync(replace(ann.context(), progress=Away(ann.workspace, "gone")), SyncRequest())
+        sync(structs.replace(ann.context(), progress=Away(ann.workspace, "gone")), SyncRequest())
     (ann.workspace / ".dsv/journal").unlink()
     ann.write({"more": b"more"})
     done = sync(
-        replace(ann.context(), progress=Away(ann.workspace, "read")), SyncRequest(skip_unsupported=True)
+        structs.replace(ann.context(), progress=Away(ann.workspace, "read")),
+        SyncRequest(skip_unsupported=True),
     )
     assert [problem.path for problem in done.skipped] == [b"read"]
     second = ann.sync()

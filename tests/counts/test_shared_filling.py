@@ -24,7 +24,7 @@ METADATA = 150_000
 PEOPLE = 4
 PATIENT = f"""
 import sys
-from dataclasses import replace
+from msgspec.structs import replace
 from dsv.cache.fill import workers
 from dsv.cli.main import main
 from dsv.store.options import StoreOptions

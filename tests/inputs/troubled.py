@@ -10,10 +10,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from msgspec import structs
 
 from dsv.store.options import StoreOptions
 
@@ -254,4 +256,4 @@ def _xml(name: str, body: str) -> bytes:
 
 def hasty(options: StoreOptions) -> StoreOptions:
     """The same options, but a silent server is given up after a moment."""
-    return replace(options, read_timeout=0.3, transfer_timeout=3.0)
+    return structs.replace(options, read_timeout=0.3, transfer_timeout=3.0)

@@ -342,3 +342,17 @@ def test_every_scheme_can_be_opened(tmp_path: Path, opened: Opened) -> None:
     urls = {"file": f"file://{tmp_path}", "memory": "memory://m"}
     for scheme in SCHEMES:
         assert opened(open_store(urls.get(scheme, f"{scheme}://bucket/p"), options)).url
+
+
+def test_secrets_are_in_no_representation() -> None:
+    from rich.pretty import pretty_repr
+
+    options = StoreOptions(
+        region="eu",
+        secret_key="sesame1",
+        session_token="sesame2",
+        account_key="sesame3",
+        google_token="sesame4",
+    )
+    for shown in (repr(options), pretty_repr(options)):
+        assert "eu" in shown and "sesame" not in shown

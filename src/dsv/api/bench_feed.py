@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from msgspec import structs
+
 from dsv import errors
 from dsv.api.init import create_repository
 from dsv.api.ls_cat import ls
@@ -196,7 +198,7 @@ def _samples(connection: Connection, request: FeedRequest) -> tuple[str, Commit 
     folder, target = request.folder, request.target
     if request.source == "store":
         assert target is not None
-        commit = Store(replace(connection, progress=NoProgress())).open(
+        commit = Store(structs.replace(connection, progress=NoProgress())).open(
             str(Target(target.dataset, target.rev))
         )
         pinned = Target(target.dataset, Rev(commit.id), target.path)
@@ -332,7 +334,7 @@ def _made_store(connection: Connection, load: Load, total: int) -> Iterator[Conn
     with tempfile.TemporaryDirectory(prefix=PREFIX) as local:  # for the local copies of its metadata
         environ = {**connection.variables, **{key: value for key, value in said.items() if value}}
         environ["XDG_CACHE_HOME"] = local
-        own = replace(connection, environ=environ, url=url, names=None)
+        own = structs.replace(connection, environ=environ, url=url, names=None)
         try:
             with own.context.store(create=True) as store:
                 _check_room(store.free_bytes(), total, choice.url)

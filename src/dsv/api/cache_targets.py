@@ -6,13 +6,13 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 from blake3 import blake3
+from msgspec.structs import asdict, replace
 
 from dsv.api.mirrors import mirror_places, open_with, reading
 from dsv.cache.names import bind, bound_store, known_store, met, show_tag

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -104,7 +104,7 @@ def clone(
         chosen = chosen_by(tree, request.only)
         _check_folder(root, dataset, tree, request)
         workspace, is_new = _bind(context, repository, root, (dataset, branch, chosen))
-        write_tracking(replace(context, cwd=workspace.root), repository)
+        write_tracking(structs.replace(context, cwd=workspace.root), repository)
         if tree is None:
             return Cloned(workspace.root, dataset, branch, None, 0, 0, chosen=chosen)
         with workspace.locked(COMMAND) as (bound, lock):

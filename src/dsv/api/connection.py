@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,8 +36,7 @@ _TAKEN_ALONG: Final = (
 secrets. A process that was forked by a server has the environment of that server's beginning."""
 
 
-@dataclass(frozen=True)
-class Connection:
+class Connection(msgspec.Struct, frozen=True, dict=True):
     """The settings of a program for one store: of the environment, of the workspace around `cwd`, and of the config
     files, as a command has them; what is named here comes before these. Nothing is read or opened before it is needed.
 
@@ -56,7 +54,7 @@ class Connection:
     author: str | None = None
     offline: bool = False
     """No store is asked, as with `--offline`."""
-    progress: Progress = field(default_factory=NoProgress)
+    progress: Progress = msgspec.field(default_factory=NoProgress)
 
     def __reduce__(self) -> tuple[Any, ...]:
         environ = self.environ

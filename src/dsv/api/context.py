@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.api.settings import BUILT_IN
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, Unreachable, UsageError
@@ -37,8 +39,7 @@ if TYPE_CHECKING:
     from dsv.values.progress import Progress
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True):
     """Made by `dsv.store` or the command line, and handed to each function of `dsv.api`."""
 
     settings: Settings
@@ -47,7 +48,7 @@ class Context:
     metadata: Path
     """The folder below which local copies of immutable metadata lie, one folder for each store."""
     cwd: Path
-    progress: Progress = field(default_factory=NoProgress)
+    progress: Progress = msgspec.field(default_factory=NoProgress)
     clock: Clock = now_ms
     offline: bool = False
     """No store is asked: what this machine's cache knows is read."""
@@ -57,7 +58,7 @@ class Context:
     """A function that opens a repository offline; None if nothing can be read so."""
     override: str | None = None
     """The reason to override the rules of protected branches; None to respect them."""
-    moved: Callable[[str, str, str], None] = field(default=lambda *_: None)
+    moved: Callable[[str, str, str], None] = lambda *_: None
     """Called for a store whose names have moved, with its URL, the place that was named for them, and the new one."""
 
     def metadata_folder(self, store_id: StoreId) -> Path:

@@ -62,7 +62,7 @@ def output_kept(
     """
     if order.author is not None:
         writer = structs.replace(context.writer, author=order.author)
-        context = replace(context, writer=writer)
+        context = structs.replace(context, writer=writer)
     with ExitStack() as opened:
 
         def keep(repository: Repository) -> RunOutput | None:

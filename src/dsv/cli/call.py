@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -220,7 +219,7 @@ class Call(typer.Context):
             made = make_context(
                 self.settings, self.around.environ, name, meter, offline=bool(offline), offline_hint=hint
             )
-            yield replace(made, override=override, moved=self._tell_moved)
+            yield msgspec.structs.replace(made, override=override, moved=self._tell_moved)
 
     def confirm(self, what: str, name: str, *, yes: bool) -> None:
         """Have the user type a name before something is deleted; `yes` stands for that. what: what is deleted.

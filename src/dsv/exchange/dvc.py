@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from configparser import ConfigParser
 from configparser import Error as ConfigError
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from dsv.errors import Denied, IntegrityError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.exchange.import_ import JOBS, FolderSource, RemoteFile, Skipped

@@ -6,7 +6,6 @@ import re
 import string
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -207,9 +206,7 @@ _A = TypeVar("_A")
 _B = TypeVar("_B")
 
 _CONNECTIONS: Final = 16
-_this_thread: Final = (
-    threading.local()
-)  # `busy`: as many requests as may be are under way without further ones
+_this_thread: Final = threading.local()  # `busy`: others have as many requests under way as there may be
 
 
 def both(one: Callable[[], _A], other: Callable[[], _B]) -> tuple[_A, _B]:
@@ -248,38 +245,32 @@ def _ask(calls: Sequence[Callable[[], Any]], *, first_failure_ends: bool) -> lis
                 if first_failure_ends:
                     stopped.set()
 
-    threads = min(len(calls), _CONNECTIONS)
-    with _Threads(threads, busy=len(calls) >= _CONNECTIONS) as pool:
-        try:
-            if begun := list(_begun(pool, work, threads)):
-                wait(begun)
-            else:
-                work()
-        finally:
-            stopped.set()  # a signal does not wait for the other calls
+    def begin() -> None:
+        _this_thread.busy = len(calls) >= _CONNECTIONS
+        work()
+
+    # As daemons, since nothing waits at the exit for a request that a signal has left.
+    threads = [threading.Thread(target=begin, daemon=True) for _ in calls[:_CONNECTIONS]]
+    try:
+        if started := _start(threads):
+            for thread in started:
+                thread.join()
+        else:
+            work()
+    finally:
+        stopped.set()  # a signal does not wait for the other calls
     if failures:
         raise failures[min(failures)]
     return [answers[number] for number in range(len(calls))]
 
 
-def _begun(pool: ThreadPoolExecutor, work: Callable[[], None], count: int) -> Iterator[Future[None]]:
-    """Start `work` in up to `count` threads: in fewer where the system grants no more."""
-    for _ in range(count):
+def _start(threads: Sequence[threading.Thread]) -> list[threading.Thread]:
+    """Return those that could be started: fewer where the system grants no more."""
+    started = []
+    for thread in threads:
         try:
-            yield pool.submit(work)
+            thread.start()
         except RuntimeError:  # "can't start new thread"
-            return
-
-
-class _Threads(ThreadPoolExecutor):
-    """Left without waiting: a wait for threads in the middle of a request is one that no signal ends."""
-
-    def __init__(self, count: int, *, busy: bool = False) -> None:
-        super().__init__(count, thread_name_prefix="dsv-ask", initializer=_begin, initargs=(busy,))
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown(wait=False, cancel_futures=True)
-
-
-def _begin(busy: bool) -> None:
-    _this_thread.busy = busy
+            break
+        started.append(thread)
+    return started

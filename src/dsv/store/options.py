@@ -7,14 +7,18 @@ the usual variables.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.errors import NotFound
 
+_SECRET: Final = frozenset({"secret_key", "session_token", "account_key", "google_token"})
 
-@dataclass(frozen=True, slots=True)
-class StoreOptions:
+
+class StoreOptions(msgspec.Struct, frozen=True):
     """Everything about reaching a store that its URL does not say. Empty means: the library's default."""
 
     endpoint: str | None = None
@@ -26,8 +30,8 @@ class StoreOptions:
     profile: str | None = None
     """AWS profile name."""
     access_key: str | None = None
-    secret_key: str | None = field(default=None, repr=False)
-    session_token: str | None = field(default=None, repr=False)
+    secret_key: str | None = None
+    session_token: str | None = None
     """Static AWS keys; without both of the first two, botocore's chain of providers decides."""
     anonymous: bool = False
     """Send unsigned requests, as public buckets take them."""
@@ -39,11 +43,11 @@ class StoreOptions:
     """PEM file of further certificate authorities to trust."""
     account: str | None = None
     """Azure storage account name."""
-    account_key: str | None = field(default=None, repr=False)
+    account_key: str | None = None
     """Azure storage account key."""
     service_account: str | None = None
     """Path of a Google service-account or application-default file."""
-    google_token: str | None = field(default=None, repr=False)
+    google_token: str | None = None
     """A Google bearer token, as `gcloud auth print-access-token` prints it; it is not renewed."""
     ordered_listing: bool = True
     """False for object stores that do not list in key order."""
@@ -53,6 +57,13 @@ class StoreOptions:
     """Seconds without any answer after which a small request is given up."""
     transfer_timeout: float = 300.0
     """Seconds for a large upload, from start to answer."""
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Without secrets."""
+        return [(name, getattr(self, name)) for name in self.__struct_fields__ if name not in _SECRET]
+
+    def __repr__(self) -> str:
+        return f"StoreOptions({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> StoreOptions:

@@ -15,11 +15,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from typing import IO, Final, cast
 
 import msgspec
+from msgspec.structs import asdict
 
 from dsv.errors import Denied, NotFound, Unreachable, Unsupported
 from dsv.format.keys import PROBE_PREFIX

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits, hexdigits, punctuation, whitespace
 
 import msgspec
@@ -49,8 +48,7 @@ _Token = int | _Mark
 _FOLDERS: list[_Token] = [_Mark.MAYBE, _Mark.STARS, 1 << _SLASH]  # `**/`
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(msgspec.Struct, frozen=True, dict=True):
     """A line of an ignore file."""
 
     includes: bool
@@ -60,13 +58,17 @@ class Pattern:
     """It matches the whole path below the folder of its file, not just the last component."""
     text: bytes
     """Without the marks at its ends."""
-    _literal: bytes = field(init=False)  # what it begins with
-    _ending: bytes | None = field(init=False)  # of a star and then no wildcard
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_literal", self.text[: _wildcard(self.text)])
+    @cached
+    def _literal(self) -> bytes:
+        """What it begins with."""
+        return self.text[: _wildcard(self.text)]
+
+    @cached
+    def _ending(self) -> bytes | None:
+        """Of a star and then no wildcard: what names end with."""
         simple = self.text[:1] == b"*" and not any(byte in _SPECIAL for byte in self.text[1:])
-        object.__setattr__(self, "_ending", self.text[1:] if simple and not self.anchored else None)
+        return self.text[1:] if simple and not self.anchored else None
 
     def matches(self, path: bytes, name: bytes, *, directory: bool) -> bool:
         """path: below the folder of the pattern's file; name: its last component."""
@@ -269,8 +271,7 @@ def _range(low: int, high: int) -> int:
 _WILD = b"*?["
 
 
-@dataclass(frozen=True)
-class PathPattern:
+class PathPattern(msgspec.Struct, frozen=True, dict=True):
     """A pattern as in a shell: `*` and `?` don't match slashes, `**/` matches any folders, a backslash escapes."""
 
     text: bytes
@@ -335,8 +336,7 @@ EVERYTHING_LINE = "**"
 _RULES_FILE = b".dsvignore"
 
 
-@dataclass(frozen=True)
-class SparsePatterns:
+class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
     """A choice of a dataset's paths. Raise `UsageError` for an invalid line.
 
     A `.dsvignore` is chosen if any path next to it or below may be, so that the rules of the whole dataset apply to
@@ -345,13 +345,18 @@ class SparsePatterns:
 
     lines: tuple[str, ...] | None = None
     """Patterns, of which the last that matches a path or a folder above it decides; `!` excludes. None: everything."""
-    _rules: tuple[_Rule, ...] = field(init=False, compare=False, repr=False)
-    _folders: dict[bytes, tuple[int, bool | None]] = field(
-        init=False, compare=False, repr=False, default_factory=dict
-    )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_rules", tuple(map(_Rule.parse, self.lines or ())))
+        _ = self._rules  # raises for an invalid line
+
+    @cached
+    def _rules(self) -> tuple[_Rule, ...]:
+        return tuple(map(_Rule.parse, self.lines or ()))
+
+    @cached
+    def _folders(self) -> dict[bytes, tuple[int, bool | None]]:
+        """What `_folder` has found."""
+        return {}
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> SparsePatterns:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from dsv.api.edits import EditRequest
 from dsv.api.import_url import Imported, Revisions, import_url

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from heapq import heappop, heappush, heapreplace
 from threading import Lock
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -17,6 +16,8 @@ from dsv.store.base import StoreMissing
 from dsv.values.ids import PackId
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from dsv.repo.objects.externals import Externals
     from dsv.store.base import Store
 
@@ -100,6 +101,8 @@ class ReadThreads:
 
     def pool(self, connections: int) -> ThreadPoolExecutor:
         """As many threads, shared by all who ask for this number."""
+        from concurrent.futures import ThreadPoolExecutor
+
         with self._lock:
             found = self._pools.get(connections)
             if found is None:
@@ -109,6 +112,8 @@ class ReadThreads:
     def wait_for(self, future: Future[Read]) -> Read:
         """Return the result. After a signal has ended this wait, `close` does not wait for a store that does not
         answer."""
+        from concurrent.futures import wait
+
         try:
             wait((future,))
         except BaseException:

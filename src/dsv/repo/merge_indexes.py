@@ -30,7 +30,7 @@ from dsv.repo.errors import put_back, read_record
 from dsv.repo.objects.indexes import Indexes, ListedIndexes
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import StoreMissing, TooLargeError, together
+from dsv.store.base import TooLargeError, if_there, together
 from dsv.values.ids import Id, IndexId
 
 
@@ -268,25 +268,20 @@ def _of_records(repository: Repository) -> Iterator[Fault]:
     records = repository.objects.indexes.listed.records
     for key in [key for number in sorted(records) for key in records[number]]:
         try:
-            read_record(IndexMerge.decode, repository.store, key, MERGE_MAX)
+            if_there(partial(read_record, IndexMerge.decode, repository.store, key, MERGE_MAX))
         except IntegrityError as error:
             yield Fault(error.message, f"remove {key}: without it all index files are read")
         except Unsupported as error:
             yield Fault(error.message, error.hint or "install a newer dsv")
-        except StoreMissing:
-            raise
-        except NotFound:
-            continue  # deleted since
 
 
 def _of_file(repository: Repository, index_id: IndexId) -> Iterator[Fault]:
     key, store = keys.index_key(index_id), repository.store
     try:
-        found = Index.parse(store.get(key, index.FILE_MAX), str(index_id))
-    except StoreMissing:
-        raise
-    except NotFound:
-        return  # deleted since
+        data = if_there(partial(store.get, key, index.FILE_MAX))
+        if data is None:
+            return  # deleted since
+        found = Index.parse(data, str(index_id))
     except (IntegrityError, Unsupported) as error:
         yield Fault(f"{key}: {error.message}", error.hint or put_back(key))
         return

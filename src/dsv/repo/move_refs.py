@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from dsv.errors import Conflict, Denied, IntegrityError, NotFound
+from dsv.errors import Conflict, Denied, IntegrityError
 from dsv.format import keys
 from dsv.format.records import FormatEntry
 from dsv.repo.errors import put_back
@@ -37,7 +37,7 @@ from dsv.repo.format_log import (
     with_features,
 )
 from dsv.repo.refs.read import changed
-from dsv.store.base import Put, Store, StoreMissing, together
+from dsv.store.base import Put, Store, batches, if_there, together
 from dsv.values.ids import Nonce
 
 _AT_ONCE: Final = 256
@@ -79,8 +79,8 @@ class NamesMove:
         if any(keys.parse_format_key(item.key) is not None for item in self._new.list(keys.FORMAT_PREFIX)):
             raise self._taken("the names of a store already")
         found = [item.key for prefix in _COPIED for item in self._new.list(prefix)]
-        for begin in range(0, len(found), _AT_ONCE):
-            together([partial(self._check_copied, key) for key in found[begin : begin + _AT_ONCE]])
+        for some in batches(found, _AT_ONCE):
+            together([partial(self._check_copied, key) for key in some])
 
     def begin(self) -> bool:
         """Say that the names are moving, and return whether this was the first to say so.
@@ -115,8 +115,8 @@ class NamesMove:
             chains.setdefault(_chain_of(key), []).append(key)
         self._seen.update(fresh)
         work = [_in_order(found) for found in chains.values()]
-        for begin in range(0, len(work), _AT_ONCE):
-            together([partial(self._copy_chain, one) for one in work[begin : begin + _AT_ONCE]])
+        for some in batches(work, _AT_ONCE):
+            together([partial(self._copy_chain, one) for one in some])
         return sum(map(len, work))
 
     def _not_copied(self) -> list[str]:
@@ -212,30 +212,20 @@ class NamesMove:
         the new place is in use, adds only what follows the newest move there.
         """
         for key in chain:
-            try:
-                data = self._old.get(key)
-            except StoreMissing:
-                raise
-            except NotFound:
+            data = if_there(partial(self._old.get, key))
+            if data is None:
                 if key.startswith(keys.SESSIONS_PREFIX):
                     continue  # it may be deleted when it is over
-                raise IntegrityError(
-                    f"{key} is gone from {self._old.url}", subject=key, hint=put_back(key)
-                ) from None
+                raise IntegrityError(f"{key} is gone from {self._old.url}", subject=key, hint=put_back(key))
             if self._new.put_if_absent(key, data) is Put.LOST:
                 if self._is_decided(self._log()):
                     return  # somebody else has finished this move, and others have gone on there
                 raise self._taken(f"another {key} than {self._old.url}")
 
     def _check_copied(self, key: str) -> None:
-        there = self._new.get(key)
-        try:
-            same = self._old.get(key) == there
-        except StoreMissing:
-            raise
-        except NotFound:
-            same = key.startswith(keys.SESSIONS_PREFIX)  # it may have been deleted since an earlier copy
-        if not same:
+        there, here = self._new.get(key), if_there(partial(self._old.get, key))
+        deleted = here is None and key.startswith(keys.SESSIONS_PREFIX)  # since an earlier copy
+        if here != there and not deleted:
             raise self._taken(f"another {key} than {self._old.url}")
 
     def _taken(self, what: str) -> Conflict:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import string
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+from functools import partial
+from itertools import islice
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import msgspec
 
-from dsv.errors import IntegrityError, NotFound, Unreachable
+from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable
 
 #: What may be given to a store: contiguous bytes, which it reads during the call and does not keep.
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -29,6 +31,11 @@ _COMPONENT: Final = r"[A-Za-z0-9_%+=@~,!-][A-Za-z0-9._%+=@~,!-]{0,254}"
 _KEY: Final = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*\Z")
 _ONE_COMPONENT: Final = re.compile(rf"{_COMPONENT}\Z")
 _PREFIX: Final = re.compile(rf"(?:{_COMPONENT}/)*(?:{_COMPONENT})?\Z")
+
+
+_T = TypeVar("_T")
+_A = TypeVar("_A")
+_B = TypeVar("_B")
 
 
 class Put(Enum):
@@ -184,6 +191,18 @@ def absent(url: str, key: str) -> NotFound:
     return NotFound(f"{key} is not in {url}", subject=key)
 
 
+def if_there(read: Callable[[], _T], *also: type[DsvError]) -> _T | None:
+    """Return what is read; None if it is not there, or for another of these errors. Raises `StoreMissing`."""
+    try:
+        return read()
+    except StoreMissing:
+        raise
+    except NotFound:
+        return None
+    except also:
+        return None
+
+
 def too_large(url: str, key: str, limit: int) -> TooLargeError:
     """Return the error for an object that has more than `limit` bytes."""
     return TooLargeError(
@@ -200,10 +219,6 @@ def cut_short(url: str, key: str, start: int, wanted: int, got: int) -> CutShort
         subject=key,
     )
 
-
-_T = TypeVar("_T")
-_A = TypeVar("_A")
-_B = TypeVar("_B")
 
 _CONNECTIONS: Final = 16
 _this_thread: Final = threading.local()  # `busy`: others have as many requests under way as there may be
@@ -226,6 +241,19 @@ def together(calls: Sequence[Callable[[], _T]]) -> list[_T]:
     if len(calls) < 2:
         return [call() for call in calls]
     return _ask(calls, first_failure_ends=True)
+
+
+def ask_each(ask: Callable[[_T], _A], about: Iterable[_T], at_once: int = 128) -> Iterator[tuple[_T, _A]]:
+    """Ask about each, about so many together, and yield it with the answer, in the same order."""
+    for some in batches(about, at_once):
+        yield from zip(some, together([partial(ask, one) for one in some]), strict=True)
+
+
+def batches(many: Iterable[_T], count: int) -> Iterator[list[_T]]:
+    """Yield lists of so many in a row; the last one may be shorter."""
+    source = iter(many)
+    while batch := list(islice(source, count)):
+        yield batch
 
 
 def _ask(calls: Sequence[Callable[[], Any]], *, first_failure_ends: bool) -> list[Any]:

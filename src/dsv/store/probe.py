@@ -21,9 +21,9 @@ from typing import IO, Final, cast
 import msgspec
 from msgspec.structs import asdict
 
-from dsv.errors import Denied, NotFound, Unreachable, Unsupported
+from dsv.errors import Denied, Unreachable, Unsupported
 from dsv.format.keys import PROBE_PREFIX
-from dsv.store.base import Put, Store, StoreMissing, together
+from dsv.store.base import Put, Store, if_there, together
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
 
@@ -102,13 +102,7 @@ def same_place(one: Store, other: Store) -> bool:
         key = f"{folder}same"
         written.append(key)
         one.put_if_absent(key, b"same")
-        try:
-            other.get(key)
-        except StoreMissing:
-            raise
-        except NotFound:
-            return False
-    return True
+        return if_there(partial(other.get, key)) is not None
 
 
 @contextmanager

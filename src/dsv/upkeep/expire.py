@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from dsv.errors import Denied, DsvError, NotFound
+from dsv.errors import Denied, DsvError
 from dsv.format import keys
 from dsv.format.expiry import ExpiryAction
 from dsv.repo import history
 from dsv.repo.expiry import ExpiryLog, append, read_expiry
-from dsv.store.base import StoreMissing, together
+from dsv.store.base import ask_each, if_there
 from dsv.upkeep.roots import Name, list_all, names_of_refs, names_of_runs
 from dsv.values.names import MAIN
 from dsv.values.units import format_duration
@@ -178,8 +178,7 @@ def _keep_young(
     if older_than is None or not wanted:
         return
     now = store_time(repository, dry_run=dry_run)
-    calls = [partial(repository.store.modified, keys.commit_key(one)) for one in wanted]
-    for commit, made in zip(wanted, together(calls), strict=True):
+    for commit, made in ask_each(lambda one: repository.store.modified(keys.commit_key(one)), wanted):
         if now - made < older_than:
             reasons[commit].append(f"younger than {format_duration(older_than)}")
 
@@ -200,20 +199,14 @@ def _keep_of_runs(
         if parsed is not None:
             parts.setdefault(f"run {parsed[1]}", item.key)
     now = store_time(repository, dry_run=dry_run)
-    calls = [partial(_modified, repository.store, parts.get(one.why)) for one in named]
-    for one, made in zip(named, together(calls), strict=True):
+    for one, made in ask_each(lambda one: _modified(repository.store, parts.get(one.why)), named):
         if made is not None and now - made < RUNS_KEEP and one.why not in reasons[one.commit]:
             reasons[one.commit].append(one.why)
 
 
 def _modified(store: Store, key: str | None) -> float | None:
     """Return None for a record that was deleted meanwhile."""
-    try:
-        return None if key is None else store.modified(key)
-    except StoreMissing:
-        raise
-    except NotFound:
-        return None
+    return None if key is None else if_there(partial(store.modified, key))
 
 
 def store_time(repository: Repository, *, dry_run: bool = False) -> float:

@@ -38,10 +38,10 @@ from dsv.repo.format_log import EXPIRED_COMMITS, check_log
 from dsv.repo.refs.tags import named_parts
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import Put, StoreMissing, together
+from dsv.store.base import Put, StoreMissing, ask_each, batches, if_there, together
 from dsv.upkeep.gc_notes import known_moves, read_notes, write_notes
 from dsv.upkeep.gc_plan import MAX_REPACK, Erased, ListedPacks, Missing, Needed, Plan, list_packs, look_again
-from dsv.upkeep.gc_rewrite import AT_ONCE, Copies, batches, replace_indexes
+from dsv.upkeep.gc_rewrite import AT_ONCE, Copies, replace_indexes
 from dsv.upkeep.ids import IdSet, Seen
 from dsv.upkeep.index_rows import IndexRows
 from dsv.upkeep.reach import reach
@@ -297,8 +297,7 @@ class Collector:
             raise cut_short(
                 self._store, keys.PACK_PREFIX, f"index files name {len(absent):,} packs that it lacks"
             )
-        there = together([partial(self._has_pack, one) for one in absent])
-        for pack_id, found in zip(absent, there, strict=True):
+        for pack_id, found in ask_each(self._has_pack, absent):
             if found:
                 raise cut_short(self._store, keys.PACK_PREFIX, f"it lacked {keys.pack_key(pack_id)}")
         if missing is not None:
@@ -412,12 +411,8 @@ class Collector:
             self.result.spared += len(condemned.packs) - len(decision.packs)
 
     def _decision(self, number: int) -> GcDecision | None:
-        try:
-            return read_record(GcDecision.decode, self._store, keys.gc_decision_key(number), CONDEMNED_MAX)
-        except StoreMissing:
-            raise
-        except NotFound:
-            return None
+        key = keys.gc_decision_key(number)
+        return if_there(partial(read_record, GcDecision.decode, self._store, key, CONDEMNED_MAX))
 
     def _wait(self, number: int) -> bool:
         """Wait for sessions that may have begun before the packs were condemned; False if that took too long."""
@@ -469,14 +464,14 @@ class Collector:
 
     def _describe(self, number: int, session_id: SessionId, waited: float) -> OpenSession:
         key = keys.session_open_key(session_id)
-        try:
+
+        def read() -> OpenSession:
             opened = read_record(SessionOpen.decode, self._store, key)
             age = self._store.modified(keys.gc_condemned_key(number)) - self._store.modified(key)
             return OpenSession(session_id, opened.author, opened.host, opened.tool, max(0.0, age) + waited)
-        except StoreMissing:
-            raise
-        except NotFound:
-            return OpenSession(session_id, "somebody", "an unknown machine", "a session", waited)
+
+        unknown = OpenSession(session_id, "somebody", "an unknown machine", "a session", waited)
+        return if_there(read) or unknown
 
     def _fence(self, session_id: SessionId) -> None:
         """Say that the session may not publish any more. If it was faster, its verdict names its commit."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,7 +19,7 @@ from dsv.format import keys
 from dsv.format.columns import cut
 from dsv.fs.files import replace_file
 from dsv.repo.repository import Repository
-from dsv.store.base import together
+from dsv.store.base import ask_each
 from dsv.upkeep.roots import Known
 from dsv.values.ids import CommitId, IndexId
 from dsv.values.names import BranchName, DatasetName
@@ -73,10 +72,8 @@ def known_moves(repository: Repository, branches: Branches) -> Known:
         (DatasetName.parse(dataset), BranchName.parse(branch), nonce, cut(ids, 32))
         for dataset, branch, nonce, ids in branches
     ]
-    last = together(
-        [partial(repository.refs.entry, dataset, branch, len(ids) - 1) for dataset, branch, _, ids in wanted]
-    )
-    for (dataset, branch, nonce, ids), entry in zip(wanted, last, strict=True):
+    last = ask_each(lambda one: repository.refs.entry(one[0], one[1], len(one[3]) - 1), wanted)
+    for (dataset, branch, nonce, ids), entry in last:
         if entry is None or entry.nonce != nonce:
             continue
         for number, one in enumerate(ids):

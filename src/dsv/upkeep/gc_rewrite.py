@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
-from dsv.errors import NotFound
 from dsv.format import index, keys
 from dsv.format.codec import Codec
 from dsv.format.columns import cut
@@ -21,7 +19,7 @@ from dsv.repo.objects.metadata import release
 from dsv.repo.objects.objects import checked
 from dsv.repo.repository import Repository
 from dsv.repo.session import put_index
-from dsv.store.base import StoreMissing, together
+from dsv.store.base import ask_each, if_there, together
 from dsv.transfer.packing import PackStream, SealedPack
 from dsv.upkeep.index_rows import Rows, id_of
 from dsv.values.ids import Id, IndexId, PackId
@@ -31,13 +29,6 @@ AT_ONCE = 256
 _INDEX_ROWS = 1 << 18
 INDEX_BYTES = 1 << 30
 """Copied bytes after which an index file is written: what a killed garbage collection copied before that stays."""
-T = TypeVar("T")
-
-
-def batches(many: Iterable[T], count: int) -> Iterator[list[T]]:
-    source = iter(many)
-    while batch := list(islice(source, count)):
-        yield batch
 
 
 class Copies:
@@ -118,12 +109,10 @@ def replace_indexes(
     indexes.list_again()
     listed = indexes.listed
     new: dict[IndexId, MergedFile | None] = {}
-    for ids in batches(sorted(listed.sizes), AT_ONCE):
-        named = together([partial(_packs_of, repository, one, known) for one in ids])
-        for index_id, packs in zip(ids, named, strict=True):
-            left = None if packs.isdisjoint(gone) else _without(repository, index_id, gone, check, ends)
-            if left is not None:
-                new[index_id] = left.file
+    for index_id, packs in ask_each(partial(_packs_of, repository, known), sorted(listed.sizes), AT_ONCE):
+        left = None if packs.isdisjoint(gone) else _without(repository, index_id, gone, check, ends)
+        if left is not None:
+            new[index_id] = left.file
     if not new:
         return
     runs = [
@@ -143,7 +132,7 @@ def replace_indexes(
     indexes.renew()
 
 
-def _packs_of(repository: Repository, index_id: IndexId, known: Mapping[IndexId, Index]) -> set[PackId]:
+def _packs_of(repository: Repository, known: Mapping[IndexId, Index], index_id: IndexId) -> set[PackId]:
     """Return the packs that an index file names; none if it has gone."""
     if index_id in known:
         found = set(known[index_id].packs)
@@ -151,15 +140,14 @@ def _packs_of(repository: Repository, index_id: IndexId, known: Mapping[IndexId,
         return found
     key, store = keys.index_key(index_id), repository.store
     size = repository.objects.indexes.listed.sizes[index_id]
-    try:
+
+    def read() -> bytes:
         head = store.get_range(key, 0, min(size, index.FIXED_SIZE))
         count = int.from_bytes(head[8:12], "little")
         length = min(16 * count, max(0, size - index.FIXED_SIZE))
-        table = bytes(store.get_range(key, index.FIXED_SIZE, length))
-    except StoreMissing:
-        raise
-    except NotFound:
-        return set()
+        return bytes(store.get_range(key, index.FIXED_SIZE, length))
+
+    table = if_there(read) or b""
     return {PackId(table[at : at + 16]) for at in range(0, len(table) - 15, 16)}
 
 
@@ -172,11 +160,8 @@ def _without(
 ) -> _Left | None:
     """Write what is left of an index file without the rows of these packs. None if the file can't be read any more, as
     another garbage collection or a merge has replaced it: then nothing is done about it."""
-    try:
-        data = repository.store.get(keys.index_key(index_id), index.FILE_MAX)
-    except StoreMissing:
-        raise
-    except NotFound:
+    data = if_there(partial(repository.store.get, keys.index_key(index_id), index.FILE_MAX))
+    if data is None:
         return None
     parsed = Index.parse(data, str(index_id))
     numbers = [at for at, pack in enumerate(parsed.packs) if pack in gone]

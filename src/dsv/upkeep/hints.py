@@ -15,11 +15,10 @@ from dsv.format.locator import MAX_ROWS, Location, Locator, ObjectKind, largest
 from dsv.repo.objects import indexes
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
-from dsv.store.base import StoreMissing, TooLargeError, together
+from dsv.store.base import TooLargeError, ask_each, if_there
 from dsv.upkeep.index_rows import IndexRows
 from dsv.values.ids import CommitId, Id, IndexId
 
-_AT_ONCE = 128
 _LOCATOR_MAX = largest(MAX_ROWS)
 _UNREADABLE = (IntegrityError, NotFound, Unsupported)
 
@@ -50,22 +49,17 @@ def wrong_hints(repository: Repository, rows: IndexRows, commits: Iterable[Commi
             hint = _filter(repository, index_id)
             if hint is not None:
                 yield hint
-    waiting = list(commits)
-    for start in range(0, len(waiting), _AT_ONCE):
-        calls = [partial(_locator, repository, rows, one) for one in waiting[start : start + _AT_ONCE]]
-        yield from (hint for hint in together(calls) if hint is not None)
+    for _, hint in ask_each(partial(_locator, repository, rows), commits):
+        if hint is not None:
+            yield hint
 
 
 def _read(repository: Repository, key: str, limit: int) -> bytes | None:
     """Return what the store has there, b"" if that is too much to be right, and None if there is nothing."""
     try:
-        return bytes(repository.store.get(key, limit))
+        return if_there(lambda: bytes(repository.store.get(key, limit)))
     except TooLargeError:
         return b""
-    except StoreMissing:
-        raise
-    except NotFound:
-        return None
 
 
 def _filter(repository: Repository, index_id: IndexId) -> Hint | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import chain
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from dsv.errors import UPGRADE, DsvError, IntegrityError, NotFound, Unsupported, UsageError
+from dsv.errors import UPGRADE, DsvError, IntegrityError, Unsupported, UsageError
 from dsv.format import keys
 from dsv.format.records import SessionVerdict, TagValue
 from dsv.repo.errors import put_back, read_record
@@ -18,7 +18,7 @@ from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import is_deleted_dataset
 from dsv.repo.refs.expiry import read_expiry
 from dsv.repo.repository import Repository
-from dsv.store.base import Item, Store, StoreMissing, together
+from dsv.store.base import Item, Store, ask_each, batches, if_there, together
 from dsv.values.ids import CommitId, Nonce, SessionId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 
@@ -40,6 +40,7 @@ _FIRST = (
 
 
 T = TypeVar("T")
+Parts = TypeVar("Parts", bound=tuple[object, ...])
 
 
 class Known(dict[str, Named]):
@@ -157,16 +158,12 @@ class Parents:
         waiting = [one for one in dict.fromkeys(starts) if one not in met]
         while waiting:
             met.update(waiting)
-            for some in _batches(waiting):
-                self._read(some)
+            unread = [one for one in waiting if one not in self.known]
+            read = ask_each(self._objects.commit, unread)
+            self.known.update((one, commit.parents) for one, commit in read)
             yield from waiting
             above = dict.fromkeys(parent for one in waiting for parent in self.known[one])
             waiting = [one for one in above if one not in met]
-
-    def _read(self, wanted: list[CommitId]) -> None:
-        unread = [one for one in wanted if one not in self.known]
-        read = together([partial(self._objects.commit, one) for one in unread])
-        self.known.update((one, commit.parents) for one, commit in zip(unread, read, strict=True))
 
 
 def list_all(store: Store, prefix: str, depth: int = 0) -> list[Item]:
@@ -217,13 +214,7 @@ def _check_folders(store: Store, above: str, known: set[str]) -> None:
 
 
 def _exists(store: Store, key: str) -> bool:
-    try:
-        store.get(key, _RUN_MAX)
-    except StoreMissing:
-        raise
-    except NotFound:
-        return False
-    return True
+    return if_there(partial(store.get, key, _RUN_MAX)) is not None
 
 
 def cut_short(store: Store, prefix: str, what: str) -> IncompleteListing:
@@ -235,12 +226,14 @@ def cut_short(store: Store, prefix: str, what: str) -> IncompleteListing:
     )
 
 
-def _together(known: Known, wanted: Iterable[tuple[str, Callable[[], Named]]]) -> list[Named]:
-    """Return what records name, by their keys; those that are not known are read at the same time."""
-    chosen = list(wanted)
-    new = [(key, read) for key, read in chosen if key not in known]
-    known.update(zip([key for key, _ in new], together([read for _, read in new]), strict=True))
-    return [known[key] for key, _ in chosen]
+def _read(
+    known: Known, key: Callable[..., str], read: Callable[..., Named], wanted: Iterable[Parts]
+) -> Iterator[tuple[Parts, Named]]:
+    """Yield the parts of the keys of records with what the records name. Those that are not known are read together."""
+    for some in batches(wanted, _AT_ONCE):
+        new = [parts for parts in some if key(*parts) not in known]
+        known.update((key(*parts), named) for parts, named in ask_each(lambda parts: read(*parts), new))
+        yield from ((parts, known[key(*parts)]) for parts in some)
 
 
 def names_of_refs(
@@ -262,40 +255,36 @@ def names_of_refs(
         elif (parsed := keys.parse_tag_key(item.key)) is not None:
             (deleted if parsed[2] else values).add(parsed[:2])
     found = sorted({one for one, _ in (*branches, *values)})
-    homes = dict(zip(found, together([partial(refs.home, one) for one in found]), strict=True))
+    homes = dict(ask_each(refs.home, found))
     for (dataset, branch), numbers in branches.items():
         for name in _of_branch(repository, dataset, branch, numbers, known):
             yield name._replace(dataset=homes[dataset])
     gone = {
         one for one, home in homes.items() if one != home or is_deleted_dataset(refs.last_read(one, MAIN))
     }
-    for some in _batches(sorted(values - deleted)):
-        read = _together(known, [(keys.tag_key(*one), partial(_tag, repository, *one)) for one in some])
-        for (dataset, tag), named in zip(some, read, strict=True):
-            for _, commit_id in named:
-                yield Name(homes[dataset], commit_id, f"tag {dataset}@{tag}", holds=dataset not in gone)
+    for (dataset, tag), named in _read(
+        known, keys.tag_key, partial(_tag, repository), sorted(values - deleted)
+    ):
+        for _, commit_id in named:
+            yield Name(homes[dataset], commit_id, f"tag {dataset}@{tag}", holds=dataset not in gone)
 
 
 def _of_branch(
     repository: Repository, dataset: DatasetName, branch: BranchName, numbers: set[int], known: Known
 ) -> Iterator[Name]:
     """Yield what the moves of a branch name, the last one first."""
-    last, where = max(numbers), (dataset, branch)
-    for some in _batches(range(last, -1, -1)):
-        read = [
-            (keys.branch_key(*where, number), partial(_move, repository, *where, number, known))
-            for number in some
-        ]
-        for number, named in zip(some, _together(known, read), strict=True):
-            if number not in numbers:
-                lacked = keys.branch_key(*where, number)
-                raise cut_short(repository.store, keys.branch_prefix(*where), f"it lacked {lacked}")
-            for _, commit_id in named:
-                yield Name(dataset, commit_id, f"{dataset}@{branch}", branch, holds=number == last)
+    last = max(numbers)
+    moves = [(dataset, branch, number) for number in range(last, -1, -1)]
+    for move, named in _read(known, keys.branch_key, partial(_move, repository, known), moves):
+        if move[2] not in numbers:
+            lacked = keys.branch_key(*move)
+            raise cut_short(repository.store, keys.branch_prefix(dataset, branch), f"it lacked {lacked}")
+        for _, commit_id in named:
+            yield Name(dataset, commit_id, f"{dataset}@{branch}", branch, holds=move[2] == last)
 
 
 def _move(
-    repository: Repository, dataset: DatasetName, branch: BranchName, number: int, known: Known
+    repository: Repository, known: Known, dataset: DatasetName, branch: BranchName, number: int
 ) -> Named:
     entry, key = repository.refs.entry(dataset, branch, number), keys.branch_key(dataset, branch, number)
     if entry is None:
@@ -350,15 +339,11 @@ def readable_names(
     ]
     for what, name, read in reads:
         try:
-            found = read()
-        except StoreMissing:
-            raise
-        except NotFound:  # deleted meanwhile
-            continue
+            found = if_there(read)
         except IntegrityError as error:
             failed(what, name, error)
             continue
-        for of, commit_id in found:
+        for of, commit_id in found or ():  # none if it was deleted meanwhile
             yield Name(of, commit_id, f"{what} {name}", holds=what == "tag")
 
 
@@ -369,22 +354,15 @@ def _of_sessions(repository: Repository) -> Iterator[Name]:
     ]
     known = {one[0] for one in listed if one is not None}
     closed = {one[0] for one in listed if one is not None and one[1] == "closed"}
-    for some in _batches(sorted(known - closed)):
-        read = together([partial(_verdict, repository.store, one) for one in some])
-        for session_id, verdict in zip(some, read, strict=True):
-            if verdict is not None:
-                dataset = repository.objects.commit(verdict).dataset
-                home = None if dataset is None else repository.refs.home(dataset)
-                yield Name(home, verdict, f"session {session_id}")
+    for session_id, verdict in ask_each(partial(_verdict, repository.store), sorted(known - closed)):
+        if verdict is not None and verdict.commit is not None:
+            dataset = repository.objects.commit(verdict.commit).dataset
+            home = None if dataset is None else repository.refs.home(dataset)
+            yield Name(home, verdict.commit, f"session {session_id}")
 
 
-def _verdict(store: Store, session_id: SessionId) -> CommitId | None:
-    try:
-        return read_record(SessionVerdict.decode, store, keys.session_verdict_key(session_id)).commit
-    except StoreMissing:
-        raise
-    except NotFound:
-        return None
+def _verdict(store: Store, session_id: SessionId) -> SessionVerdict | None:
+    return if_there(partial(read_record, SessionVerdict.decode, store, keys.session_verdict_key(session_id)))
 
 
 class _Named(msgspec.Struct):
@@ -420,12 +398,9 @@ def names_of_runs(
     items = chain.from_iterable(list_all(store, prefix, depth) for prefix, depth in prefixes)
     listed = [keys.parse_run_key(item.key) for item in items]
     parts = [one for one in listed if one is not None and _RUN_PART.fullmatch(one[2])]
-    for some in _batches(parts):
-        read = _together(known, [(keys.run_key(*one), partial(_run, store, *one)) for one in some])
-        for (_, run, _), named in zip(some, read, strict=True):
-            yield from (
-                Name(home(dataset), one, f"run {run}", holds=False) for dataset, one in dict.fromkeys(named)
-            )
+    for (_, run, _), named in _read(known, keys.run_key, partial(_run, store), parts):
+        for dataset, one in dict.fromkeys(named):
+            yield Name(home(dataset), one, f"run {run}", holds=False)
 
 
 def _run(store: Store, dataset: DatasetName, run: str, part: str) -> Named:
@@ -461,17 +436,11 @@ def _check_commits(repository: Repository, reached: Collection[CommitId], names:
         )
     known = {(one.dataset, one.branch) for one in names}
     asked: set[tuple[DatasetName, BranchName]] = set()
-    for some in _batches(sorted(one for one in listed if one is not None and one not in reached)):
-        for commit in together([partial(repository.objects.commit_or_none, one) for one in some]):
-            if commit is not None and commit.dataset is not None and commit.branch is not None:
-                asked.add((repository.refs.home(commit.dataset), commit.branch))
+    others = sorted(one for one in listed if one is not None and one not in reached)
+    for _, commit in ask_each(repository.objects.commit_or_none, others):
+        if commit is not None and commit.dataset is not None and commit.branch is not None:
+            asked.add((repository.refs.home(commit.dataset), commit.branch))
     for dataset, branch in sorted(asked - known):
         if repository.refs.entry(dataset, branch, 0) is not None:
             first = keys.branch_key(dataset, branch, 0)
             raise cut_short(store, keys.REFS_PREFIX, f"it lacked {first}")
-
-
-def _batches(many: Iterable[T]) -> Iterator[list[T]]:
-    source = iter(many)
-    while batch := list(islice(source, _AT_ONCE)):
-        yield batch

@@ -29,7 +29,7 @@ from dsv.repo.format_log import check_log
 from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.refs.expiry import freed_at_least, read_expiry
 from dsv.repo.repository import Repository
-from dsv.store.base import StoreMissing, together
+from dsv.store.base import StoreMissing, ask_each
 from dsv.upkeep.hints import wrong_hints
 from dsv.upkeep.ids import Heads, IdSet, Seen, is_in
 from dsv.upkeep.index_rows import IndexRows, are_external, row_sums
@@ -44,7 +44,6 @@ from dsv.values.progress import NoProgress, Progress
 
 _NOTE_SECONDS = 60.0
 """What was verified is noted in the store this often."""
-_AT_ONCE = 128
 _KEYS = 1000
 """Rows of a listing that are looked at together."""
 
@@ -212,14 +211,10 @@ class Verifier:
             yield from ((one, why) for one, why in waiting if one not in gone)
             met.update(new)
             waiting = []
-            order = list(new)
-            for start in range(0, len(order), _AT_ONCE):
-                some = order[start : start + _AT_ONCE]
-                read = together([partial(self._commit, one) for one in some])
-                for one, commit in zip(some, read, strict=True):
-                    if commit is not None:
-                        why = new[one] if new[one].startswith("history of ") else f"history of {new[one]}"
-                        waiting += [(parent, why) for parent in commit.parents if parent not in met]
+            for one, commit in ask_each(self._commit, new):
+                if commit is not None:
+                    why = new[one] if new[one].startswith("history of ") else f"history of {new[one]}"
+                    waiting += [(parent, why) for parent in commit.parents if parent not in met]
         self._met |= met
 
     def _names_of(self, dataset: DatasetName) -> list[Name]:
@@ -257,9 +252,8 @@ class Verifier:
         """Find damaged commits that no name leads to: a garbage collection reads them, and ends there."""
         listed = (keys.parse_commit_key(item.key) for item in self.repository.store.list(keys.COMMIT_PREFIX))
         unnamed = sorted({one for one in listed if one is not None} - self._met)
-        for start in range(0, len(unnamed), _AT_ONCE):
-            some = unnamed[start : start + _AT_ONCE]
-            together([partial(self._commit, one, named=False) for one in some])
+        for _ in ask_each(partial(self._commit, named=False), unnamed):
+            pass
 
     def _commit(self, commit_id: CommitId, *, named: bool = True) -> Commit | None:
         """Return a commit as the store has it, if that is whole; else a local copy. A freed one has to be there, too:
@@ -332,13 +326,9 @@ class Verifier:
         ended early."""
         found: set[PackId] = set()
         packs = self.rows.packs
-        for start in range(0, len(places), _AT_ONCE):
-            some = places[start : start + _AT_ONCE]
-            for at, there in zip(
-                some, together([partial(self._size, packs[int(one)]) for one in some]), strict=True
-            ):
-                if there < expected[at]:
-                    found.add(packs[int(at)])
+        for at, there in ask_each(lambda at: self._size(packs[at]), places.tolist()):
+            if there < expected[at]:
+                found.add(packs[at])
         return found
 
     def _size(self, pack: PackId) -> int:

@@ -14,7 +14,7 @@ from dsv.format.erasure import ERASURE_MAX, Erasure
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.pack import MAGIC
 from dsv.repo.errors import read_record
-from dsv.store.base import together
+from dsv.store.base import ask_each
 from dsv.values.ids import ErasureId, Id, PackId
 from dsv.values.paths import show
 from dsv.values.units import rfc3339
@@ -146,9 +146,7 @@ def stored_erasures(store: Store, metadata: MetadataCache) -> Erasures:
 
     Raises `IntegrityError` if one is damaged.
     """
-    wanted = _listed(store)
-    read = together([partial(_read, store, metadata, one) for one in wanted])
-    return Erasures(dict(zip(wanted, read, strict=True)))
+    return Erasures(dict(ask_each(partial(_read, store, metadata), _listed(store))))
 
 
 def checked_erasures(
@@ -165,8 +163,7 @@ def checked_erasures(
             errors[one] = error
             return copies.get(one)
 
-    wanted = _listed(store)
-    found = zip(wanted, together([partial(read, one) for one in wanted]), strict=True)
+    found = ask_each(read, _listed(store))
     return Erasures({one: erasure for one, erasure in found if erasure is not None}), errors
 
 

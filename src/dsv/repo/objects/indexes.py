@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dsv.errors import IntegrityError, NotFound, Unsupported
+from dsv.errors import IntegrityError, Unsupported
 from dsv.format import index, keys
 from dsv.format.index import FILTER_MAX, ROW_SIZE, Index, IndexFilter
 from dsv.format.index_merge import MERGE_MAX, IndexMerge, Standing, stand
 from dsv.format.locator import ObjectKind
 from dsv.repo.errors import put_back
 from dsv.repo.objects.metadata import release
-from dsv.store.base import StoreMissing, together
+from dsv.store.base import ask_each, if_there, together
 from dsv.values.ids import Id, IndexId, PackId
 
 if TYPE_CHECKING:
@@ -140,11 +140,9 @@ class RemoteIndex:
             if rows is None:
                 if len(self._parts) == _PARTS:
                     return None, False
-                try:
-                    rows = self._store.get_range(keys.index_key(self._id), *known.span(block))
-                except StoreMissing:
-                    raise
-                except (NotFound, IntegrityError):
+                key = keys.index_key(self._id)
+                rows = if_there(partial(self._store.get_range, key, *known.span(block)), IntegrityError)
+                if rows is None:
                     return None, False
                 if not known.is_block(block, rows):
                     self._metadata.drop(_NAME, str(self._id))
@@ -163,15 +161,14 @@ class RemoteIndex:
                 return IndexFilter.parse(copy, self._id)
             except (IntegrityError, Unsupported):
                 self._metadata.drop(_NAME, name)
-        try:
+
+        def read() -> IndexFilter:
             data = self._store.get(keys.index_filter_key(self._id), FILTER_MAX)
             found = IndexFilter.parse(data, self._id)
-        except StoreMissing:
-            raise
-        except (NotFound, IntegrityError, Unsupported):
-            return None
-        self._metadata.put(_NAME, name, data)
-        return found
+            self._metadata.put(_NAME, name, data)
+            return found
+
+        return if_there(read, IntegrityError, Unsupported)
 
 
 # Above this many files a search that asks each in turn gets slow; the small ones are then merged in memory.
@@ -343,12 +340,8 @@ class Indexes:
 
     def _hash(self, index_id: IndexId, size: int) -> memoryview | None:
         """Return the hash at the end of the store's file, if that is as large as when it was listed."""
-        try:
-            return self._store.get_range(keys.index_key(index_id), size - index.HASH_SIZE, index.HASH_SIZE)
-        except StoreMissing:
-            raise
-        except (NotFound, IntegrityError):
-            return None
+        where = size - index.HASH_SIZE, index.HASH_SIZE
+        return if_there(partial(self._store.get_range, keys.index_key(index_id), *where), IntegrityError)
 
     def _refuse_erased(self, kind: ObjectKind, object_id: Id) -> None:
         """Raise if a file says that the object was erased, although other files have a place for it."""
@@ -377,8 +370,7 @@ class Indexes:
         self._copies.pop(index_id, None)
 
     def _load_all(self, wanted: list[IndexId]) -> None:
-        loaded = together([partial(self._load, index_id) for index_id in wanted])
-        for index_id, one in zip(wanted, loaded, strict=True):
+        for index_id, one in ask_each(self._load, wanted):
             if one is not None:
                 self._loaded[index_id] = one
                 if isinstance(one, Index):
@@ -455,27 +447,23 @@ class Indexes:
 
     def _get(self, index_id: IndexId) -> bytes | None:
         """Return None where it was replaced since the listing; what it said is in a newer one."""
-        try:
-            return self._store.get(keys.index_key(index_id), index.FILE_MAX)
-        except StoreMissing:
-            raise
-        except NotFound:
-            return None
+        return if_there(partial(self._store.get, keys.index_key(index_id), index.FILE_MAX))
 
     def _record(self, key: str) -> IndexMerge | None:
         """Return the record of a merge; None if it has gone, or can't be read: without it more files are read."""
         name = key.rpartition("/")[2]
-        copy = self._metadata.get("index-merge", name, MERGE_MAX)
-        try:
+
+        def read() -> IndexMerge:
+            copy = self._metadata.get("index-merge", name, MERGE_MAX)
             data = copy if copy is not None else self._store.get(key, MERGE_MAX)
             found = IndexMerge.decode(data)
-        except StoreMissing:
-            raise
-        except (NotFound, IntegrityError, Unsupported):
+            if copy is None:
+                self._metadata.put("index-merge", name, data)
+            return found
+
+        found = if_there(read, IntegrityError, Unsupported)
+        if found is None:
             self._metadata.drop("index-merge", name)
-            return None
-        if copy is None:
-            self._metadata.put("index-merge", name, data)
         return found
 
 

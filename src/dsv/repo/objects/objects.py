@@ -23,7 +23,7 @@ from dsv.repo.objects.externals import Externals, SourceChanged
 from dsv.repo.objects.indexes import Indexes
 from dsv.repo.objects.packs import Packs
 from dsv.repo.objects.ranges import RangeReader, ReadThreads, spans
-from dsv.store.base import StoreMissing, TooLargeError, both, together
+from dsv.store.base import StoreMissing, TooLargeError, ask_each, both, if_there
 from dsv.values.ids import ChunkId, CommitId, ErasureId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.paths import MAX_TARGET
 
@@ -236,11 +236,8 @@ class Objects:
 
     def commit_or_none(self, commit_id: CommitId) -> Commit | None:
         """Return the commit of an id that somebody may have made up; None where there is none."""
-        name = str(commit_id)
-        data = self._metadata.get("commit", name, RECORD_MAX)
-        if data is None or CommitId.hash(data) != commit_id:
-            return self.stored_commit(commit_id)
-        return decoded(Commit.decode, data, "commit", commit_id)
+        found = self.local_commit(commit_id)
+        return found if found is not None else self.stored_commit(commit_id)
 
     def stored_commit(self, commit_id: CommitId) -> Commit | None:
         """Return the commit, if the store itself has it. A local copy does not count: the store may have been put back
@@ -259,8 +256,7 @@ class Objects:
     def check_stored(self, commits: Iterable[CommitId]) -> None:
         """Raise `IntegrityError` if the store itself lacks one of these commits. Each is asked for once."""
         unknown = [one for one in commits if one not in self._stored]
-        found = together([partial(get_commit, self.store, one) for one in unknown])
-        self._stored.update(zip(unknown, found, strict=True))
+        self._stored.update(ask_each(partial(get_commit, self.store), unknown))
         for one in commits:
             if self.stored_commit(one) is None:
                 raise missing_commit(one, self.store.url)
@@ -575,11 +571,7 @@ class Objects:
 def get_commit(store: Store, commit_id: CommitId) -> bytes | None:
     """Return the bytes that the store has for a commit, unchecked; None if it has none."""
     try:
-        return store.get(keys.commit_key(commit_id), RECORD_MAX)
-    except StoreMissing:
-        raise
-    except NotFound:
-        return None
+        return if_there(partial(store.get, keys.commit_key(commit_id), RECORD_MAX))
     except TooLargeError:
         raise damaged_commit(commit_id, store.url) from None
 

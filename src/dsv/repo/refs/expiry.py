@@ -15,7 +15,7 @@ from dsv.format import envelope, keys
 from dsv.format.expiry import ExpiryAction, ExpiryEntry
 from dsv.repo.errors import put_back, read_record
 from dsv.repo.format_log import EXPIRED_COMMITS
-from dsv.store.base import together
+from dsv.store.base import ask_each
 from dsv.values.cached import cached
 from dsv.values.units import rfc3339
 
@@ -98,9 +98,7 @@ def read_expiry(refs: Refs, dataset: DatasetName) -> ExpiryLog:
     listed = [] if entries else [keys.parse_expiry_key(item.key) for item in refs.store.list(prefix)]
     newest = max((found[1] for found in listed if found is not None), default=len(entries) - 1)
     numbers = range(len(entries), newest + 1)
-    for number, entry in zip(
-        numbers, together([partial(expiry_entry, refs, dataset, one) for one in numbers]), strict=True
-    ):
+    for number, entry in ask_each(partial(expiry_entry, refs, dataset), numbers):
         if entry is None:
             key = keys.expiry_key(dataset, number)
             raise refs.erased(dataset) or IntegrityError(

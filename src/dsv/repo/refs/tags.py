@@ -27,7 +27,7 @@ from dsv.repo.errors import ONE_WINS_AGAIN, denial_named, read_record
 from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, read_entry, read_format
 from dsv.repo.refs.read import check_kept, gone, parts, tombstone
 from dsv.repo.tracking import Answers
-from dsv.store.base import Put, both, together
+from dsv.store.base import Put, ask_each, both
 from dsv.store.opened import names_of
 from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
@@ -73,7 +73,7 @@ class Tags:
     def tags(self, dataset: DatasetName) -> list[tuple[TagName, TagValue]]:
         """Return all tags that are not deleted, by name."""
         names = named_parts(TagName, parts(self._store, keys.tags_prefix(dataset)))
-        found = zip(names, together([partial(self.tag, dataset, name) for name in names]), strict=True)
+        found = ask_each(partial(self.tag, dataset), names)
         there = [(name, value) for name, value in found if value is not None]
         self.answers.list_names(dataset, "tags")
         return there

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from array import array
 from collections.abc import Iterable, Iterator
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import msgspec
@@ -171,6 +172,16 @@ def _surely_in_a_pack(offsets: array[int], stored: array[int], tails: array[int]
         and surely_below(stored, part)
         and surely_below(tails, part)
     )
+
+
+def place_at(locator: Locator | None, row: int) -> Location | None:
+    """Return the location in a row from 0; None if there is no such row, or no locator."""
+    return locator.get(row) if locator is not None and row < len(locator) else None
+
+
+def places_of(locator: Locator | None) -> Iterator[Location | None]:
+    """Yield the location of every row, and then None for ever."""
+    return repeat(None) if locator is None else chain(locator.locations(), repeat(None))
 
 
 class LocatorBuilder:

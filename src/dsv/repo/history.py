@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from dsv.errors import Denied, IntegrityError, Unsupported
 from dsv.format.commit import Commit
-from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.format.locator import Location, Locator, ObjectKind, place_at
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Outline
 from dsv.repo.errors import NOT_OURS, decoded
@@ -461,7 +461,7 @@ class PathHistory:
         if place.depth < 2:
             locator = self._objects.commit_locator(commit_id)
             row = place.depth + place.number
-            return locator.get(row) if locator is not None and row < len(locator) else None
+            return place_at(locator, row)
         if commit.level > 2:
             return None
         if commit_id not in self._places:  # the few nodes of such a tree tell in which row each segment is
@@ -480,7 +480,7 @@ class PathHistory:
                 range(first, min(count, bisect.bisect_left(outline.lasts, high, key=sort_key) + 1))
             )
         for number in sorted(numbers):
-            where = locator.get(number) if locator is not None and number < len(locator) else None
+            where = place_at(locator, number)
             yield _Place(outline.child(number), depth, number, where)
 
 

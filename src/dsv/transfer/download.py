@@ -20,7 +20,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from dsv.errors import IntegrityError
-from dsv.format.locator import Location, ObjectKind
+from dsv.format.locator import Location, ObjectKind, place_at
 from dsv.format.tree import Entry
 from dsv.repo.errors import NOT_OURS
 from dsv.repo.objects.erasures import erased_error
@@ -109,7 +109,7 @@ class _Rows:
                 return
             child, length = self._recipe.ids[32 * row : 32 * row + 32], at + self._ends[row] - first
             if self._recipe.level == 0:
-                yield Part(first, length, ChunkId(child), self._place(row))
+                yield Part(first, length, ChunkId(child), place_at(self._locator, row))
             else:
                 yield from self._at(row, RecipeId(child), length).parts(start, stop, first)
             row += 1
@@ -117,13 +117,9 @@ class _Rows:
     def _at(self, row: int, child: RecipeId, length: int) -> _Rows:
         below = self._below
         if below is None or below[0] != row:
-            found = _Rows(self._objects, child, self._place(row), (self._recipe.level - 1, length))
-            below = self._below = row, found
+            where, said = place_at(self._locator, row), (self._recipe.level - 1, length)
+            below = self._below = row, _Rows(self._objects, child, where, said)
         return below[1]
-
-    def _place(self, row: int) -> Location | None:
-        known = self._locator is not None and row < len(self._locator)
-        return self._locator.get(row) if known and self._locator is not None else None
 
 
 class Wanted(msgspec.Struct, frozen=True):

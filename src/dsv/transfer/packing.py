@@ -130,12 +130,25 @@ class PackStream:
         """The id of the pack that is being filled."""
         return self._id
 
-    def add(self, kind: ObjectKind, object_id: Id, codec: Codec, stored: Bytes, length: int) -> Location:
-        """Append a stored object. `length` is that of the object when unpacked, in bytes."""
-        if self._builder.rows and self._builder.size + len(stored) > PACK_TARGET:
+    def add(
+        self,
+        kind: ObjectKind,
+        object_id: Id,
+        codec: Codec,
+        stored: Bytes,
+        length: int,
+        locator: bytes | None = None,
+        unpacked: int = 0,
+    ) -> Location:
+        """Append a stored object and, directly behind it, its own locator. length, unpacked: the bytes of the object,
+        and of the locator, when they are unpacked."""
+        tail = 0 if locator is None else len(locator)
+        if self._builder.rows and self._builder.size + len(stored) + tail > PACK_TARGET:
             self.flush()
         offset = self._builder.add(kind, object_id, codec, stored, length)
-        location = Location(self._id, offset, len(stored), length, codec)
+        location = Location(self._id, offset, len(stored), length, codec, tail)
+        if locator is not None:
+            self._builder.add(ObjectKind.LOCATOR, object_id, Codec.ZSTD, locator, unpacked)
         self._rows.append((kind, object_id, location))
         return location
 
@@ -151,25 +164,6 @@ class PackStream:
         ]
         self._rows += rows
         return rows
-
-    def add_with_locator(
-        self,
-        kind: ObjectKind,
-        object_id: Id,
-        codec: Codec,
-        stored: Bytes,
-        length: int,
-        locator: bytes,
-        unpacked: int,
-    ) -> Location:
-        """Append an object and, directly behind it, its own locator (a zstd frame of `unpacked` bytes)."""
-        if self._builder.rows and self._builder.size + len(stored) + len(locator) > PACK_TARGET:
-            self.flush()
-        offset = self._builder.add(kind, object_id, codec, stored, length)
-        location = Location(self._id, offset, len(stored), length, codec, tail=len(locator))
-        self._builder.add(ObjectKind.LOCATOR, object_id, Codec.ZSTD, locator, unpacked)
-        self._rows.append((kind, object_id, location))
-        return location
 
     def flush(self) -> None:
         """Seal the pack that is being filled, if there is anything in it."""

@@ -251,16 +251,8 @@ class Uploader:
     def put_node(self, node: Node, locations: list[Location]) -> tuple[NodeId, Location]:
         encoded = node.encode()
         node_id = NodeId.hash(encoded)
-        if self.node_locators:
-            locator = Locator.of(locations)
-            return node_id, self._described(ObjectKind.NODE, node_id, encoded, locator)
-        found = self._catalog.find(ObjectKind.NODE, node_id)
-        if found is None:
-            codec, stored = self._compressor.pack(encoded)
-            found = self._metadata.add(ObjectKind.NODE, node_id, codec, stored, len(encoded))
-            self._catalog.add(ObjectKind.NODE, node_id, found)
-        self._session.repository.objects.remember(ObjectKind.NODE, node_id, encoded)
-        return node_id, found
+        locator = Locator.of(locations) if self.node_locators else None
+        return node_id, self._described(ObjectKind.NODE, node_id, encoded, locator)
 
     def avoids(self, pack_id: PackId) -> bool:
         return self._session.avoids(pack_id)
@@ -311,14 +303,8 @@ class Uploader:
             return self._chunk(ChunkId(object_id), encoded)
         places = [self._any_place(below, one) for below, one in _listed(kind, encoded)]
         known = [one for one in places if one is not None]
-        if len(known) == len(places) and (kind is not ObjectKind.NODE or self.node_locators):
-            return self._described(kind, object_id, encoded, Locator.of(known))
-        found = self._catalog.find(kind, object_id)
-        if found is None:
-            codec, stored = self._compressor.pack(encoded)
-            found = self._metadata.add(kind, object_id, codec, stored, len(encoded))
-            self._catalog.add(kind, object_id, found)
-        return found
+        whole = len(known) == len(places) and (kind is not ObjectKind.NODE or self.node_locators)
+        return self._described(kind, object_id, encoded, Locator.of(known) if whole else None)
 
     def _any_place(self, kind: ObjectKind, object_id: Id) -> Location | None:
         """Return a usable place of an object, else one that is not, which a reader of a locator passes over."""
@@ -463,15 +449,15 @@ class Uploader:
         self._whole.add(recipe_id)
         return self._described(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(rows))
 
-    def _described(self, kind: ObjectKind, object_id: Id, encoded: bytes, locator: Locator) -> Location:
-        """Store a metadata object with its locator behind it."""
-        described = locator.encode()
+    def _described(
+        self, kind: ObjectKind, object_id: Id, encoded: bytes, locator: Locator | None
+    ) -> Location:
+        """Store a metadata object with its locator, if there is one, behind it."""
+        described = None if locator is None else locator.encode()
         found = self._catalog.find(kind, object_id)
         if found is None:
-            codec, stored = self._compressor.pack(encoded)
-            found = self._metadata.add_with_locator(
-                kind, object_id, codec, stored, len(encoded), described, locator.encoded_length
-            )
+            one = kind, object_id, *self._compressor.pack(encoded), len(encoded)
+            found = self._metadata.add(*one, described, 0 if locator is None else locator.encoded_length)
             self._catalog.add(kind, object_id, found)
         self._session.repository.objects.remember(kind, object_id, encoded, described)
         return found

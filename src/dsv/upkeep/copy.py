@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from dsv.errors import IntegrityError
 from dsv.format.codec import Codec, Compressor
-from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.format.locator import Location, Locator, ObjectKind, places_of
 from dsv.format.recipe import Recipe
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Node
@@ -212,9 +212,8 @@ class TreeCopy:
                     yield place, Piece(chunk, entry.path)
 
     def _chunks(self, found: Located[Recipe], parts: list[Recipe]) -> Iterator[tuple[Id, Location | None]]:
-        recipe, locator = found.value, found.locator
-        for row, (child, length) in enumerate(recipe.rows()):
-            place = locator.get(row) if locator is not None and row < len(locator) else None
+        recipe = found.value
+        for (child, length), place in zip(recipe.rows(), places_of(found.locator), strict=False):
             if recipe.level:
                 said = recipe.level - 1, length
                 yield from self._chunks(Located(*self._source.recipe(RecipeId(child), place, said)), parts)

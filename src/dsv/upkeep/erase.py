@@ -16,7 +16,7 @@ import numpy as np
 from dsv.errors import Conflict, NotFound
 from dsv.format import index
 from dsv.format.erasure import MAX_ERASED, Named
-from dsv.format.locator import Location, ObjectKind
+from dsv.format.locator import Location, ObjectKind, places_of
 from dsv.repo.erasure import put_erasure
 from dsv.repo.objects.erasures import NONE
 from dsv.repo.objects.objects import Located
@@ -215,8 +215,7 @@ class Eraser:
     def _below(self, recipe_id: RecipeId, where: Location | None, size: int) -> Iterator[tuple[Named, int]]:
         yield (ObjectKind.RECIPE, Id(recipe_id)), size
         recipe, locator = self._objects.recipe(recipe_id, where)
-        for row, (child, length) in enumerate(recipe.rows()):
-            place = locator.get(row) if locator is not None and row < len(locator) else None
+        for (child, length), place in zip(recipe.rows(), places_of(locator), strict=False):
             if recipe.level:
                 yield from self._below(RecipeId(child), place, length)
             else:

@@ -55,12 +55,9 @@ class Copies:
         if kind is ObjectKind.CHUNK:
             self._data.add(kind, object_id, codec, stored, length)
             return
-        behind = bytes(pack[start + size : start + size + tail])
-        if tail:
-            unpacked = Locator.decode(behind).encoded_length
-            self._metadata.add_with_locator(kind, object_id, codec, stored, length, behind, unpacked)
-        else:
-            self._metadata.add(kind, object_id, codec, stored, length)
+        behind = bytes(pack[start + size : start + size + tail]) if tail else None
+        unpacked = 0 if behind is None else Locator.decode(behind).encoded_length
+        self._metadata.add(kind, object_id, codec, stored, length, behind, unpacked)
 
     def finish(self) -> None:
         self._data.flush()

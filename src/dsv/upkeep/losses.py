@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from dsv.errors import IntegrityError, NotFound
-from dsv.format.locator import Location, ObjectKind
+from dsv.format.locator import Location, ObjectKind, place_at, places_of
 from dsv.format.segment import Segment
 from dsv.format.tree import Child, Entry, Node
 from dsv.repo.objects.objects import Located, Objects
@@ -48,9 +48,8 @@ class Losses:
     def of_commit(self, commit_id: CommitId) -> tuple[bytes, ...]:
         """Return which of `parts` are in a commit. Raises what reading the commit itself raises."""
         commit, locator = self._objects.commit_and_locator(commit_id)
-        where = locator.get(0) if locator is not None and len(locator) else None
         top = Child(b"", NodeId(commit.root), commit.entries, commit.files, commit.bytes)
-        return self._node(top, where, commit.level)
+        return self._node(top, place_at(locator, 0), commit.level)
 
     def _is_lost(self, kind: ObjectKind, object_id: Id) -> bool:
         if self._collect is not None:
@@ -75,8 +74,7 @@ class Losses:
             found[node_id] = None
             self.parts[node_id] = Part(last=said.last, entries=said.entries)
         else:
-            places = iter(()) if node.locator is None else node.locator.locations()
-            below = [(child, next(places, None)) for child in node.value.children]
+            below = list(zip(node.value.children, places_of(node.locator), strict=False))
             if level == 1:
                 found.update(dict.fromkeys(self._segments(below)))
             else:
@@ -159,9 +157,9 @@ class Losses:
             self._recipes[key] = True
             return True
         if recipe.level:
-            places = iter(()) if locator is None else locator.locations()
-            below = [self._is_recipe_lost(RecipeId(one), next(places, None)) for one in recipe.children()]
-            self._recipes[key] = any(below)
+            below = zip(map(RecipeId, recipe.children()), places_of(locator), strict=False)
+            lost = [self._is_recipe_lost(*one) for one in below]
+            self._recipes[key] = any(lost)
         else:
             if self._collect is not None:
                 self._collect.add(recipe.ids)

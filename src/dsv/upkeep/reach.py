@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from dsv.errors import IntegrityError, NotFound
 from dsv.format.columns import cut
-from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.format.locator import Location, ObjectKind, place_at, places_of
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.segment import Segment
 from dsv.format.tree import Kind
@@ -77,8 +77,7 @@ def walk_segments(
         roots: dict[int, list[tuple[Id, Location | None]]] = {}
         read = together([partial(objects.commit_and_locator, one) for one in batch])
         for commit, locator in read:
-            where = locator.get(0) if locator is not None and len(locator) else None
-            roots.setdefault(commit.level, []).append((commit.root, where))
+            roots.setdefault(commit.level, []).append((commit.root, place_at(locator, 0)))
         for level, listed in roots.items():
             new = seen.add(b"".join(one for one, _ in listed))
             if new.any():
@@ -103,8 +102,9 @@ def _segments_below(
                     f"node {node_id} has level {located.value.level}, and {level} belongs there", node_id
                 )
             ids = [child.id for child in located.value.children]
-            new = np.flatnonzero(seen.add(b"".join(ids)))
-            below += _located(objects, kind, [ids[at] for at in new], new, located) if len(new) else []
+            new = np.flatnonzero(seen.add(b"".join(ids))).tolist()
+            locator = located.locator if new else None
+            below += [_placed(objects, kind, ids[at], place_at(locator, at)) for at in new]
         if below:
             found(kind, b"".join(one for one, _ in below))
         if level > 1:
@@ -125,10 +125,10 @@ def contents(located: Located[Segment]) -> tuple[bytes, Large]:
     chunks = np.frombuffer(segment.file_ids, np.uint8).reshape(-1, 32)[small].tobytes()
     if not segment.recipe_ids:
         return chunks, []
-    rows = np.flatnonzero(sizes[sizes > 0] > SINGLE_CHUNK_MAX)
-    recipes = [RecipeId(segment.recipe_ids[at : at + 32]) for at in range(0, len(segment.recipe_ids), 32)]
-    places = _places(located.locator, rows)
-    return chunks, list(zip(recipes, places, strict=True))
+    rows = np.flatnonzero(sizes[sizes > 0] > SINGLE_CHUNK_MAX).tolist()
+    recipes = map(RecipeId, cut(segment.recipe_ids, 32))
+    locator = located.locator
+    return chunks, [(one, place_at(locator, row)) for one, row in zip(recipes, rows, strict=True)]
 
 
 def not_erased(erasures: Erasures, chunks: bytes, large: Large) -> tuple[bytes, Large]:
@@ -167,24 +167,10 @@ def reach_recipes(objects: Objects, wanted: Large, found: Found, seen: Seen) -> 
             if not recipe.level:
                 chunks.append(parts_left(objects.erasures, recipe.ids))
                 continue
-            places = _places(located.locator, range(len(recipe)))
-            wanted += zip(map(RecipeId, recipe.children()), places, strict=True)
+            wanted += zip(map(RecipeId, recipe.children()), places_of(located.locator), strict=False)
             said += [(recipe.level - 1, length) for length in recipe.lengths]
         if chunks:
             found(ObjectKind.CHUNK, b"".join(chunks))
-
-
-def _located(
-    objects: Objects, kind: ObjectKind, ids: Sequence[Id], rows: Any, parent: Located[Any]
-) -> list[tuple[Id, Location | None]]:
-    """Return ids with the places that the locator of their parent gives in these rows, or else the index."""
-    places = _places(parent.locator, rows)
-    return [_placed(objects, kind, one, where) for one, where in zip(ids, places, strict=True)]
-
-
-def _places(locator: Locator | None, rows: Iterable[int]) -> list[Location | None]:
-    count = 0 if locator is None else len(locator)
-    return [locator.get(int(row)) if locator is not None and row < count else None for row in rows]
 
 
 def _placed(

@@ -80,7 +80,7 @@ class Erasures:
 
 NONE = Erasures({})
 NOWHERE = Location(PackId(bytes(16)), len(MAGIC), 1, 1, Codec.RAW)
-"""The place of an erased object in a locator, whose rows are hints."""
+"""The place of an erased object in a locator, whose rows are hints; and of what was read from a mirror."""
 
 
 class RefusedContent(Conflict):

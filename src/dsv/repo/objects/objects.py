@@ -18,7 +18,7 @@ from dsv.format.recipe import MAX_CHUNK, Recipe
 from dsv.format.segment import Segment
 from dsv.format.tree import Node, PathColumns
 from dsv.repo.errors import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
-from dsv.repo.objects.erasures import checked_erasures, erased_error, local_erasures
+from dsv.repo.objects.erasures import NOWHERE, checked_erasures, erased_error, local_erasures
 from dsv.repo.objects.externals import Externals, SourceChanged
 from dsv.repo.objects.indexes import Indexes
 from dsv.repo.objects.packs import Packs
@@ -56,9 +56,6 @@ LOCATOR_ROWS: Final = {
     ObjectKind.RECIPE: recipe.MAX_ROWS,
 }
 """Rows of the locator that travels with an object."""
-
-_ELSEWHERE: Final = Location(PackId(bytes(16)), 0, 1, 1, codec.Codec.RAW)
-"""The place of what was read from a mirror."""
 
 FRAME_SLACK: Final = 64 << 10
 """Bytes by which a zstd frame may be larger than what it holds."""
@@ -368,7 +365,7 @@ class Objects:
         return self.read_by_index(kind, object_id, where)[0]
 
     def remember(self, kind: ObjectKind, object_id: Id, data: bytes, locator: bytes | None = None) -> None:
-        """Keep a local copy of metadata that this process is writing."""
+        """Keep a local copy of metadata that this process has checked, or is writing."""
         self._metadata.put(kind.name.lower(), str(object_id), data)
         if locator is not None:
             self._metadata.put(f"{kind.name.lower()}-locator", str(object_id), locator)
@@ -391,7 +388,7 @@ class Objects:
             found = None if self.mirrors is None else self.mirrors.read(kind, object_id, error)
             if found is None:
                 raise
-            return found, _ELSEWHERE
+            return found, NOWHERE
 
     def _read_here(self, kind: ObjectKind, object_id: Id, tried: Location | None) -> tuple[bytes, Location]:
         first: tuple[Location, NotFound | IntegrityError] | None = None
@@ -495,13 +492,9 @@ class Objects:
     ) -> tuple[bytes, Locator | None]:
         """Check what was read at `where` (the object, then its own locator) and keep local copies."""
         data = checked(kind, object_id, where, stored[: where.stored])
-        self._metadata.put(kind.name.lower(), str(object_id), data)
-        if not where.tail:
-            return data, None
         encoded = bytes(stored[where.stored : where.stored + where.tail])
-        locator = _locator(encoded, LOCATOR_ROWS.get(kind, 0))
-        if locator is not None:
-            self._metadata.put(f"{kind.name.lower()}-locator", str(object_id), encoded)
+        locator = _locator(encoded, LOCATOR_ROWS.get(kind, 0)) if where.tail else None
+        self.remember(kind, object_id, data, None if locator is None else encoded)
         return data, locator
 
     def local(self, kind: ObjectKind, object_id: Id) -> Located[bytes] | None:

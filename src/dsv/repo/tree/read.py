@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from dsv.errors import IntegrityError
-from dsv.format.locator import Location, ObjectKind
+from dsv.format.locator import Location, Locator, ObjectKind, place_at, places_of
 from dsv.format.segment import Segment
 from dsv.format.tree import Child, Kind, Totals, check_follows
 from dsv.repo.errors import NOT_OURS
@@ -68,9 +68,9 @@ class LocatedSegment(Located[Segment]):
 
     def entries(self) -> Iterator[tuple[Entry, Location | None]]:
         """Yield each entry with the place of its chunk or recipe; None where there is none, or none is known."""
-        places = iter(()) if self.locator is None else self.locator.locations()
+        places = places_of(self.locator)
         for entry in self.segment.entries():
-            yield entry, next(places, None) if entry.size and entry.is_file else None
+            yield entry, next(places) if entry.size and entry.is_file else None
 
     def entry(self, at: int) -> tuple[Entry, Location | None]:
         """Return the entry at a place from 0, as `entries` gives it."""
@@ -78,7 +78,7 @@ class LocatedSegment(Located[Segment]):
         if self.locator is None or not entry.size:
             return entry, None
         row = at - (self.segment.sizes[:at].count(0) if self.segment.without_content else 0)
-        return entry, self.locator.get(row) if row < len(self.locator) else None
+        return entry, place_at(self.locator, row)
 
     def find(self, path: bytes) -> tuple[Entry, Location | None] | None:
         """Return the entry of exactly this path."""
@@ -119,13 +119,11 @@ class TreeReader:
     def top(self) -> list[Leaf]:
         """Return what the root lists: segments, if the commit's level is 1."""
         if self._top is None:
-            locator = self._locator
-            listed = iter(()) if locator is None else locator.locations()
-            if locator is not None and len(locator) > 1:
-                self._read_all(listed)
+            if self._locator is not None and len(self._locator) > 1:
+                self._read_all(self._locator)
             else:
-                found = next(self.objects.nodes([(self.commit.root, next(listed, None))]))
-                self._top = self._opened(None, found, self.commit.level, iter(()))
+                found = next(self.objects.nodes([(self.commit.root, place_at(self._locator, 0))]))
+                self._top = self._opened(None, found, self.commit.level, places_of(None))
         assert self._top is not None
         return self._top
 
@@ -134,7 +132,7 @@ class TreeReader:
         self.top()
         missing = [part for part in parts if _place(part) not in self._below]
         for part, node in self._read(missing, self._nodes):
-            self._below[_place(part)] = self._opened(part, node, level, iter(()))
+            self._below[_place(part)] = self._opened(part, node, level, places_of(None))
         return [leaf for part in parts for leaf in self._below.get(_place(part), ())]
 
     def _nodes(self, parts: Sequence[Part]) -> Iterator[Located[Node]]:
@@ -197,8 +195,7 @@ class TreeReader:
     def nodes(self) -> list[tuple[ObjectKind, NodeId, Location | None]]:
         """Return every node above the segments, breadth first, and where a locator says that it lies."""
         parts = self.top()
-        root = self._locator.get(0) if self._locator else None
-        found = [(ObjectKind.NODE, self.commit.root, root)]
+        found = [(ObjectKind.NODE, self.commit.root, place_at(self._locator, 0))]
         for level in range(self.commit.level - 1, 0, -1):
             found += [(ObjectKind.NODE, NodeId(part.child.id), part.where) for part in parts]
             parts = self.below_nodes(parts, level)
@@ -331,11 +328,10 @@ class TreeReader:
             f"commit {str(self.commit_id)[:12]} has {what}", subject=str(self.commit_id), hint=NOT_OURS
         )
 
-    def _read_all(self, listed: Iterator[Location]) -> None:
+    def _read_all(self, locator: Locator) -> None:
         """Breadth first, which is the order of the commit's locator in an older store."""
-        above: list[tuple[Part | None, NodeId, Location | None]] = [
-            (None, self.commit.root, next(listed, None))
-        ]
+        listed = places_of(locator)
+        above: list[tuple[Part | None, NodeId, Location | None]] = [(None, self.commit.root, next(listed))]
         for level in range(self.commit.level, 0, -1):
             found = self.objects.nodes((node_id, where) for _, node_id, where in above)
             parts: list[Leaf] = []
@@ -349,17 +345,16 @@ class TreeReader:
             above = [(part, NodeId(part.child.id), part.where) for part in parts]
 
     def _opened(
-        self, said: Part | None, found: Located[Node], level: int, listed: Iterable[Location]
+        self, said: Part | None, found: Located[Node], level: int, listed: Iterator[Location | None]
     ) -> list[Leaf]:
         """Return what a node lists, with the places that its locator gives, or else the next ones of the commit's."""
         before = None if said is None else said.before
         self._check_node(None if said is None else said.child, found.value, level, before)
-        places = iter(()) if found.locator is None else found.locator.locations()
-        further = iter(listed)
         parts: list[Leaf] = []
-        for child in found.value.children:
-            by_commit = next(further, None)
-            parts.append(Leaf(child, next(places, None) or by_commit, before))
+        for child, place, by_commit in zip(
+            found.value.children, places_of(found.locator), listed, strict=False
+        ):
+            parts.append(Leaf(child, place or by_commit, before))
             before = child.last
         return parts
 
@@ -493,8 +488,7 @@ def _reach_recipe(
     seen.add(recipe_id)
     yield Reached(ObjectKind.RECIPE, recipe_id, location)
     recipe, locator = objects.recipe(recipe_id, location, expected)
-    for row, (child, length) in enumerate(recipe.rows()):
-        place = locator.get(row) if locator is not None and row < len(locator) else None
+    for (child, length), place in zip(recipe.rows(), places_of(locator), strict=False):
         if recipe.level:
             yield from _reach_recipe(objects, RecipeId(child), place, seen, (recipe.level - 1, length))
         elif (ObjectKind.CHUNK, child) not in objects.erasures.objects:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from dsv.errors import IntegrityError, NotFound
-from dsv.format.locator import Location, LocatorBuilder, ObjectKind
+from dsv.format.locator import Location, LocatorBuilder, ObjectKind, places_of
 from dsv.format.records import Writer
 from dsv.format.tree import Entry
 from dsv.fs.descent import Descent
@@ -144,10 +144,9 @@ class _Reupload:
 
     def _put_node(self, node_id: NodeId) -> None:
         found = next(self._tree.objects.nodes([(node_id, None)]))
-        node, known = found.value, found.locator
+        node = found.value
         kind = ObjectKind.SEGMENT if node.level == 1 else ObjectKind.NODE
-        places = iter(()) if known is None else known.locations()
-        below = [Part(child, next(places, None)) for child in node.children]
+        below = map(Part, node.children, places_of(found.locator))
         self._uploader.put_node(node, [self._uploader.kept_location(kind, part) for part in below])
         self._done.objects += 1
 

@@ -27,8 +27,8 @@ from dsv.repo.session import point_branch
 from dsv.store.base import Store
 from dsv.store.open import open_raw, open_store
 from dsv.store.options import StoreOptions
+from dsv.upkeep.datasets import rename_dataset
 from dsv.upkeep.erase import Choice, Eraser
-from dsv.upkeep.rename import rename_dataset
 from dsv.values.ids import CommitId, FileId
 from dsv.values.names import MAIN, BranchName, DatasetName
 from tests.kit.dsv import Dsv, Result

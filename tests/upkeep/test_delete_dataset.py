@@ -18,7 +18,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import naming, point_branch
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore
-from dsv.upkeep.delete import delete_dataset, undelete_dataset
+from dsv.upkeep.datasets import delete_dataset, undelete_dataset
 from dsv.upkeep.roots import read_names, read_roots
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, Rev, TagName

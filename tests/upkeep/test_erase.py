@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from dsv.errors import Conflict, Denied, DsvError, Erased
 from dsv.format import keys
-from dsv.repo.erasure import adopt
 from dsv.repo.objects.erasures import RefusedContent
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, point_branch
@@ -20,7 +19,7 @@ from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.upload import Uploader
-from dsv.upkeep.erase import Eraser, Place, Plan, needed_parts, refuse_shared
+from dsv.upkeep.erase import Eraser, Place, Plan, adopt, refuse_shared
 from dsv.upkeep.successor import make_successor
 from dsv.values.ids import CommitId, FileId
 from dsv.values.names import MAIN, BranchName, DatasetName
@@ -402,8 +401,8 @@ def test_another_store_takes_erasures_over() -> None:
     commit(create(store), {"secret": SECRET})
     erase(store, SECRET)
     other = create(there)
-    assert adopt(other, WRITER, opened(store).objects.erasures, needed_parts) == 1
-    assert adopt(opened(there), WRITER, opened(store).objects.erasures, needed_parts) == 0
+    assert adopt(other, WRITER, opened(store).objects.erasures) == 1
+    assert adopt(opened(there), WRITER, opened(store).objects.erasures) == 0
     with pytest.raises(RefusedContent):
         commit(opened(there), {"x": SECRET})
 
@@ -413,7 +412,7 @@ def test_what_another_store_erased_stays_for_other_files_that_share_a_part(tmp_p
     commit(create(store), {"large": LARGE})
     erase(store, LARGE)
     made = commit(create(there), {"large": LARGE, "similar": SIMILAR, "a": OTHER})
-    assert adopt(opened(there), WRITER, opened(store).objects.erasures, needed_parts) == 1
+    assert adopt(opened(there), WRITER, opened(store).objects.erasures) == 1
     collect(there, tmp_path / "1")
     assert read_left(there, made) == {"similar": SIMILAR, "a": OTHER}
     stays = everything(there)

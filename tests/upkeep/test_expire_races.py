@@ -15,7 +15,7 @@ from dsv.repo.expiry import read_expiry
 from dsv.repo.session import naming, point_branch
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
-from dsv.upkeep.delete import delete_dataset, undelete_dataset
+from dsv.upkeep.datasets import delete_dataset, undelete_dataset
 from dsv.upkeep.expire import Rules, expire, plan_expiry, undo_expiry
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import BranchName, TagName

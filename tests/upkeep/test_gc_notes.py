@@ -15,7 +15,7 @@ from dsv.repo.merge_indexes import merge_indexes
 from dsv.repo.refs.branches import Moved
 from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore
-from dsv.upkeep.gc_notes import read_notes
+from dsv.upkeep.roots import read_notes
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN
 from tests.kit.repositories import DATASET, WRITER, read

@@ -14,7 +14,8 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader, reach_tree
 from dsv.store.memory import MemoryStore
 from dsv.upkeep import reach as reach_file
-from dsv.upkeep.reach import Seen, reach
+from dsv.upkeep.ids import Seen
+from dsv.upkeep.reach import reach
 from dsv.values.ids import CommitId
 from tests.kit import packs
 from tests.kit.repositories import commit, create

@@ -25,9 +25,8 @@ from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_raw
 from dsv.store.options import StoreOptions
-from dsv.upkeep.delete import delete_dataset
+from dsv.upkeep.datasets import delete_dataset, rename_dataset
 from dsv.upkeep.expire import Rules, plan_expiry
-from dsv.upkeep.rename import rename_dataset
 from dsv.upkeep.roots import read_roots
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName

@@ -17,8 +17,7 @@ from dsv.repo.session import Session
 from dsv.store.base import LARGEST, Item
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
-from dsv.upkeep.reach import read_roots
-from dsv.upkeep.roots import IncompleteListing
+from dsv.upkeep.roots import IncompleteListing, read_roots
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from tests.kit.repositories import DATASET, TIME, WRITER, commit, create

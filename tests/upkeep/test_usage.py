@@ -16,7 +16,7 @@ from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader, reach_content, reach_tree
 from dsv.store.memory import MemoryStore
 from dsv.upkeep import usage
-from dsv.upkeep.reach import read_roots
+from dsv.upkeep.roots import read_roots
 from dsv.upkeep.usage import TREES, Sum, folder_runs, measure, measure_folders
 from dsv.values.ids import CommitId
 from dsv.values.paths import sort_key

@@ -16,7 +16,6 @@ from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageErr
 from dsv.format import keys
 from dsv.format.expiry import ExpiryAction
 from dsv.format.records import RefEntry
-from dsv.repo.erasure import adopt
 from dsv.repo.expiry import append, keep_named, read_expiry
 from dsv.repo.history import CommitsAhead, is_ancestor, lacking, walk
 from dsv.repo.merge_indexes import tidy
@@ -37,7 +36,6 @@ from dsv.values.units import format_count
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
-    from dsv.format.erasure import Erasure, Named
     from dsv.values.ids import CommitId
 
 State = Literal["copied", "up to date", "ahead", "diverged"]
@@ -114,8 +112,10 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
         began = _requests(source, there)
         failures: list[Conflict | IntegrityError] = []
         erasures = source.objects.erasures.known.keys() - there.objects.erasures.known.keys()
-        if not request.dry_run:
-            adopt(there, context.writer, source.objects.erasures, _needed_parts)
+        if erasures and not request.dry_run:
+            from dsv.upkeep.erase import adopt  # with numpy, for the few copies that take over an erasure
+
+            adopt(there, context.writer, source.objects.erasures)
         copying = _Copying(context, source, there, to, request)
         for dataset in _datasets(context, source, target, request):
             try:
@@ -247,12 +247,6 @@ def _datasets(
             hint=f"dsv tag NAME {target} gives it one; then dsv copy {target.dataset or ''}@NAME",
         )
     return [target.dataset if target.dataset is not None else context.workspace().dataset]
-
-
-def _needed_parts(there: Repository, records: Iterable[Erasure]) -> set[Named]:
-    from dsv.upkeep.erase import needed_parts  # with numpy, for the few copies that take over an erasure
-
-    return needed_parts(there, records)
 
 
 class _Copying:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from dsv.api.context import Context
 from dsv.errors import Conflict
 from dsv.store.base import together
-from dsv.upkeep.delete import Deletion, delete_dataset, undelete_dataset
-from dsv.upkeep.rename import Renamed, rename_dataset
+from dsv.upkeep.datasets import Deletion, Renamed, delete_dataset, rename_dataset, undelete_dataset
 from dsv.values.names import MAIN
 from dsv.values.units import format_count
 

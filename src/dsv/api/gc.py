@@ -110,8 +110,7 @@ def forecast(context: Context, options: Options) -> Forecast:
 
 def _forecast(context: Context, options: Options, repository: Repository) -> Forecast:
     from dsv.upkeep.gc import due, expiring
-    from dsv.upkeep.gc_notes import known_moves, read_notes
-    from dsv.upkeep.roots import list_all, read_roots
+    from dsv.upkeep.roots import known_moves, list_all, read_notes, read_roots
     from dsv.upkeep.usage import measure
 
     with room(context) as folder:

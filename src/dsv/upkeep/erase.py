@@ -2,6 +2,13 @@
 
 A file is erased in every commit of the store. Of its chunks and recipes go those that no other file has; whoever erases
 says what becomes of the others. A garbage collection then removes the bytes.
+
+Each erasure is a record with a random key, `erased/<id>`, which is never changed or deleted. So the erasures of a store
+are a set that only grows: two that are made at the same moment do not disturb each other, and a copy of the store's
+data has them too. A store has the feature `erased-contents` from before its first erasure. Without it nothing is asked.
+
+Races: whoever erases contents puts the record, and then looks at what names refer to. Whoever publishes a commit reads
+the erasures when its session is opened and again just before its name is written (`Session.declare`).
 """
 
 from __future__ import annotations
@@ -12,30 +19,34 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from dsv.errors import Conflict, NotFound
-from dsv.format import index
-from dsv.format.erasure import MAX_ERASED, Named
+from dsv.errors import Conflict, IntegrityError, NotFound
+from dsv.format import index, keys
+from dsv.format.erasure import MAX_ERASED, Erasure, Named
 from dsv.format.locator import Location, ObjectKind, places_of
-from dsv.repo.erasure import put_erasure
+from dsv.format.records import Feature, FeatureRule
+from dsv.repo.errors import may_write, put_back
+from dsv.repo.format_log import ERASED_CONTENTS
 from dsv.repo.objects.erasures import NONE
 from dsv.repo.objects.objects import Located
 from dsv.repo.tree.read import LocatedSegment
+from dsv.store.base import Put
 from dsv.upkeep.gc_plan import Erased, list_packs
 from dsv.upkeep.ids import Seen
 from dsv.upkeep.index_rows import IndexRows
-from dsv.upkeep.reach import read_roots, walk_segments
-from dsv.values.ids import CommitId, FileId, Id, Nonce, PackId, RecipeId
+from dsv.upkeep.reach import walk_segments
+from dsv.upkeep.roots import read_roots
+from dsv.values.ids import CommitId, ErasureId, FileId, Id, Nonce, PackId, RecipeId
 from dsv.values.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from dsv.format.erasure import Erasure
     from dsv.format.records import Writer
     from dsv.format.segment import Segment
     from dsv.format.tree import Entry
+    from dsv.repo.objects.erasures import Erasures
     from dsv.repo.objects.objects import Objects
     from dsv.repo.repository import Repository
-    from dsv.values.ids import ErasureId
 
 Choice = Literal["erase", "keep"]
 
@@ -88,6 +99,41 @@ class _Found(msgspec.Struct):
     sizes: dict[FileId, int] = msgspec.field(default_factory=dict)
     recipes: dict[FileId, tuple[RecipeId, Location | None]] = msgspec.field(default_factory=dict)
     places: dict[FileId, set[Place]] = msgspec.field(default_factory=dict)
+
+
+FEATURE = Feature(ERASED_CONTENTS, FeatureRule.REFUSE)
+
+
+def put_erasure(
+    repository: Repository,
+    writer: Writer,
+    files: Iterable[FileId],
+    objects: Iterable[Named],
+    reason: str,
+    nonce: Nonce,
+) -> ErasureId:
+    """Erase contents. From when this returns, no reader that begins gives them out.
+
+    Raises `Denied`, `Conflict` if somebody moves the names, and what the store raises.
+    """
+    repository.format.check(repository.store.url, writing=True)
+    repository.add_feature(FEATURE, author=writer.author, tool=writer.tool)
+    record = Erasure(
+        tuple(sorted(set(files))), tuple(sorted(set(objects))), nonce, repository.clock(), writer.author, reason,
+        writer.tool,
+    )  # fmt: skip
+    erasure_id = ErasureId.random()
+    key = keys.erasure_key(erasure_id)
+    with may_write(repository.store.url):
+        put = repository.store.put_if_absent(key, record.encode())
+    if put is Put.LOST:
+        raise IntegrityError(
+            f"{key} in {repository.store.url} has a random name and is there already",
+            subject=key,
+            hint=put_back(key),
+        )
+    repository.objects.forget_erasures()
+    return erasure_id
 
 
 class Eraser:
@@ -331,7 +377,29 @@ def _taken(found: Iterable[tuple[Shared, set[Named]]]) -> dict[Named, set[FileId
     return taken
 
 
-def needed_parts(repository: Repository, records: Iterable[Erasure]) -> set[Named]:
+def adopt(
+    repository: Repository,
+    writer: Writer,
+    theirs: Erasures,
+) -> int:
+    """Take over the erasures of another store, with their ids, and return how many this one lacked. What other files of
+    this store have of them stays."""
+    missing = {
+        one: record for one, record in theirs.known.items() if one not in repository.objects.erasures.known
+    }
+    if missing:
+        stays = _needed_parts(repository, missing.values())
+        repository.add_feature(FEATURE, author=writer.author, tool=writer.tool)
+        with may_write(repository.store.url):
+            for one, record in missing.items():
+                taken = replace(record, objects=tuple(each for each in record.objects if each not in stays))
+                if taken.files or taken.objects:
+                    repository.store.put_if_absent(keys.erasure_key(one), taken.encode())
+        repository.objects.forget_erasures()
+    return len(missing)
+
+
+def _needed_parts(repository: Repository, records: Iterable[Erasure]) -> set[Named]:
     """Return what records of another store erase, and files of this store need that these records do not name."""
     files: set[FileId] = set()
     parts: dict[Named, int] = {}

@@ -39,13 +39,20 @@ from dsv.repo.refs.tags import named_parts
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.base import Put, StoreMissing, ask_each, batches, if_there, together
-from dsv.upkeep.gc_notes import known_moves, read_notes, write_notes
 from dsv.upkeep.gc_plan import MAX_REPACK, Erased, ListedPacks, Missing, Needed, Plan, list_packs, look_again
 from dsv.upkeep.gc_rewrite import AT_ONCE, Copies, replace_indexes
 from dsv.upkeep.ids import IdSet, Seen
 from dsv.upkeep.index_rows import IndexRows
 from dsv.upkeep.reach import reach
-from dsv.upkeep.roots import Known, cut_short, list_all, read_roots
+from dsv.upkeep.roots import (
+    Known,
+    cut_short,
+    known_moves,
+    list_all,
+    read_notes,
+    read_roots,
+    write_notes,
+)
 from dsv.values.ids import CommitId, IndexId, Nonce, PackId, SessionId
 from dsv.values.names import DatasetName
 from dsv.values.progress import NoProgress, Progress
@@ -132,7 +139,7 @@ class Collector:
         sleep: Callable[[float], None] = time.sleep,
         notes: Path | None = None,
     ) -> None:
-        """notes: a file of this user's, for the next one (`gc_notes`)."""
+        """notes: a file of this user's, for the next one (`roots.read_notes`)."""
         self._repository = repository
         self._store = repository.store
         self._writer = writer

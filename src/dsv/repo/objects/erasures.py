@@ -1,4 +1,4 @@
-"""What was erased from a store: nobody gives it out, and nobody stores it again. See `repo.erasure`."""
+"""What was erased from a store: nobody gives it out, and nobody stores it again. See `upkeep.erase`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,16 @@
-"""Renaming a dataset. Nothing is copied but names: branches, tags, rules and the expiry log.
+"""Deleting a dataset, so that it can be brought back until gc has removed its content; and giving it another name.
 
-The order of writes: `main` of the new name gets a tombstone that reserves it; the new name gets what the old one has;
-`main` of the old name gets its tombstone, which decides; then an entry closes the old expiry log, the new name gets
-what has changed meanwhile, and the other branches of the old name get their tombstones; `main` of the new name comes
-last. So never are both there, and until the new name is there the old one's expiry log counts (`Refs.home`).
+To delete it, in this order: `main` gets its deletion move, which decides; then each other branch that a listing has;
+then all commits of the dataset expire by `delete`. The same call finishes what was interrupted.
 
-Any number of callers may be at work on the same names. Each reads what it is about to change, then makes sure that the
-names are still as it found them, and then takes a number which nobody else can have taken in between.
+To rename it, nothing is copied but names: branches, tags, rules and the expiry log. In this order: `main` of the new
+name gets a tombstone that reserves it; the new name gets what the old one has; `main` of the old name gets its
+tombstone, which decides; then an entry closes the old expiry log, the new name gets what has changed meanwhile, and the
+other branches of the old name get their tombstones; `main` of the new name comes last. So never are both there, and
+until the new name is there the old one's expiry log counts (`Refs.home`).
+
+Any number of callers may rename the same names. Each reads what it is about to change, then makes sure that the names
+are still as it found them, and then takes a number which nobody else can have taken in between.
 """
 
 from __future__ import annotations
@@ -21,26 +25,197 @@ from dsv.errors import Conflict, UsageError
 from dsv.format import keys
 from dsv.format.expiry import MAX_COMMITS, ExpiryAction, ExpiryEntry
 from dsv.format.records import (
+    DELETE_DATASET,
     MESSAGE_MAX,
     RENAME_DATASET,
     RENAMED_FROM,
     RENAMED_TO,
+    UNDELETE_DATASET,
     Action,
     BranchRule,
     RefEntry,
 )
-from dsv.repo.expiry import FEATURE, ExpiryLog, State, put_entry, read_expiry
-from dsv.repo.refs.branches import Head, LostRace, deleted, renamed
+from dsv.repo import history
+from dsv.repo.expiry import FEATURE, ExpiryLog, State, append, put_entry, read_expiry
+from dsv.repo.refs.branches import Head, LostRace, Moved, deleted, is_deleted_dataset, protected, renamed
 from dsv.repo.refs.read import parts
 from dsv.repo.refs.tags import named_parts
+from dsv.repo.session import point_branch
 from dsv.store.base import together
-from dsv.upkeep.delete import check_protection
+from dsv.upkeep.roots import names_of_refs, names_of_runs
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
+from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
     from dsv.format.records import Writer
     from dsv.repo.repository import Repository
+
+
+class Deletion(msgspec.Struct, frozen=True):
+    """A dataset that was deleted."""
+
+    dataset: DatasetName
+    author: str
+    time_ms: int
+    commits: int
+    """Commits that expired with it, by this call or an earlier one."""
+    already: bool = False
+    """It was deleted before this call, by which nothing was left to do."""
+
+
+def delete_dataset(
+    repository: Repository, writer: Writer, dataset: DatasetName, message: str = "", seen: Head | None = None
+) -> Deletion:
+    """Delete a dataset, or finish its deletion. seen: where its `main` has to be.
+
+    Raises `NotFound` if there never was one, and `Conflict` if a branch is protected and rules are not overridden, if
+    somebody moves `main` meanwhile, or brings the dataset back.
+    """
+    refs = repository.refs
+    repository.format.check(repository.store.url, writing=True)
+    main = refs.newest(dataset, MAIN)
+    if main is None or not is_deleted_dataset(main):
+        main = refs.head(dataset, MAIN)
+    before = read_expiry(refs, dataset).states
+    moved = False
+    if not is_deleted_dataset(main):
+        if seen is not None and seen.number != main.number:
+            raise _moved(main)
+        check_protection(repository, dataset)
+        repository.add_feature(FEATURE, author=writer.author, tool=writer.tool)
+        done = _delete_branch(repository, writer, main, message)
+        moved = not isinstance(done, LostRace)
+        main = done.winner if isinstance(done, LostRace) else done.head
+        if not is_deleted_dataset(main):
+            raise _moved(main)
+    while _is_still(repository, main):
+        others = [head for head in refs.heads(dataset) if head.branch != MAIN]
+        for head in others:
+            _delete_branch(repository, writer, head, message)
+            moved = True
+        log = append(
+            repository,
+            writer,
+            dataset,
+            ExpiryAction.DELETE,
+            lambda _: _all_commits(repository, dataset),
+            message,
+        )
+        if not [head for head in refs.heads(dataset) if head.branch != MAIN]:
+            break
+    log = read_expiry(refs, dataset)
+    if not _is_still(repository, main):  # what was deleted since then comes back too
+        append(repository, writer, dataset, ExpiryAction.UNDO, _of_deletion, "the dataset is back")
+        _bring_branches_back(repository, writer, dataset, str(Action(UNDELETE_DATASET)))
+        raise _moved(refs.head(dataset, MAIN))
+    commits = _of_deletion(log)
+    already = not moved and before == log.states
+    return Deletion(dataset, main.entry.author, main.entry.time_ms, len(commits), already)
+
+
+def undelete_dataset(
+    repository: Repository, writer: Writer, dataset: DatasetName, message: str = ""
+) -> list[Head]:
+    """Bring a deleted dataset back, with the branches that were deleted with it, and return their heads.
+
+    Raises `NotFound` if there never was one, and `Conflict` if it is not deleted, or gc has removed its content.
+    """
+    refs = repository.refs
+    repository.format.check(repository.store.url, writing=True)
+    main = refs.newest(dataset, MAIN)
+    if main is None or not is_deleted_dataset(main):
+        refs.head(dataset, MAIN)
+        raise Conflict(
+            f"dataset {dataset} is not deleted", subject=dataset, hint=f"dsv log {dataset} shows its commits"
+        )
+    log = append(repository, writer, dataset, ExpiryAction.UNDO, _of_deletion, message)
+    if any(state.freed and state.entry.action is ExpiryAction.DELETE for state in log.states.values()):
+        append(repository, writer, dataset, ExpiryAction.DELETE, lambda _: _all_commits(repository, dataset))
+        raise Conflict(
+            f"gc has removed the content of dataset {dataset}, which was deleted by {main.entry.author} "
+            f"({rfc3339(main.entry.time_ms)})",
+            subject=dataset,
+            hint="a copy of the store, or a mirror, may still have it",
+        )
+    action = str(Action(UNDELETE_DATASET, message[:MESSAGE_MAX]))
+    found = _bring_branches_back(repository, writer, dataset, action)
+    append(repository, writer, dataset, ExpiryAction.UNDO, _of_deletion, message)  # what expired meanwhile
+    return found
+
+
+def _is_still(repository: Repository, main: Head) -> bool:
+    """Return whether nobody has moved `main` since."""
+    newest = repository.refs.newest(main.dataset, MAIN)
+    return newest is not None and newest.number == main.number
+
+
+def _bring_branches_back(
+    repository: Repository, writer: Writer, dataset: DatasetName, action: str
+) -> list[Head]:
+    refs = repository.refs
+    branches = {name.branch for name in names_of_refs(repository, dataset) if name.branch is not None}
+    found = list[Head]()
+    for branch in [*sorted(branches - {MAIN}), MAIN]:
+        newest = refs.newest(dataset, branch)
+        if newest is not None and is_deleted_dataset(newest):
+            found.append(_bring_back(repository, writer, newest, action))
+    return found
+
+
+def _bring_back(repository: Repository, writer: Writer, tombstone: Head, action: str) -> Head:
+    where = tombstone.dataset, tombstone.branch
+    moves = repository.refs.history(tombstone)
+    commit = next(move.commit for move in moves if not is_deleted_dataset(_as_head(tombstone, move)))
+    if commit is not None:
+        moved = point_branch(repository, writer, where, tombstone, commit, action)
+    else:
+        entry = RefEntry.of(writer, repository.clock(), None, action)
+        moved = repository.refs.move(*where, tombstone, entry)
+    if isinstance(moved, LostRace):
+        if is_deleted_dataset(moved.winner):
+            return _bring_back(repository, writer, moved.winner, action)
+        return moved.winner  # somebody else brings it back, too
+    return moved.head
+
+
+def _as_head(head: Head, entry: RefEntry) -> Head:
+    return Head(head.dataset, head.branch, head.number, entry)
+
+
+def _delete_branch(repository: Repository, writer: Writer, head: Head, message: str) -> Moved | LostRace:
+    action = str(Action(DELETE_DATASET, message[:MESSAGE_MAX]))
+    entry = RefEntry.of(writer, repository.clock(), None, action, deleted=True)
+    return repository.refs.move(head.dataset, head.branch, head, entry)
+
+
+def _all_commits(repository: Repository, dataset: DatasetName) -> set[CommitId]:
+    """Return the commits of all moves and tags of a dataset and of its runs, and their ancestors."""
+    names = [*names_of_refs(repository, dataset), *names_of_runs(repository, dataset)]
+    starts = dict.fromkeys(name.commit for name in names if name.dataset == dataset)
+    return {commit for commit, _ in history.walk(repository.objects, starts)}
+
+
+def _of_deletion(log: ExpiryLog) -> list[CommitId]:
+    """Return the commits that expired with their dataset, and are not freed."""
+    return [commit for commit, state in log.expired.items() if state.entry.action is ExpiryAction.DELETE]
+
+
+def check_protection(repository: Repository, dataset: DatasetName) -> None:
+    """Raise `Conflict` for a protected branch, before any branch is deleted."""
+    refs = repository.refs
+    for head in refs.heads(dataset):
+        if refs.limits(dataset, head.branch) is not None and refs.override is None:
+            raise protected(head, "it is neither deleted nor renamed")
+
+
+def _moved(head: Head) -> Conflict:
+    return Conflict(
+        f"somebody else has moved main of {head.dataset} meanwhile, so the dataset is not deleted "
+        f"({head.entry.author}: {head.entry.action})",
+        subject=head.dataset,
+        hint=f"dsv log {head.dataset} shows what is there now; then the same command again",
+    )
 
 
 class Renamed(msgspec.Struct, frozen=True):
@@ -135,7 +310,7 @@ class _Rename:
     def begin(self, main: Head, there: Head) -> None:
         """Give the new name what the old one has, and take the old name away."""
         self._carry(there)
-        if self._stands(there):
+        if _is_still(self._repository, there):
             self._refs.move(self._old, MAIN, main, self._move(RENAMED_TO + self._new, None, deleted=True))
 
     def finish(self, main: Head, there: Head) -> bool:
@@ -143,7 +318,7 @@ class _Rename:
         last = self._refs.entry(self._old, MAIN, main.number - 1)
         assert last is not None
         self._close_log(main, last.commit)
-        while self._stands(there):
+        while _is_still(self._repository, there):
             self._carry(there, last=True)
             if not self._refs.heads(self._old):
                 entry = self._move(RENAMED_FROM + self._old, last.commit)
@@ -155,11 +330,6 @@ class _Rename:
         action = str(Action(RENAME_DATASET, text))
         return RefEntry.of(self._writer, self._repository.clock(), commit, action, deleted=deleted)
 
-    def _stands(self, main: Head) -> bool:
-        """Return whether this is still the last move of a `main`."""
-        newest = self._refs.newest(main.dataset, MAIN)
-        return newest is not None and newest.number == main.number
-
     def _close_log(self, main: Head, commit: CommitId | None) -> None:
         """Take a number of the old expiry log, so that whoever read it before `main` got its tombstone loses it and
         looks again. The entry says that what has a name is kept, as it is."""
@@ -168,7 +338,7 @@ class _Rename:
         while commit is not None:
             log = read_expiry(self._refs, self._old)
             kept = [commit, *(one for one in log.expired if one in named and one != commit)]
-            if not self._stands(main):
+            if not _is_still(self._repository, main):
                 return
             if put_entry(self._repository, self._entry(self._old, log, ExpiryAction.UNDO, kept)):
                 return
@@ -199,7 +369,7 @@ class _Rename:
         while True:
             log = read_expiry(self._refs, self._new)
             entry = self._lacking(log, read_expiry(self._refs, self._old).states)
-            if entry is None or not self._stands(there):
+            if entry is None or not _is_still(self._repository, there):
                 return
             put_entry(self._repository, entry)
 
@@ -227,7 +397,7 @@ class _Rename:
         refs = self._refs
         known, rule = refs.rule(self._new, branch), refs.rule(self._old, branch)
         limits = None if rule is None else rule.limits
-        if (None if known is None else known.limits) != limits and self._stands(there):
+        if (None if known is None else known.limits) != limits and _is_still(self._repository, there):
             of = rule or known
             assert of is not None
             number = 0 if known is None else known.number + 1
@@ -241,7 +411,9 @@ class _Rename:
         refs, lost = self._refs, True
         while lost:
             target, head = refs.newest(self._new, branch), refs.newest(self._old, branch)
-            if not self._stands(there) or (head is not None and renamed(head.entry, RENAMED_TO) == self._new):
+            if not _is_still(self._repository, there) or (
+                head is not None and renamed(head.entry, RENAMED_TO) == self._new
+            ):
                 return
             lost, dead = False, head is None or head.entry.deleted
             commit = None if head is None else head.commit

@@ -103,11 +103,8 @@ def commit_changes(
         uploader.finish()
         commit = new_commit(repository, writer, draft, tree)
         if tree.links_moved:
-            commit_id = session.put_commit(commit, tree.locator)
-            _check_links(TreeReader(repository.objects, commit_id), draft)
-            done = _publish(session, writer, draft, commit_id, commit)
-        else:
-            done = publish_commit(session, writer, draft, commit, tree.locator)
+            _check_links(TreeReader(repository.objects, session.put_commit(commit, tree.locator)), draft)
+        done = publish_commit(session, writer, draft, commit, tree.locator, is_stored=tree.links_moved)
     tidy(repository, writer)
     return replace(done, uploaded_bytes=uploader.uploaded_bytes) if isinstance(done, Committed) else done
 
@@ -135,26 +132,16 @@ def publish_commit(
     commit: Commit,
     locator: Locator | None,
     before_ref: Callable[[], None] = lambda: None,
+    *,
+    is_stored: bool = False,
 ) -> Committed | LostRace:
-    """Store a commit of a tree whose objects are stored, and move the branch to it.
+    """Store a commit of a tree whose objects are stored, unless it is stored itself, and move the branch to it.
 
     before_ref: see `Session.publish`.
     """
-    commit_id = CommitId.hash(commit.encode())
-    put_commit = partial(session.put_commit, commit, locator)
-    return _publish(session, writer, draft, commit_id, commit, before_ref, put_commit)
-
-
-def _publish(
-    session: Session,
-    writer: Writer,
-    draft: Draft,
-    commit_id: CommitId,
-    commit: Commit,
-    before_ref: Callable[[], None] = lambda: None,
-    put_commit: Callable[[], object] = lambda: None,
-) -> Committed | LostRace:
+    commit_id = commit.id
     entry = RefEntry.of(writer, session.repository.clock(), commit_id, draft.action)
+    put_commit = (lambda: None) if is_stored else partial(session.put_commit, commit, locator)
     moved = session.publish(draft.dataset, draft.branch, draft.after, entry, before_ref, put_commit)
     return Committed(commit_id, commit, moved.head) if isinstance(moved, Moved) else moved
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from dsv.errors import IntegrityError
 from dsv.format.codec import Codec, Compressor
@@ -44,27 +44,6 @@ _NOWHERE = Location(PackId(bytes(16)), 0, 1, 1, Codec.RAW)
 """The place of what a plan has counted."""
 
 
-class Sink(Protocol):
-    """The other store, as far as a tree is copied to it."""
-
-    def find_chunk(self, chunk_id: ChunkId) -> Location | None:
-        """Return where the store has a chunk, in a pack that is there and stays."""
-        ...
-
-    def find_content(self, entry: Entry) -> Location | None:
-        """Return where the store has all of a file's content: its chunk or its recipe."""
-        ...
-
-    def avoids(self, pack_id: PackId) -> bool: ...
-    def take(self, source: Objects, pieces: Iterator[tuple[Location, Piece]]) -> None:
-        """Take chunks that the store lacks."""
-        ...
-
-    def put_recipe(self, recipe: Recipe, places: list[Location]) -> tuple[RecipeId, Location]: ...
-    def put_segment(self, segment: Segment, locator: Locator) -> tuple[SegmentId, Location]: ...
-    def put_node(self, node: Node, locations: list[Location]) -> tuple[NodeId, Location]: ...
-
-
 class Piece(NamedTuple):
     """A chunk to copy, and a path of which it is a part, for messages."""
 
@@ -78,12 +57,12 @@ class TreeCopy:
     def __init__(
         self,
         source: Objects,
-        sink: Sink,
+        sink: Receiver | Plan,
         progress: Progress,
         base: TreeReader | None = None,
         erased: Erasures | None = None,
     ) -> None:
-        """erased: what is not copied; None for what was erased from the source.
+        """sink: the other store. erased: what is not copied; None for what was erased from the source.
 
         base: a tree of the other store that its names keep, such as that of the branch's head. Only what differs
         from it is looked for."""
@@ -262,17 +241,19 @@ def _check_same(made: Id, wanted: Id) -> None:
 
 
 class Receiver(Uploader):
-    """The sink that a copy writes to. It writes an index now and then, so that a killed copy need not begin again."""
+    """Stores what a copy gives it. It writes an index now and then, so that a killed copy need not begin again."""
 
     _indexed = 0
 
     def find_content(self, entry: Entry) -> Location | None:
+        """Return where the store has all of a file's content: its chunk or its recipe."""
         assert entry.file_id is not None
         found = self.find(entry.size, entry.file_id, entry.recipe_id)
         return None if found is None else found.location
 
     def take(self, source: Objects, pieces: Iterator[tuple[Location, Piece]]) -> None:
-        """Raise `IntegrityError` for a chunk that the source has nowhere as its id says."""
+        """Take chunks that the store lacks. Raises `IntegrityError` for one that the source has nowhere as its id
+        says."""
         reader = RangeReader(source.store, source.threads, source.externals)
         for where, piece, stored in reader.read(spans(pieces, _SPAN)):
             self._add(source, where, piece, stored)
@@ -337,7 +318,7 @@ class CommitCopy:
 
 
 class Plan:
-    """A sink that takes nothing, and counts what it is given."""
+    """Answers as a `Receiver` does, and counts what it is given in place of storing it."""
 
     def __init__(self, target: Objects) -> None:
         self._indexes = target.indexes

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv.transfer.file_reader import ROW, Trouble, refusal, row_of
-from dsv.workspace.scan.folder import differing
-from dsv.workspace.scan.listing import list_folder
+from dsv.workspace.scan.folder import differing, list_folder
 from dsv.workspace.scan.result import WorkspaceScan
 from tests.workspace.worlds import World, readable_by_all, scan_as_another, settle, tree_of, write
 

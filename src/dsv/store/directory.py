@@ -18,6 +18,7 @@ import msgspec
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, Unsupported
 from dsv.fs.attributes import GONE, ask_again, refresh, unless_gone
+from dsv.fs.files import write_all
 from dsv.fs.folders import Rights, make_durable, make_folder, sync_folder
 from dsv.store.base import (
     LARGEST,
@@ -156,9 +157,7 @@ class TemporaryFiles:
             if self._sharing.file_bits:
                 mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
                 os.fchmod(descriptor, mode | self._sharing.file_bits)
-            rest = memoryview(data).cast("B")
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            write_all(descriptor, memoryview(data).cast("B"))
             os.fsync(descriptor)
             return TemporaryFile(name, os.fstat(descriptor).st_ino)
         finally:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Self
 from dsv.format.tree import Kind
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
-from dsv.transfer.file_reader import row_of
-from dsv.workspace.scan.listing import TEMPORARY
+from dsv.transfer.file_reader import OPEN_FLAGS, row_of
+from dsv.workspace.scan.folder import TEMPORARY
 
 if TYPE_CHECKING:
     from dsv.format.tree import Entry
@@ -81,11 +81,10 @@ class Writer:
     def chmod(self, entry: Entry, expected: bytes | None) -> bool:
         """Let all who may read a file execute it too, or nobody; False if it is not the expected one."""
         above, name = split(entry.path)
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with about(entry.path):
             if not self._expected(entry.path, expected):
                 return False
-            descriptor = os.open(name, flags, dir_fd=self._descent.at(above))
+            descriptor = os.open(name, OPEN_FLAGS, dir_fd=self._descent.at(above))
             try:
                 now = os.fstat(descriptor)
                 if expected is not None and row_of(now) != expected:

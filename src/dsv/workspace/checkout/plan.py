@@ -19,7 +19,7 @@ from dsv.fs.errors import about
 from dsv.merge.paths import Choice, Choices, ConflictKind, PathConflict, Settled, beside, conflict_kind
 from dsv.repo.tree.diff import Change, Located, difference
 from dsv.repo.tree.read import TreeReader
-from dsv.transfer.file_reader import Problem
+from dsv.transfer.file_reader import OPEN_FLAGS, Problem
 from dsv.values.ids import CommitId, FileId
 from dsv.values.names import BranchName
 from dsv.values.paths import PathSet, folders_above, show
@@ -449,8 +449,7 @@ class Disk:
         """Return the content of a file, if it still is that of the entry."""
         above, name = split(entry.path)
         try:
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(name, flags, dir_fd=self._descent.at(above))
+            descriptor = os.open(name, OPEN_FLAGS, dir_fd=self._descent.at(above))
         except OSError:
             return None
         with os.fdopen(descriptor, "rb") as file:

@@ -35,19 +35,21 @@ from dsv.workspace.scan.folder import (
     TRUSTED,
     UNSUPPORTED,
     Folder,
+    Listing,
     Relation,
     differing,
+    is_utf8,
+    join,
+    list_folder,
     mark,
     with_relation,
 )
 from dsv.workspace.scan.ignore import Rules
-from dsv.workspace.scan.listing import is_utf8, join, list_folder
 from dsv.workspace.scan.result import WorkspaceScan
 from dsv.workspace.scan.state import NameIndex
 
 if TYPE_CHECKING:
     from dsv.values.ids import CommitId
-    from dsv.workspace.scan.listing import Listing
     from dsv.workspace.scan.state import State
 
 LEAVES = "it is a symlink that leads out of the dataset"

@@ -21,10 +21,9 @@ from dsv.fs.files import what_it_is
 from dsv.transfer.file_reader import ROW, Problem, Trouble
 from dsv.transfer.save import Source
 from dsv.values.paths import check_target, show, sort_key
-from dsv.workspace.scan.folder import DIRECTORY, UNSUPPORTED
+from dsv.workspace.scan.folder import DIRECTORY, UNSUPPORTED, is_utf8, join, list_folder
 from dsv.workspace.scan.ignore import NAME, Rules
 from dsv.workspace.scan.ignore import read as read_rules
-from dsv.workspace.scan.listing import is_utf8, join, list_folder
 
 
 @dataclass(slots=True)

@@ -122,8 +122,7 @@ def format_key(seq: int) -> str:
 
 
 def parse_format_key(key: str) -> int | None:
-    text = key.removeprefix(FORMAT_PREFIX)
-    return int(text, 16) if key.startswith(FORMAT_PREFIX) and _SEQ.fullmatch(text) else None
+    return _parse_number(FORMAT_PREFIX, key)
 
 
 def maker_key(store: StoreId) -> str:
@@ -287,8 +286,7 @@ def gc_damage_key(number: int) -> str:
 
 
 def parse_gc_damage_key(key: str) -> int | None:
-    text = key.removeprefix(DAMAGE_PREFIX)
-    return int(text, 16) if key.startswith(DAMAGE_PREFIX) and _SEQ.fullmatch(text) else None
+    return _parse_number(DAMAGE_PREFIX, key)
 
 
 def erasure_key(erasure: ErasureId) -> str:
@@ -320,8 +318,7 @@ def gc_verified_key(number: int) -> str:
 
 
 def parse_gc_verified_key(key: str) -> int | None:
-    text = key.removeprefix(VERIFIED_PREFIX)
-    return int(text, 16) if key.startswith(VERIFIED_PREFIX) and _SEQ.fullmatch(text) else None
+    return _parse_number(VERIFIED_PREFIX, key)
 
 
 def pack_search_prefix(digits: str) -> str:
@@ -354,6 +351,11 @@ def _up(seq: int) -> str:
     if not 0 <= seq <= _TOP_SEQ:
         raise ValueError(f"{seq} does not fit a sequence number")
     return f"{seq:016x}"
+
+
+def _parse_number(prefix: str, key: str) -> int | None:
+    text = key.removeprefix(prefix)
+    return int(text, 16) if key.startswith(prefix) and _SEQ.fullmatch(text) else None
 
 
 def _parse_id(kind: type[I], text: str) -> I | None:

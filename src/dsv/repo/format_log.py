@@ -15,7 +15,7 @@ from dsv.errors import UPGRADE, Conflict, Denied, DsvError, IntegrityError, NotF
 from dsv.format import keys
 from dsv.format.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
 from dsv.repo.errors import put_back, read_record
-from dsv.store.base import Put, Store, both, together
+from dsv.store.base import Put, Store, both, parsed, together
 from dsv.store.opened import BELOW, OpenStore, Unavailable, split_of
 from dsv.values.ids import Nonce, StoreId
 from dsv.values.units import rfc3339
@@ -440,8 +440,7 @@ def check_log(store: Store) -> None:
     store has. `read_format` asks for no more than it needs, and may not notice."""
     split = split_of(store)
     for place in (store,) if split is None else (split.names, split.data):
-        listed = (keys.parse_format_key(item.key) for item in place.list(keys.FORMAT_PREFIX))
-        numbers = {number for number in listed if number is not None}
+        numbers = set(parsed(keys.parse_format_key, place.list(keys.FORMAT_PREFIX)))
         for number in range(max(numbers, default=0)):
             if number not in numbers and read_entry(place, number) is None:
                 raise _has_a_gap(place, number)

@@ -30,7 +30,7 @@ from dsv.repo.errors import put_back, read_record
 from dsv.repo.objects.indexes import Indexes, ListedIndexes
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import TooLargeError, if_there, together
+from dsv.store.base import Store, TooLargeError, if_there, together
 from dsv.values.ids import Id, IndexId
 
 
@@ -196,8 +196,8 @@ def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None
     safe = [index_id for index_id, found in read if found is not None and standing.have_all(found)]
     with suppress(Denied):
         for first in safe[:1]:
-            _delete(session, first)  # alone: if it is refused, so would be all others
-        together([partial(_delete, session, index_id) for index_id in safe[1:]])
+            delete_index(store, first)  # alone: if it is refused, so would be all others
+        together([partial(delete_index, store, index_id) for index_id in safe[1:]])
         if len(safe) == len(candidates):
             old = [key for earlier in listed.records if earlier < number for key in listed.records[earlier]]
             together([partial(store.delete, key) for key in old])
@@ -216,9 +216,10 @@ def _settled(session: Session, listed: ListedIndexes, record: str | None) -> int
     return None
 
 
-def _delete(session: Session, index_id: IndexId) -> None:
-    session.repository.store.delete(keys.index_key(index_id))
-    session.repository.store.delete(keys.index_filter_key(index_id))
+def delete_index(store: Store, index_id: IndexId) -> None:
+    """Delete an index file and its filter."""
+    store.delete(keys.index_key(index_id))
+    store.delete(keys.index_filter_key(index_id))
 
 
 # Of more index files, so many are read, chosen by chance.

@@ -191,6 +191,11 @@ def absent(url: str, key: str) -> NotFound:
     return NotFound(f"{key} is not in {url}", subject=key)
 
 
+def parsed(parse: Callable[[str], _A | None], listed: Iterable[Item]) -> Iterator[_A]:
+    """Yield what the keys of a listing say; others than those that can be parsed were put there by somebody else."""
+    return (found for item in listed if (found := parse(item.key)) is not None)
+
+
 def if_there(read: Callable[[], _T], *also: type[DsvError]) -> _T | None:
     """Return what is read; None if it is not there, or for another of these errors. Raises `StoreMissing`."""
     try:

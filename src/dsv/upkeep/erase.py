@@ -422,7 +422,7 @@ def find_packs(repository: Repository, folder: Path) -> PacksLeft:
     erased = Erased(repository.objects.erasures.objects)
     with IndexRows(repository, folder / "rows") as rows:
         listed = list_packs(repository.store)
-        places = listed.places(rows.packs)
+        places = listed.ids.places(rows.packs)
         found = np.zeros(len(listed.ids), np.bool_)
         for first in range(256):
             bucket = rows.bucket(first)

@@ -195,9 +195,8 @@ def _keep_of_runs(
         return
     parts: dict[str, str] = {}
     for item in list_all(repository.store, keys.RUNS_PREFIX, 2):
-        parsed = keys.parse_run_key(item.key)
-        if parsed is not None:
-            parts.setdefault(f"run {parsed[1]}", item.key)
+        if (run := keys.parse_run_key(item.key)) is not None:
+            parts.setdefault(f"run {run[1]}", item.key)
     now = store_time(repository, dry_run=dry_run)
     for one, made in ask_each(lambda one: _modified(repository.store, parts.get(one.why)), named):
         if made is not None and now - made < RUNS_KEEP and one.why not in reasons[one.commit]:

@@ -38,7 +38,7 @@ from dsv.repo.format_log import EXPIRED_COMMITS, check_log
 from dsv.repo.refs.tags import named_parts
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import Put, StoreMissing, ask_each, batches, if_there, together
+from dsv.store.base import Put, StoreMissing, ask_each, batches, if_there, parsed, together
 from dsv.upkeep.gc_plan import MAX_REPACK, Erased, ListedPacks, Missing, Needed, Plan, list_packs, look_again
 from dsv.upkeep.gc_rewrite import AT_ONCE, Copies, replace_indexes
 from dsv.upkeep.ids import IdSet, Seen
@@ -258,8 +258,7 @@ class Collector:
         return (condemned[-1] + 1 if condemned else 0), False
 
     def _listed_epochs(self) -> set[tuple[int, str]]:
-        listed = (keys.parse_gc_key(item.key) for item in list_all(self._store, keys.GC_PREFIX, 1))
-        return set(filter(None, listed))
+        return set(parsed(keys.parse_gc_key, list_all(self._store, keys.GC_PREFIX, 1)))
 
     def _freed(self, dataset: DatasetName) -> set[CommitId]:
         return read_expiry(self._repository.refs, dataset).freed
@@ -298,7 +297,7 @@ class Collector:
 
     def _check_missing(self, missing: Missing | None, rows: IndexRows, listed: ListedPacks) -> None:
         """Raise `IntegrityError` if something that is needed is nowhere, or the listing lacked a pack that is there."""
-        places = listed.places(rows.packs)
+        places = listed.ids.places(rows.packs)
         absent = [rows.packs[int(at)] for at in np.flatnonzero(places < 0)]
         if len(absent) > _ASKED:
             raise cut_short(
@@ -457,17 +456,15 @@ class Collector:
     def _sessions(self) -> dict[SessionId, frozenset[str]]:
         """Return the parts of every session that is there."""
         found: dict[SessionId, set[str]] = {}
-        for item in list_all(self._store, keys.SESSIONS_PREFIX, 1):
-            parsed = keys.parse_session_key(item.key)
-            if parsed is not None:
-                found.setdefault(parsed[0], set()).add(parsed[1])
+        for session_id, part in parsed(
+            keys.parse_session_key, list_all(self._store, keys.SESSIONS_PREFIX, 1)
+        ):
+            found.setdefault(session_id, set()).add(part)
         return {one: frozenset(parts) for one, parts in found.items()}
 
     def _parts(self, session_id: SessionId) -> frozenset[str]:
-        listed = [
-            keys.parse_session_key(item.key) for item in self._store.list(keys.session_prefix(session_id))
-        ]
-        return frozenset(parsed[1] for parsed in listed if parsed is not None)
+        listed = self._store.list(keys.session_prefix(session_id))
+        return frozenset(part for _, part in parsed(keys.parse_session_key, listed))
 
     def _describe(self, number: int, session_id: SessionId, waited: float) -> OpenSession:
         key = keys.session_open_key(session_id)

@@ -41,18 +41,10 @@ class ListedPacks:
         self.ids = PackList(column[order].tobytes())
         self.sizes: NDArray[np.int64] = np.array(sizes, np.int64)[order]
 
-    def places(self, packs: PackList) -> NDArray[np.int64]:
-        """Return for each pack its place in the listing, -1 if it is not there."""
-        known = self.ids.column
-        if not len(known) or not len(packs):
-            return np.full(len(packs), -1, np.int64)
-        at = np.minimum(np.searchsorted(known, packs.column), len(known) - 1)
-        return np.where(known[at] == packs.column, at, -1).astype(np.int64)
-
     def marked(self, packs: Iterable[PackId]) -> NDArray[np.bool_]:
         """Return for each pack of the listing whether it is one of these."""
         found = np.zeros(len(self.ids), np.bool_)
-        places = self.places(PackList(b"".join(packs)))
+        places = self.ids.places(packs)
         found[places[places >= 0]] = True
         return found
 
@@ -175,7 +167,7 @@ class Needed:
         self._rows = rows
         self._reached = reached
         self._listed = listed
-        self._places = listed.places(rows.packs)
+        self._places = listed.ids.places(rows.packs)
         self._external = are_external(listed.ids)
         """Packs of which no object is in the store: they are deleted, and not rewritten."""
         self.missing: Missing | None = None
@@ -304,7 +296,7 @@ def look_again(
     marked = Marked(damage, rows.packs)
     wanted = sorted(set(condemned))
     doomed = listed.marked(wanted)
-    places_of = listed.places(rows.packs)
+    places_of = listed.ids.places(rows.packs)
     spared = np.zeros(len(listed.ids), np.bool_)
     lacking, named = 0, set[int]()
     for first in range(256):

@@ -15,6 +15,7 @@ from dsv.format.index import Index, IndexBuilder
 from dsv.format.index_merge import IndexMerge, MergedFile
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.repo.errors import may_write
+from dsv.repo.merge_indexes import delete_index
 from dsv.repo.objects.metadata import release
 from dsv.repo.objects.objects import checked
 from dsv.repo.repository import Repository
@@ -125,7 +126,7 @@ def replace_indexes(
         with may_write(store.url):
             store.put_if_absent(key, record.encode())
     check()
-    together([partial(_delete_index, repository, one) for one in sorted(new)])
+    together([partial(delete_index, store, one) for one in sorted(new)])
     indexes.renew()
 
 
@@ -176,8 +177,3 @@ def _without(
     made = put_index(repository, encoded)
     ends[made] = encoded[-index.HASH_SIZE :]
     return _Left(MergedFile(made, *bounds.bounds))
-
-
-def _delete_index(repository: Repository, index_id: IndexId) -> None:
-    repository.store.delete(keys.index_key(index_id))
-    repository.store.delete(keys.index_filter_key(index_id))

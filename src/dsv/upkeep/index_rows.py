@@ -122,7 +122,8 @@ class PackList(Sequence[PackId]):
 
     def places(self, packs: Iterable[PackId]) -> NDArray[np.int64]:
         """Return for each of these its place, -1 if it is not here."""
-        wanted, known = np.frombuffer(b"".join(packs), "S16"), self.column
+        wanted = packs.column if isinstance(packs, PackList) else np.frombuffer(b"".join(packs), "S16")
+        known = self.column
         if not len(known):
             return np.full(len(wanted), -1, np.int64)
         at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)

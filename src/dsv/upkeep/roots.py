@@ -24,7 +24,7 @@ from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import is_deleted_dataset
 from dsv.repo.refs.expiry import read_expiry
 from dsv.repo.repository import Repository
-from dsv.store.base import Item, Store, ask_each, batches, if_there, together
+from dsv.store.base import Item, Store, ask_each, batches, if_there, parsed, together
 from dsv.values.ids import CommitId, IndexId, Nonce, SessionId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 
@@ -258,8 +258,8 @@ def names_of_refs(
     for item in chain.from_iterable(list_all(store, prefix, depth) for prefix, depth in prefixes):
         if (move := keys.parse_branch_key(item.key)) is not None:
             branches.setdefault(move[:2], set()).add(move[2])
-        elif (parsed := keys.parse_tag_key(item.key)) is not None:
-            (deleted if parsed[2] else values).add(parsed[:2])
+        elif (tag := keys.parse_tag_key(item.key)) is not None:
+            (deleted if tag[2] else values).add(tag[:2])
     found = sorted({one for one, _ in (*branches, *values)})
     homes = dict(ask_each(refs.home, found))
     for (dataset, branch), numbers in branches.items():
@@ -268,11 +268,9 @@ def names_of_refs(
     gone = {
         one for one, home in homes.items() if one != home or is_deleted_dataset(refs.last_read(one, MAIN))
     }
-    for (dataset, tag), named in _read(
-        known, keys.tag_key, partial(_tag, repository), sorted(values - deleted)
-    ):
+    for one, named in _read(known, keys.tag_key, partial(_tag, repository), sorted(values - deleted)):
         for _, commit_id in named:
-            yield Name(homes[dataset], commit_id, f"tag {dataset}@{tag}", holds=dataset not in gone)
+            yield Name(homes[one[0]], commit_id, "tag {}@{}".format(*one), holds=one[0] not in gone)
 
 
 def _of_branch(
@@ -330,18 +328,14 @@ def readable_names(
                 continue
             if entry.commit is not None:
                 yield Name(dataset, entry.commit, why, branch, holds=number == last)
-    runs = [keys.parse_run_key(item.key) for item in store.list(keys.runs_prefix(dataset))]
+    runs = list(parsed(keys.parse_run_key, store.list(keys.runs_prefix(dataset))))
     reads: list[tuple[str, str, Callable[[], Named]]] = [
         *(
             ("tag", f"{dataset}@{one}", partial(_tag, repository, dataset, one))
             for one in tags
             if not tags[one]
         ),
-        *(
-            ("run", run[1], partial(_run, store, *run))
-            for run in runs
-            if run is not None and _RUN_PART.fullmatch(run[2])
-        ),
+        *(("run", run[1], partial(_run, store, *run)) for run in runs if _RUN_PART.fullmatch(run[2])),
     ]
     for what, name, read in reads:
         try:
@@ -355,11 +349,8 @@ def readable_names(
 
 def _of_sessions(repository: Repository) -> Iterator[Name]:
     """Yield what sessions that are not closed are about to name."""
-    listed = [
-        keys.parse_session_key(item.key) for item in list_all(repository.store, keys.SESSIONS_PREFIX, 1)
-    ]
-    known = {one[0] for one in listed if one is not None}
-    closed = {one[0] for one in listed if one is not None and one[1] == "closed"}
+    listed = list(parsed(keys.parse_session_key, list_all(repository.store, keys.SESSIONS_PREFIX, 1)))
+    known, closed = {one for one, _ in listed}, {one for one, part in listed if part == "closed"}
     for session_id, verdict in ask_each(partial(_verdict, repository.store), sorted(known - closed)):
         if verdict is not None and verdict.commit is not None:
             dataset = repository.objects.commit(verdict.commit).dataset
@@ -402,8 +393,7 @@ def names_of_runs(
     names = [] if only is None else repository.refs.former_names(only)
     prefixes = [(keys.runs_prefix(one), 1) for one in names] or [(keys.RUNS_PREFIX, 2)]
     items = chain.from_iterable(list_all(store, prefix, depth) for prefix, depth in prefixes)
-    listed = [keys.parse_run_key(item.key) for item in items]
-    parts = [one for one in listed if one is not None and _RUN_PART.fullmatch(one[2])]
+    parts = [one for one in parsed(keys.parse_run_key, items) if _RUN_PART.fullmatch(one[2])]
     for (_, run, _), named in _read(known, keys.run_key, partial(_run, store), parts):
         for dataset, one in dict.fromkeys(named):
             yield Name(home(dataset), one, f"run {run}", holds=False)
@@ -434,7 +424,7 @@ def _check_commits(repository: Repository, reached: Collection[CommitId], names:
     """Raise `IntegrityError` if the listing of all commits contradicts the names: if it lacks a commit that something
     names, or has one that was made for a branch that is there, and was not listed."""
     store = repository.store
-    listed = {keys.parse_commit_key(item.key) for item in list_all(store, keys.COMMIT_PREFIX)} - {None}
+    listed = set(parsed(keys.parse_commit_key, list_all(store, keys.COMMIT_PREFIX)))
     lacking = min(set(reached) - listed, default=None)
     if lacking is not None:
         raise cut_short(
@@ -442,7 +432,7 @@ def _check_commits(repository: Repository, reached: Collection[CommitId], names:
         )
     known = {(one.dataset, one.branch) for one in names}
     asked: set[tuple[DatasetName, BranchName]] = set()
-    others = sorted(one for one in listed if one is not None and one not in reached)
+    others = sorted(one for one in listed if one not in reached)
     for _, commit in ask_each(repository.objects.commit_or_none, others):
         if commit is not None and commit.dataset is not None and commit.branch is not None:
             asked.add((repository.refs.home(commit.dataset), commit.branch))
@@ -479,8 +469,8 @@ def write_notes(path: Path, known: Known, ends: dict[IndexId, bytes]) -> None:
     """Write what is known of branches and index files. A failure is none: the next one asks the store."""
     numbers: dict[tuple[DatasetName, BranchName], int] = {}
     for key in known.nonces:
-        if (parsed := keys.parse_branch_key(key)) is not None:
-            numbers[parsed[:2]] = max(numbers.get(parsed[:2], 0), parsed[2])
+        if (move := keys.parse_branch_key(key)) is not None:
+            numbers[move[:2]] = max(numbers.get(move[:2], 0), move[2])
     branches: Branches = []
     for where, last in numbers.items():
         named = [known.get(keys.branch_key(*where, number)) for number in range(last + 1)]

@@ -19,7 +19,7 @@ from dsv.format.damage import MAX_DIGITS, Verified
 from dsv.format.records import Writer
 from dsv.repo.errors import may_write, read_record
 from dsv.repo.repository import Repository
-from dsv.store.base import Put
+from dsv.store.base import Put, parsed
 from dsv.values.ids import Nonce
 
 _PACKS = 64
@@ -43,8 +43,8 @@ class Schedule:
     def read(self) -> None:
         """Read the last record. If it is damaged, everything counts as not verified."""
         while True:
-            listed = [keys.parse_gc_verified_key(item.key) for item in self._store.list(keys.VERIFIED_PREFIX)]
-            self._listed = sorted(number for number in listed if number is not None)
+            listed = self._store.list(keys.VERIFIED_PREFIX)
+            self._listed = sorted(parsed(keys.parse_gc_verified_key, listed))
             self._last = self._listed[-1] if self._listed else -1
             if self._last < 0:
                 return

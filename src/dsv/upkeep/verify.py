@@ -29,7 +29,7 @@ from dsv.repo.format_log import check_log
 from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.refs.expiry import freed_at_least, read_expiry
 from dsv.repo.repository import Repository
-from dsv.store.base import StoreMissing, ask_each
+from dsv.store.base import StoreMissing, ask_each, parsed
 from dsv.upkeep.hints import wrong_hints
 from dsv.upkeep.ids import Heads, IdSet, Seen, is_in
 from dsv.upkeep.index_rows import IndexRows, are_external, row_sums
@@ -230,8 +230,7 @@ class Verifier:
     def _look_at_rules(self, dataset: DatasetName) -> None:
         """Find the branches whose rule can't be read: nobody can move them."""
         listed = self.repository.store.list(keys.branches_prefix(dataset))
-        rules = {rule[1] for item in listed if (rule := keys.parse_branch_rule_key(item.key)) is not None}
-        for branch in sorted(rules):
+        for branch in sorted({branch for _, branch, _ in parsed(keys.parse_branch_rule_key, listed)}):
             try:
                 self.repository.refs.rule(dataset, branch)
             except IntegrityError as error:
@@ -249,9 +248,8 @@ class Verifier:
 
     def look_at_unnamed_commits(self) -> None:
         """Find damaged commits that no name leads to: a garbage collection reads them, and ends there."""
-        listed = (keys.parse_commit_key(item.key) for item in self.repository.store.list(keys.COMMIT_PREFIX))
-        unnamed = sorted({one for one in listed if one is not None} - self._met)
-        for _ in ask_each(partial(self._commit, named=False), unnamed):
+        listed = parsed(keys.parse_commit_key, self.repository.store.list(keys.COMMIT_PREFIX))
+        for _ in ask_each(partial(self._commit, named=False), sorted(set(listed) - self._met)):
             pass
 
     def _commit(self, commit_id: CommitId, *, named: bool = True) -> Commit | None:

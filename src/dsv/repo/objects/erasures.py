@@ -14,7 +14,7 @@ from dsv.format.erasure import ERASURE_MAX, Erasure
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.pack import MAGIC
 from dsv.repo.errors import read_record
-from dsv.store.base import ask_each
+from dsv.store.base import ask_each, parsed
 from dsv.values.ids import ErasureId, Id, PackId
 from dsv.values.paths import show
 from dsv.values.units import rfc3339
@@ -168,8 +168,7 @@ def checked_erasures(
 
 
 def _listed(store: Store) -> list[ErasureId]:
-    listed = (keys.parse_erasure_key(item.key) for item in store.list(keys.ERASURE_PREFIX))
-    return [one for one in listed if one is not None]
+    return list(parsed(keys.parse_erasure_key, store.list(keys.ERASURE_PREFIX)))
 
 
 def _read(store: Store, metadata: MetadataCache, erasure_id: ErasureId) -> Erasure:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dsv.errors import UsageError
 from dsv.format import keys
 from dsv.format.locator import ObjectKind
-from dsv.store.base import together
+from dsv.store.base import parsed, together
 from dsv.values.ids import ChunkId, PackId
 
 if TYPE_CHECKING:
@@ -102,10 +102,7 @@ class Packs:
     def look_at_all(self) -> None:
         """List all packs of the store."""
         self._listed = True
-        for item in self._store.list(keys.PACK_PREFIX):
-            pack_id = keys.parse_pack_key(item.key)
-            if pack_id is not None:
-                self._present.add(pack_id)
+        self._present.update(parsed(keys.parse_pack_key, self._store.list(keys.PACK_PREFIX)))
 
     def renew(self) -> None:
         """Have the store asked again for every pack: gc may have deleted some."""

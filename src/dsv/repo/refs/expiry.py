@@ -15,7 +15,7 @@ from dsv.format import envelope, keys
 from dsv.format.expiry import ExpiryAction, ExpiryEntry
 from dsv.repo.errors import put_back, read_record
 from dsv.repo.format_log import EXPIRED_COMMITS
-from dsv.store.base import ask_each
+from dsv.store.base import ask_each, parsed
 from dsv.values.cached import cached
 from dsv.values.units import rfc3339
 
@@ -94,9 +94,8 @@ def read_expiry(refs: Refs, dataset: DatasetName) -> ExpiryLog:
     entries = list(refs.expiry.get(dataset, ()))
     if refs.layout is None or not refs.layout.has(EXPIRED_COMMITS):
         return ExpiryLog(dataset)
-    prefix = keys.expiry_prefix(dataset)
-    listed = [] if entries else [keys.parse_expiry_key(item.key) for item in refs.store.list(prefix)]
-    newest = max((found[1] for found in listed if found is not None), default=len(entries) - 1)
+    listed = () if entries else parsed(keys.parse_expiry_key, refs.store.list(keys.expiry_prefix(dataset)))
+    newest = max((number for _, number in listed), default=len(entries) - 1)
     numbers = range(len(entries), newest + 1)
     for number, entry in ask_each(partial(expiry_entry, refs, dataset), numbers):
         if entry is None:
@@ -114,10 +113,9 @@ def read_expiry(refs: Refs, dataset: DatasetName) -> ExpiryLog:
 def freed_at_least(refs: Refs, dataset: DatasetName) -> set[CommitId]:
     """Return the commits that the readable entries of a damaged log free."""
     found: set[CommitId] = set()
-    for item in refs.store.list(keys.expiry_prefix(dataset)):
-        parsed = keys.parse_expiry_key(item.key)
+    for _, number in parsed(keys.parse_expiry_key, refs.store.list(keys.expiry_prefix(dataset))):
         with suppress(IntegrityError):
-            entry = None if parsed is None else expiry_entry(refs, dataset, parsed[1])
+            entry = expiry_entry(refs, dataset, number)
             if entry is not None and entry.action is ExpiryAction.FREE:
                 found.update(entry.commits)
     return found

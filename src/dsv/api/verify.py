@@ -119,7 +119,7 @@ def _verify(context: Context, verifier: Verifier, request: VerifyRequest) -> Ver
     verifier.look_at_trees()
     verifier.look_at_packs(only_needed=bool(request.targets))
     if not request.full:
-        verifier.look_at_sources(only_needed=True)
+        verifier.look_at_sources()
     if request.full and schedule is not None:
         verifier.read_slices(schedule, None)
     elif request.full:

@@ -37,7 +37,7 @@ from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.refs.branches import Head, LostRace, Moved
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader, reach_tree
-from dsv.store.base import Bytes, Put, together
+from dsv.store.base import Bytes, Put, listed_size, together
 from dsv.values.ids import CommitId, Id, IndexId, Nonce, PackId, SessionId
 from dsv.values.names import BranchName, DatasetName
 
@@ -133,12 +133,8 @@ class Session:
 
     def has_pack(self, pack_id: PackId, size: int) -> bool:
         """Return whether a pack of an earlier, killed session is still there, whole, and not condemned."""
-        if pack_id in self.condemned:
-            return False
-        return any(
-            item.key == keys.pack_key(pack_id) and item.size == size
-            for item in self.repository.store.list(keys.pack_key(pack_id))
-        )
+        store = self.repository.store
+        return pack_id not in self.condemned and listed_size(store, keys.pack_key(pack_id)) == size
 
     def put_pack(self, pack_id: PackId, data: Bytes) -> None:
         """Store a pack; it is durable when this returns."""

@@ -196,6 +196,11 @@ def parsed(parse: Callable[[str], _A | None], listed: Iterable[Item]) -> Iterato
     return (found for item in listed if (found := parse(item.key)) is not None)
 
 
+def listed_size(store: Store, key: str) -> int | None:
+    """Return the bytes of an object, by a listing; None if there is none."""
+    return next((item.size for item in store.list(key) if item.key == key), None)
+
+
 def if_there(read: Callable[[], _T], *also: type[DsvError]) -> _T | None:
     """Return what is read; None if it is not there, or for another of these errors. Raises `StoreMissing`."""
     try:

@@ -166,7 +166,7 @@ def _bring_branches_back(
 def _bring_back(repository: Repository, writer: Writer, tombstone: Head, action: str) -> Head:
     where = tombstone.dataset, tombstone.branch
     moves = repository.refs.history(tombstone)
-    commit = next(move.commit for move in moves if not is_deleted_dataset(_as_head(tombstone, move)))
+    commit = next(move.commit for move in moves if not is_deleted_dataset(replace(tombstone, entry=move)))
     if commit is not None:
         moved = point_branch(repository, writer, where, tombstone, commit, action)
     else:
@@ -177,10 +177,6 @@ def _bring_back(repository: Repository, writer: Writer, tombstone: Head, action:
             return _bring_back(repository, writer, moved.winner, action)
         return moved.winner  # somebody else brings it back, too
     return moved.head
-
-
-def _as_head(head: Head, entry: RefEntry) -> Head:
-    return Head(head.dataset, head.branch, head.number, entry)
 
 
 def _delete_branch(repository: Repository, writer: Writer, head: Head, message: str) -> Moved | LostRace:

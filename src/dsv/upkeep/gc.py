@@ -38,7 +38,7 @@ from dsv.repo.format_log import EXPIRED_COMMITS, check_log
 from dsv.repo.refs.tags import named_parts
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import Put, StoreMissing, ask_each, batches, if_there, parsed, together
+from dsv.store.base import Put, StoreMissing, ask_each, batches, if_there, listed_size, parsed, together
 from dsv.upkeep.gc_plan import MAX_REPACK, Erased, ListedPacks, Missing, Needed, Plan, list_packs, look_again
 from dsv.upkeep.gc_rewrite import AT_ONCE, Copies, replace_indexes
 from dsv.upkeep.ids import IdSet, Seen
@@ -120,8 +120,6 @@ class Collected(msgspec.Struct):
     waited_for: tuple[OpenSession, ...] = ()
     gave_up: bool = False
     """It has waited too long for these sessions, and has deleted nothing."""
-    stale: int = 0
-    """Packs that index files name for objects that nothing needs, and that are gone."""
 
 
 class Collector:
@@ -260,15 +258,12 @@ class Collector:
     def _listed_epochs(self) -> set[tuple[int, str]]:
         return set(parsed(keys.parse_gc_key, list_all(self._store, keys.GC_PREFIX, 1)))
 
-    def _freed(self, dataset: DatasetName) -> set[CommitId]:
-        return read_expiry(self._repository.refs, dataset).freed
-
     def _reach(self, needed: IdSet) -> None:
         """Add what names refer to now. What was reached before is not walked again."""
         self._repository.refs.forget()
         self._repository.objects.indexes.renew()
         self._repository.objects.forget_erasures()
-        roots = read_roots(self._repository, freed=self._freed, known=self._named)
+        roots = read_roots(self._repository, known=self._named)
         new = [one for one in roots.commits if one not in self._reached]
         self._progress.note(
             f"{format_count(len(roots.commits), 'commit')} needed, {len(new):,} of them to look at"
@@ -285,9 +280,6 @@ class Collector:
         found = read_damage(self._repository)
         return None if found is None else found[1]
 
-    def _erased(self) -> Erased:
-        return Erased(self._repository.objects.erasures.objects)
-
     def _rows(self) -> IndexRows:
         return IndexRows(self._repository, self._new_folder(), self._index_files, ends=self._index_ends)
 
@@ -303,8 +295,8 @@ class Collector:
             raise cut_short(
                 self._store, keys.PACK_PREFIX, f"index files name {len(absent):,} packs that it lacks"
             )
-        for pack_id, found in ask_each(self._has_pack, absent):
-            if found:
+        for pack_id, size in ask_each(lambda one: listed_size(self._store, keys.pack_key(one)), absent):
+            if size is not None:
                 raise cut_short(self._store, keys.PACK_PREFIX, f"it lacked {keys.pack_key(pack_id)}")
         if missing is not None:
             first = keys.pack_key(missing.packs[0]) if missing.packs else keys.INDEX_PREFIX
@@ -314,11 +306,6 @@ class Collector:
                 subject=first,
                 hint="dsv verify lists what is lost, and dsv verify --repair looks for it elsewhere",
             )
-        self.result.stale = len(absent)
-
-    def _has_pack(self, pack_id: PackId) -> bool:
-        key = keys.pack_key(pack_id)
-        return any(item.key == key for item in self._store.list(key))
 
     def _free(self, now: float) -> None:
         """Put `free` for commits whose grace is over, by the store's clock."""
@@ -338,7 +325,8 @@ class Collector:
         self._reach(needed)
         with self._rows() as rows:
             listed = list_packs(self._store)
-            found = Needed(rows, needed, listed, self._damage(), self._erased())
+            erased = Erased(self._repository.objects.erasures.objects)
+            found = Needed(rows, needed, listed, self._damage(), erased)
             self._check_missing(found.missing, rows, listed)
             plan = self.result.plan = found.choose(self._options.max_repack)
             self._progress.note(plan.text)
@@ -378,7 +366,9 @@ class Collector:
         return done
 
     def _condemn(self, number: int, packs: list[PackId]) -> None:
-        record = GcCondemned(number, tuple(packs), Nonce.random(), self._now(), self._writer.tool)
+        record = GcCondemned(
+            number, tuple(packs), Nonce.random(), self._repository.clock(), self._writer.tool
+        )
         if self._put(keys.gc_condemned_key(number), record.encode()) is Put.LOST:
             raise self._overtaken(keys.gc_condemned_key(number))
         self._epochs.add((number, "condemned"))
@@ -391,7 +381,7 @@ class Collector:
             delete: tuple[PackId, ...] = ()
             if self._wait(number):
                 delete, listed = self._choose(condemned, needed)
-            record = GcDecision(number, delete, Nonce.random(), self._now(), self._writer.tool)
+            record = GcDecision(number, delete, Nonce.random(), self._repository.clock(), self._writer.tool)
             self._put(keys.gc_decision_key(number), record.encode())
             decision = self._decision(number)
         if decision is None or not set(decision.packs) <= set(condemned.packs):
@@ -405,7 +395,7 @@ class Collector:
             self._index_ends,
         )  # fmt: skip
         self._delete_packs(decision.packs)
-        done = GcDone(number, Nonce.random(), self._now())
+        done = GcDone(number, Nonce.random(), self._repository.clock())
         self._put(keys.gc_done_key(number), done.encode())
         self._epochs |= {(number, "decision"), (number, "done")}
         self.result.deleted += len(decision.packs)
@@ -490,9 +480,9 @@ class Collector:
         self._reach(needed)
         with self._rows() as rows:
             listed = list_packs(self._store)
-            found = look_again(rows, needed, listed, condemned.packs, self._damage())
-            self._check_missing(found.missing, rows, listed)
-            return found.delete, listed
+            delete, missing = look_again(rows, needed, listed, condemned.packs, self._damage())
+            self._check_missing(missing, rows, listed)
+            return delete, listed
 
     def _delete_packs(self, packs: tuple[PackId, ...]) -> None:
         if packs:
@@ -506,17 +496,14 @@ class Collector:
     def _tidy_sessions(self) -> None:
         """Delete the keys of sessions that are closed, `closed` last, and the beats of those that were fenced."""
         for session_id, parts in self._sessions().items():
-            key = partial(_session_key, session_id)
+            prefix = keys.session_prefix(session_id)
             if "closed" in parts:
-                together([partial(self._store.delete, key(one)) for one in sorted(parts - {"closed"})])
-                self._store.delete(key("closed"))
+                together([partial(self._store.delete, prefix + one) for one in sorted(parts - {"closed"})])
+                self._store.delete(f"{prefix}closed")
             elif "verdict" in parts and (beats := sorted(parts - {"open", "verdict"})):
-                verdict = read_record(SessionVerdict.decode, self._store, key("verdict"))
+                verdict = read_record(SessionVerdict.decode, self._store, f"{prefix}verdict")
                 if verdict.commit is None:
-                    together([partial(self._store.delete, key(one)) for one in beats])
-
-    def _now(self) -> int:
-        return self._repository.clock()
+                    together([partial(self._store.delete, prefix + one) for one in beats])
 
     def _check_names(self) -> None:
         """Raise if somebody began to move the names: then nothing that is deleted or decided here would count."""
@@ -552,10 +539,6 @@ def due(repository: Repository, log: ExpiryLog, now: float, grace: float) -> lis
         for commit, state in found.items()
         if state.entry.action is ExpiryAction.DELETE or commit not in named
     ]
-
-
-def _session_key(session_id: SessionId, part: str) -> str:
-    return keys.session_prefix(session_id) + part
 
 
 def _is_open(parts: frozenset[str]) -> bool:

@@ -275,24 +275,16 @@ def groups(rows: Rows) -> NDArray[Any]:
     return np.cumsum(new)
 
 
-class Second(msgspec.Struct, frozen=True):
-    """The result of the second look, at the end of the wait."""
-
-    delete: tuple[PackId, ...]
-    spared: tuple[PackId, ...]
-    missing: Missing | None
-
-
 def look_again(
     rows: IndexRows,
     reached: IdSet,
     listed: ListedPacks,
     condemned: Iterable[PackId],
     damage: Damage | None = None,
-) -> Second:
-    """Of condemned packs, choose those to delete: all but the ones with something that is needed and that no other pack
-    has which is there, not condemned, not marked as damaged, and has it itself. Condemned packs that are gone count as
-    deleted."""
+) -> tuple[tuple[PackId, ...], Missing | None]:
+    """Look again at the end of the wait, and of condemned packs choose those to delete: all but the ones with something
+    that is needed and that no other pack has which is there, not condemned, not marked as damaged, and has it itself.
+    Condemned packs that are gone count as deleted."""
     marked = Marked(damage, rows.packs)
     wanted = sorted(set(condemned))
     doomed = listed.marked(wanted)
@@ -320,7 +312,7 @@ def look_again(
         spared[places[alone]] = True
     missing = Missing(lacking, tuple(rows.packs[at] for at in sorted(named))) if lacking else None
     keep = set(listed.chosen(spared & doomed))
-    return Second(tuple(one for one in wanted if one not in keep), tuple(sorted(keep)), missing)
+    return tuple(one for one in wanted if one not in keep), missing
 
 
 def _places(rows: Rows, of_packs: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dsv.repo.objects.objects import Objects
     from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
-    from dsv.values.names import BranchName, DatasetName
+    from dsv.values.names import DatasetName
 
 ACTION = "successor"
 """The action of the first move of a branch of the new dataset."""
@@ -100,7 +100,8 @@ def make_successor(
     starts = [main, *heads.values(), *(value.commit for _, value in tags)]
     history = _write(repository, writer, (dataset, new), starts, main, after)
     for branch, commit in sorted(heads.items()):
-        _point(repository, writer, (new, branch), history.made[commit])
+        if refs.newest(new, branch) is None:
+            point_branch(repository, writer, (new, branch), None, history.made[commit], ACTION)
     for name, value in tags:
         if refs.tag(new, name) is None and value.commit in history.made:
             commit = history.made[value.commit]
@@ -173,14 +174,6 @@ def _commits(
         made = repository.named(made, new, old.branch or MAIN)
         history.made[commit_id] = made.id
         yield made, written.locator
-
-
-def _point(
-    repository: Repository, writer: Writer, where: tuple[DatasetName, BranchName], commit: CommitId
-) -> None:
-    after = repository.refs.newest(*where)
-    if after is None:
-        point_branch(repository, writer, where, None, commit, ACTION)
 
 
 def _is_taken(new: DatasetName) -> Conflict:

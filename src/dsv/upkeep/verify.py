@@ -29,7 +29,7 @@ from dsv.repo.format_log import check_log
 from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.refs.expiry import freed_at_least, read_expiry
 from dsv.repo.repository import Repository
-from dsv.store.base import StoreMissing, ask_each, parsed
+from dsv.store.base import StoreMissing, ask_each, listed_size, parsed
 from dsv.upkeep.hints import wrong_hints
 from dsv.upkeep.ids import Heads, IdSet, Seen, is_in
 from dsv.upkeep.index_rows import IndexRows, are_external, row_sums
@@ -323,14 +323,11 @@ class Verifier:
         ended early."""
         found: set[PackId] = set()
         packs = self.rows.packs
-        for at, there in ask_each(lambda at: self._size(packs[at]), places.tolist()):
-            if there < expected[at]:
+        store = self.repository.store
+        for at, size in ask_each(lambda at: listed_size(store, keys.pack_key(packs[at])), places.tolist()):
+            if size is None or size < expected[at]:
                 found.add(packs[at])
         return found
-
-    def _size(self, pack: PackId) -> int:
-        key = keys.pack_key(pack)
-        return next((item.size for item in self.repository.store.list(key) if item.key == key), -1)
 
     def _needed_packs(self) -> NDArray[np.bool_]:
         """Return for each pack of the rows, and for any other, whether it has something that the commits refer to."""
@@ -342,10 +339,10 @@ class Verifier:
             ] = True
         return found
 
-    def look_at_sources(self, *, only_needed: bool) -> None:
+    def look_at_sources(self) -> None:
         """Ask for the version of each file outside the store that commits refer to."""
         packs, chosen = self.rows.packs, are_external(self.rows.packs)
-        if only_needed and chosen.any():
+        if chosen.any():
             chosen &= self._needed_packs()[:-1]
         found = [packs[int(at)] for at in np.flatnonzero(chosen)]
         self.read_packs([one for one in found if one not in self._checked], quick=True)

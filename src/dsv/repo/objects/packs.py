@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dsv.errors import UsageError
 from dsv.format import keys
 from dsv.format.locator import ObjectKind
-from dsv.store.base import parsed, together
+from dsv.store.base import listed_size, parsed, together
 from dsv.values.ids import ChunkId, PackId
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ class Packs:
 
     def _ask(self, pack_id: PackId) -> bool:
         self._asked += 1
-        key = keys.pack_key(pack_id)
-        there = any(item.key == key for item in self._store.list(key))
+        there = listed_size(self._store, keys.pack_key(pack_id)) is not None
         (self._present if there else self.known_lost).add(pack_id)
         return not there
 

@@ -29,12 +29,7 @@ def read_chunks(objects: Objects, entries: Sequence[Entry]) -> list[Counter[Id]]
     return [_parts(next(read)) if erased.of(entry) is None else Counter() for entry in entries]
 
 
-def shared_bytes(
-    objects: Objects,
-    before: Entry,
-    after: Entry,
-    locations: tuple[Location | None, Location | None] = (None, None),
-) -> int:
+def shared_bytes(objects: Objects, before: Entry, after: Entry) -> int:
     """Return how many bytes of `after` lie in chunks that `before` has too. Reads only recipes that one of them has
     alone."""
     if before.file_id == after.file_id:
@@ -43,9 +38,7 @@ def shared_bytes(
         return 0
     if objects.erasures.of(before) is not None or objects.erasures.of(after) is not None:
         return 0
-    (old,) = _read(objects, [before.recipe_id], locations[0])
-    (new,) = _read(objects, [after.recipe_id], locations[1])
-    return _shared(objects, [old], [new])
+    return _shared(objects, _read(objects, [before.recipe_id]), _read(objects, [after.recipe_id]))
 
 
 def count_chunks(objects: Objects, entry: Entry, location: Location | None = None) -> int:

@@ -367,10 +367,21 @@ def _check_decoded(size: int) -> None:
 
 def _read(path: bytes, data: bytes) -> _Table:
     import pyarrow
+    from pyarrow import parquet
 
+    kind = table_format(path)
     try:
-        table = _parsed(table_format(path), data)
-        twice = [name for name, count in Counter(table.typed.schema.names).items() if count > 1]
+        if not data:
+            table = exact = pyarrow.table({})
+        elif kind == "parquet":
+            table = exact = read_parquet(data)[0]
+        elif kind == "arrow":
+            table = exact = _read_arrow(pyarrow.py_buffer(data), is_file=data.startswith(b"ARROW1"))
+        else:
+            table, exact = _read_csv("\t" if kind == "tsv" else ",", data)
+        is_parquet = data and kind == "parquet"  # whose texts are in dictionaries here, and not declared so
+        schema = parquet.read_schema(pyarrow.BufferReader(data)) if is_parquet else table.schema
+        twice = [name for name, count in Counter(table.schema.names).items() if count > 1]
         if twice:
             raise TableFault(f"several of its columns are named {twice[0]}")
     except (pyarrow.ArrowException, OSError, TableFault, struct.error) as error:
@@ -380,25 +391,6 @@ def _read(path: bytes, data: bytes) -> _Table:
             subject=path.decode("utf-8", "backslashreplace"),
             hint="name other files behind --, or leave out --table",
         ) from error
-    return table
-
-
-def _parsed(kind: str | None, data: bytes) -> _Table:
-    import pyarrow
-    from pyarrow import parquet
-
-    if not data:
-        table = exact = pyarrow.table({})
-        schema = table.schema
-    elif kind == "parquet":
-        table = exact = read_parquet(data)[0]
-        schema = parquet.read_schema(pyarrow.BufferReader(data))
-    elif kind == "arrow":
-        table = exact = _read_arrow(pyarrow.py_buffer(data), is_file=data.startswith(b"ARROW1"))
-        schema = table.schema
-    else:
-        table, exact = _read_csv("\t" if kind == "tsv" else ",", data)
-        schema = table.schema
     return _Table(table, exact, {field.name: str(field.type) for field in schema})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -82,12 +81,6 @@ class Copies:
         self._builder, self._rows, self._bytes = IndexBuilder(), 0, 0
 
 
-class _Left(NamedTuple):
-    """What is left of an index file: None if no row is."""
-
-    file: MergedFile | None
-
-
 def replace_indexes(
     repository: Repository,
     gone: Collection[PackId],
@@ -108,9 +101,10 @@ def replace_indexes(
     listed = indexes.listed
     new: dict[IndexId, MergedFile | None] = {}
     for index_id, packs in ask_each(partial(_packs_of, repository, known), sorted(listed.sizes), AT_ONCE):
-        left = None if packs.isdisjoint(gone) else _without(repository, index_id, gone, check, ends)
-        if left is not None:
-            new[index_id] = left.file
+        if not packs.isdisjoint(gone):
+            data = if_there(partial(store.get, keys.index_key(index_id), index.FILE_MAX))
+            if data is not None:  # else another garbage collection or a merge has replaced it
+                new[index_id] = _without(repository, Index.parse(data, str(index_id)), gone, check, ends)
     if not new:
         return
     runs = [
@@ -151,17 +145,12 @@ def _packs_of(repository: Repository, known: Mapping[IndexId, Index], index_id: 
 
 def _without(
     repository: Repository,
-    index_id: IndexId,
+    parsed: Index,
     gone: Collection[PackId],
     check: Callable[[], None],
     ends: dict[IndexId, bytes],
-) -> _Left | None:
-    """Write what is left of an index file without the rows of these packs. None if the file can't be read any more, as
-    another garbage collection or a merge has replaced it: then nothing is done about it."""
-    data = if_there(partial(repository.store.get, keys.index_key(index_id), index.FILE_MAX))
-    if data is None:
-        return None
-    parsed = Index.parse(data, str(index_id))
+) -> MergedFile | None:
+    """Write what is left of an index file without the rows of these packs; None if nothing is."""
     numbers = [at for at, pack in enumerate(parsed.packs) if pack in gone]
     buckets: list[list[bytes]] = []
     for first in range(256):
@@ -172,8 +161,8 @@ def _without(
     encoded = index.join(parsed.packs, buckets)
     bounds = Index.parse(encoded, verify=False)
     if not len(bounds):
-        return _Left(None)
+        return None
     check()
     made = put_index(repository, encoded)
     ends[made] = encoded[-index.HASH_SIZE :]
-    return _Left(MergedFile(made, *bounds.bounds))
+    return MergedFile(made, *bounds.bounds)

@@ -16,7 +16,7 @@ from dsv.format import codec
 from dsv.format.damage import Damage
 from dsv.format.locator import ObjectKind
 from dsv.repo.damage import mark_damage, read_damage
-from dsv.repo.objects.objects import _HASHES
+from dsv.repo.objects.objects import is_object
 from dsv.values.ids import Id, Nonce, PackId
 from dsv.values.names import DatasetName, Target
 from dsv.workspace.sync.reupload import _Reupload
@@ -66,7 +66,7 @@ def mark(person: Person, *, whole_packs: bool = False) -> Damage:
                 continue
             try:
                 found = codec.unpack(row.codec, data[row.offset : row.offset + row.stored], row.length)
-                whole = _HASHES[row.kind](found) == row.id
+                whole = is_object(row.kind, row.id, found)
             except IntegrityError:
                 whole = False
             if not whole or whole_packs:

@@ -20,9 +20,9 @@ from dsv.format.locator import PACK_MAX, Location, Locator, ObjectKind
 from dsv.format.pack import PackTable, parse_footer, read_table
 from dsv.fs.process import processors
 from dsv.repo.objects.externals import Externals, SourceChanged, check_source
-from dsv.repo.objects.objects import LOCATOR_ROWS, Objects
+from dsv.repo.objects.objects import LOCATOR_ROWS, Objects, is_object
 from dsv.store.base import CutShortError, StoreMissing, together
-from dsv.values.ids import Id, NodeId, PackId, RecipeId, SegmentId
+from dsv.values.ids import Id, PackId
 from dsv.values.units import format_count
 
 Row = tuple[ObjectKind, Id, Location]
@@ -30,11 +30,6 @@ Named = tuple[ObjectKind, Id]
 T = TypeVar("T")
 Lacks = Callable[[PackId, PackTable | ExternalPack], Sequence[Named]]
 """Returns what an index says is in a pack, and its own table does not have."""
-_CONTEXTS: dict[int, str] = {
-    ObjectKind.RECIPE: RecipeId.context,
-    ObjectKind.SEGMENT: SegmentId.context,
-    ObjectKind.NODE: NodeId.context,
-}
 
 
 class CheckedPack(msgspec.Struct, frozen=True):
@@ -231,18 +226,9 @@ def _bad_rows(data: memoryview, table: PackTable) -> list:  # type: ignore[type-
             except IntegrityError:
                 bad.append(table.row(at))
                 continue
-        context = _CONTEXTS.get(kind)
-        digest = blake3(content) if context is None else blake3(content, derive_key_context=context)
-        if digest.digest() != ids[32 * at : 32 * at + 32]:
+        if not is_object(kind, ids[32 * at : 32 * at + 32], content):
             bad.append(table.row(at))
     return bad
-
-
-def is_object(kind: ObjectKind, object_id: Id, content: memoryview | bytes) -> bool:
-    """Return whether these unpacked bytes are those of the id."""
-    context = _CONTEXTS.get(kind)
-    digest = blake3(content) if context is None else blake3(content, derive_key_context=context)
-    return digest.digest() == object_id
 
 
 def object_at(data: memoryview, kind: ObjectKind, object_id: Id, where: Location) -> bytes | None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
+from blake3 import blake3
+
 from dsv.errors import IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.format import codec, keys, recipe, tree
 from dsv.format.commit import Commit
@@ -24,7 +26,7 @@ from dsv.repo.objects.indexes import Indexes
 from dsv.repo.objects.packs import Packs
 from dsv.repo.objects.ranges import RangeReader, ReadThreads, spans
 from dsv.store.base import StoreMissing, TooLargeError, ask_each, both, if_there
-from dsv.values.ids import ChunkId, CommitId, ErasureId, Id, NodeId, PackId, RecipeId, SegmentId
+from dsv.values.ids import CommitId, ErasureId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.paths import MAX_TARGET
 
 if TYPE_CHECKING:
@@ -137,11 +139,10 @@ class Located(Generic[T]):
         return self._locator
 
 
-_HASHES: dict[ObjectKind, Callable[[Bytes], Id]] = {
-    ObjectKind.CHUNK: ChunkId.hash,
-    ObjectKind.RECIPE: RecipeId.hash,
-    ObjectKind.SEGMENT: SegmentId.hash,
-    ObjectKind.NODE: NodeId.hash,
+_CONTEXTS: dict[int, str] = {
+    ObjectKind.RECIPE: RecipeId.context,
+    ObjectKind.SEGMENT: SegmentId.context,
+    ObjectKind.NODE: NodeId.context,
 }
 # Metadata that lies together is read in ranges of up to this many bytes.
 _METADATA_SPAN = 4 << 20
@@ -506,7 +507,7 @@ class Objects:
         data = self._metadata.get(kind.name.lower(), str(object_id), OBJECT_LIMITS[kind])
         if data is None:
             return None
-        if _HASHES[kind](data) != object_id:
+        if not is_object(kind, object_id, data):
             self._metadata.drop(kind.name.lower(), str(object_id))
             return None
         found = self._in_use[kind, object_id] = Located(data, partial(self._local_locator, kind, object_id))
@@ -569,6 +570,13 @@ def get_commit(store: Store, commit_id: CommitId) -> bytes | None:
         raise damaged_commit(commit_id, store.url) from None
 
 
+def is_object(kind: int, object_id: bytes, data: Bytes) -> bool:
+    """Return whether these unpacked bytes are those of the id."""
+    context = _CONTEXTS.get(kind)
+    hashed = blake3(data) if context is None else blake3(data, derive_key_context=context)
+    return hashed.digest() == object_id
+
+
 def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Bytes) -> bytes:
     """Return the object in these stored bytes. Raises `IntegrityError` where they do not unpack to its id."""
     if not is_possible(kind, where):
@@ -577,7 +585,7 @@ def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Bytes) -> 
         data = codec.unpack(where.codec, stored, where.length)
     except IntegrityError as error:
         raise damaged(kind, object_id, where) from error
-    if _HASHES[kind](data) != object_id:
+    if not is_object(kind, object_id, data):
         raise damaged(kind, object_id, where)
     if kind is ObjectKind.NODE and not has_real_ids(where.stored, data):
         raise damaged(kind, object_id, where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.cli.views.history import Graph
+from dsv.cli.commands.log import Graph
 from dsv.values.ids import CommitId
 
 Line = tuple[str, str]

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.cli.output import Output
+from dsv.cli.output import Column, Output, shortened, width, write_table
 from dsv.cli.process_env import Surroundings
-from dsv.cli.table import Column, shortened, width, write_table
 
 COLUMNS = [Column("dataset", keep=True), Column("message"), Column("files", right=True)]
 ROWS = [

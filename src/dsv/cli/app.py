@@ -25,14 +25,20 @@ from dsv.cli.catalogue import COMMANDS, root_help
 from dsv.cli.declare import Command, global_options, option, take_as_typed
 from dsv.cli.failure import READER_GONE, Failure, of_error, without_passwords
 from dsv.cli.output import Output, ReaderGone
-from dsv.cli.process_env import Surroundings
-from dsv.cli.style import wrapped
+from dsv.cli.process_env import Surroundings, wrapped
 from dsv.errors import Terminated, UsageError
 
 INTERRUPTED = (130, 143)
 RESUMED = frozenset({"sync", "pull", "clone", "cache", "sparse"})
 """Commands that use what an interrupted one had done."""
-SIBLINGS = {"cherry-pick": "merge", "revert": "merge", "rm": "put", "mv": "put", "release": "hold"}
+SIBLINGS = {
+    "cherry-pick": "merge",
+    "revert": "merge",
+    "rm": "put",
+    "mv": "put",
+    "release": "hold",
+    "cat": "ls",
+}
 """Commands that are in the file of another one."""
 
 

@@ -14,9 +14,8 @@ import msgspec
 import typer
 
 from dsv.cli.catalogue import MODES
-from dsv.cli.output import document, printable, to_item, to_json, write_items
-from dsv.cli.style import Style, wrapped
-from dsv.cli.table import write_table
+from dsv.cli.output import document, printable, to_item, to_json, write_items, write_table
+from dsv.cli.process_env import Style, wrapped
 from dsv.errors import Conflict, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
     from dsv.api.context import Context
     from dsv.api.settings import Settings
     from dsv.cli.failure import Failure
-    from dsv.cli.output import Output
+    from dsv.cli.output import Column, Output
     from dsv.cli.process_env import Surroundings
     from dsv.cli.progress import Meter
-    from dsv.cli.table import Column
 
 
 class Flags(msgspec.Struct):

@@ -12,7 +12,7 @@ from dsv.api.pools import PoolReport, Wanted, all_pools, load_pool, locate, repo
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.failure import Failure, of_error
-from dsv.cli.table import Column
+from dsv.cli.output import Column
 from dsv.errors import DsvError
 from dsv.run.resources import GpuCount, Pool
 from dsv.values.names import HERE, Target

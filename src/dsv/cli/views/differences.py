@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec.structs import asdict
 
 from dsv.cli.declare import option, whole
-from dsv.cli.output import printable
-from dsv.cli.style import CHANGES
-from dsv.cli.table import width
+from dsv.cli.output import printable, width
+from dsv.cli.process_env import CHANGES
 from dsv.diff.summary import OTHERS
 from dsv.format.tree import Kind
 from dsv.repo.tree.diff import What
@@ -18,7 +17,7 @@ from dsv.values.units import format_bytes
 
 if TYPE_CHECKING:
     from dsv.cli.call import Call
-    from dsv.cli.style import Ink
+    from dsv.cli.process_env import Ink
     from dsv.diff.renames import Difference
     from dsv.diff.summary import FolderSums, Summary, Sums
     from dsv.format.tree import Entry

@@ -8,8 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from dsv.cli.call import Call
-from dsv.cli.output import local_time, to_json
-from dsv.cli.table import GAP, Column, width
+from dsv.cli.output import GAP, Column, local_time, to_json, width
 from dsv.fs.process import host_name
 from dsv.run.listing import RunView
 from dsv.run.query import as_text, flattened

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from dsv.api.context import Context
 from dsv.api.edits import Edited, EditRequest, PutSources, branch_to_edit, edit_in
 from dsv.errors import IntegrityError, NotFound
-from dsv.exchange.import_ import FolderSource, RemoteFile, Skipped
+from dsv.exchange.export import Pieces
+from dsv.exchange.import_ import DVC, HUB, FolderSource, History, RemoteFile, Revision, Skipped, no_revisions
 from dsv.exchange.journal import Journal
 from dsv.exchange.reference import ReferredSource, open_referred
 from dsv.exchange.remote import absent
-from dsv.exchange.revisions import DVC, HUB, History, Revision, no_revisions
 from dsv.exchange.tar import TarSource, open_source
 from dsv.format.locator import ObjectKind
 from dsv.format.tree import Kind
@@ -29,7 +29,7 @@ from dsv.store.opened import OpenStore
 from dsv.store.options import StoreOptions
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.file_reader import Problem
-from dsv.transfer.save import ReadInto, Source
+from dsv.transfer.save import Source
 from dsv.transfer.upload import Stored, Uploader
 from dsv.values.ids import CommitId, FileId
 from dsv.values.json import LONG_MAX, SHORT_MAX
@@ -269,7 +269,7 @@ def _store(
     progress.start(len(found), sum(one.entry.size for one in found))
     for one, content in Fetcher(objects, dataset).files(found):
         try:
-            uploader.add_unsized(_readinto(content))
+            uploader.add_unsized(Pieces(content).readinto)
         except IntegrityError as error:
             lost.append(error)
             continue
@@ -281,20 +281,6 @@ def _store(
     uploader.finish()
     progress.finish()
     return read, lost
-
-
-def _readinto(content: Iterator[bytes]) -> ReadInto:
-    rest = memoryview(b"")
-
-    def read(buffer: memoryview) -> int:
-        nonlocal rest
-        rest = rest or memoryview(next(content, b""))
-        count = min(len(rest), len(buffer))
-        buffer[:count] = rest[:count]
-        rest = rest[count:]
-        return count
-
-    return read
 
 
 class _Importing:

@@ -21,10 +21,9 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Denied, IntegrityError, NotFound, Unreachable, Unsupported, UsageError
-from dsv.exchange.import_ import JOBS, FolderSource, RemoteFile, Skipped
+from dsv.exchange.import_ import DVC, JOBS, FolderSource, RemoteFile, Revision, Skipped
 from dsv.exchange.reference import open_referred
 from dsv.exchange.remote import HTTP, missing_package, open_place, version_of
-from dsv.exchange.revisions import DVC, Revision
 from dsv.store.options import StoreOptions
 from dsv.values.paths import sort_key
 from dsv.values.secrets import hide_in_urls
@@ -145,7 +144,7 @@ class Git:
 
 
 class DvcHistory:
-    """The revisions of a git repository, with what a DVC remote has of them: see `revisions.History`."""
+    """The revisions of a git repository, with what a DVC remote has of them: see `import_.History`."""
 
     def __init__(self, url: str, options: StoreOptions, remote: str | None) -> None:
         """url: with `dvc+` before it, and perhaps `@REV` behind it. remote: a name in the configuration, or a URL."""
@@ -192,9 +191,6 @@ class DvcHistory:
         """Return the URL of the remote, and how to reach it."""
         config, given = self._config(revision), self._remote
         name = given or config.get("core", "remote", fallback="").strip("\"'")
-        remotes = {
-            one.strip("'\"")[8:-1]: one for one in config.sections() if one[:9].strip("'") == "remote "
-        }
         matches = [(re.fullmatch("""'?remote "(.+)"'?""", one), one) for one in config.sections()]
         remotes = {match[1]: section for match, section in matches if match}
         if name not in remotes:
@@ -276,10 +272,8 @@ class DvcHistory:
             if posixpath.basename(name) == "dvc.yaml":
                 continue
             for folder, out in self._named_by(name, texts, revision):
-                path, md5 = (
-                    posixpath.normpath(posixpath.join(folder, str(out.get("path")))),
-                    str(out.get("md5")),
-                )
+                path = posixpath.normpath(posixpath.join(folder, str(out.get("path"))))
+                md5 = str(out.get("md5"))
                 one = Output(path, md5, out.get("hash") != "md5", out.get("isexec") is True)
                 if path in tree or out.get("cache") is False:
                     continue  # it is in git
@@ -331,11 +325,7 @@ class DvcHistory:
             if self._objects is None:
                 with place.at_work("read"):
                     found = place.fs.find(place.root, detail=True)
-                root = place.root.strip("/")
-                self._objects = {
-                    key.strip("/").removeprefix(root).strip("/"): {**info, "key": key}
-                    for key, info in found.items()
-                }
+                self._objects = {place.name(key): {**info, "key": key} for key, info in found.items()}
             return
         objects = self._objects = self._objects or {}
 

@@ -190,7 +190,7 @@ def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: Path
                         whole.seek(0)
                         tar.addfile(info, whole)
                 else:
-                    tar.addfile(info, io.BufferedReader(_Pieces(pieces), 1 << 20))
+                    tar.addfile(info, io.BufferedReader(Pieces(pieces), 1 << 20))
             except IntegrityError as error:
                 selection.skip(entry, error)
 
@@ -277,8 +277,8 @@ def _write_folder(selection: Selection, root: Path) -> None:
     root.chmod(0o755)
 
 
-class _Pieces(io.RawIOBase):
-    """A file for `tarfile` to read, made of pieces."""
+class Pieces(io.RawIOBase):
+    """A file made of pieces."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = filter(None, pieces)

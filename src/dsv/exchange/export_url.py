@@ -267,8 +267,7 @@ class UrlExport:
         files: dict[bytes, Info] = {}
         folders: set[bytes] = set()
         for key, info in listed.items():
-            inside = key.strip("/").removeprefix(self.place.root.strip("/")).strip("/")
-            name = inside.encode("utf-8", "surrogateescape")
+            name = self.place.name(key).encode("utf-8", "surrogateescape")
             part = _PART.fullmatch(key.rpartition("/")[2])
             if key.endswith("/") or info.get("type") == "directory":
                 folders.add(name)

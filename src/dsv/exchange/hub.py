@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Self, TypeVar
+from collections.abc import Sequence
+from typing import Self
 from urllib.parse import quote, unquote
 
 from dsv.errors import UsageError
-from dsv.exchange.import_ import FolderSource, RemoteFile, Skipped
+from dsv.exchange.import_ import HUB, FolderSource, RemoteFile, Revision, Skipped
 from dsv.exchange.reference import open_referred
 from dsv.exchange.remote import absent, converting, hub_endpoint, missing_package, open_place
-from dsv.exchange.revisions import HUB, Revision
 from dsv.store.options import StoreOptions
 from dsv.values.paths import sort_key
 
-T = TypeVar("T")
-
 
 class HubHistory:
-    """See `revisions.History`. A file of one revision has a URL of its own, whose content never changes."""
+    """See `import_.History`. A file of one revision has a URL of its own, whose content never changes."""
 
     def __init__(self, url: str, options: StoreOptions) -> None:
         try:
@@ -44,8 +41,8 @@ class HubHistory:
 
     def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:
         shown = f"{self.url}@{self._named}"
-        info = self._ask(shown, lambda: self._api.dataset_info(self._repository, revision=self._named))
-        last = str(info.sha)
+        with converting(shown, "read"):
+            last = str(self._api.dataset_info(self._repository, revision=self._named).sha)
         if every:
             return self._commits(last)
         if not names:
@@ -63,10 +60,8 @@ class HubHistory:
 
     def _commits(self, revision: str) -> list[Revision]:
         shown = f"{self.url}@{revision}"
-        said = self._ask(
-            shown,
-            lambda: self._api.list_repo_commits(self._repository, repo_type="dataset", revision=revision),
-        )
+        with converting(shown, "read"):
+            said = self._api.list_repo_commits(self._repository, repo_type="dataset", revision=revision)
         if not said:
             raise absent(shown, "no commit")
         return [
@@ -88,14 +83,12 @@ class HubHistory:
         return f"{at_web(self.url)}/resolve/{revision.id}"
 
     def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Skipped]]:
-        tree = self._ask(
-            f"{self.url}@{revision.id}",
-            lambda: list(
+        with converting(f"{self.url}@{revision.id}", "read"):
+            tree = list(
                 self._api.list_repo_tree(
                     self._repository, recursive=True, revision=revision.id, repo_type="dataset"
                 )
-            ),
-        )
+            )
         by_web = source.place.protocol != "hf"
         start = self._web(revision) if by_web else f"datasets/{self._repository}@{revision.id}"
         files = []
@@ -107,10 +100,6 @@ class HubHistory:
                 info = {"size": one.size, "blob_id": one.blob_id}
                 files.append(RemoteFile(path, key, one.size, digest, info=info, digest=digest))
         return sorted(files, key=lambda file: sort_key(file.path)), []
-
-    def _ask(self, shown: str, call: Callable[[], T]) -> T:
-        with converting(shown, "read"):
-            return call()
 
 
 def _split(url: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Reading the files at a URL for an import, many of them ahead."""
+"""Reading the files at a URL for an import, many of them ahead; and the revisions of places that have some."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any, Self
+from typing import Any, NamedTuple, Protocol, Self
 from urllib.parse import urlsplit
 
-from dsv.errors import IntegrityError, Unsupported
+from dsv.errors import IntegrityError, Unsupported, UsageError
 from dsv.exchange.remote import (
     HTTP,
     OBJECT_STORES,
@@ -32,6 +32,9 @@ AHEAD_BYTES = 128 << 20
 """Bytes of files that may be read ahead, so that memory is bounded."""
 JOBS = 32
 _PIECE = 8 << 20
+DVC = "dvc+"
+HUB = "hf://datasets/"
+"""What URLs of places with revisions begin with: git repositories with data in DVC, and datasets of the Hub."""
 _ONE_REQUEST = (*OBJECT_STORES, *HTTP, "hf")
 """Protocols that read a small file by one request, so that all of it is of one version."""
 
@@ -134,8 +137,7 @@ class FolderSource:
         for key, info in found.items():
             if not is_http and (key.endswith("/") or info.get("type") == "directory"):
                 continue  # consoles put such objects there to show a folder
-            inside = key.strip("/").removeprefix(self.root.strip("/")).strip("/")
-            name = inside or key.rstrip("/").rpartition("/")[2].partition("?")[0]
+            name = self.place.name(key) or key.rstrip("/").rpartition("/")[2].partition("?")[0]
             path = name.encode("utf-8", "surrogateescape")
             reason = self._unreadable(key, info)
             if reason is not None:
@@ -252,3 +254,47 @@ class FolderSource:
             if begun is file:
                 return BytesIO(future.result()).readinto
         return self.open(file)
+
+
+class Revision(NamedTuple):
+    """A commit of somebody else's."""
+
+    id: str
+    author: str
+    time_ms: int
+    message: str
+
+
+class History(Protocol):
+    """The revisions of one place. A context manager."""
+
+    url: str
+    """Without a revision, and without secrets."""
+
+    def __enter__(self) -> History: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:
+        """Return those that are named, also by ranges `A..B`, or `every` one up to the one in the URL, oldest first.
+        Without either, the one in the URL. Raises `NotFound`."""
+        ...
+
+    def source(self, revision: Revision, *, reference: bool) -> FolderSource:
+        """Open what has the contents of a revision and of those before it."""
+        ...
+
+    def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Skipped]]:
+        """Return the files of a revision, in tree order, and what can't be read."""
+        ...
+
+
+def no_revisions(url: str) -> UsageError:
+    """Return the error for a place that has only what lies there now, or for a dataset of the Hub with a DVC remote."""
+    hub = url.startswith(HUB)
+    also = "" if hub else f", and so has {HUB}OWNER/NAME"
+    return UsageError(
+        f"{hide_in_urls(url)} has no {'DVC remote' if hub else 'revisions'}",
+        subject=hide_in_urls(url),
+        hint=f"dvc+GIT-URL, a git repository with data in DVC, has some{also}",
+    )

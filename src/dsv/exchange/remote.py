@@ -90,6 +90,10 @@ class Place:
         """The names of the file system's protocol."""
         return (self.fs.protocol,) if isinstance(self.fs.protocol, str) else tuple(self.fs.protocol)
 
+    def name(self, key: str) -> str:
+        """Return the path of a file from the root on."""
+        return key.strip("/").removeprefix(self.root.strip("/")).strip("/")
+
     @contextmanager
     def at_work(self, done: str) -> Iterator[None]:
         """Surround each call of the file system. done: the participle for errors, such as `read`."""
@@ -108,9 +112,12 @@ class Place:
 
 
 def open_place(url: str, options: StoreOptions) -> Place:
-    """Raise `Unsupported` if a package is missing, and `UsageError` for a URL that no package knows."""
+    """Raise `Unsupported` if a package is missing, and `UsageError` for a URL that no package knows, or without the
+    host that it needs."""
     shown = hide_in_urls(url)
-    check_url(shown, url)
+    kind = kind_of(url)
+    if kind in ("sftp", "http") and not urlsplit(url.partition("::")[0]).hostname:
+        raise UsageError(f"{shown} has no host name", subject=shown, hint=_SHAPES[kind])
     protocol = url.partition("://")[0].partition("::")[0]
     try:
         from fsspec.core import url_to_fs
@@ -211,13 +218,6 @@ def _ssh_options() -> dict[str, Any]:
 
     logging.getLogger("paramiko").addHandler(logging.NullHandler())  # it logs a traceback of what it raises
     return {"host_key_policy": KnownHosts()} if hasattr(sftp, "_resolve_host_key_policy") else {}
-
-
-def check_url(shown: str, url: str) -> None:
-    """Raise `UsageError` for a URL that needs a host and has none."""
-    kind = kind_of(url)
-    if kind in ("sftp", "http") and not urlsplit(url.partition("::")[0]).hostname:
-        raise UsageError(f"{shown} has no host name", subject=shown, hint=_SHAPES[kind])
 
 
 def kind_of(url: str) -> str:

@@ -190,11 +190,14 @@ class _Raw:
 
     def read(self, size: int = -1, /) -> bytes:
         with self.place.at_work("read"):
-            if self._file is None:
-                self._file = self.place.fs.open(self.place.root, "rb", block_size=_PIECE)
-            data: bytes = self._file.read(size)
+            data: bytes = self._opened().read(size)
         self._position += len(data)
         return data
+
+    def _opened(self) -> Any:
+        if self._file is None:
+            self._file = self.place.fs.open(self.place.root, "rb", block_size=_PIECE)
+        return self._file
 
     def seek(self, position: int, whence: int = 0, /) -> int:
         assert whence == 0
@@ -202,9 +205,7 @@ class _Raw:
             self.close()
         elif position != self._position:
             with self.place.at_work("read"):
-                if self._file is None:
-                    self._file = self.place.fs.open(self.place.root, "rb", block_size=_PIECE)
-                self._file.seek(position)
+                self._opened().seek(position)
         self._position = position
         return position
 

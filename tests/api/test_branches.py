@@ -20,13 +20,13 @@ from dsv.api.branches import (
     branches,
     create_branch,
     delete_branch,
+    protect_branch,
     rename_branch,
     reset_branch,
     restore_branch,
 )
 from dsv.api.context import Context
 from dsv.api.log import reflog
-from dsv.api.protection import protect_branch
 from dsv.api.tags import delete_tag, tag
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
 from dsv.format import keys

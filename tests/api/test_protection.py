@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from dsv.api.branches import branches, create_branch, delete_branch, rename_branch, reset_branch
+from dsv.api.branches import (
+    branches,
+    create_branch,
+    delete_branch,
+    protect_branch,
+    rename_branch,
+    reset_branch,
+)
 from dsv.api.edits import EditRequest, Remove, edit
 from dsv.api.log import reflog
 from dsv.api.merge import MergeRequest, cherry_pick, merge
-from dsv.api.protection import protect_branch
 from dsv.api.rollback import rollback
 from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, DsvError, IntegrityError, Unsupported

@@ -1,4 +1,4 @@
-"""List, create, move, rename, delete and restore branches."""
+"""List, create, move, rename, delete, restore and protect branches."""
 
 from __future__ import annotations
 
@@ -11,9 +11,21 @@ import msgspec
 
 from dsv.api.context import check_binding
 from dsv.errors import Conflict, IntegrityError, UsageError
-from dsv.format.records import MESSAGE_MAX, RENAME, RENAMED_FROM, RENAMED_TO, Action, RefEntry
+from dsv.format.records import (
+    MESSAGE_MAX,
+    RENAME,
+    RENAMED_FROM,
+    RENAMED_TO,
+    Action,
+    BranchRule,
+    Feature,
+    FeatureRule,
+    RefEntry,
+    describe_limits,
+)
+from dsv.repo.format_log import PROTECTED_BRANCHES
 from dsv.repo.history import ahead_behind, only_in
-from dsv.repo.refs.branches import LostRace, no_commit
+from dsv.repo.refs.branches import LostRace, Moved, no_commit
 from dsv.store.base import together
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Target
@@ -22,7 +34,7 @@ from dsv.values.units import format_count
 if TYPE_CHECKING:
     from dsv.api.context import Context
     from dsv.format.commit import Commit
-    from dsv.format.records import BranchRule, Limits
+    from dsv.format.records import Limits
     from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
     from dsv.values.ids import CommitId
@@ -174,9 +186,6 @@ def restore_branch(context: Context, name: BranchPath, message: str = "") -> Bra
             context, repository, (dataset, name.branch), newest, commit, Action("restore", message)
         )
         return describe(context, repository, head)
-
-
-# --- what renaming and protecting need as well
 
 
 def dataset_of(context: Context, repository: Repository, dataset: DatasetName | None) -> DatasetName:
@@ -421,3 +430,61 @@ def put_rule(repository: Repository, rule: BranchRule) -> None:
 
 def _action(what: str, message: str) -> Action:
     return Action(RENAME, "; ".join(filter(None, (what, message))))
+
+
+def protect_branch(
+    context: Context, name: BranchPath, limits: Limits | None, message: str = ""
+) -> tuple[BranchItem, bool]:
+    """Give a branch a rule (None: take it away), and note it in the log of the branch's moves. Return also whether it
+    is the store's first rule, so that versions of dsv which know no rules no longer write to it.
+
+    The note is a move of its own, to the commit where the branch is: anyone who looked at the branch before the rule
+    was there loses the race for it, and looks again. Raises `Conflict` for an author whom the last rule does not name,
+    and for a branch that has another rule, unless rules are overridden.
+    """
+    with context.repository() as repository:
+        repository.format.check(repository.store.url, writing=True)
+        dataset = dataset_of(context, repository, name.dataset)
+        head = repository.refs.head(dataset, name.branch)
+        before = repository.refs.rule(dataset, name.branch)
+        if limits == (None if before is None else before.limits):
+            return describe(context, repository, head), False
+        repository.refs.check_mover(head, context.writer.author, merge=True)
+        if (
+            before is not None
+            and before.limits is not None
+            and limits is not None
+            and context.override is None
+        ):
+            raise Conflict(
+                f"branch {name.branch} of {dataset} has a rule already: {describe_limits(before.limits)}",
+                subject=f"{dataset}@{name.branch}",
+                hint="the same command with --force -m REASON replaces it",
+            )
+        first = limits is not None and repository.add_feature(
+            Feature(PROTECTED_BRANCHES, FeatureRule.READ_ONLY),
+            author=context.writer.author,
+            tool=context.writer.tool,
+        )
+        rule = BranchRule.of(
+            limits, Nonce.random(), context.clock(), context.writer.author, message,
+            dataset, name.branch, 0 if before is None else before.number + 1,
+        )  # fmt: skip
+        put_rule(repository, rule)
+        head = _note(context, repository, head, rule)
+        return describe(context, repository, head), first
+
+
+def _note(context: Context, repository: Repository, head: Head, rule: BranchRule) -> Head:
+    verb = "unprotect" if rule.limits is None else "protect"
+    said = "" if rule.limits is None else describe_limits(rule.limits)
+    action = Action(verb, "; ".join(filter(None, (said, rule.message)))[:MESSAGE_MAX])
+    if repository.refs.override is not None:
+        action = action.overriding(repository.refs.override)
+    while not head.entry.deleted:
+        entry = RefEntry.of(context.writer, context.clock(), head.commit, str(action))
+        moved = repository.refs.move(head.dataset, head.branch, head, entry)
+        if isinstance(moved, Moved):
+            return moved.head
+        head = moved.winner
+    return head

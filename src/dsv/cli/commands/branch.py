@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from dsv.api import branches as api
-from dsv.api.branches import BranchItem, BranchPath, rename_branch
+from dsv.api.branches import BranchItem, BranchPath, protect_branch, rename_branch
 from dsv.api.context import Context
-from dsv.api.protection import protect_branch
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, text, whole
 from dsv.cli.options.arguments import Author, TargetOrBase, commit_target, one_of
@@ -239,7 +238,7 @@ def _delete(context: Context, path: BranchPath, message: str, *, force: bool) ->
 
 
 def _protect(context: Context, path: BranchPath, limits: Limits | None, message: str) -> _Done:
-    item, _, first = protect_branch(context, path, limits, message)
+    item, first = protect_branch(context, path, limits, message)
     rule = "is not protected" if limits is None else f"is protected: {describe_limits(limits)}"
     old = ["older versions of dsv, without protected branches, can only read this store from now on"]
     return item, [f"{_name(item)} {rule}", *(old if first else [])]

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from dsv.api import cache_check as api_check
+from dsv.api import cached as api_check
 from dsv.api.cache import cache
-from dsv.api.cache_check import check
-from dsv.api.cached import cached
+from dsv.api.cached import cached, check
 from dsv.api.evict import evict
 from dsv.cache.fill import check as cache_check
 from dsv.cache.fill import files

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from dsv.api.cached import CachedItem, CachedReport, LeaseItem, RoomItem
+from dsv.api.cached import CachedItem, CachedReport, CheckedItem, CheckReport, LeaseItem, RoomItem, check
 from dsv.api.cached import cached as report_cache
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
@@ -15,9 +15,6 @@ from dsv.cli.output import local_time, printable, to_item
 from dsv.errors import IntegrityError, UsageError
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, format_duration
-
-if TYPE_CHECKING:
-    from dsv.api.cache_check import CheckedItem, CheckReport
 
 
 @command(
@@ -228,8 +225,6 @@ def check_cache(call: Call, targets: Sequence[Target], *, repair: bool | None) -
 
     With `repair`, None replaces what is wrong, True also removes what was never committed, and False changes nothing.
     """
-    from dsv.api.cache_check import check
-
     folder = call.settings.cache().path
     with call.context() as context:
         report = check(context, folder, targets, repair=repair is not False, remove_foreign=repair is True)

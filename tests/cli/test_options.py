@@ -9,9 +9,9 @@ from typing import Annotated
 import pytest
 import typer
 
+from dsv.cli.app import OTHER_NAMES
 from dsv.cli.call import Call
 from dsv.cli.declare import Command, command
-from dsv.cli.foreign_commands import OTHER_NAMES
 from tests.kit.dsv import Dsv
 
 Add = Callable[[Command], None]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -245,9 +245,7 @@ def diff(
             trees = Trees(lambda: repository.objects)
             old, new = trees.of(left.commit), trees.of(right.commit)
             changes = diff_trees(old, new, scope)
-            found = find_renames(
-                differences(changes), lambda entries: read_chunks(repository.objects, entries)
-            )
+            found = find_renames(differences(changes), partial(read_chunks, repository.objects))
             _check_paths(scope, found, [old, new])
             yield Comparison(left, right, found, lambda: repository.objects)
             return

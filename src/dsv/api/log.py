@@ -153,9 +153,7 @@ def _step(objects: Objects, commit_id: CommitId, before: list[CommitId], now: En
             scope = PathSet.of([now.path])
             return next(iter(differences(diff_trees(parent, after, scope))))
     for parent in parents:
-        found = find_renames(
-            differences(diff_trees(parent, after)), lambda entries: read_chunks(objects, entries)
-        )
+        found = find_renames(differences(diff_trees(parent, after)), partial(read_chunks, objects))
         renamed = next((one for one in found.differences if one.path == now.path), None)
         if renamed is not None and renamed.what is What.RENAMED:
             return renamed
@@ -232,7 +230,7 @@ def log(context: Context, target: Target, query: Query | None = None) -> Iterato
         start, branch = _start(context, repository, target)
         dataset = target.dataset or context.workspace().dataset
         heads, tags = repository.refs.names(dataset)
-        names = _by_commit(heads, tags)
+        names = names_by_commit(heads, tags)
         expired = read_expiry(repository.refs, dataset).states
         head = next((one for one in heads if one.branch == branch), None)
         most = query.limit if query.takes_all else None
@@ -380,7 +378,7 @@ def _change(repository: Repository, item: LogItem, kept: KeptParents, scope: Pat
     changes: Iterable[Difference] = differences(diff_trees(before, TreeReader(objects, item.id), scope))
     if before is None:
         return Found(tuple(changes))
-    return find_renames(changes, lambda entries: read_chunks(objects, entries))
+    return find_renames(changes, partial(read_chunks, objects))
 
 
 def _named(context: Context, target: Target) -> Target:
@@ -401,12 +399,10 @@ def _start(context: Context, repository: Repository, target: Target) -> tuple[Co
     return resolved.commit, resolved.branch
 
 
-def names_of_commits(repository: Repository, dataset: DatasetName) -> dict[CommitId, list[str]]:
+def names_by_commit(
+    heads: Iterable[Head], tags: Iterable[tuple[TagName, TagValue]]
+) -> dict[CommitId, list[str]]:
     """Return the branches and tags that name each commit now."""
-    return _by_commit(*repository.refs.names(dataset))
-
-
-def _by_commit(heads: Iterable[Head], tags: Iterable[tuple[TagName, TagValue]]) -> dict[CommitId, list[str]]:
     found: dict[CommitId, list[str]] = {}
     for head in heads:
         if head.commit is not None:

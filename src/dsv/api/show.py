@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 
 from dsv.api.context import Context
-from dsv.api.log import names_of_commits
-from dsv.diff.renames import Difference, Found, differences, find_renames
+from dsv.api.log import names_by_commit
+from dsv.diff.renames import Difference, differences, find_renames
 from dsv.diff.summary import Summary
 from dsv.format.commit import Commit
 from dsv.format.erasure import Erasure
 from dsv.format.tree import Entry
 from dsv.repo.history import KeptParents
-from dsv.repo.objects.objects import Objects
 from dsv.repo.objects.recipes import count_chunks, read_chunks, shared_bytes
 from dsv.repo.refs.expiry import read_expiry
 from dsv.repo.tree.diff import Located, What, diff_trees
@@ -82,58 +82,45 @@ def show(context: Context, target: Target) -> Iterator[ShownCommit]:
     with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
         after = TreeReader(repository.objects, resolved.commit)
-        names = tuple(names_of_commits(repository, resolved.dataset).get(resolved.commit, ()))
+        names = names_by_commit(*repository.refs.names(resolved.dataset)).get(resolved.commit, ())
         kept = KeptParents(repository.objects, read_expiry(repository.refs, resolved.dataset).freed)
         parent = next(iter(kept.of(after.commit, first_only=True)), None)
-        made = ShownCommit(
-            resolved.dataset,
-            resolved.commit,
-            after.commit,
-            names,
-            (),
-            parent=parent,
+        made = partial(
+            ShownCommit, resolved.dataset, resolved.commit, after.commit, tuple(names), parent=parent,
             passed=len(kept.passed),
-        )
-        before = None if made.parent is None else TreeReader(repository.objects, made.parent)
+        )  # fmt: skip
+        before = None if parent is None else TreeReader(repository.objects, parent)
         entry = after.entry(path) if path else None
-        if path and entry is None:
-            shown = _folder(after, path)
-            if shown is None:
-                raise resolved.no_path(quote(path), str(target))
-            made = replace(made, path=shown)
         if entry is not None:
-            yield _with_entry(made, before, after, entry)
+            shown = _file(before, after, entry)
+            yield made(() if shown.difference is None else (shown.difference,), path=shown)
             return
+        folder = _folder(after, path) if path else None
+        if path and folder is None:
+            raise resolved.no_path(quote(path), str(target))
         changes = differences(diff_trees(before, after, PathSet.of([path] if path else [])))
-        if before is None:
-            yield replace(
-                made, differences=changes, tree=None if path else after
-            )  # not held: it is the whole tree
+        if before is None:  # not held: it is the whole tree
+            yield made(changes, path=folder, tree=None if path else after)
             return
-        found = _with_renames(repository.objects, changes)
-        yield replace(made, differences=found.differences, unsearched=found.unsearched)
+        found = find_renames(changes, partial(read_chunks, repository.objects))
+        yield made(found.differences, found.unsearched, folder)
 
 
-def _with_renames(objects: Objects, changes: Iterable[Difference]) -> Found:
-    return find_renames(changes, lambda entries: read_chunks(objects, entries))
-
-
-def _with_entry(
-    made: ShownCommit, before: TreeReader | None, after: TreeReader, found: Located
-) -> ShownCommit:
-    """Add a path. If the parent lacks it, it may be another one's new name, so all that differs is looked at."""
+def _file(before: TreeReader | None, after: TreeReader, found: Located) -> ShownPath:
+    """If the parent lacks it, it may be another one's new name, so all that differs is looked at."""
     entry, where = found
     objects = after.objects
     scope = PathSet.of([entry.path])
     if before is not None and before.entry(entry.path) is None:
         scope = WHOLE
     changes = differences(diff_trees(before, after, scope)) if before is not None else iter(())
-    mine = next((one for one in _with_renames(objects, changes).differences if one.path == entry.path), None)
+    renamed = find_renames(changes, partial(read_chunks, objects)).differences
+    mine = next((one for one in renamed if one.path == entry.path), None)
     old = None if mine is None else mine.before
     if before is None:
         mine = Difference(What.ADDED, None, entry)
     shared = entry.size if mine is None else 0 if old is None else shared_bytes(objects, old, entry)
-    shown = ShownPath(
+    return ShownPath(
         entry.path,
         entry,
         int(entry.is_file),
@@ -143,7 +130,6 @@ def _with_entry(
         shared,
         objects.erasures.of(entry),
     )
-    return replace(made, path=shown, differences=() if mine is None else (mine,))
 
 
 def _folder(after: TreeReader, path: bytes) -> ShownPath | None:

@@ -212,21 +212,16 @@ def _expired(item: LogItem) -> dict[str, object] | None:
 
 def _write(call: Call, items: Iterable[LogItem], graph: Graph | None, *, oneline: bool) -> None:
     """Print the commits; with a graph each line of text has its part of the drawing before it."""
-    first = True
-    for item in items:
+    for place, item in enumerate(items):
         lines = _lines(call, item, oneline=oneline)
-        if lines and not oneline and not first and graph is None:
-            lines.insert(0, "")
         if graph is None:
-            for line in lines:
+            for line in lines if oneline or not place else ["", *lines]:
                 call.out.line(line)
-        else:
-            if lines and not oneline:
-                lines.append("")
-            drawn = graph.draw(item.id, item.above, len(lines))
-            for number, before in enumerate(drawn):
-                call.out.line(f"{before} {lines[number]}".rstrip() if number < len(lines) else before)
-        first = False
+            continue
+        if not oneline:
+            lines.append("")
+        for number, before in enumerate(graph.draw(item.id, item.above, len(lines))):
+            call.out.line(f"{before} {lines[number]}".rstrip() if number < len(lines) else before)
 
 
 def _names(item: LogItem) -> tuple[str, ...]:

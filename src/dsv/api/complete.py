@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from dsv.cache.root import Place
     from dsv.repo.refs.branches import Refs
     from dsv.repo.tracking import Tracking
-    from dsv.workspace.workspace import Workspace
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -39,15 +38,16 @@ class Names:
     """The names that are known in one working folder, with the settings in effect there."""
 
     def __init__(
-        self, environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str], seconds: float = SECONDS
+        self, environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str | None], seconds: float = SECONDS
     ) -> None:
         """`flags` are --store and --cache, if given. The time begins with the first folder that is read."""
+        from dsv.workspace.workspace import Workspace
+
         self._environ = environ
-        self._cwd = cwd
         self._seconds = seconds
         self._until: float | None = None
         self._settings: Settings | None = self._in_time(lambda: gather(environ, cwd, flags), None)
-        self._workspace = self._find_workspace()
+        self._workspace = self._in_time(lambda: Workspace.find(cwd), None)
 
     def datasets(self) -> list[Row]:
         """Return those of the workspace, of the stores asked before, of the cache, and of a store that is a folder."""
@@ -90,24 +90,14 @@ class Names:
         sweeps = sorted(self._list(state / "sweeps"), reverse=True)
         return [(run, "under way" if run in running else "") for run in runs] + _rows(sweeps, "")
 
-    def stores(self) -> list[Row]:
-        return self._configured("stores", "url")
-
-    def caches(self) -> list[Row]:
-        return self._configured("caches", "path")
-
     def keys(self) -> list[Row]:
         """Return the settings that `dsv config` takes."""
-        stores = [f"stores.{name}.url" for name, _ in self.stores()]
-        caches = [f"caches.{name}.path" for name, _ in self.caches()]
+        stores = [f"stores.{name}.url" for name, _ in self.configured("stores", "url")]
+        caches = [f"caches.{name}.path" for name, _ in self.configured("caches", "path")]
         return _rows(["store", "cache", "author", *stores, *caches], "")
 
-    def _find_workspace(self) -> Workspace | None:
-        from dsv.workspace.workspace import Workspace
-
-        return self._in_time(lambda: Workspace.find(self._cwd), None)
-
-    def _configured(self, table: str, part: str) -> list[Row]:
+    def configured(self, table: str, part: str) -> list[Row]:
+        """Return the names in a table of the settings, each with one of its settings."""
         if self._settings is None:
             return []
         found = ((name, self._settings.get(f"{table}.{name}.{part}")) for name in self._settings.names(table))

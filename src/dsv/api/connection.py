@@ -71,8 +71,7 @@ class Connection(msgspec.Struct, frozen=True, dict=True):
     @cached
     def settings(self) -> Settings:
         """Raises `UsageError`, `Denied`."""
-        named = {"store": self.url, "names": self.names, "cache": self.cache_folder}
-        flags = {key: value for key, value in named.items() if value is not None}
+        flags = {"store": self.url, "names": self.names, "cache": self.cache_folder}
         return environment.gather(self.variables, self.cwd, flags)
 
     @cached

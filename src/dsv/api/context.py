@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from dsv.store.opened import OpenStore
     from dsv.store.options import StoreOptions
     from dsv.values.ids import CommitId, StoreId
-    from dsv.values.names import DatasetName
     from dsv.values.progress import Progress
 
 
@@ -211,39 +210,25 @@ class Context(msgspec.Struct, frozen=True):
         """Return the commit that a target means, in a workspace or outside. Raises `UsageError`, `NotFound`, also for
         a commit that is expired unless `expired_too`, but not for the base of the workspace.
         """
-        if target.dataset is None:
-            workspace = self.workspace_of(str(target))
-            check_binding(workspace, repository)
-            return self._resolve_in(repository, workspace, target, expired_too)
-        return self._resolve_named(repository, target.dataset, target, expired_too)
-
-    def _resolve_in(
-        self, repository: Repository, workspace: Workspace, target: Target, expired_too: bool
-    ) -> Resolved:
         from dsv.repo.refs.resolve import Resolved, resolve
 
-        if target.rev is not None:
-            refs, objects = repository.refs, repository.objects
-            return resolve(refs, objects, workspace.dataset, target.rev, expired_too=expired_too)
-        base = workspace.base()
-        if base is None:
-            raise NotFound(
-                f"{workspace.root} has no commit yet", subject=str(workspace.root), hint="dsv sync makes one"
-            )
-        return Resolved(workspace.dataset, base)
-
-    def _resolve_named(
-        self, repository: Repository, dataset: DatasetName, target: Target, expired_too: bool
-    ) -> Resolved:
-        from dsv.repo.refs.resolve import resolve
-
+        dataset = target.dataset
+        if dataset is None:
+            workspace = self.workspace_of(str(target))
+            check_binding(workspace, repository)
+            dataset = workspace.dataset
+            if target.rev is None:
+                base = workspace.base()
+                if base is None:
+                    where = str(workspace.root)
+                    raise NotFound(f"{where} has no commit yet", subject=where, hint="dsv sync makes one")
+                return Resolved(dataset, base)
         try:
-            refs, objects = repository.refs, repository.objects
-            return resolve(refs, objects, dataset, target.rev, expired_too=expired_too)
+            return resolve(repository.refs, repository.objects, dataset, target.rev, expired_too=expired_too)
         except NotFound as error:
-            workspace = self.workspace_or_none()
-            if target.rev is None and workspace is not None and not repository.refs.exists(dataset):
-                heads, tags = repository.refs.names(workspace.dataset)
+            here = self.workspace_or_none()
+            if target.rev is None and here is not None and not repository.refs.exists(dataset):
+                heads, tags = repository.refs.names(here.dataset)
                 if dataset in [*(str(head.branch) for head in heads), *(str(tag) for tag, _ in tags)]:
                     raise NotFound(
                         error.message, subject=error.subject, hint=f"did you mean @{dataset}?"

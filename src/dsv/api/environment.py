@@ -246,9 +246,9 @@ def working_folder(environ: Mapping[str, str]) -> Path:
         ) from None
 
 
-def gather(environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str]) -> Settings:
+def gather(environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str | None]) -> Settings:
     """Read all sources, in order. `flags` are --store and --cache, if given. Raises `UsageError`, `Denied`."""
-    sources = [Source(f"--{key}", {key: value}) for key, value in flags.items()]
+    sources = [Source(f"--{key}", {key: value}) for key, value in flags.items() if value is not None]
     workspace = find_workspace(cwd)
     if workspace is not None:
         config = workspace / WORKSPACE_CONFIG

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import typer
@@ -84,6 +84,10 @@ class Call(typer.Context):
         return self.session.out
 
     @property
+    def stdin(self) -> BinaryIO:
+        return self.around.stdin or sys.stdin.buffer
+
+    @property
     def json(self) -> bool:
         return self.flags.json
 
@@ -125,8 +129,7 @@ class Call(typer.Context):
     def settings(self) -> Settings:
         from dsv.api.environment import gather, working_folder
 
-        named = {"store": self.flags.store, "names": self.flags.names, "cache": self.flags.cache}
-        flags = {key: value for key, value in named.items() if value is not None}
+        flags = {"store": self.flags.store, "names": self.flags.names, "cache": self.flags.cache}
         return gather(self.around.environ, working_folder(self.around.environ), flags)
 
     def line(self, text: str) -> None:
@@ -226,7 +229,6 @@ class Call(typer.Context):
         """
         if yes:
             return
-        source = self.around.stdin or sys.stdin.buffer
         if not self.can_ask:
             raise UsageError(
                 f"{what}; nothing was deleted, as nobody can be asked here",
@@ -235,7 +237,7 @@ class Call(typer.Context):
             )
         self._stderr(printable(what))
         self._stderr(printable(f"type {name} to delete it:"))
-        typed = source.readline().decode("utf-8", "replace").strip()
+        typed = self.stdin.readline().decode("utf-8", "replace").strip()
         if typed != name:
             raise Conflict(
                 f"{typed or 'nothing'} was typed, and not {name}; nothing was deleted", subject=name
@@ -244,8 +246,7 @@ class Call(typer.Context):
     @property
     def can_ask(self) -> bool:
         """Return whether somebody is there to answer a question."""
-        source = self.around.stdin or sys.stdin.buffer
-        return source.isatty() and self.around.stderr_is_terminal
+        return self.stdin.isatty() and self.around.stderr_is_terminal
 
     def author(self) -> str:
         """Return the author of what is written; git may be asked for the name."""

@@ -135,13 +135,13 @@ def _names(context: Any) -> Names:
     session = context.find_object(Session)
     assert session is not None
     flags, environ = session.flags, session.around.environ
-    named = {"store": flags.store, "cache": flags.cache}
+    named = {"store": flags.store or None, "cache": flags.cache or None}
     try:
         seconds = min(3600.0, float(environ["DSV_COMPLETION_SECONDS"]))
     except (KeyError, ValueError):
         seconds = SECONDS
     folder = Path(os.path.abspath(flags.directory or "."))  # noqa: PTH100 (which asks no file server)
-    return Names(environ, folder, {key: value for key, value in named.items() if value}, seconds)
+    return Names(environ, folder, named, seconds)
 
 
 def _targets(names: Names, word: str) -> list[Row]:
@@ -172,8 +172,8 @@ _FINDERS: dict[str, Callable[[Names, str], list[Row]]] = {
     "RUN": lambda names, _: names.runs(),
     "KEY": lambda names, _: names.keys(),
     "PATTERN": lambda names, word: names.paths("", "", word),
-    "URL|NAME": lambda names, _: names.stores(),
-    "DIR|NAME": lambda names, _: names.caches(),
+    "URL|NAME": lambda names, _: names.configured("stores", "url"),
+    "DIR|NAME": lambda names, _: names.configured("caches", "path"),
     "MODE": lambda *_: [(mode, "") for mode in MODES],
 }
 """The values by the metavar of their option or argument, without brackets and dots."""

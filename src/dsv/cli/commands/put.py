@@ -6,10 +6,9 @@ import csv
 import io
 import os
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import typer
 
@@ -101,7 +100,7 @@ def put(
     if len(sources) > 1 and path and not path.endswith(b"/"):
         path += b"/"
     edits: list[Edit] = [
-        Put(path, _stdin(call).readinto, not no_clobber)  # type: ignore[attr-defined]
+        Put(path, call.stdin.readinto, not no_clobber)  # type: ignore[attr-defined]
         if source == "-"
         else Put(path, Path(source), not no_clobber, source.endswith(("/.", "/..")))
         for source in sources
@@ -259,7 +258,7 @@ _HEADINGS = ({"old", "new"}, {"path"})
 def _read_list(call: Call, name: str, columns: int) -> list[list[str]]:
     """Return the rows of a CSV file, without empty lines and a heading. Raises `UsageError`."""
     if name == "-":
-        raw = _stdin(call).read()
+        raw = call.stdin.read()
     else:
         with about(name):
             try:
@@ -289,10 +288,6 @@ def _read_list(call: Call, name: str, columns: int) -> list[list[str]]:
     if not rows:
         raise UsageError(f"the list {name} has no paths", subject=name)
     return rows
-
-
-def _stdin(call: Call) -> BinaryIO:
-    return call.around.stdin or sys.stdin.buffer
 
 
 def _one_dataset(verb: str, words: Sequence[str]) -> tuple[Target, list[bytes]]:

@@ -88,7 +88,19 @@ def one_of(**given: object) -> None:
 
 def workspace_paths(workspace: Workspace, typed: Sequence[str]) -> tuple[bytes, ...]:
     """Return paths relative to the workspace's root, which is the empty path itself. Raises `UsageError`."""
-    return tuple(_inside(workspace, text) for text in typed)
+    paths = []
+    for each in typed:
+        if not each:
+            raise UsageError("a path is empty", hint="dsv status")
+        found = workspace.inside(Path(each))
+        if found is None:
+            raise UsageError(
+                f"{each} is not in the workspace {workspace.root}",
+                subject=each,
+                hint=f"dsv -C {shlex.quote(str(workspace.root))} status",
+            )
+        paths.append(found)
+    return tuple(paths)
 
 
 def dataset_paths(
@@ -103,16 +115,3 @@ def dataset_paths(
     if workspace is not None and named <= {workspace.dataset}:
         return workspace_paths(workspace, typed)
     return tuple(clean_path(os.fsencode(text)) for text in typed)
-
-
-def _inside(workspace: Workspace, text: str) -> bytes:
-    if not text:
-        raise UsageError("a path is empty", hint="dsv status")
-    found = workspace.inside(Path(text))
-    if found is None:
-        raise UsageError(
-            f"{text} is not in the workspace {workspace.root}",
-            subject=text,
-            hint=f"dsv -C {shlex.quote(str(workspace.root))} status",
-        )
-    return found

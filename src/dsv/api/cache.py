@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from dsv.api.cache_targets import Found
     from dsv.api.context import Context
     from dsv.api.settings import Settings, StoreChoice
-    from dsv.cache.claims.claims import LeaseRecord
     from dsv.cache.root import Place
     from dsv.run.record import RunId
     from dsv.store.options import StoreOptions
@@ -100,12 +99,12 @@ class Stager:
                 from dsv.repo.objects.erasures import lacks_erased
 
                 raise lacks_erased(str(target), erased)
-            held = None if hold is None else self._hold(found.place, hold, job)
-            may_go = None if hold is not None else self._may_go(found)
-        staged = msgspec.structs.replace(_staged(found, result, started), erased=erased)
-        if held is None:
-            return msgspec.structs.replace(staged, may_go=may_go)
-        return msgspec.structs.replace(staged, hold=held.owner.id, held_until=held.until)
+            if hold is None:
+                kept: dict[str, Any] = {"may_go": self._may_go(found)}
+            else:
+                held = Lease.take(self.root, found.place, "hold", ttl=hold, job=job).record
+                kept = {"hold": held.owner.id, "held_until": held.until}
+        return msgspec.structs.replace(_staged(found, result, started), erased=erased, **kept)
 
     def locate(self, target: Target) -> Staged:
         """Return where the target is or would be; fetch no files."""
@@ -179,9 +178,6 @@ class Stager:
 
             obey_at(self.root, found.place, self.targets.repository)
         return made
-
-    def _hold(self, place: Place, seconds: float, job: str | None) -> LeaseRecord:
-        return Lease.take(self.root, place, "hold", ttl=seconds, job=job).record
 
     def _may_go(self, found: Found) -> float | None:
         settings = load_settings(self.root)

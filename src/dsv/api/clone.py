@@ -221,11 +221,7 @@ def _bind(
 
 
 def _another_choice(root: Path, inside: Workspace) -> Conflict:
-    only = (
-        ""
-        if inside.chosen.lines is None
-        else "".join(f" --only {shlex.quote(x)}" for x in inside.chosen.lines)
-    )
+    only = "".join(f" --only {shlex.quote(line)}" for line in inside.chosen.lines or ())
     return Conflict(
         f"an interrupted clone in {root} was started {'with' + only if only else 'without --only'}",
         subject=str(root),

@@ -83,9 +83,8 @@ def _versions() -> Finding:
         with suppress(metadata.PackageNotFoundError):
             found.append(f"{name} {metadata.version(name)}")
     python = ".".join(map(str, sys.version_info[:3]))
-    return _ok(
-        "versions", f"dsv {__version__}, Python {python}, {platform.platform(terse=True)}; {', '.join(found)}"
-    )
+    text = f"dsv {__version__}, Python {python}, {platform.platform(terse=True)}; {', '.join(found)}"
+    return _ok("versions", text)
 
 
 def _settings(context: Context) -> Iterator[Finding]:
@@ -160,12 +159,8 @@ def _reading(context: Context, store: OpenStore) -> Generator[Finding, None, boo
         yield _ok("names are in", f"{split.names.url}; the rest of the store is in {split.data.url}")
     workspace = context.workspace_or_none()
     if workspace is not None and workspace.store_id != repository.id:
-        yield Finding(
-            "workspace",
-            State.FAIL,
-            f"{workspace.root} belongs to another store than {store.url}",
-            "dsv config shows where the store's setting comes from",
-        )
+        text = f"{workspace.root} belongs to another store than {store.url}"
+        yield fail("workspace", text, "dsv config shows where the store's setting comes from")
     return repository.format.single_writer
 
 
@@ -175,13 +170,10 @@ def _contents(context: Context, repository: Repository) -> Finding:
     if found is not None and found[1].missing:
         many = f"{len(found[1].missing):,}{'' if found[1].all_missing else ' or more'}"
         text = f"{many} objects were lost when dsv verify last looked: commits that have them can't be read"
-        return Finding("contents", State.FAIL, text, "dsv verify lists what is lost; dsv verify --repair")
+        return fail("contents", text, "dsv verify lists what is lost; dsv verify --repair")
     read = Schedule(repository, context.writer).oldest()
-    last = (
-        f"dsv verify has read every pack since {rfc3339(read * 1000)}"
-        if read
-        else "some packs were never read"
-    )
+    since = f"dsv verify has read every pack since {rfc3339(read * 1000)}" if read else ""
+    last = since or "some packs were never read"
     return _ok("contents", f"not read here, so that damage would not be seen; {last}")
 
 
@@ -198,11 +190,8 @@ def _writing(store: Store, *, single_writer: bool) -> Iterator[Finding]:
         proof = prove(store if split is None else split.names)
         data = () if split is None else prove_data(split.data)
     except Denied as error:
-        hint = (
-            f"{error.hint}; reading needs no more"
-            if error.hint
-            else "reading needs no more; ask whoever keeps it"
-        )
+        reading = "reading needs no more"
+        hint = f"{error.hint}; {reading}" if error.hint else f"{reading}; ask whoever keeps it"
         yield _warn("write", f"you may not write to {store.url}: {error.message}", hint)
         return
     except DsvError as error:
@@ -230,30 +219,20 @@ def _under_load(store: Store, options: StoreOptions) -> Iterator[Finding]:
         yield _failed("write under load", error)
         return
     if findings:
-        yield Finding(
-            "write under load",
-            State.FAIL,
-            f"{names.url} does not keep what dsv relies on while it is busy: {'; '.join(findings)}",
-            "dsv store move-names LOCATION keeps the names where one writer wins",
-        )
+        text = f"{names.url} does not keep what dsv relies on while it is busy: {'; '.join(findings)}"
+        hint = "dsv store move-names LOCATION keeps the names where one writer wins"
+        yield fail("write under load", text, hint)
     else:
-        yield _ok(
-            "write under load",
-            f"of {PROCESSES * THREADS} writers in {PROCESSES} processes one won each of {KEYS} keys",
-        )
+        text = f"of {PROCESSES * THREADS} writers in {PROCESSES} processes one won each of {KEYS} keys"
+        yield _ok("write under load", text)
 
 
 def _proved_data(data: Store, findings: tuple[str, ...]) -> Finding:
     if not findings:
-        return _ok(
-            "write data", f"{data.url} gives back what is written to it, whole, in ranges and in listings"
-        )
-    return Finding(
-        "write data",
-        State.FAIL,
-        f"{data.url} does not keep what dsv relies on: {'; '.join(findings)}",
-        "docs/operations/stores.md has the settings of each server",
-    )
+        text = f"{data.url} gives back what is written to it, whole, in ranges and in listings"
+        return _ok("write data", text)
+    text = f"{data.url} does not keep what dsv relies on: {'; '.join(findings)}"
+    return fail("write data", text, "docs/operations/stores.md has the settings of each server")
 
 
 def _proved(store: Store, proof: Proof, *, single_writer: bool) -> Finding:
@@ -262,12 +241,8 @@ def _proved(store: Store, proof: Proof, *, single_writer: bool) -> Finding:
     if proof.ok:
         order = "" if proof.ordered else "; its listings are in no order, which costs some requests"
         return _ok("write", f"Concurrent-write test passed{order}")
-    return Finding(
-        "write",
-        State.FAIL,
-        f"{store.url} does not keep what dsv relies on: {'; '.join(proof.findings)}",
-        "use another store for what several people write",
-    )
+    text = f"{store.url} does not keep what dsv relies on: {'; '.join(proof.findings)}"
+    return fail("write", text, "use another store for what several people write")
 
 
 def _clock(check: str, what: str, seconds: float, grain: float) -> Finding:
@@ -316,19 +291,13 @@ def _engines(environ: Mapping[str, str]) -> Iterator[Finding]:
             continue
         answer = make(environ).probe()
         if isinstance(answer, NoEngine):
-            yield _warn(
-                f"engine {name}",
-                answer.reason,
-                f"start {name} if you run images by it; dsv run takes an engine that answers",
-            )
+            hint = f"start {name} if you run images by it; dsv run takes an engine that answers"
+            yield _warn(f"engine {name}", answer.reason, hint)
             continue
         gpus = answer.machine.gpus
         version = f" {answer.version}" if answer.version else ""
         yield _ok(f"engine {name}", f"{name}{version} answers{', without root' if answer.rootless else ''}")
-    if gpus:
-        yield _ok("gpus", format_count(gpus, "NVIDIA GPU"))
-    else:
-        yield _ok("gpus", "no NVIDIA GPU on this machine")
+    yield _ok("gpus", format_count(gpus, "NVIDIA GPU") if gpus else "no NVIDIA GPU on this machine")
 
 
 def _ok(check: str, text: str) -> Finding:
@@ -339,8 +308,12 @@ def _warn(check: str, text: str, hint: str | None = None) -> Finding:
     return Finding(check, State.WARN, text, hint)
 
 
+def fail(check: str, text: str, hint: str | None) -> Finding:
+    return Finding(check, State.FAIL, text, hint)
+
+
 def _failed(check: str, error: DsvError) -> Finding:
-    return Finding(check, State.FAIL, error.message, error.hint)
+    return fail(check, error.message, error.hint)
 
 
 def _pools(context: Context, environ: Mapping[str, str]) -> Iterator[Finding]:

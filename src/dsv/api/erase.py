@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,13 +26,12 @@ from dsv.values.names import DatasetName, Target, clean_path
 from dsv.values.paths import show
 
 if TYPE_CHECKING:
-    from dsv.format.erasure import Named
-    from dsv.format.pack import PackTable
     from dsv.store.versions import BucketVersions, History, OldVersion
     from dsv.upkeep.erase import Choice
     from dsv.values.ids import ErasureId, FileId
 
 State = Literal["erased", "shared", "kept", "damaged"]
+_PARTS = (ObjectKind.CHUNK, ObjectKind.RECIPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,11 @@ def erase(
         eraser = Eraser(repository, context.progress)
         wanted = [*files, *request.ids], places if not request.ids else None, request.shared
         plan = eraser.plan(*wanted)
-        done = _planned(plan, request.shared, _history(context, repository))
+        history = _history(context, repository)
+        done = Done(
+            _items(plan, request.shared), (), len(plan.files), sum(plan.files.values()), plan.kept_bytes,
+            tuple(history.unanswered), tuple(history.elsewhere),
+        )  # fmt: skip
         if request.dry_run or not (plan.files or plan.kept):
             return done
         show(done)
@@ -129,18 +132,6 @@ def erase(
         made = eraser.carry_out(plan, context.writer, request.reason)
         late = [_item(one, "damaged") for one in eraser.late(plan)]
         return replace(done, items=done.items + late, erasures=tuple(made))
-
-
-def _planned(plan: Plan, choice: Choice | None, history: Status) -> Done:
-    return Done(
-        _items(plan, choice),
-        (),
-        len(plan.files),
-        sum(plan.files.values()),
-        plan.kept_bytes,
-        tuple(history.unanswered),
-        tuple(history.elsewhere),
-    )
 
 
 def _history(context: Context, repository: Repository) -> Status:
@@ -345,14 +336,8 @@ def _look_at_versions(context: Context, repository: Repository, done: Status, *,
     for old in versions.old_packs():
         if old.table is None:
             done.unanswered.append(f"version {old.version} of {old.key} can't be read")
-        elif _has_erased(old.table, erased):
+        elif any((row.kind, row.id) in erased for row in old.table if row.kind in _PARTS):
             _remove_version(versions, old, done, purge=purge, locked=history.locked)
-
-
-def _has_erased(table: PackTable, erased: Container[Named]) -> bool:
-    return any(
-        (row.kind, row.id) in erased for row in table if row.kind in (ObjectKind.CHUNK, ObjectKind.RECIPE)
-    )
 
 
 def _remove_version(

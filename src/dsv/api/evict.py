@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dsv.api.context import Context
 from dsv.api.holds import opened_cache
@@ -71,9 +72,13 @@ class EvictionReport:
     stuck: tuple[StuckItem, ...] = ()
 
     @property
+    def errors(self) -> list[DsvError]:
+        failed = [each.error for each in self.failed if each.error is not None]
+        return [*failed, *(each.error for each in self.stuck)]
+
+    @property
     def exit_code(self) -> int:
-        errors = [each.error for each in self.failed] + [each.error for each in self.stuck]
-        return next((error.exit_code for error in errors if error is not None), 7 if self.exceeded else 0)
+        return self.errors[0].exit_code if self.errors else 7 if self.exceeded else 0
 
 
 def evict(
@@ -118,12 +123,12 @@ def evict(
         if targets and not result.evicted and not result.failures:
             _refuse(root, result.kept)
     failed = [
-        replace(_item(root, place), error=error, half_removed=place in result.half_removed)
+        _item(root, place, error=error, half_removed=place in result.half_removed)
         for place, error in result.failures.items()
     ]
     return EvictionReport(
         evicted=tuple(_evicted(root, one) for one in result.evicted),
-        kept=tuple(replace(_item(root, due.candidate.place), reason=due.reason) for due in result.kept),
+        kept=tuple(_item(root, due.candidate.place, reason=due.reason) for due in result.kept),
         freed_bytes=result.freed.bytes,
         exceeded=tuple(result.exceeded),
         dry_run=dry_run,
@@ -143,13 +148,14 @@ def _refuse(root: CacheRoot, kept: Sequence[Due]) -> None:
         )
 
 
-def _item(root: CacheRoot, place: Place) -> EvictionItem:
-    return EvictionItem(root.visible(place), place.dataset_name, place.commit)
+def _item(root: CacheRoot, place: Place, **more: Any) -> EvictionItem:
+    return EvictionItem(root.visible(place), place.dataset_name, place.commit, **more)
 
 
 def _evicted(root: CacheRoot, one: _evict.Evicted) -> EvictionItem:
-    return replace(
-        _item(root, one.candidate.place),
+    return _item(
+        root,
+        one.candidate.place,
         reason=one.reason,
         bytes=one.candidate.bytes,
         files=one.candidate.files,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,9 +79,11 @@ def release(
             chosen |= _by_id(*find_holds(root, _claimed(root), job=job))
             if not chosen:
                 raise _holds_nothing(root, "what is cached")
+        ended: dict[Place, list[str]] = {}
         for one in chosen.values():
             end_hold(root, one)
-        return _by_place(root, chosen.values())
+            ended.setdefault(one.place, []).append(one.id)
+        return [_item(root, place, ids) for place, ids in ended.items()]
 
 
 def hold(
@@ -192,21 +194,7 @@ def _by_id(*holds: Hold) -> dict[str, Hold]:
     return {one.id: one for one in holds}
 
 
-def _by_place(root: CacheRoot, holds: Iterable[Hold]) -> list[HoldItem]:
-    ended: dict[Place, list[str]] = {}
-    for one in holds:
-        ended.setdefault(one.place, []).append(one.id)
-    return [_item(root, place, ids) for place, ids in ended.items()]
-
-
 def _item(
     root: CacheRoot, place: Place, ids: Sequence[str], until: float | None = None, why: str = ""
 ) -> HoldItem:
-    return HoldItem(
-        path=root.visible(place),
-        dataset=place.dataset_name,
-        commit=place.commit,
-        ids=tuple(ids),
-        until=until,
-        why=why,
-    )
+    return HoldItem(root.visible(place), place.dataset_name, place.commit, tuple(ids), until, why)

@@ -148,23 +148,17 @@ class _Attempt:
 
     def merge(self) -> Merged | LostRace:
         objects, head = self.repository.objects, self.head
-        base = MergeBase(())
-        if head.commit is not None:
-            base = find_merge_base(objects, head.commit, self.source)
+        base = MergeBase(()) if head.commit is None else find_merge_base(objects, head.commit, self.source)
+        result = replace(self._result(), bases=base.commits)
         if self.source in base.commits:
             without_effect = self.request.choices.without_effect(())
-            return replace(
-                self._result(), commit=head.commit, bases=base.commits, up_to_date=True,
-                without_effect=without_effect,
-            )  # fmt: skip
+            return replace(result, commit=head.commit, up_to_date=True, without_effect=without_effect)
         tree = self._merged_tree(
             self._tree(self.source),
             lambda: base.changes(objects, head.commit),
             lambda: base.changes(objects, self.source),
         )
-        done = replace(
-            self._result(), bases=base.commits, counts=tree.counts, without_effect=tree.without_effect
-        )
+        done = replace(result, counts=tree.counts, without_effect=tree.without_effect)
         if head.commit is None or (head.commit in base.commits and self.request.fast_forward):
             return self._fast_forward(tree, replace(done, fast_forwarded=True))
         tree.check("; dsv diff shows the sides")

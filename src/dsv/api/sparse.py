@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,13 +27,6 @@ from dsv.workspace.status import detect_changes
 from dsv.workspace.workspace import Workspace
 
 
-def lines_of(tree: TreeReader | None, texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the lines that stand for these patterns. A path of exactly a pattern's name, if the tree has one, comes
-    first.
-    """
-    return tuple(_line(tree, text) for text in texts)
-
-
 def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:
     """Return the choice of `--only`: each pattern adds to those before it, or leaves out if it begins with `!`.
 
@@ -44,7 +36,7 @@ def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:
         return EVERYTHING
     chosen = EVERYTHING if only[0].startswith("!") else SparsePatterns(())
     for text in only:
-        [line] = lines_of(tree, [text.removeprefix("!")])
+        line = _line(tree, text.removeprefix("!"))
         if text.startswith("!"):
             chosen = chosen.removed([line])
         else:
@@ -81,6 +73,7 @@ def _finds(tree: TreeReader, line: str) -> bool:
 
 
 def _line(tree: TreeReader | None, text: str) -> str:
+    """Return the line that stands for a pattern. A path of exactly its name, if the tree has one, comes first."""
     path = clean_path(text.encode("utf-8", "surrogateescape"))
     if not path:
         return EVERYTHING_LINE
@@ -97,11 +90,6 @@ def _line(tree: TreeReader | None, text: str) -> str:
         raise UsageError(
             f"the pattern {show(path)} is not UTF-8, and paths of a dataset are", subject=text
         ) from None
-
-
-def typed(lines: Iterable[str]) -> str:
-    """Return the patterns as words of a command line."""
-    return " ".join(map(shlex.quote, lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +112,7 @@ def sparse_add(context: Context, texts: Sequence[str]) -> Sparse:
     with open_to_write(context, "dsv sparse add") as opened:
         workspace, base = opened.workspace, opened.proven_base()
         tree = None if base is None else TreeReader(opened.repository.objects, base)
-        lines = lines_of(tree, texts)
+        lines = tuple(_line(tree, text) for text in texts)
         check_matches(tree, lines)
         if workspace.chosen.whole:
             return Sparse(workspace)
@@ -155,7 +143,7 @@ def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
     with open_to_write(context, "dsv sparse remove") as opened:
         workspace, base = opened.workspace, opened.proven_base()
         tree = None if base is None else TreeReader(opened.repository.objects, base)
-        lines = lines_of(tree, texts)
+        lines = tuple(_line(tree, text) for text in texts)
         chosen, go = workspace.chosen.removed(lines), SparsePatterns(lines)
         with open_baseline(opened, base, writes=True) as baseline:
             _check_ended(baseline)

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from dsv.api.context import Context
-from dsv.api.doctor import Finding, State
+from dsv.api.doctor import Finding, State, fail
 from dsv.api.init import make_place, prove_names
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.format import keys
@@ -51,10 +51,10 @@ def examine_indexes(context: Context) -> Iterator[Finding]:
     except DsvError as error:
         report = error
     if isinstance(report, DsvError):
-        yield Finding("index files", State.FAIL, report.message, report.hint)
+        yield fail("index files", report.message, report.hint)
         return
     for fault in report.faults:
-        yield Finding("index files", State.FAIL, fault.text, fault.hint)
+        yield fail("index files", fault.text, fault.hint)
     if not report.faults:
         some = "" if report.read == report.files else f"{report.read:,} of "
         yield Finding(

@@ -121,9 +121,8 @@ def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
     if say_kept:
         for kept in report.kept:
             call.say(f"kept {_name(kept)}: {kept.reason}")
-    for error in [each.error for each in report.failed] + [each.error for each in report.stuck]:
-        if error is not None:
-            call.complain(of_error(error))
+    for error in report.errors:
+        call.complain(of_error(error))
     for limit in report.exceeded:
         call.warn(f"still exceeded: {limit}")
 

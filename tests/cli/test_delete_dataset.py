@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsv.cli.app import run
-from dsv.cli.process_env import Surroundings
+from dsv.cli.terminal import Surroundings
 from tests.kit.dsv import Dsv, Result
 
 

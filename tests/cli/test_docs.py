@@ -20,7 +20,7 @@ from dsv.cli.catalogue import COMMANDS, HIDDEN, SECTIONS
 from dsv.cli.declare import Command, global_options
 from dsv.cli.failure import EXIT_CODES
 from dsv.cli.output import Output
-from dsv.cli.process_env import of_process
+from dsv.cli.terminal import of_process
 
 
 @pytest.fixture(params=list(COMMANDS))

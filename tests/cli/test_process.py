@@ -52,7 +52,7 @@ def test_version_and_help_in_a_process(dsv: Dsv) -> None:
     assert bare.err.startswith("Usage: dsv")
 
 
-@pytest.mark.parametrize("module", ["dsv.cli.app", "typer", "dsv.cli.process_env"])
+@pytest.mark.parametrize("module", ["dsv.cli.app", "typer", "dsv.cli.terminal"])
 def test_ctrl_c_while_it_starts_is_no_traceback(dsv: Dsv, module: str) -> None:
     script = (
         "import os, signal, sys\n"

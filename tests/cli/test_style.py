@@ -11,7 +11,7 @@ import pytest
 from dsv.cli.call import Call
 from dsv.cli.declare import Command, command
 from dsv.cli.failure import Failure
-from dsv.cli.process_env import PLAIN, Ink, Surroundings, wrapped
+from dsv.cli.terminal import PLAIN, Ink, Surroundings, wrapped
 from tests.kit.dsv import Dsv, write_files
 
 CODES = re.compile(r"\x1b\[[\d;]*m")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.cli.output import Column, Output, shortened, width, write_table
-from dsv.cli.process_env import Surroundings
+from dsv.cli.terminal import Surroundings
 
 COLUMNS = [Column("dataset", keep=True), Column("message"), Column("files", right=True)]
 ROWS = [

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv.cli.app import load, run
-from dsv.cli.process_env import Surroundings
+from dsv.cli.terminal import Surroundings
 from tests.waiting import PATIENCE
 
 PROGRAM = (sys.executable, "-m", "dsv.cli.main")

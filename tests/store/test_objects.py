@@ -8,10 +8,10 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
 from dsv.store.base import Busy, CutShortError, NoAnswer, Put, Store, StoreMissing, TooLargeError

@@ -25,7 +25,7 @@ from dsv.cli.catalogue import COMMANDS, root_help
 from dsv.cli.declare import Command, global_options, option, take_as_typed
 from dsv.cli.failure import READER_GONE, Failure, of_error, without_passwords
 from dsv.cli.output import Output, ReaderGone
-from dsv.cli.process_env import Surroundings, wrapped
+from dsv.cli.terminal import Surroundings, wrapped
 from dsv.errors import Terminated, UsageError
 
 INTERRUPTED = (130, 143)

@@ -15,7 +15,7 @@ import typer
 
 from dsv.cli.catalogue import MODES
 from dsv.cli.output import document, printable, to_item, to_json, write_items, write_table
-from dsv.cli.process_env import Style, wrapped
+from dsv.cli.terminal import Style, wrapped
 from dsv.errors import Conflict, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from dsv.api.settings import Settings
     from dsv.cli.failure import Failure
     from dsv.cli.output import Column, Output
-    from dsv.cli.process_env import Surroundings
     from dsv.cli.progress import Meter
+    from dsv.cli.terminal import Surroundings
 
 
 class Flags(msgspec.Struct):

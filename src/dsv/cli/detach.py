@@ -20,7 +20,7 @@ import msgspec
 
 from dsv.cli.app import exit_now, hear_of_children, run
 from dsv.cli.call import Call
-from dsv.cli.process_env import of_process
+from dsv.cli.terminal import of_process
 from dsv.errors import Interrupted, LaunchError
 from dsv.run.dirs import MESSAGES
 from dsv.run.record import RunId

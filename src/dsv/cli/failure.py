@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from dsv.cli.output import printable, to_json
-from dsv.cli.process_env import PLAIN, Ink, Style
+from dsv.cli.terminal import PLAIN, Ink, Style
 from dsv.errors import DsvError, LaunchError, NoRoom, memory_ran_out
 
 READER_GONE = 141

@@ -44,7 +44,7 @@ def main() -> int:
     gc.disable()  # what imports make stays: collecting it took a tenth of a short command; `Command.invoke` enables it
     try:
         from dsv.cli.app import exit_now, hear_of_children, run
-        from dsv.cli.process_env import of_process
+        from dsv.cli.terminal import of_process
 
         hear_of_children()
         around = of_process()

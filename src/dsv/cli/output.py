@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from dsv.cli.process_env import Style
+from dsv.cli.terminal import Style
 from dsv.values import units
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dsv.api.restore import Restored
     from dsv.api.rollback import RolledBack
     from dsv.api.switch import Switched
-    from dsv.cli.process_env import Surroundings
+    from dsv.cli.terminal import Surroundings
     from dsv.values.ids import CommitId
     from dsv.values.names import DatasetName
 

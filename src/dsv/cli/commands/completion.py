@@ -23,7 +23,7 @@ from dsv.cli.call import Call, Session
 from dsv.cli.catalogue import COMMANDS, HIDDEN, MODES
 from dsv.cli.declare import command as declare_command
 from dsv.cli.output import Output
-from dsv.cli.process_env import Surroundings
+from dsv.cli.terminal import Surroundings
 from dsv.errors import UsageError
 
 if TYPE_CHECKING:

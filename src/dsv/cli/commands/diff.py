@@ -18,7 +18,7 @@ from dsv.cli.declare import PATHS, command, option
 from dsv.cli.failure import of_error
 from dsv.cli.options.arguments import All, ExitCode, JsonLines, Offline, commit_target, dataset_paths, one_of
 from dsv.cli.output import printable, to_item
-from dsv.cli.process_env import Ink, Style
+from dsv.cli.terminal import Ink, Style
 from dsv.cli.views import differences as told
 from dsv.diff.lines import decode_text, diff_lines, split_lines
 from dsv.diff.renames import Difference

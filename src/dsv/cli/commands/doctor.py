@@ -10,7 +10,7 @@ from dsv.api.doctor import Finding, State, examine
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.output import printable
-from dsv.cli.process_env import Style
+from dsv.cli.terminal import Style
 
 _INDENT = 23
 _STYLES = {State.OK: Style.ADDED, State.WARN: Style.WARNING, State.FAIL: Style.ERROR}

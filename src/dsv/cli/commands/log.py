@@ -16,7 +16,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import PATHS, command, option, text, whole
 from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, commit_target, dataset_paths, one_of
 from dsv.cli.output import local_time, printable, short, to_item
-from dsv.cli.process_env import Ink, Style
+from dsv.cli.terminal import Ink, Style
 from dsv.errors import UsageError
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, parse_moment, rfc3339

@@ -14,7 +14,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import All, ExitCode, Paths, Rehash, workspace_paths
 from dsv.cli.output import patterns_of, printable, rfc3339
-from dsv.cli.process_env import CHANGES
+from dsv.cli.terminal import CHANGES
 from dsv.format.records import describe_limits
 from dsv.periodic import now_ms
 from dsv.values.paths import folders_above

@@ -1,4 +1,4 @@
-"""The process's environment, its standard streams, and the colours of a terminal. Only cli/ uses these.
+"""The terminal: the standard streams, the environment that says how to write on them, and colours.
 
 Colour repeats what the words say. Nothing is said by colour alone.
 """

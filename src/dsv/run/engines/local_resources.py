@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar, Final
 
 from dsv.errors import LaunchError, UsageError
@@ -13,12 +11,10 @@ from dsv.fs.process import host_name
 from dsv.periodic import NEVER, Periodic
 from dsv.run.engines import nvml
 from dsv.run.engines.base import Engine, NoEngine
-from dsv.run.engines.machine import Machine, visible
+from dsv.run.engines.machine import Machine, memory, visible
 from dsv.run.record import GpuUse
 from dsv.run.resources import ALL_GPUS, Capacity, GpuCount, NodeRoom, Resources, counted, is_type
 from dsv.values.units import format_bytes
-
-_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 
 
 class LocalEngine(Engine):
@@ -41,7 +37,7 @@ class LocalEngine(Engine):
             name=host_name(),
             gpus=counted(gpus),
             total_cpus=len(facts.machine.cpus) or None,
-            free_memory=_available(),
+            free_memory=memory("MemAvailable"),  # what a new job could have without others being swapped out
             total_memory=facts.machine.memory_bytes,
         )
         return Capacity(nodes=(node,), waiting=0)
@@ -54,15 +50,6 @@ def with_free_gpus(machine: Machine) -> Machine:
         return machine
     free = [each.uuid for each in gpus if not each.in_use and each.is_among(machine.visible_gpus)]
     return replace(machine, visible_gpus=tuple(free))
-
-
-def _available() -> int | None:
-    """Return the memory that a new job could have without others being swapped out."""
-    try:
-        match = _AVAILABLE.search(Path("/proc/meminfo").read_text())
-    except OSError:
-        return None
-    return None if match is None else int(match[1]) * 1024
 
 
 def check_machine(wanted: Resources, machine: Machine) -> None:

@@ -14,7 +14,6 @@ from dsv.run.engines.nvml import Gpu
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DRIVERS_GPUS = Path("/proc/driver/nvidia/gpus")
-_MEM_TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Machine:
     def read(cls, environ: Mapping[str, str]) -> Machine:
         uid, gid = os.geteuid(), os.getegid()
         return cls(
-            memory_bytes=_memory(),
+            memory_bytes=memory("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             uid=uid,
             gid=gid,
             groups=tuple(sorted(set(os.getgroups()) - {gid})),
@@ -63,14 +62,13 @@ def visible(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     return tuple(name for name in valid if name)
 
 
-def _memory() -> int:
+def memory(kind: str) -> int | None:
+    """Return the bytes of a line of `/proc/meminfo`; None if the system has none."""
     try:
-        match = _MEM_TOTAL.search(Path("/proc/meminfo").read_text())
+        match = re.search(rf"^{kind}:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
-        match = None
-    if match is not None:
-        return int(match[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return None
+    return None if match is None else int(match[1]) * 1024
 
 
 def _reads(path: Path) -> bool:

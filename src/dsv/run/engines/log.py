@@ -21,6 +21,7 @@ _ROOM_FOR_NOTE: Final = 128
 _LONGEST_LINE: Final = 1 << 16
 _AT_THE_CUT: Final = 1 << 12
 _LAST_WORD, _FIRST_WORD = re.compile(rb"\S+\Z"), re.compile(rb"\A\S+")
+_BEGIN_OF_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _END_OF_KEY = re.compile(rb"-----END [A-Z ]*PRIVATE KEY-----")
 
 
@@ -198,8 +199,6 @@ PART_SIZE: Final = 16 << 20
 READ_SIZE: Final = 1 << 20
 _LONGEST_KEY: Final = 1 << 16
 _TICK: Final = 0.2
-_BEGIN = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
-_END = re.compile(rb"-----END [A-Z ]*PRIVATE KEY-----")
 
 
 class LiveLog:
@@ -218,8 +217,8 @@ class LiveLog:
     def add(self, data: bytes) -> None:
         """Whole lines."""
         data, self._key = self._key + data, b""
-        for begin in list(_BEGIN.finditer(data))[-1:]:
-            if _END.search(data, begin.end()) is None and len(data) - begin.start() < _LONGEST_KEY:
+        for begin in list(_BEGIN_OF_KEY.finditer(data))[-1:]:
+            if _END_OF_KEY.search(data, begin.end()) is None and len(data) - begin.start() < _LONGEST_KEY:
                 data, self._key = data[: begin.start()], data[begin.start() :]
         try:
             self._write(self._masker.data(data))

@@ -56,7 +56,8 @@ def hold_while(
         raise Unsupported("data can be held while a process lives on Linux only", hint="dsv cache --hold 3d")
     root = CacheRoot(folder)
     with ExitStack() as claims:
-        holder = _start_holder()  # first, as it takes a while to come up
+        with explaining(sys.executable, "start"):
+            holder = LeaseHolder.start()  # first, as it takes a while to come up
         unused = claims.enter_context(ExitStack())
         unused.callback(holder.close)
         stager = claims.enter_context(Stager(context, root, offline=offline, jobs=jobs))
@@ -122,11 +123,6 @@ def environment_of(staged: Staged, further: Mapping[str, Staged]) -> dict[str, s
         "DSV_DATA": str(staged.path),
     }
     return variables | {data_variable(name): str(one.path) for name, one in further.items()}
-
-
-def _start_holder() -> LeaseHolder:
-    with explaining(sys.executable, "start"):
-        return LeaseHolder.start()
 
 
 def _refusal(root: CacheRoot, said: str | None) -> DsvError:

@@ -148,7 +148,8 @@ def _complete_node(
     if queued and left.was_stopped:  # the queue may begin it again
         part = replace(part, end=EndCause.EVICTED, error="the cluster took its place away")
     if queued:
-        part = _numbered(part, runs.node_parts(runs.listing(order.dataset, start.run)[0]))
+        earlier = runs.node_parts_and_usage(runs.listing(order.dataset, start.run)[0])
+        part = _numbered(part, (each for each, _ in earlier))
     out, lost = Path(order.out), 0
     if left.is_clear or part.end is EndCause.EVICTED:
         kept = None if log is None else kept_log(start, lambda: log, secrets)

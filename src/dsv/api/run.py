@@ -275,8 +275,7 @@ def prepared(
     place: RunPlace,
     *,
     stage: bool,
-    offline: bool = False,
-    force: bool = False,
+    force: bool,
 ) -> Iterator[JobSpec]:
     """Yield what the runs of a sweep have in common: the commits that its targets mean now, and its code.
 
@@ -285,7 +284,7 @@ def prepared(
     sessions: list[Session] = []
     with ExitStack() as opened:
         with as_launch_error():
-            staging = _Staging(context, cache, spec, opened, sessions, offline=offline, force=force)
+            staging = _Staging(context, cache, spec, opened, sessions, force=force)
             code = spec.recorded_code
             if spec.code is not None and code is None:
                 folder = code_folder(place, spec.code)

@@ -107,10 +107,6 @@ class Marks:
             return None
         return f"{user_name(owner)}@{host_name()}"
 
-    def early(self, run: RunId) -> RunRecord | None:
-        """Return the record of a run as its mark has it."""
-        return next((record for record in self.known() if record.run == run), None)
-
     def known(self) -> list[RunRecord]:
         """Return the records of the runs that are under way."""
         return [record for each in self._marked() if (record := each.mark.known()) is not None]

@@ -324,7 +324,7 @@ class Completer:
         """
         done = []
         for dataset, run in self._marks.of_the_dead():
-            early = self._marks.early(run)
+            early = next((record for record in self._marks.known() if record.run == run), None)
             begun = self._begun(dataset, run)
             if early is not None and (begun is None or not begun.state.is_terminal):
                 begun = early  # it names the last pool, and others may write to the store

@@ -141,12 +141,9 @@ class RunStore:
         for part in order:
             self._store.delete(run_key(stored.dataset, stored.run, part))
 
-    def node_parts(self, stored: StoredRun) -> list[RunPart]:
-        """Read the part of each node in each attempt, by attempt and node. Raises `IntegrityError`, `Unsupported`."""
-        return [part for part, _ in self.node_parts_and_usage(stored)]
-
     def node_parts_and_usage(self, stored: StoredRun) -> list[tuple[RunPart, Usage | None]]:
-        """The same, with what the command took there if that is known."""
+        """Read the part of each node in each attempt, with what the command took there if that is known, by attempt and
+        node. Raises `IntegrityError`, `Unsupported`."""
         found = []
         for name in _of_nodes(stored, "part"):
             key = run_key(stored.dataset, stored.run, name)

@@ -124,15 +124,12 @@ def _row(report: PoolReport, with_target: bool) -> list[str]:
     cache = report.pool.cache or ("-" if report.cache is None else str(report.cache))
     room = "-" if report.room is None else format_bytes(report.room.free_bytes)
     row = [report.pool.name, report.engine or "-", free, waiting, cache, room]
-    return [*row, _yes(facts.cached)] if with_target else row
+    cached = "-" if facts.cached is None else "yes" if facts.cached else "no"
+    return [*row, cached] if with_target else row
 
 
 def _gpus(count: GpuCount) -> str:
     return f"{count.free} of {count.total} {count.kind}"
-
-
-def _yes(value: bool | None) -> str:
-    return "-" if value is None else "yes" if value else "no"
 
 
 def _item(call: Call, report: PoolReport) -> dict[str, object]:

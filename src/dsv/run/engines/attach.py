@@ -229,7 +229,8 @@ def supervise(
         raise
     output.job_ended()
     over()
-    _deliver(output, signals, patient=_by_itself(ended))
+    by_itself = ended.signal is None and ended.cause not in (EndCause.LEASE_LOST, EndCause.TIME_LIMIT)
+    _deliver(output, signals, patient=by_itself)
     return ended
 
 
@@ -306,10 +307,6 @@ def _judged(ended: Ended, first: int | None, lost: str | None, timed_out: bool) 
     if first is not None:
         return replace(ended, cause=EndCause.CANCELLED)
     return replace(ended, cause=ended.cause or (EndCause.EXITED if ended.launched else EndCause.NOT_STARTED))
-
-
-def _by_itself(ended: Ended) -> bool:
-    return ended.signal is None and ended.cause not in (EndCause.LEASE_LOST, EndCause.TIME_LIMIT)
 
 
 def _deliver(output: Output, signals: Signals, *, patient: bool) -> None:

@@ -64,7 +64,7 @@ class SourceReader:
             place = self._places.get(key)
             if place is None:
                 there = source.endpoint or None
-                options = with_fields(self._options, endpoint=there, s3_endpoint=there)
+                options = replace(self._options, endpoint=there, s3_endpoint=there)
                 place = self._places[key] = open_place(source.url, options)
         return with_fields(place, shown=hide_in_urls(source.url))
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
@@ -109,9 +110,8 @@ class Model:
 class Branches(RuleBasedStateMachine):
     @initialize()
     def make(self) -> None:
-        from tempfile import mkdtemp
-
-        self.world = World(Path(mkdtemp(prefix="branches-")))
+        self.folder = TemporaryDirectory(prefix="branches-")
+        self.world = World(Path(self.folder.name))
         self.model = Model({"main": 3}, moves={"main": [None, 0, 1, 2, 3]})
         self.kept = every_store_is(self.world.store)
         self.kept.__enter__()
@@ -119,6 +119,7 @@ class Branches(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "kept"):
             self.kept.__exit__(None, None, None)
+            self.folder.cleanup()
 
     def expect(self, done: Callable[[], object], error: type[DsvError] | None) -> None:
         if error is None:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.pretty import pretty_repr
 
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
 from dsv.store.credentials import aws_access
@@ -304,7 +305,8 @@ def test_no_secret_shows_in_what_is_printed() -> None:
         AZURE_STORAGE_ACCOUNT_KEY="hide-me",
         CLOUDSDK_AUTH_ACCESS_TOKEN="hide-me",
     )
-    assert "hide-me" not in repr(options)
+    for shown in (repr(options), pretty_repr(options)):
+        assert "id" in shown and "hide-me" not in shown
 
 
 def test_google_and_azure_without_credentials(home: Path) -> None:
@@ -342,17 +344,3 @@ def test_every_scheme_can_be_opened(tmp_path: Path, opened: Opened) -> None:
     urls = {"file": f"file://{tmp_path}", "memory": "memory://m"}
     for scheme in SCHEMES:
         assert opened(open_store(urls.get(scheme, f"{scheme}://bucket/p"), options)).url
-
-
-def test_secrets_are_in_no_representation() -> None:
-    from rich.pretty import pretty_repr
-
-    options = StoreOptions(
-        region="eu",
-        secret_key="sesame1",
-        session_token="sesame2",
-        account_key="sesame3",
-        google_token="sesame4",
-    )
-    for shown in (repr(options), pretty_repr(options)):
-        assert "eu" in shown and "sesame" not in shown

@@ -377,11 +377,7 @@ def _taken(found: Iterable[tuple[Shared, set[Named]]]) -> dict[Named, set[FileId
     return taken
 
 
-def adopt(
-    repository: Repository,
-    writer: Writer,
-    theirs: Erasures,
-) -> int:
+def adopt(repository: Repository, writer: Writer, theirs: Erasures) -> int:
     """Take over the erasures of another store, with their ids, and return how many this one lacked. What other files of
     this store have of them stays."""
     missing = {

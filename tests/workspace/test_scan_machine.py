@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from dsv.format.tree import Entry, Kind
 from dsv.repo.tree.diff import difference
 from dsv.values.ids import FileId
-from dsv.workspace.status import detect_changes
+from dsv.workspace.scan.result import detect_changes
 from tests.exhaustive import examples
 from tests.workspace.worlds import World, tree_of
 

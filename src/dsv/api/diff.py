@@ -21,8 +21,8 @@ from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.file_reader import Problem, read_stable, refusal
 from dsv.values.paths import Both, PathSet, show, sort_key
 from dsv.workspace.baseline import Trees, find_baseline, load_state, save_news
+from dsv.workspace.scan.result import detect_changes, read_contents
 from dsv.workspace.sparse import check_paths
-from dsv.workspace.status import detect_changes, read_contents
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from dsv.values.ids import CommitId
     from dsv.values.names import DatasetName, Target
     from dsv.workspace.baseline import Baseline
-    from dsv.workspace.scan.result import Gone, Pending
-    from dsv.workspace.status import Differences
+    from dsv.workspace.scan.result import Differences, Gone, Pending
     from dsv.workspace.workspace import Workspace
 
 _MOST_PATHS, _MOST_BYTES = 20_000, 64 << 20

@@ -22,8 +22,8 @@ from dsv.workspace.checkout.checkout import check_out, check_tree
 from dsv.workspace.checkout.plan import Goal
 from dsv.workspace.checkout.write import Made
 from dsv.workspace.open import OpenWorkspace
+from dsv.workspace.scan.result import detect_changes
 from dsv.workspace.sparse import Held
-from dsv.workspace.status import detect_changes
 from dsv.workspace.workspace import Workspace
 
 

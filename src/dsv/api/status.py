@@ -17,8 +17,8 @@ from dsv.errors import Conflict, DsvError, Unreachable
 from dsv.values.names import MAIN
 from dsv.values.units import format_count
 from dsv.workspace.baseline import Trees, find_baseline, load_state, save_news
+from dsv.workspace.scan.result import detect_changes, whole_folders
 from dsv.workspace.sparse import check_paths, check_removals, note_let_go, restorable
-from dsv.workspace.status import detect_changes, whole_folders
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from dsv.transfer.file_reader import Problem
     from dsv.values.ids import CommitId
     from dsv.workspace.baseline import Baseline
+    from dsv.workspace.scan.result import Differences
     from dsv.workspace.sparse import Collision
-    from dsv.workspace.status import Differences
     from dsv.workspace.workspace import Workspace
 
 _LOCAL, _ASKED = 2000, 100

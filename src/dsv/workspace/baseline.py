@@ -23,11 +23,10 @@ from dsv.values.patterns import EVERYTHING
 from dsv.values.units import format_lines
 from dsv.workspace.file_writer import Writer
 from dsv.workspace.scan.folder import DIRECTORY, KEPT, OWN_SAME
-from dsv.workspace.scan.result import Pending, WorkspaceScan, pending_at
+from dsv.workspace.scan.result import Pending, WorkspaceScan, hash_file, pending_at
 from dsv.workspace.scan.scanner import scan_workspace
 from dsv.workspace.scan.state import NameIndex, State
 from dsv.workspace.sparse import Collision, Held, collisions_with, compare_outside, held_by
-from dsv.workspace.status import hash_file
 from dsv.workspace.unfinished import Begun, read_begun, unfinished
 from dsv.workspace.workspace import BRIEF
 

@@ -24,9 +24,8 @@ from dsv.values.ids import CommitId, FileId
 from dsv.values.names import BranchName
 from dsv.values.paths import PathSet, folders_above, show
 from dsv.workspace.scan.folder import DIRECTORY, IGNORED, KEPT, OWN_SAME, Folder, Relation
-from dsv.workspace.scan.result import WorkspaceScan, pending_at
+from dsv.workspace.scan.result import WorkspaceScan, hash_file, pending_at
 from dsv.workspace.scan.state import NameIndex
-from dsv.workspace.status import hash_file
 
 if TYPE_CHECKING:
     from dsv.merge.apply import ContentMerger

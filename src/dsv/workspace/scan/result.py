@@ -1,4 +1,4 @@
-"""The result of a scan: which paths may differ from the base, and which are gone.
+"""The result of a scan: which paths may differ from the base and which are gone, and what a sync would commit.
 
 `scanner.scan_workspace` makes it. Everything here is about one base commit.
 """
@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +16,17 @@ import msgspec
 
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
+from dsv.fs.descent import Descent
+from dsv.fs.errors import about
 from dsv.fs.mapped import Notice, is_old, notice
-from dsv.transfer.file_reader import ROW
+from dsv.repo.tree.diff import What, difference, retyped
+from dsv.transfer.file_reader import ROW, Problem, hash_content, read_stable, row_of
 from dsv.values.ids import RecipeId
-from dsv.values.paths import sort_key
+from dsv.values.paths import folders_above, sort_key
+from dsv.values.progress import NoProgress
 from dsv.workspace.scan.folder import (
     BASE_KINDS,
+    KEPT,
     KINDS,
     NO_ID,
     OWN_SAME,
@@ -27,17 +34,16 @@ from dsv.workspace.scan.folder import (
     RELATIONS,
     TRUSTED,
     Relation,
+    join,
     with_relation,
 )
 from dsv.workspace.scan.state import relate, sync_with_tree
 
 if TYPE_CHECKING:
-    from dsv.transfer.file_reader import Problem
     from dsv.values.ids import CommitId, FileId
     from dsv.values.paths import PathSet
-    from dsv.workspace.scan.folder import (
-        Folder,
-    )
+    from dsv.values.progress import Progress
+    from dsv.workspace.scan.folder import Folder
     from dsv.workspace.scan.state import State
 
 _OWN = -1  # the position of a folder's own entry, as an empty directory
@@ -157,20 +163,35 @@ class WorkspaceScan:
         )
 
     def pending(self) -> Iterator[Pending]:
-        """Yield the items in tree order. Items that are recorded meanwhile are not yielded again."""
-        stack: list[_Emitter] = []
+        """Yield the items in tree order."""
+        found = self._pending()
+        return found if self.scope.whole else (item for item in found if item.path in self.scope)
+
+    def _pending(self) -> Iterator[Pending]:
+        stack: list[tuple[bytes, Folder, list[bytes], deque[int]]] = []  # the last folder, and those above it
+
+        def items(until: bytes | None = None) -> Iterator[Pending]:
+            _, folder, names, left = stack[-1]
+            while left and (until is None or names[left[0]] < until):
+                at = left.popleft()
+                yield pending_at(folder, at, names[at])
+
         for path in self.unsettled:
             folder = self.state.folder(path)
             if folder is None:
                 continue
-            key = sort_key(path)
-            while stack and not stack[-1].holds(key):
-                yield from self._scoped(stack.pop().rest())
+            while stack and not path.startswith(stack[-1][0]):
+                yield from items()
+                stack.pop()
             if stack:
-                yield from self._scoped(stack[-1].until(key))
-            stack.append(_Emitter(folder, key, own=self._is_new_itself(folder)))
+                yield from items(path[len(stack[-1][0]) :].partition(b"/")[0])
+            if self._is_new_itself(folder):
+                entry = Entry(path, Kind.EMPTY_DIRECTORY)
+                yield Pending(path, entry.kind, 0, Relation.ABSENT, entry, None, path, _OWN)
+            stack.append((join(path, b""), folder, folder.name_list(), deque(folder.unclean())))
         while stack:
-            yield from self._scoped(stack.pop().rest())
+            yield from items()
+            stack.pop()
 
     def totals(self) -> tuple[int, int]:
         """Return the number of pending paths, and the bytes of those that must be read. Faster than `pending`."""
@@ -194,9 +215,6 @@ class WorkspaceScan:
         if folder.path in self.filled_elsewhere:
             return False
         return self.withheld is None or not self.withheld.touches(folder.path)
-
-    def _scoped(self, found: Iterator[Pending]) -> Iterator[Pending]:
-        return found if self.scope.whole else (item for item in found if item.path in self.scope)
 
     def work(self) -> Iterator[Pending | Gone]:
         """Yield all that may differ from the base, in tree order, each path once."""
@@ -310,46 +328,6 @@ class WorkspaceScan:
         self.missing = []
 
 
-class _Emitter:
-    """The pending paths of one folder, given in turn with those of the folders in it."""
-
-    def __init__(self, folder: Folder, key: bytes, *, own: bool) -> None:
-        self._folder = folder
-        self._prefix = key + b"\0" if key else b""
-        self._names = folder.name_list()
-        self._positions = folder.unclean()
-        self._next: int | None = None
-        self._own = own
-
-    def holds(self, key: bytes) -> bool:
-        """Return whether a folder with this sort key is below this one."""
-        return key.startswith(self._prefix)
-
-    def until(self, key: bytes) -> Iterator[Pending]:
-        for item in self.rest():
-            if sort_key(item.path) > key:
-                self._next = item.at
-                return
-            yield item
-
-    def rest(self) -> Iterator[Pending]:
-        if self._own:
-            self._own = False
-            folder = self._folder
-            entry = Entry(folder.path, Kind.EMPTY_DIRECTORY)
-            yield Pending(
-                folder.path, Kind.EMPTY_DIRECTORY, 0, Relation.ABSENT, entry, None, folder.path, _OWN
-            )
-        if self._next is not None:
-            at, self._next = self._next, None
-            yield self._pending(at)
-        for at in self._positions:
-            yield self._pending(at)
-
-    def _pending(self, at: int) -> Pending:
-        return pending_at(self._folder, at, self._names[at])
-
-
 def pending_at(folder: Folder, at: int, name: bytes | None = None) -> Pending:
     """Return the item for one file or symlink."""
     path = folder.path_of(folder.name_list()[at] if name is None else name)
@@ -366,3 +344,124 @@ def pending_at(folder: Folder, at: int, name: bytes | None = None) -> Pending:
         at,
         BASE_KINDS[value] if relation is Relation.SAME or relation is Relation.DIFFERS else None,
     )
+
+
+BaseEntry = Callable[[bytes], Entry | None]
+
+
+class Differences(msgspec.Struct):
+    """Paths in tree order, one list for each way to differ."""
+
+    added: list[bytes] = msgspec.field(default_factory=list)
+    changed: list[bytes] = msgspec.field(default_factory=list)
+    removed: list[bytes] = msgspec.field(default_factory=list)
+    retyped: list[bytes] = msgspec.field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.added) + len(self.changed) + len(self.removed) + len(self.retyped)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return chain(self.added, self.changed, self.removed, self.retyped)
+
+    def note(self, path: bytes, what: What | None) -> None:
+        """Add a path; None is no difference."""
+        if what is not None:
+            paths: list[bytes] = getattr(self, what.value)
+            paths.append(path)
+
+
+def detect_changes(
+    scan: WorkspaceScan, base_entry: BaseEntry, progress: Progress | None = None
+) -> tuple[Differences, list[Problem]]:
+    """Return the differences that a sync would commit, and the files that could not be read.
+
+    Reads a file if it has the base's size and other times, and remembers what it read. Files that are new or of another
+    size are not read. `base_entry` gives the base's entry of a path; it is called for few. The scan is exact.
+    """
+    found = Differences()
+    problems: list[Problem] = []
+    progress = progress or NoProgress()
+    with about(scan.root), Descent(scan.root) as descent:
+        for item in scan.work():
+            if isinstance(item, Gone):
+                found.note(item.path, What.REMOVED)
+                continue
+            sure = item.relation is Relation.DIFFERS and item.known is not None
+            if item.relation in (Relation.UNKNOWN, Relation.DIFFERS) and not sure:
+                scan.relate(item, base_entry(item.path))
+            if item.base is not None and item.known is None and not item.surely_changed:
+                problem = hash_file(scan, item, descent)
+                progress.advance(files=1, bytes=item.size)
+                if problem is not None:
+                    problems.append(problem)
+                    continue
+            found.note(item.path, _difference(item))
+    return found, problems
+
+
+def whole_folders(scan: WorkspaceScan, found: Differences) -> frozenset[bytes]:
+    """Folders in which everything was added, or from which everything was removed."""
+    state = scan.state
+    added = Counter(path.rpartition(b"/")[0] for path in found.added if state.folder(path) is None)
+    mixed: set[bytes] = set()
+    for path in state.paths():
+        folder = state.folder(path)
+        kept = 0 if folder is None else sum(folder.kinds.count(kind) for kind in KEPT)
+        if folder is not None and (kept != added[path] or (folder.is_empty and folder.own == OWN_SAME)):
+            mixed.update((path, *folders_above(path)))
+    for path in (*found.changed, *found.retyped, *found.removed):
+        mixed.update((path, *folders_above(path)))
+    new = {way for path in found.added for way in folders_above(path) if way not in mixed}
+    gone = {way for path in found.removed for way in folders_above(path) if state.folder(way) is None}
+    return frozenset(new | gone)
+
+
+def may_differ(scan: WorkspaceScan, *, reading: bool) -> bool:
+    """Return whether a path that is on disk may differ from the base. reading: find out even if only contents can
+    tell.
+    """
+    with Descent(scan.root) as descent:
+        for item in scan.pending():
+            if item.base is not None and item.known == item.base:
+                continue  # too young to be trusted without another look, and the same
+            if not reading or item.surely_changed or item.known is not None or item.base is None:
+                return True
+            if hash_file(scan, item, descent) is not None or difference(item.base, item.known) is not None:
+                return True
+    return False
+
+
+def hash_file(scan: WorkspaceScan, item: Pending, descent: Descent) -> Problem | None:
+    """Hash a file, remember the result, and update `item` with it."""
+    stable = read_stable(descent, item.path, hash_content)
+    if isinstance(stable, Problem):
+        return stable
+    item.size = stable.stat.st_size
+    row, device = row_of(stable.stat), stable.stat.st_dev
+    item.known = scan.record(item, row, device, stable.value, quiet=stable.quiet)
+    item.kind = Kind.EXECUTABLE if stable.stat.st_mode & 0o100 else Kind.FILE
+    if item.known is None:  # a large file: only its upload works out the recipe that a tree needs
+        item.known = Entry(item.path, item.kind, item.size, stable.value)
+    return None
+
+
+def _difference(item: Pending) -> What | None:
+    if item.relation is Relation.ABSENT:
+        return What.ADDED
+    if item.base is not None and item.known is not None:
+        return difference(item.base, item.known)
+    before = item.base.kind if item.base is not None else item.base_kind
+    assert before is not None
+    return What.RETYPED if retyped(before, item.kind) else What.CHANGED
+
+
+def read_contents(scan: WorkspaceScan, changed: Iterable[Pending | Gone]) -> list[Problem]:
+    """Hash these files, so that their entries have ids; return those that could not be read."""
+    problems = []
+    with about(scan.root), Descent(scan.root) as descent:
+        for item in changed:
+            if isinstance(item, Pending) and item.known is None:
+                problem = hash_file(scan, item, descent)
+                if problem is not None:
+                    problems.append(problem)
+    return problems

@@ -182,109 +182,6 @@ def _type(folder: Folder, at: int) -> int:
     return stat.S_IFMT(int.from_bytes(folder.rows[(at + 1) * ROW.size - 4 : (at + 1) * ROW.size], "little"))
 
 
-class EntryValidator:
-    """Looks at folders one by one, and collects its findings."""
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self.problems: list[Problem] = []
-        """As in `WorkspaceScan`, like `clashes`."""
-        self.clashes: list[tuple[bytes, bytes]] = []
-        self.lost: set[bytes] = set()
-        """Paths in the base that are neither files nor symlinks now."""
-        self.withheld: list[bytes] = []
-        """Paths that can't be read."""
-        self.links_moved = False
-        """A symlink was added, changed or removed."""
-
-    def validate(self, compared: Compared, listing: Listing, descriptor: int) -> None:
-        """Refuse what can't be in a tree, read symlinks, and note what the base has and the folder lacks."""
-        folder = compared.folder
-        names = folder.name_list()
-        for name, kind in compared.lost:
-            self.lost.add(folder.path_of(name))
-            self.links_moved |= kind == Kind.SYMLINK
-        for at in folder.positions(UNSUPPORTED):
-            self.problem(folder.path_of(names[at]), what_it_is(listing.mode(at)))
-        self._names(compared, listing, names)
-        for at in list(folder.positions(Kind.SYMLINK)):
-            if not folder.marks[at] & TRUSTED:
-                self._read_link(folder, at, names[at], descriptor)
-        if not listing.all_readable():
-            self._access(folder, names, descriptor)
-        if folder.own == OWN_SAME and not folder.is_empty:
-            self.lost.add(folder.path)
-            folder.own = 0
-
-    def _names(self, compared: Compared, listing: Listing, names: list[bytes]) -> None:
-        folder = compared.folder
-        fresh = list(compared.fresh)
-        if not fresh:
-            return
-        room = min(MAX_COMPONENT, MAX_PATH - len(folder.path) - 1)
-        plain = listing.blob.isascii() or is_utf8(listing.blob)
-        if not plain or max(map(len, names)) > room:
-            for at in fresh:
-                reason = _name_fault(names[at], room)
-                if reason is not None and folder.kinds[at] in (*KEPT, DIRECTORY):
-                    self.refuse(folder, at, names[at], reason)
-        if plain and (not listing.blob.isascii() or len(set(listing.blob.lower().split(b"\0"))) < len(names)):
-            kept = [
-                name for name, kind in zip(names, folder.kinds, strict=True) if kind in (*KEPT, DIRECTORY)
-            ]
-            self.clashes += [
-                (folder.path_of(one), folder.path_of(other)) for one, other in fold_clashes(kept)
-            ]
-
-    def _access(self, folder: Folder, names: list[bytes], descriptor: int) -> None:
-        for at in list(folder.unclean()):
-            if folder.kinds[at] != Kind.SYMLINK and not folder.marks[at] & TRUSTED:
-                effective = os.access in os.supports_effective_ids
-                if not os.access(names[at], os.R_OK, dir_fd=descriptor, effective_ids=effective):
-                    path = folder.path_of(names[at])
-                    self.refuse(
-                        folder, at, names[at], "it may not be read: Permission denied", Trouble.UNREADABLE
-                    )
-                    self.withheld.append(path)
-
-    def _read_link(self, folder: Folder, at: int, name: bytes, descriptor: int) -> None:
-        self.links_moved = True
-        try:
-            target = os.readlink(name, dir_fd=descriptor)
-        except OSError:  # it is gone, or became something else: the next scan will tell
-            self.refuse(folder, at, name, "it changed while dsv looked at it", Trouble.CHANGING)
-            return
-        before, relation = folder.targets.get(at), folder.relation(at)
-        folder.targets[at] = target
-        try:
-            check_target(target)
-        except ValueError as error:
-            reason = (
-                LEAVES if target[:1] == b"/" else f"it is a symlink whose target no tree can hold: {error}"
-            )
-            self.refuse(folder, at, name, reason)
-            return
-        base_kind = BASE_KINDS[folder.marks[at]]
-        if relation is Relation.SAME and (base_kind is not Kind.SYMLINK or before != target):
-            relation = Relation.DIFFERS
-        known = TRUSTED if self._state.vouches(folder.row(at)) else READ
-        folder.marks[at] = with_relation(known, relation, base_kind)
-
-    def refuse(
-        self, folder: Folder, at: int, name: bytes, reason: str, trouble: Trouble = Trouble.UNSUPPORTED
-    ) -> None:
-        """Leave a name out of the tree."""
-        path = folder.path_of(name)
-        self.problem(path, reason, trouble)
-        if folder.kinds[at] in KEPT and folder.relation(at) is not Relation.ABSENT:
-            self.lost.add(path)
-        folder.kinds[at] = UNSUPPORTED
-        folder.marks[at] = 0
-
-    def problem(self, path: bytes, reason: str, trouble: Trouble = Trouble.UNSUPPORTED) -> None:
-        self.problems.append(Problem(path, reason, trouble))
-
-
 def _name_fault(name: bytes, room: int) -> str | None:
     if not is_utf8(name):
         return "its name is not UTF-8"
@@ -338,7 +235,13 @@ class _Scanner:
         self._descent = descent
         self._unvisited = set(self._state.paths())
         self._rules: dict[bytes, Rules] = {}  # of folders that lead to a scope
-        self._validator = EntryValidator(self._state)
+        self._problems: dict[bytes, Problem] = {}
+        self._lost: set[bytes] = set()
+        """Paths in the base that are neither files nor symlinks now."""
+        self._withheld: list[bytes] = []
+        """Paths that can't be read."""
+        self._links_moved = False
+        """A symlink was added, changed or removed."""
 
     def run(self) -> None:
         scan = self._scan
@@ -349,21 +252,17 @@ class _Scanner:
             self._walk_to(path)
         self._lose_unvisited(scope)
         names = NameIndex(self._state)
-        gone = self._state.gone | self._validator.lost
+        gone = self._state.gone | self._lost
         chosen = self._state.chosen
         gone = {path for path in gone if not self._is_back(path, names)}
         self._state.gone = {path for path in gone if path in chosen}
         scan.let_go = sorted(gone - self._state.gone, key=sort_key)
         self._check_links()
-        scan.clashes = self._validator.clashes
-        scan.withheld = PathSet.of(self._validator.withheld) if self._validator.withheld else None
+        scan.withheld = PathSet.of(self._withheld) if self._withheld else None
         scan.unsettled.sort(key=sort_key)
-        found = {
-            problem.path: problem
-            for problem in reversed(self._validator.problems)
-            if problem.path in scan.scope
-        }
-        scan.problems = [found[path] for path in sorted(found, key=sort_key)]
+        scan.problems = [
+            self._problems[path] for path in sorted(self._problems, key=sort_key) if path in scan.scope
+        ]
         scan.find_missing()
 
     def _walk(self, start: bytes, rules: Rules) -> None:
@@ -408,10 +307,8 @@ class _Scanner:
         except OSError as error:
             if not path:
                 raise
-            self._validator.problem(
-                path, f"it can't be listed: {error.strerror or error}", Trouble.UNREADABLE
-            )
-            self._validator.withheld.append(path)
+            self._problem(path, f"it can't be listed: {error.strerror or error}", Trouble.UNREADABLE)
+            self._withheld.append(path)
             return None
         rules = self._enter(path, above, listing, descriptor)
         self._unvisited.discard(path)
@@ -421,11 +318,98 @@ class _Scanner:
         if old is not None and is_unchanged(old, listing, rules):
             return old, rules
         compared = compare(path, old, listing, rules)
-        self._validator.validate(compared, listing, descriptor)
+        self._validate(compared, listing, descriptor)
         self._state.put(compared.folder)
         if not compared.folder.is_clean:
             self._scan.unsettled.append(path)
         return compared.folder, rules
+
+    def _validate(self, compared: Compared, listing: Listing, descriptor: int) -> None:
+        """Refuse what can't be in a tree, read symlinks, and note what the base has and the folder lacks."""
+        folder = compared.folder
+        names = folder.name_list()
+        for name, kind in compared.lost:
+            self._lost.add(folder.path_of(name))
+            self._links_moved |= kind == Kind.SYMLINK
+        for at in folder.positions(UNSUPPORTED):
+            self._problem(folder.path_of(names[at]), what_it_is(listing.mode(at)))
+        self._names(compared, listing, names)
+        for at in list(folder.positions(Kind.SYMLINK)):
+            if not folder.marks[at] & TRUSTED:
+                self._read_link(folder, at, names[at], descriptor)
+        if not listing.all_readable():
+            self._access(folder, names, descriptor)
+        if folder.own == OWN_SAME and not folder.is_empty:
+            self._lost.add(folder.path)
+            folder.own = 0
+
+    def _names(self, compared: Compared, listing: Listing, names: list[bytes]) -> None:
+        folder = compared.folder
+        fresh = list(compared.fresh)
+        if not fresh:
+            return
+        room = min(MAX_COMPONENT, MAX_PATH - len(folder.path) - 1)
+        plain = listing.blob.isascii() or is_utf8(listing.blob)
+        if not plain or max(map(len, names)) > room:
+            for at in fresh:
+                reason = _name_fault(names[at], room)
+                if reason is not None and folder.kinds[at] in (*KEPT, DIRECTORY):
+                    self._refuse(folder, at, names[at], reason)
+        if plain and (not listing.blob.isascii() or len(set(listing.blob.lower().split(b"\0"))) < len(names)):
+            kept = [
+                name for name, kind in zip(names, folder.kinds, strict=True) if kind in (*KEPT, DIRECTORY)
+            ]
+            self._scan.clashes += [
+                (folder.path_of(one), folder.path_of(other)) for one, other in fold_clashes(kept)
+            ]
+
+    def _access(self, folder: Folder, names: list[bytes], descriptor: int) -> None:
+        for at in list(folder.unclean()):
+            if folder.kinds[at] != Kind.SYMLINK and not folder.marks[at] & TRUSTED:
+                effective = os.access in os.supports_effective_ids
+                if not os.access(names[at], os.R_OK, dir_fd=descriptor, effective_ids=effective):
+                    path = folder.path_of(names[at])
+                    self._refuse(
+                        folder, at, names[at], "it may not be read: Permission denied", Trouble.UNREADABLE
+                    )
+                    self._withheld.append(path)
+
+    def _read_link(self, folder: Folder, at: int, name: bytes, descriptor: int) -> None:
+        self._links_moved = True
+        try:
+            target = os.readlink(name, dir_fd=descriptor)
+        except OSError:  # it is gone, or became something else: the next scan will tell
+            self._refuse(folder, at, name, "it changed while dsv looked at it", Trouble.CHANGING)
+            return
+        before, relation = folder.targets.get(at), folder.relation(at)
+        folder.targets[at] = target
+        try:
+            check_target(target)
+        except ValueError as error:
+            reason = (
+                LEAVES if target[:1] == b"/" else f"it is a symlink whose target no tree can hold: {error}"
+            )
+            self._refuse(folder, at, name, reason)
+            return
+        base_kind = BASE_KINDS[folder.marks[at]]
+        if relation is Relation.SAME and (base_kind is not Kind.SYMLINK or before != target):
+            relation = Relation.DIFFERS
+        known = TRUSTED if self._state.vouches(folder.row(at)) else READ
+        folder.marks[at] = with_relation(known, relation, base_kind)
+
+    def _refuse(
+        self, folder: Folder, at: int, name: bytes, reason: str, trouble: Trouble = Trouble.UNSUPPORTED
+    ) -> None:
+        """Leave a name out of the tree."""
+        path = folder.path_of(name)
+        self._problem(path, reason, trouble)
+        if folder.kinds[at] in KEPT and folder.relation(at) is not Relation.ABSENT:
+            self._lost.add(path)
+        folder.kinds[at] = UNSUPPORTED
+        folder.marks[at] = 0
+
+    def _problem(self, path: bytes, reason: str, trouble: Trouble = Trouble.UNSUPPORTED) -> None:
+        self._problems.setdefault(path, Problem(path, reason, trouble))
 
     def _remembered(self, path: bytes) -> Folder | None:
         """The folder as it was, without what is known of files that are to be read again."""
@@ -449,7 +433,7 @@ class _Scanner:
 
     def _lose_unvisited(self, scope: PathSet) -> None:
         """Drop what is remembered below folders that are gone, or that are left out now."""
-        withheld = PathSet.of(self._validator.withheld) if self._validator.withheld else None
+        withheld = PathSet.of(self._withheld) if self._withheld else None
         for path in self._unvisited:
             if path not in scope or (withheld is not None and path in withheld):
                 continue
@@ -458,10 +442,10 @@ class _Scanner:
             names = folder.name_list()
             for at, kind in enumerate(folder.kinds):
                 if kind in KEPT and folder.relation(at) is not Relation.ABSENT:
-                    self._validator.lost.add(folder.path_of(names[at]))
-                    self._validator.links_moved |= kind == Kind.SYMLINK
+                    self._lost.add(folder.path_of(names[at]))
+                    self._links_moved |= kind == Kind.SYMLINK
             if folder.own == OWN_SAME:
-                self._validator.lost.add(path)
+                self._lost.add(path)
             self._state.drop(path)
 
     def _is_back(self, path: bytes, names: NameIndex) -> bool:
@@ -479,7 +463,7 @@ class _Scanner:
 
     def _check_links(self) -> None:
         """Refuse symlinks that lead out of the tree, also by way of other symlinks in it."""
-        if not self._validator.links_moved and self._scan.exact:
+        if not self._links_moved and self._scan.exact:
             return
         links = dict(self._links())
         while escaping := link_escapes(links):
@@ -489,9 +473,9 @@ class _Scanner:
                 folder = self._state.edit(above)
                 at = folder.find(name)
                 assert at is not None
-                self._validator.lost.clear()
-                self._validator.refuse(folder, at, name, LEAVES)
-                self._state.gone |= self._validator.lost
+                self._lost.clear()
+                self._refuse(folder, at, name, LEAVES)
+                self._state.gone |= self._lost
                 self._scan.unsettled.append(above)
         self._scan.unsettled = list(dict.fromkeys(self._scan.unsettled))
 

@@ -160,7 +160,7 @@ def found(bob: Person) -> dict[str, str]:
 def has_ended(bob: Person, before: Files) -> bool:
     """Whether whatever was killed had written all, and noted that."""
     workspace = Workspace.find(bob.workspace)
-    return workspace is not None and not workspace.begun_path.exists() and bob.files() != before
+    return workspace is not None and not workspace.begun() and bob.files() != before
 
 
 def check_taken(bob: Person, case: Case) -> None:

@@ -96,7 +96,7 @@ def test_what_would_be_overwritten_is_refused_with_a_list(lab: Lab) -> None:
         to(bob, "second")
     assert "x" in caught.value.message and "new/a" in caught.value.message
     assert bob.files() == before and bound(bob).branch == "third" and bound(bob).base() == base
-    assert not bound(bob).begun_path.exists()
+    assert not bound(bob).begun()
 
 
 def test_a_new_branch_begins_where_the_workspace_is(lab: Lab) -> None:
@@ -160,7 +160,7 @@ def test_killed_at_any_step_it_is_finished_or_undone_by_the_next_switch(lab: Lab
         name, files = ("third", THIRD) if step % 2 else ("second", SECOND)
         to(bob, name)
         assert bob.files() == with_mine(files), f"killed before step {step}"
-        assert bound(bob).branch == name and not bound(bob).begun_path.exists()
+        assert bound(bob).branch == name and not bound(bob).begun()
         published = bob.sync(branch=BranchName.parse(f"killed-{step}"), new_branch=True)
         assert published.commit is not None and bob.read(published.commit) == with_mine(files)
         assert found(bob) == {}

@@ -31,7 +31,6 @@ from dsv.workspace.checkout.checkout import check_equal, check_out, check_tree
 from dsv.workspace.checkout.plan import Goal, OverwritePolicy, Settlement
 from dsv.workspace.checkout.write import Counts, Made
 from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.unfinished import read_begun
 from dsv.workspace.workspace import DOT_FOLDER, Workspace, is_vacant
 
 COMMAND = "dsv clone"
@@ -112,9 +111,7 @@ def clone(
             try:
                 made = _fill(opened, tree, request.differing)
             except BaseException:
-                if is_new and not read_begun(
-                    bound.begun_path
-                ):  # nothing was written: the folder is as it was
+                if is_new and not bound.begun():  # nothing was written: the folder is as it was
                     bound.unbind()
                 raise
         return Cloned(
@@ -189,9 +186,7 @@ def _bind(
     dataset, branch, chosen = wanted
     inside = Workspace.find(root)
     if inside is not None and inside.root == root.resolve():
-        begun = inside.base() is None or any(
-            each.command == COMMAND for each in read_begun(inside.begun_path)
-        )
+        begun = inside.base() is None or any(each.command == COMMAND for each in inside.begun())
         if begun and inside.store_id == repository.id and inside.dataset == dataset:
             if inside.chosen != chosen:
                 raise _another_choice(root, inside)

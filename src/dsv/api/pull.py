@@ -19,7 +19,6 @@ from dsv.workspace.checkout.checkout import bring_to
 from dsv.workspace.checkout.plan import Goal, Settlement
 from dsv.workspace.checkout.write import Counts
 from dsv.workspace.open import OpenWorkspace, distance
-from dsv.workspace.unfinished import read_begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def _pull(
     head = newest.commit
     if head is not None:
         workspace.set_seen(workspace.branch, head)
-    if head is None or (head == base and not read_begun(workspace.begun_path)):
+    if head is None or (head == base and not workspace.begun()):
         without_effect = choices.without_effect(())
         return Pulled(workspace.dataset, workspace.branch, base, base, without_effect=without_effect)
     if repository.objects.stored_commit(head) is None:

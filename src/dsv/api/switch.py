@@ -22,7 +22,7 @@ from dsv.workspace.checkout.write import Counts
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.sync.journal import Journal
 from dsv.workspace.sync.publish import Publisher
-from dsv.workspace.unfinished import SWITCH, read_begun
+from dsv.workspace.workspace import SWITCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
     if repository.objects.stored_commit(head.commit) is None:
         raise missing_commit(head.commit, repository.store.url)
     base = opened.proven_base()
-    if base == head.commit and not read_begun(workspace.begun_path):
+    if base == head.commit and not workspace.begun():
         opened.following(branch).workspace.set_seen(branch, head.commit)
         return Switched(head.dataset, branch, base, workspace.branch, before)
     goal = Goal(

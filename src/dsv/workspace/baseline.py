@@ -13,7 +13,7 @@ import msgspec
 
 from dsv.errors import Conflict, Denied, NoRoom, Unreachable
 from dsv.format.tree import Entry, Kind
-from dsv.fs.descent import Descent, split
+from dsv.fs.descent import Descent
 from dsv.fs.errors import about
 from dsv.fs.lock import Lock
 from dsv.repo.tree.diff import diff_entries, diff_trees, difference
@@ -22,13 +22,12 @@ from dsv.values.paths import Both, PathSet, folders_above, show, sort_key
 from dsv.values.patterns import EVERYTHING
 from dsv.values.units import format_lines
 from dsv.workspace.file_writer import Writer
-from dsv.workspace.scan.folder import DIRECTORY, KEPT, OWN_SAME
-from dsv.workspace.scan.result import Pending, WorkspaceScan, hash_file, pending_at
+from dsv.workspace.scan.folder import OWN_SAME
+from dsv.workspace.scan.result import Pending, WorkspaceScan
 from dsv.workspace.scan.scanner import scan_workspace
-from dsv.workspace.scan.state import NameIndex, State
+from dsv.workspace.scan.state import State
 from dsv.workspace.sparse import Collision, Held, collisions_with, compare_outside, held_by
-from dsv.workspace.unfinished import Begun, read_begun, unfinished
-from dsv.workspace.workspace import BRIEF
+from dsv.workspace.workspace import BRIEF, Begun, unfinished
 
 if TYPE_CHECKING:
     from dsv.format.locator import Location
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
     from dsv.repo.tree.diff import Change
     from dsv.repo.tree.read import TreeReader
     from dsv.values.progress import Progress
+    from dsv.workspace.checkout.plan import Disk
     from dsv.workspace.open import OpenWorkspace
-    from dsv.workspace.scan.folder import Folder
     from dsv.workspace.scan.scanner import BaseEntries
     from dsv.workspace.workspace import Workspace
 
@@ -174,7 +173,7 @@ def find_baseline(
     read again, whatever its stat says. `trees` is asked only if the state does not mirror the base, or if a command did
     not end.
     """
-    begun = unfinished(read_begun(workspace.begun_path), base)
+    begun = unfinished(workspace.begun(), base)
     begun = tuple(each for each in begun if trees.have(each))
     if begun:
         state.exact = None  # it may describe only what the killed command had done
@@ -282,71 +281,47 @@ def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, 
     changes: what the commands were to change, at paths at which the base still has the `before`. The scan is exact.
     Files are read if their stats can't tell. Folders above the changes may have been left empty.
     """
+    from dsv.workspace.checkout.plan import Disk  # which other commands do not need
+
     found: dict[bytes, Entry | None] = {}
     folders: set[bytes] = set()
     with about(scan.root), Descent(scan.root) as descent:
-        taker = _Taker(scan, descent)
+        disk = Disk(scan, descent)
         for change in changes:
             if change.path not in found and difference(change.before, change.after) is not None:
-                if taker.take(change):
+                if _take(scan, disk, change):
                     found[change.path] = change.after
+                    scan.state.gone.discard(change.path)
                 folders.update(folders_above(change.path))
         for path in folders:
-            if found.get(path) is None and taker.take_empty(path):
+            if found.get(path) is None and _take_empty(scan, path):
                 found[path] = Entry(path, Kind.EMPTY_DIRECTORY)
     scan.compared_with_more_than_the_base()
     return found
 
 
-class _Taker:
-    def __init__(self, scan: WorkspaceScan, descent: Descent) -> None:
-        self._scan = scan
-        self._state = scan.state
-        self._descent = descent
-        self._names = NameIndex(scan.state)
-
-    def take(self, change: Change) -> bool:
-        path, wanted = change.path, change.after
-        folder_path, name = split(path)
-        at = self._names.find(folder_path, name)
-        folder = None if at is None else self._state.edit(folder_path)
-        if wanted is None:
-            taken = folder is None or at is None or not self._is_entry(folder, at, path)
-        elif folder is None or at is None:
-            return False
-        elif wanted.kind is Kind.EMPTY_DIRECTORY:
-            return self.take_empty(path)
-        else:
-            taken = folder.kinds[at] == wanted.kind and self._is_file(folder, at, name, change)
-        if taken:
-            self._state.gone.discard(path)
-        return taken
-
-    def take_empty(self, path: bytes) -> bool:
-        """Return whether it is an empty folder that the base does not have."""
-        folder = self._state.folder(path)
-        if folder is None or not folder.is_empty or folder.own == OWN_SAME:
-            return False
-        self._state.edit(path).own = OWN_SAME
-        self._state.gone.discard(path)
-        return True
-
-    def _is_entry(self, folder: Folder, at: int, path: bytes) -> bool:
-        if folder.kinds[at] == DIRECTORY:
-            below = self._state.folder(path)
-            return below is not None and below.is_empty
-        return folder.kinds[at] in KEPT
-
-    def _is_file(self, folder: Folder, at: int, name: bytes, change: Change) -> bool:
-        wanted = change.after
-        assert wanted is not None
-        if wanted.is_file and folder.size_on_disk(at) != wanted.size:
-            return False
-        item = pending_at(folder, at, name)
-        self._scan.relate(item, wanted)  # before it is read: then a large file's recipe is known
-        if item.known is None and hash_file(self._scan, item, self._descent) is not None:
-            item.known = None
-        if item.known is not None and difference(item.known, wanted) is None:
-            return True
-        self._scan.relate(item, change.before)
+def _take(scan: WorkspaceScan, disk: Disk, change: Change) -> bool:
+    path, wanted = change.path, change.after
+    if wanted is None:
+        return disk.row(path) is None and disk.entry(path) is None
+    if wanted.kind is Kind.EMPTY_DIRECTORY:
+        return _take_empty(scan, path)
+    item = disk.item(path)
+    if item is None or item.kind is not wanted.kind or item.size != wanted.size:
         return False
+    disk.relate(path, wanted)  # before it is read: then a large file's recipe is known
+    with suppress(Conflict):  # it can't be read
+        if difference(disk.entry(path), wanted) is None:
+            return True
+    disk.relate(path, change.before)
+    return False
+
+
+def _take_empty(scan: WorkspaceScan, path: bytes) -> bool:
+    """Return whether it is an empty folder that the base does not have."""
+    folder = scan.state.folder(path)
+    if folder is None or not folder.is_empty or folder.own == OWN_SAME:
+        return False
+    scan.state.edit(path).own = OWN_SAME
+    scan.state.gone.discard(path)
+    return True

@@ -17,8 +17,7 @@ from dsv.repo.repository import Repository
 from dsv.store.opened import Counts
 from dsv.values.progress import Progress
 from dsv.values.units import format_count, format_duration
-from dsv.workspace.unfinished import SWITCH, read_begun, unfinished
-from dsv.workspace.workspace import Workspace
+from dsv.workspace.workspace import SWITCH, Workspace, unfinished
 
 if TYPE_CHECKING:
     from dsv.format.tree import Entry
@@ -104,7 +103,7 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
                 subject=f"{workspace.dataset}@{name}",
                 hint="dsv sync --new-branch NAME publishes what is here on another branch",
             )
-        begun = unfinished(read_begun(workspace.begun_path), base)
+        begun = unfinished(workspace.begun(), base)
         if begun and begun[-1].command == f"{SWITCH}{head.branch}":
             return Conflict(
                 f"{begun[-1].command} was interrupted here",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,11 +21,13 @@ from dsv.fs.folders import sync_folder
 from dsv.fs.lock import Held, Lock
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import BranchName, DatasetName
+from dsv.values.paths import PathSet
 from dsv.values.patterns import EVERYTHING, SparsePatterns
 from dsv.values.toml import MAX_BYTES, binding, read_toml
 
 if TYPE_CHECKING:
     from dsv.repo.tracking import Tracking
+    from dsv.repo.tree.diff import Change
 
 DOT_FOLDER = ".dsv"
 _CONFIG = "config.toml"
@@ -40,6 +42,54 @@ SPARSE = "sparse"
 """In `needs` of a binding: what a dsv has to know to work there. All that came before this refuse such a binding."""
 _COMMENT = b"# Only a dsv that knows sparse workspaces can work here: others would take what is not here for removed.\n"
 _BRIEF_TRIES, _BRIEF_WAIT = 50, 0.1  # seconds
+
+
+SWITCH = "dsv switch "
+"""The beginning of a switch's command; the branch follows."""
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """A command that changes the workspace from `base` (None: from nothing) to `commit`, and may have been interrupted.
+
+    A file below `.dsv` notes it before the first file of the workspace is written, until a commit is the base. A path
+    that is as the command was to make it counts as unchanged, and not as the user's work.
+    """
+
+    command: str
+    base: CommitId | None
+    commit: CommitId
+    paths: tuple[bytes, ...] = ()
+    """The paths concerned; empty for the whole workspace."""
+    less: tuple[bytes, ...] = ()
+    """Paths that the user has restored since."""
+
+    def concerning(self, changes: Iterable[Change]) -> Iterator[Change]:
+        """Return the changes from `base` to `commit` that the command was to make."""
+        chosen, less = PathSet.of(self.paths), PathSet.of(self.less)
+        for change in changes:
+            if chosen.touches(change.path) and not (self.less and change.path in less):
+                yield change
+
+    @property
+    def finish(self) -> str:
+        """The command line that finishes it."""
+        if self.command.startswith(SWITCH):
+            return self.command
+        if self.command != "dsv restore":
+            return "dsv pull"
+        paths = "".join(" " + (path or b".").decode("utf-8", "backslashreplace") for path in self.paths)
+        return f"dsv restore{paths} --from @{str(self.commit)[:12]}"
+
+
+class _Record(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    command: str
+    commit: str
+    base: str | None = None
+    paths: list[str] = []
+    less: list[str] = []
+
+
+_RECORDS = msgspec.json.Decoder(list[_Record])
 
 
 class Workspace(msgspec.Struct, frozen=True):
@@ -105,10 +155,6 @@ class Workspace(msgspec.Struct, frozen=True):
         return self.dot / "state"
 
     @property
-    def begun_path(self) -> Path:
-        return self.dot / _BEGUN
-
-    @property
     def tracking_path(self) -> Path:
         return self.dot / _TRACKING
 
@@ -168,6 +214,58 @@ class Workspace(msgspec.Struct, frozen=True):
         with about(self.dot / _BASE):
             (self.dot / _BASE).unlink(missing_ok=True)
             sync_folder(self.dot)
+
+    def begun(self) -> tuple[Begun, ...]:
+        """Return all commands that have begun to write files here, oldest first. Raises `IntegrityError` for a file
+        that can't be decoded.
+        """
+        path = self.dot / _BEGUN
+        try:
+            with about(path):
+                try:
+                    records = _RECORDS.decode(read_file(path))
+                except FileNotFoundError:
+                    return ()
+            return tuple(
+                Begun(
+                    one.command,
+                    None if one.base is None else CommitId.parse(one.base),
+                    CommitId.parse(one.commit),
+                    tuple(map(str.encode, one.paths)),
+                    tuple(map(str.encode, one.less)),
+                )
+                for one in records
+            )
+        except (msgspec.DecodeError, UnicodeError):
+            pass
+        except DsvError as error:
+            if error.exit_code != 2:
+                raise
+        raise IntegrityError(
+            f"{path} does not say which commands were interrupted here",
+            subject=str(path),
+            hint=f"remove it: what an interrupted pull wrote then shows as your change; rm {path}",
+        )
+
+    def set_begun(self, begun: Sequence[Begun]) -> None:
+        """Durable when it returns."""
+        path = self.dot / _BEGUN
+        if begun:
+            records = [
+                _Record(
+                    one.command,
+                    str(one.commit),
+                    None if one.base is None else str(one.base),
+                    [path.decode() for path in one.paths],
+                    [path.decode() for path in one.less],
+                )
+                for one in dict.fromkeys(begun)
+            ]
+            self._replace(_BEGUN, msgspec.json.format(msgspec.json.encode(records)) + b"\n")
+        elif path.exists():
+            with about(path):
+                path.unlink(missing_ok=True)
+                sync_folder(self.dot)
 
     def tracking(self) -> Tracking:
         """Return the last answers of the store about the dataset; none if they can't be read."""
@@ -249,6 +347,32 @@ class Workspace(msgspec.Struct, frozen=True):
     def _replace(self, name: str, data: bytes) -> None:
         with about(self.dot / name):
             replace_file(self.dot / name, data)
+
+
+def unfinished(begun: Sequence[Begun], base: CommitId | None) -> tuple[Begun, ...]:
+    """Return the commands that have not ended in a workspace with this base.
+
+    A command whose commit is the base has ended, and has written over whatever earlier ones had left.
+    """
+    left: list[Begun] = []
+    for each in begun:
+        if each.base == each.commit:
+            continue
+        if each.commit == base and not each.paths:
+            left.clear()
+        else:
+            left.append(each)
+    return tuple(left)
+
+
+def restored(begun: Iterable[Begun], paths: tuple[bytes, ...]) -> tuple[Begun, ...]:
+    """Return the commands that are unfinished once the user has restored these paths."""
+    found: list[Begun] = []
+    for each in begun:
+        less = PathSet.of({*each.less, *paths})
+        if not less.whole and not (each.paths and all(path in less for path in each.paths)):
+            found.append(replace(each, less=less.paths))
+    return tuple(found)
 
 
 def is_vacant(folder: Path) -> bool:

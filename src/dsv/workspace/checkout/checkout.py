@@ -29,7 +29,7 @@ from dsv.workspace.checkout.write import Contents, Made, TreeWriter
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.scan.result import WorkspaceScan
 from dsv.workspace.sync.journal import Journal
-from dsv.workspace.unfinished import Begun, restored, write_begun
+from dsv.workspace.workspace import Begun, restored
 
 
 def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
@@ -80,13 +80,13 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
     goal.ready()
     begun = Begun(goal.command, scan.base, goal.commit, goal.paths)
     if (plan.writes or goal.branch is not None) and begun.commit != begun.base:
-        write_begun(workspace.begun_path, (*baseline.begun, begun))
+        workspace.set_begun((*baseline.begun, begun))
     if goal.branch is not None:
         workspace = opened.following(goal.branch).workspace
     made = _write(opened, goal.files_of or goal.commit, scan, writer, plan)
     if goal.follow is not None:
         workspace.set_base(goal.follow)
-        write_begun(workspace.begun_path, ())
+        workspace.set_begun(())
         if (
             workspace.journal_path.exists()
         ):  # of a killed sync, whose commit is the base or an ancestor of it by now
@@ -94,7 +94,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
                 if journal.left.publishing is not None:
                     journal.clear()
     else:
-        write_begun(workspace.begun_path, restored(baseline.begun, goal.paths))
+        workspace.set_begun(restored(baseline.begun, goal.paths))
     return made
 
 

@@ -24,7 +24,7 @@ from dsv.values.ids import CommitId, FileId
 from dsv.values.names import BranchName
 from dsv.values.paths import PathSet, folders_above, show
 from dsv.workspace.scan.folder import DIRECTORY, IGNORED, KEPT, OWN_SAME, Folder, Relation
-from dsv.workspace.scan.result import WorkspaceScan, hash_file, pending_at
+from dsv.workspace.scan.result import Pending, WorkspaceScan, hash_file, pending_at
 from dsv.workspace.scan.state import NameIndex
 
 if TYPE_CHECKING:
@@ -461,6 +461,13 @@ class Disk:
         if folder is None or at is None or folder.kinds[at] not in KEPT:
             return None
         return folder.row(at)
+
+    def item(self, path: bytes) -> Pending | None:
+        """Return what is remembered of a file or symlink."""
+        folder, at = self._find(path)
+        if folder is None or at is None or folder.kinds[at] not in KEPT:
+            return None
+        return pending_at(folder, at, split(path)[1])
 
     def is_folder(self, path: bytes) -> bool:
         folder, at = self._find(path)

@@ -21,8 +21,7 @@ from dsv.values.progress import NoProgress
 from dsv.workspace.baseline import scan_clean_workspace
 from dsv.workspace.checkout.checkout import check_folding
 from dsv.workspace.checkout.plan import Goal
-from dsv.workspace.checkout.write import Fill, Made, TreeWriter, fill_from
-from dsv.workspace.file_writer import Writer
+from dsv.workspace.checkout.write import Fill, Made, TreeWriter, Writer, fill_from
 from dsv.workspace.scan.state import State
 from tests.workspace.worlds import Tree, World, tree_of
 
@@ -235,7 +234,7 @@ def test_a_file_system_without_hard_links(world: World, monkeypatch: pytest.Monk
     def no_links(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("dsv.workspace.file_writer.os.link", no_links)
+    monkeypatch.setattr("dsv.workspace.checkout.write.os.link", no_links)
     bring(world, GOAL)
     assert tree_of(world.root) == GOAL
     with Writer(world.root) as writer:

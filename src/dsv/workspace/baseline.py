@@ -21,7 +21,6 @@ from dsv.values.ids import CommitId
 from dsv.values.paths import Both, PathSet, folders_above, show, sort_key
 from dsv.values.patterns import EVERYTHING
 from dsv.values.units import format_lines
-from dsv.workspace.file_writer import Writer
 from dsv.workspace.scan.folder import OWN_SAME
 from dsv.workspace.scan.result import Pending, WorkspaceScan
 from dsv.workspace.scan.scanner import scan_workspace
@@ -238,6 +237,8 @@ def scan_clean_workspace(
     """
     scan = scan_workspace(root, state, base, base_entries)
     if scan.leftovers:
+        from dsv.workspace.checkout.write import Writer
+
         with Writer(root) as writer:
             for path in scan.leftovers:
                 writer.remove(path, None)

@@ -39,24 +39,15 @@ _PACKAGES = {
     "sftp": "paramiko", "hf": "huggingface_hub", "gs": "gcsfs", "http": "aiohttp", "az": "adlfs",
     "dvc": "pyyaml",
 }  # fmt: skip
-_LOGINS = {
-    "sftp": "'{ssh}' must log in without a prompt: dsv uses the same keys (ssh-copy-id, ssh-add, ~/.ssh/id_*)",
-    "hf": "hf auth login, or set HF_TOKEN (with huggingface_hub); some datasets have terms to accept on their page",
-    "http": "if the server asks for a password, put USER:PASSWORD@ before the host in the URL",
-    "gs": "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "az login, or set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-    "s3": "use other credentials, such as AWS_PROFILE",
+_ACCESS = {
+    "sftp": "'{ssh} ls {path}' must work without a prompt: dsv uses the same keys; paths begin at that machine's root",
+    "hf": "check the name; a private dataset needs 'hf auth login' or HF_TOKEN, and some have terms to accept",
+    "http": "check the URL; if the server asks for a password, put USER:PASSWORD@ before the host",
+    "gs": "'gcloud storage ls {url}' must work: gcloud auth application-default login",
+    "az": "check the URL; az login, or set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "s3": "'aws s3 ls {url}' must work; use other credentials, such as AWS_PROFILE",
 }
-_RIGHTS = {
-    **_LOGINS,
-    "sftp": "the user may lack permissions: sftp://USER@HOST/PATH logs in as another",
-}
-_ABSENT = {
-    "hf": "check the name; a private one is hidden from anyone without a token: hf auth login, or set HF_TOKEN",
-    "sftp": "check the path, which begins at the root of that machine: '{ssh} ls {path}'",
-    "s3": "check the URL: 'aws s3 ls {url}'",
-    "gs": "check the URL: 'gcloud storage ls {url}'",
-}
+"""What helps where something is absent or access is denied: servers often answer one for the other."""
 _SHAPES = {"hf": "hf://datasets/OWNER/NAME", "sftp": "sftp://USER@HOST/PATH", "http": "https://HOST/PATH"}
 _ENDPOINTS = {"hf": "variable HF_ENDPOINT", "s3": "endpoint (--source-endpoint, AWS_ENDPOINT_URL)"}
 """The setting that names the server, if the URL does not."""
@@ -268,7 +259,7 @@ def converting(shown: str, done: str) -> Iterator[None]:
         raise absent(shown) from error
     except PermissionError as error:
         raise Denied(
-            f"access to {shown} was denied: {_line(error)}", subject=shown, hint=_hint(_RIGHTS, shown)
+            f"access to {shown} was denied: {_line(error)}", subject=shown, hint=_access(shown)
         ) from error
     except NotImplementedError as error:
         kind = kind_of(shown)
@@ -280,9 +271,8 @@ def converting(shown: str, done: str) -> Iterator[None]:
 def as_error(error: Exception, shown: str, done: str) -> DsvError:
     """Return the error to raise in place of another one of a file system."""
     name, status = type(error).__name__, _status(error)
-    login = _hint(_LOGINS, shown)
     if "NoCredentials" in name:
-        return Denied(f"no credentials found for {shown}", subject=shown, hint=login)
+        return Denied(f"no credentials found for {shown}", subject=shown, hint=_access(shown))
     if status in (404, 410):
         return absent(shown)
     if any(_is_expired(each) for each in _chain(error)):
@@ -291,12 +281,12 @@ def as_error(error: Exception, shown: str, done: str) -> DsvError:
         phrase = next((each.phrase for each in HTTPStatus if each == status), "")
         answer = f"the server answered {status} {phrase}".rstrip()
         if status in (401, 403):
-            return Denied(f"access to {shown} was denied: {answer}", subject=shown, hint=login)
+            return Denied(f"access to {shown} was denied: {answer}", subject=shown, hint=_access(shown))
         return Unreachable(
             f"{shown} could not be {done}: {answer}", subject=shown, hint="run the same command again later"
         )
     if "Authentication" in name or "PasswordRequired" in name or _NO_METHODS in str(error):
-        return Denied(f"access to {shown} was denied: {_line(error)}", subject=shown, hint=login)
+        return Denied(f"access to {shown} was denied: {_line(error)}", subject=shown, hint=_access(shown))
     if isinstance(error, ValueError) and kind_of(shown) == "hf":  # a name that the Hub can't have
         return UsageError(f"{shown} is not a valid URL: {_line(error)}", subject=shown, hint=_SHAPES["hf"])
     reason, hint = _unreachable(error, shown)
@@ -316,7 +306,7 @@ def absent(shown: str, lacking: str = "nothing") -> NotFound:
     return NotFound(
         f"there is {lacking} at {shown}",
         subject=shown,
-        hint=_hint(_ABSENT, shown) or "check the URL: upper and lower case differ",
+        hint=_access(shown),
     )
 
 
@@ -331,12 +321,7 @@ def _unreachable(error: Exception, shown: str) -> tuple[str, str | None]:
         return "connection refused", f"check the {place}, and that the server runs"
     text = _line(error) or type(error).__name__
     if isinstance(error, TimeoutError):
-        return (
-            f"the server did not answer in time ({text})",
-            "check the host name and the network",
-        )
-    if "OfflineMode" in type(error).__name__:
-        return text, "unset HF_HUB_OFFLINE"
+        return f"the server did not answer in time ({text})", f"check the {place}, and the network"
     if _NOT_SSH in text:
         return f"the server does not speak SSH ({text})", "check the port: sftp://USER@HOST:PORT/PATH"
     if "known_hosts" in text:
@@ -381,12 +366,11 @@ def _line(error: Exception) -> str:
     return _ERRNO.sub("", next(iter(str(error).strip().splitlines()), "").strip())
 
 
-def _hint(hints: dict[str, str], shown: str) -> str | None:
-    hint = hints.get("hf" if is_on_hub(shown) else kind_of(shown))
-    if hint is None:
-        return None
-    parts = urlsplit(shown)
-    return hint.format(ssh=_ssh(shown), path=parts.path, url=shown)
+def _access(shown: str) -> str:
+    hint = _ACCESS.get(
+        "hf" if is_on_hub(shown) else kind_of(shown), "check the URL: upper and lower case differ"
+    )
+    return hint.format(ssh=_ssh(shown), path=urlsplit(shown).path, url=shown)
 
 
 def _ssh(shown: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from dsv.api import import_url as import_module
 from dsv.errors import Unreachable
-from dsv.exchange.import_ import FolderSource, RemoteFile
+from dsv.exchange.sources import FolderSource, RemoteFile
 from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.labs.s3_server import S3Server
 

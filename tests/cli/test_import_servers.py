@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.exchange.import_ import FolderSource, RemoteFile
+from dsv.exchange.sources import FolderSource, RemoteFile
 from tests.cli.test_import_errors import check_told
 from tests.kit.dsv import Dsv, write_files
 from tests.labs.machine import free_ports

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("fsspec")
 from dsv.api import import_url as import_module
-from dsv.exchange import tar as tar_module
-from dsv.exchange.tar import _Unpacking
+from dsv.exchange import sources as tar_module
+from dsv.exchange.sources import _Unpacking
 from tests.kit.dsv import Dsv, write_files
 
 Member = tuple[str, bytes | str]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.diff.renames import MOST_RECIPES, Found, differences, find_renames
+from dsv.diff.paths import MOST_RECIPES, Found, differences, find_renames
 from dsv.format.tree import Entry, Kind
 from dsv.repo.tree.diff import Change, What, diff_entries
 from dsv.values.ids import EMPTY_FILE, ChunkId, FileId, Id, RecipeId

@@ -3,8 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.diff.renames import Difference
-from dsv.diff.summary import OTHERS, ROOT, Summary, Sums
+from dsv.diff.paths import OTHERS, ROOT, Difference, Summary, Sums
 from dsv.format.tree import Entry, Kind
 from dsv.repo.tree.diff import What
 from dsv.values.ids import FileId

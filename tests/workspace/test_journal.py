@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsv.format.codec import Codec
 from dsv.format.locator import Location, ObjectKind
 from dsv.values.ids import CommitId, Id, PackId, RecipeId, StoreId
-from dsv.workspace.sync.journal import Journal, Publishing, Row
+from dsv.workspace.journal import Journal, Publishing, Row
 
 STORE = StoreId.random()
 
@@ -99,8 +99,9 @@ def test_many_threads(tmp_path: Path) -> None:
 
 
 def test_half_a_record_of_a_full_disk_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsv.errors import NoRoom
     from dsv.workspace.sync import journal as module
+
+    from dsv.errors import NoRoom
 
     path = tmp_path / "journal"
     with Journal.open(path, STORE) as journal:

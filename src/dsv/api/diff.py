@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv.api.context import check_binding
-from dsv.diff.renames import differences, find_renames
+from dsv.diff.paths import differences, find_renames
 from dsv.errors import NotFound, Unreachable, UsageError
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
@@ -26,7 +26,7 @@ from dsv.workspace.sparse import check_paths
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
-    from dsv.diff.renames import Difference, Found
+    from dsv.diff.paths import Difference, Found
     from dsv.format.locator import Location
     from dsv.format.tree import Entry
     from dsv.repo.objects.objects import Objects

@@ -14,11 +14,11 @@ from dsv.api.context import Context
 from dsv.api.edits import Edited, EditRequest, PutSources, branch_to_edit, edit_in
 from dsv.errors import IntegrityError, NotFound
 from dsv.exchange.export import Pieces
-from dsv.exchange.import_ import DVC, HUB, FolderSource, History, RemoteFile, Revision, Skipped, no_revisions
 from dsv.exchange.journal import Journal
 from dsv.exchange.reference import ReferredSource, open_referred
 from dsv.exchange.remote import absent
-from dsv.exchange.tar import TarSource, open_source
+from dsv.exchange.revisions import DVC, HUB, DvcHistory, History, HubHistory, Revision, at_web, no_revisions
+from dsv.exchange.sources import FolderSource, RemoteFile, Skipped, TarSource, open_source
 from dsv.format.locator import ObjectKind
 from dsv.format.tree import Kind
 from dsv.repo.objects.objects import Objects
@@ -150,12 +150,8 @@ def import_url(
 def _history(url: str, reach: StoreOptions, chosen: Revisions, *, reference: bool) -> History | None:
     """Return the revisions of what is at the URL; None if what is there now is imported."""
     if url.startswith(DVC):
-        from dsv.exchange.dvc import DvcHistory
-
         return DvcHistory(url, reach, chosen.dvc_remote)
     if url.startswith(HUB) and (chosen or reference) and not chosen.dvc_remote:
-        from dsv.exchange.hub import HubHistory
-
         return HubHistory(url, reach)
     if chosen or chosen.dvc_remote:
         raise no_revisions(url)
@@ -238,8 +234,6 @@ def materialize(context: Context, url: str, target: Target, *, dry_run: bool = F
 def _prefix(context: Context, url: str) -> str:
     """Return what the URLs of references begin with, without a slash at the end."""
     if url.startswith(HUB):
-        from dsv.exchange.hub import at_web
-
         return at_web(url)
     whole = url if "://" in url else f"file://{(context.cwd / url).absolute()}"
     return whole.rstrip("/")

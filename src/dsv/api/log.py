@@ -27,7 +27,7 @@ from dsv.values.units import format_count
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
-    from dsv.diff.renames import Difference, Found
+    from dsv.diff.paths import Difference, Found
     from dsv.format.records import RefEntry, TagValue
     from dsv.format.tree import Entry
     from dsv.repo.history import PathHistory
@@ -140,7 +140,7 @@ def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) ->
 
 def _step(objects: Objects, commit_id: CommitId, before: list[CommitId], now: Entry) -> Difference:
     """Return what a commit did to the file, compared with the first parent that has it."""
-    from dsv.diff.renames import Difference, differences, find_renames
+    from dsv.diff.paths import Difference, differences, find_renames
     from dsv.repo.objects.recipes import read_chunks
     from dsv.repo.tree.diff import What, diff_trees
     from dsv.repo.tree.read import TreeReader
@@ -367,7 +367,7 @@ def _touches(
 
 
 def _change(repository: Repository, item: LogItem, kept: KeptParents, scope: PathSet) -> Found:
-    from dsv.diff.renames import Found, differences, find_renames
+    from dsv.diff.paths import Found, differences, find_renames
     from dsv.repo.objects.recipes import read_chunks
     from dsv.repo.tree.diff import diff_trees
     from dsv.repo.tree.read import TreeReader

@@ -9,8 +9,7 @@ from functools import partial
 
 from dsv.api.context import Context
 from dsv.api.log import names_by_commit
-from dsv.diff.renames import Difference, differences, find_renames
-from dsv.diff.summary import Summary
+from dsv.diff.paths import Difference, Summary, differences, find_renames
 from dsv.format.commit import Commit
 from dsv.format.erasure import Erasure
 from dsv.format.tree import Entry

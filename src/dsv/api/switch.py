@@ -19,9 +19,9 @@ from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.workspace.checkout.checkout import bring_to
 from dsv.workspace.checkout.plan import Goal
 from dsv.workspace.checkout.write import Counts
+from dsv.workspace.journal import Journal
 from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.sync.journal import Journal
-from dsv.workspace.sync.publish import Publisher
+from dsv.workspace.publish import Publisher
 from dsv.workspace.workspace import SWITCH
 
 

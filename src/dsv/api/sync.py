@@ -14,12 +14,12 @@ from dsv.values.names import BranchName, DatasetName
 from dsv.values.paths import show
 from dsv.values.progress import Progress
 from dsv.workspace.baseline import open_baseline
+from dsv.workspace.journal import Journal
 from dsv.workspace.open import OpenWorkspace
+from dsv.workspace.publish import Publisher, Saved
+from dsv.workspace.reupload import Reuploaded, reupload
 from dsv.workspace.scan.result import WorkspaceScan, may_differ
 from dsv.workspace.sparse import check_paths, check_removals, note_let_go
-from dsv.workspace.sync.journal import Journal
-from dsv.workspace.sync.publish import Publisher, Saved
-from dsv.workspace.sync.reupload import Reuploaded, reupload
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported
-from dsv.exchange.tar import TARS
+from dsv.exchange.sources import TARS
 from dsv.format.locator import Location
 from dsv.format.tree import Child, Entry, Kind
 from dsv.fs.errors import about

@@ -16,9 +16,8 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from dsv.errors import NotFound, Unsupported, UsageError
-from dsv.exchange.import_ import FolderSource, ReadInto, RemoteFile
 from dsv.exchange.remote import HTTP, S3, Place, changed, hub_headers, open_place
-from dsv.exchange.tar import TARS
+from dsv.exchange.sources import TARS, FolderSource, ReadInto, RemoteFile
 from dsv.format.external import MAX_TEXT, Source
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.fs.errors import as_error

@@ -21,8 +21,7 @@ from dsv.cli.output import printable, to_item
 from dsv.cli.terminal import Ink, Style
 from dsv.cli.views import differences as told
 from dsv.diff.lines import decode_text, diff_lines, split_lines
-from dsv.diff.renames import Difference
-from dsv.diff.summary import Summary
+from dsv.diff.paths import Difference, Summary
 from dsv.diff.tables import LARGEST, TableDiff, diff_tables, is_table, require_pyarrow
 from dsv.errors import DsvError, Unsupported, UsageError
 from dsv.values.names import Target

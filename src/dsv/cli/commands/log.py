@@ -188,7 +188,7 @@ def _moment(context: Context, typed: str | None, *, end: bool = False) -> float 
 
 def _item(item: LogItem) -> dict[str, object]:
     from dsv.cli.views import differences as told
-    from dsv.diff.summary import Summary
+    from dsv.diff.paths import Summary
 
     step = None if item.step is None else item.step.difference
     followed = told.item(step) if step is not None else {}
@@ -241,7 +241,7 @@ def _lines(call: Call, item: LogItem, *, oneline: bool) -> list[str]:
     if item.step is None and item.found is None:
         return lines
     from dsv.cli.views import differences as told
-    from dsv.diff.summary import Summary
+    from dsv.diff.paths import Summary
 
     if item.step is not None:
         one = item.step.difference

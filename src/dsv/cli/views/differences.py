@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from dsv.cli.declare import option, whole
 from dsv.cli.output import printable, width
 from dsv.cli.terminal import CHANGES
-from dsv.diff.summary import OTHERS
+from dsv.diff.paths import OTHERS
 from dsv.format.tree import Kind
 from dsv.repo.tree.diff import What
 from dsv.values.units import format_bytes
@@ -18,8 +18,7 @@ from dsv.values.units import format_bytes
 if TYPE_CHECKING:
     from dsv.cli.call import Call
     from dsv.cli.terminal import Ink
-    from dsv.diff.renames import Difference
-    from dsv.diff.summary import FolderSums, Summary, Sums
+    from dsv.diff.paths import Difference, FolderSums, Summary, Sums
     from dsv.format.tree import Entry
 
 _MODES = {Kind.FILE: "644", Kind.EXECUTABLE: "755"}

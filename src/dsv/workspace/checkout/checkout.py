@@ -26,9 +26,9 @@ from dsv.values.units import format_count, format_lines
 from dsv.workspace.baseline import Baseline, open_baseline
 from dsv.workspace.checkout.plan import Disk, Goal, Plan, Planner
 from dsv.workspace.checkout.write import Contents, Made, TreeWriter
+from dsv.workspace.journal import Journal
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.scan.result import WorkspaceScan
-from dsv.workspace.sync.journal import Journal
 from dsv.workspace.workspace import Begun, restored
 
 

@@ -1,6 +1,7 @@
-"""Data of DVC: a git repository has files that name outputs by their MD5, and a remote has each content under its MD5.
+"""The revisions of places that have some: git repositories with data in DVC, and datasets of the Hugging Face Hub.
 
-What a revision has is read with the command line of git. Neither a work tree nor DVC is needed.
+A git repository has files that name outputs by their MD5, and a DVC remote has each content under its MD5. What a
+revision has is read with the command line of git. Neither a work tree nor DVC is needed.
 """
 
 from __future__ import annotations
@@ -15,19 +16,31 @@ from configparser import Error as ConfigError
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
+from urllib.parse import quote, unquote
 
 import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Denied, IntegrityError, NotFound, Unreachable, Unsupported, UsageError
-from dsv.exchange.import_ import DVC, JOBS, FolderSource, RemoteFile, Revision, Skipped
 from dsv.exchange.reference import open_referred
-from dsv.exchange.remote import HTTP, missing_package, open_place, version_of
+from dsv.exchange.remote import (
+    HTTP,
+    absent,
+    converting,
+    hub_endpoint,
+    missing_package,
+    open_place,
+    version_of,
+)
+from dsv.exchange.sources import JOBS, FolderSource, RemoteFile, Skipped
 from dsv.store.options import StoreOptions
 from dsv.values.paths import sort_key
 from dsv.values.secrets import hide_in_urls
 
+DVC = "dvc+"
+HUB = "hf://datasets/"
+"""What URLs of places with revisions begin with: git repositories with data in DVC, and datasets of the Hub."""
 _PATHS = (":(glob)**/*.dvc", ":(glob)**/dvc.lock", ":(glob)**/dvc.yaml")
 _NOT_FOUND = 127  # what env returns for a program that is not there
 _MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")
@@ -36,6 +49,50 @@ _OPTIONS = {
     "secret_access_key": "secret_key", "session_token": "session_token",
 }  # fmt: skip
 """Settings of a remote, and the options that they are for a store."""
+
+
+class Revision(NamedTuple):
+    """A commit of somebody else's."""
+
+    id: str
+    author: str
+    time_ms: int
+    message: str
+
+
+class History(Protocol):
+    """The revisions of one place. A context manager."""
+
+    url: str
+    """Without a revision, and without secrets."""
+
+    def __enter__(self) -> History: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:
+        """Return those that are named, also by ranges `A..B`, or `every` one up to the one in the URL, oldest first.
+        Without either, the one in the URL. Raises `NotFound`."""
+        ...
+
+    def source(self, revision: Revision, *, reference: bool) -> FolderSource:
+        """Open what has the contents of a revision and of those before it."""
+        ...
+
+    def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Skipped]]:
+        """Return the files of a revision, in tree order, and what can't be read."""
+        ...
+
+
+def no_revisions(url: str) -> UsageError:
+    """Return the error for a place that has only what lies there now, or for a dataset of the Hub with a DVC remote."""
+    hub = url.startswith(HUB)
+    also = "" if hub else f", and so has {HUB}OWNER/NAME"
+    return UsageError(
+        f"{hide_in_urls(url)} has no {'DVC remote' if hub else 'revisions'}",
+        subject=hide_in_urls(url),
+        hint=f"dvc+GIT-URL, a git repository with data in DVC, has some{also}",
+    )
 
 
 class Output(NamedTuple):
@@ -144,7 +201,7 @@ class Git:
 
 
 class DvcHistory:
-    """The revisions of a git repository, with what a DVC remote has of them: see `import_.History`."""
+    """The revisions of a git repository, with what a DVC remote has of them: see `History`."""
 
     def __init__(self, url: str, options: StoreOptions, remote: str | None) -> None:
         """url: with `dvc+` before it, and perhaps `@REV` behind it. remote: a name in the configuration, or a URL."""
@@ -373,3 +430,102 @@ def _damaged(message: str, subject: str) -> IntegrityError:
     return IntegrityError(
         message, subject=subject, hint="put the right one back, and run the same command again"
     )
+
+
+class HubHistory:
+    """See `History`. A file of one revision has a URL of its own, whose content never changes."""
+
+    def __init__(self, url: str, options: StoreOptions) -> None:
+        try:
+            from huggingface_hub import HfApi
+            from huggingface_hub.hf_api import RepoFile
+        except ImportError as error:
+            raise missing_package(url, error) from None
+        self._repository, self._named = _split(url)
+        if self._repository.count("/") != 1:
+            raise UsageError(
+                f"{url} is not a whole dataset of the Hub, which has revisions",
+                subject=url,
+                hint=f"{HUB}OWNER/NAME[@REVISION]",
+            )
+        self.url = f"{HUB}{self._repository}"
+        self._api, self._file, self._options = HfApi(), RepoFile, options
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """There is nothing to close."""
+
+    def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:
+        shown = f"{self.url}@{self._named}"
+        with converting(shown, "read"):
+            last = str(self._api.dataset_info(self._repository, revision=self._named).sha)
+        if every:
+            return self._commits(last)
+        if not names:
+            return [Revision(last, "", 0, "")]
+        chosen: list[Revision] = []
+        for name in names:
+            start, dots, end = name.partition("..")
+            found = self._commits((end or last) if dots else name)
+            if not dots:
+                chosen += found[-1:]
+                continue
+            before = {one.id for one in self._commits(start)} if start else set()
+            chosen += [one for one in found if one.id not in before]
+        return chosen
+
+    def _commits(self, revision: str) -> list[Revision]:
+        shown = f"{self.url}@{revision}"
+        with converting(shown, "read"):
+            said = self._api.list_repo_commits(self._repository, repo_type="dataset", revision=revision)
+        if not said:
+            raise absent(shown, "no commit")
+        return [
+            Revision(
+                one.commit_id,
+                ", ".join(one.authors),
+                int(one.created_at.timestamp() * 1000),
+                f"{one.title}\n\n{one.message.strip()}".strip(),
+            )
+            for one in reversed(said)
+        ]
+
+    def source(self, revision: Revision, *, reference: bool) -> FolderSource:
+        if reference:
+            return open_referred(self._web(revision), self._options)
+        return FolderSource(open_place(f"{self.url}@{revision.id}", self._options))
+
+    def _web(self, revision: Revision) -> str:
+        return f"{at_web(self.url)}/resolve/{revision.id}"
+
+    def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Skipped]]:
+        with converting(f"{self.url}@{revision.id}", "read"):
+            tree = list(
+                self._api.list_repo_tree(
+                    self._repository, recursive=True, revision=revision.id, repo_type="dataset"
+                )
+            )
+        by_web = source.place.protocol != "hf"
+        start = self._web(revision) if by_web else f"datasets/{self._repository}@{revision.id}"
+        files = []
+        for one in tree:
+            if isinstance(one, self._file):
+                digest = f"git:{one.blob_id}" if one.lfs is None else f"sha256:{one.lfs.sha256}"
+                path = one.path.encode("utf-8", "surrogateescape")
+                key = f"{start}/{quote(one.path) if by_web else one.path}"
+                info = {"size": one.size, "blob_id": one.blob_id}
+                files.append(RemoteFile(path, key, one.size, digest, info=info, digest=digest))
+        return sorted(files, key=lambda file: sort_key(file.path)), []
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Return the name of the dataset, and the revision."""
+    name, _, revision = url.removeprefix(HUB).rstrip("/").partition("@")
+    return name, unquote(revision) or "main"
+
+
+def at_web(url: str) -> str:
+    """Return where the files of a dataset lie, which references to them begin with."""
+    return f"{hub_endpoint()}/datasets/{_split(url)[0]}"

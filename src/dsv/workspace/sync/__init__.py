@@ -1,1 +1,0 @@
-"""Saving what changed in a workspace, and publishing it on a branch."""

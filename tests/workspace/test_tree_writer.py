@@ -19,10 +19,10 @@ from dsv.repo.tree.diff import Change
 from dsv.values.ids import CommitId, FileId
 from dsv.values.progress import NoProgress
 from dsv.workspace.baseline import scan_clean_workspace
-from dsv.workspace.checkout.checkout import check_folding
-from dsv.workspace.checkout.plan import Goal
-from dsv.workspace.checkout.write import Fill, Made, TreeWriter, Writer, fill_from
+from dsv.workspace.checkout import check_folding
+from dsv.workspace.plan import Goal
 from dsv.workspace.scan.state import State
+from dsv.workspace.write import Fill, Made, TreeWriter, Writer, fill_from
 from tests.workspace.worlds import Tree, World, tree_of
 
 
@@ -234,7 +234,7 @@ def test_a_file_system_without_hard_links(world: World, monkeypatch: pytest.Monk
     def no_links(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("dsv.workspace.checkout.write.os.link", no_links)
+    monkeypatch.setattr("dsv.workspace.write.os.link", no_links)
     bring(world, GOAL)
     assert tree_of(world.root) == GOAL
     with Writer(world.root) as writer:
@@ -247,7 +247,7 @@ def test_trees_whose_names_overwrite_each_other_are_refused_where_they_would(
 ) -> None:
     paths = [b"A/x", b"a/x", b"b"]
     check_folding(world.root, paths)  # this file system tells them apart
-    monkeypatch.setattr("dsv.workspace.checkout.checkout._folds", lambda _: True)
+    monkeypatch.setattr("dsv.workspace.checkout._folds", lambda _: True)
     with pytest.raises(Unsupported, match="one name"):
         check_folding(world.root, paths)
     check_folding(world.root, [b"a", b"b"])

@@ -18,8 +18,8 @@ from dsv.repo.tree.diff import Change, difference
 from dsv.values.ids import CommitId, FileId
 from dsv.values.paths import PathSet, sort_key
 from dsv.values.progress import NoProgress
-from dsv.workspace.checkout.plan import Goal
-from dsv.workspace.checkout.write import Fill, TreeWriter, fill_from
+from dsv.workspace.plan import Goal
+from dsv.workspace.write import Fill, TreeWriter, fill_from
 from tests.exhaustive import examples
 from tests.workspace.worlds import Tree, World, tree_of
 

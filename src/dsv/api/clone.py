@@ -27,11 +27,11 @@ from dsv.values.names import MAIN, BranchName, DatasetName, Target
 from dsv.values.paths import PathSet
 from dsv.values.patterns import EVERYTHING, SparsePatterns
 from dsv.workspace.baseline import open_baseline
-from dsv.workspace.checkout.checkout import check_equal, check_out, check_tree
-from dsv.workspace.checkout.plan import Goal, OverwritePolicy, Settlement
-from dsv.workspace.checkout.write import Counts, Made
+from dsv.workspace.checkout import check_equal, check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
+from dsv.workspace.plan import Goal, OverwritePolicy, Settlement
 from dsv.workspace.workspace import DOT_FOLDER, Workspace, is_vacant
+from dsv.workspace.write import Counts, Made
 
 COMMAND = "dsv clone"
 _HINT = "move or remove them"

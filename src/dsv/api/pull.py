@@ -15,10 +15,10 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName
-from dsv.workspace.checkout.checkout import bring_to
-from dsv.workspace.checkout.plan import Goal, Settlement
-from dsv.workspace.checkout.write import Counts
+from dsv.workspace.checkout import bring_to
 from dsv.workspace.open import OpenWorkspace, distance
+from dsv.workspace.plan import Goal, Settlement
+from dsv.workspace.write import Counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Target, clean_path
 from dsv.values.paths import PathSet, show, sort_key
 from dsv.workspace.baseline import Baseline, below, open_baseline
-from dsv.workspace.checkout.checkout import check_out, check_tree
-from dsv.workspace.checkout.plan import Goal, OverwritePolicy
-from dsv.workspace.checkout.write import Counts
+from dsv.workspace.checkout import check_out, check_tree
+from dsv.workspace.plan import Goal, OverwritePolicy
 from dsv.workspace.sparse import Held
 from dsv.workspace.workspace import Workspace
+from dsv.workspace.write import Counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from dsv.repo.tree.read import TreeReader
 from dsv.transfer.commit import Draft, new_commit, publish_commit
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, Target
-from dsv.workspace.checkout.checkout import bring_to
-from dsv.workspace.checkout.plan import Goal
-from dsv.workspace.checkout.write import Counts
+from dsv.workspace.checkout import bring_to
 from dsv.workspace.open import OpenWorkspace
+from dsv.workspace.plan import Goal
+from dsv.workspace.write import Counts
 
 
 @dataclass(frozen=True, slots=True)

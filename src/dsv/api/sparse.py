@@ -18,13 +18,13 @@ from dsv.values.paths import show, sort_key
 from dsv.values.patterns import EVERYTHING, EVERYTHING_LINE, SparsePatterns, escaped, is_pattern
 from dsv.values.units import format_count, format_lines
 from dsv.workspace.baseline import Baseline, open_baseline
-from dsv.workspace.checkout.checkout import check_out, check_tree
-from dsv.workspace.checkout.plan import Goal
-from dsv.workspace.checkout.write import Made
+from dsv.workspace.checkout import check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
+from dsv.workspace.plan import Goal
 from dsv.workspace.scan.result import detect_changes
 from dsv.workspace.sparse import Held
 from dsv.workspace.workspace import Workspace
+from dsv.workspace.write import Made
 
 
 def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:

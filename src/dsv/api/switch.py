@@ -16,13 +16,13 @@ from dsv.repo.session import point_branch
 from dsv.repo.tree.read import TreeReader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, TagName
-from dsv.workspace.checkout.checkout import bring_to
-from dsv.workspace.checkout.plan import Goal
-from dsv.workspace.checkout.write import Counts
+from dsv.workspace.checkout import bring_to
 from dsv.workspace.journal import Journal
 from dsv.workspace.open import OpenWorkspace
+from dsv.workspace.plan import Goal
 from dsv.workspace.publish import Publisher
 from dsv.workspace.workspace import SWITCH
+from dsv.workspace.write import Counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from dsv.repo.tree.diff import Change
     from dsv.repo.tree.read import TreeReader
     from dsv.values.progress import Progress
-    from dsv.workspace.checkout.plan import Disk
     from dsv.workspace.open import OpenWorkspace
+    from dsv.workspace.plan import Disk
     from dsv.workspace.scan.scanner import BaseEntries
     from dsv.workspace.workspace import Workspace
 
@@ -237,7 +237,7 @@ def scan_clean_workspace(
     """
     scan = scan_workspace(root, state, base, base_entries)
     if scan.leftovers:
-        from dsv.workspace.checkout.write import Writer
+        from dsv.workspace.write import Writer
 
         with Writer(root) as writer:
             for path in scan.leftovers:
@@ -282,7 +282,7 @@ def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, 
     changes: what the commands were to change, at paths at which the base still has the `before`. The scan is exact.
     Files are read if their stats can't tell. Folders above the changes may have been left empty.
     """
-    from dsv.workspace.checkout.plan import Disk  # which other commands do not need
+    from dsv.workspace.plan import Disk  # which other commands do not need
 
     found: dict[bytes, Entry | None] = {}
     folders: set[bytes] = set()

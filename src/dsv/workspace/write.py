@@ -33,8 +33,8 @@ from dsv.transfer.file_reader import OPEN_FLAGS, row_of
 from dsv.values.ids import CommitId
 from dsv.values.progress import Progress
 from dsv.values.units import format_count
-from dsv.workspace.checkout.plan import Act, Disk, Goal, Plan, Planner, Step
 from dsv.workspace.open import Copies, Loan
+from dsv.workspace.plan import Act, Disk, Goal, Plan, Planner, Step
 from dsv.workspace.scan.folder import TEMPORARY
 from dsv.workspace.scan.result import WorkspaceScan
 from dsv.workspace.scan.scanner import scan_workspace

@@ -1,1 +1,0 @@
-"""Writing files of a commit into a workspace: the plan first, then the writing."""

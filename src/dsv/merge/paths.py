@@ -302,46 +302,8 @@ class _Decider:
             return _take_theirs(pair)
         if ours.after == theirs.after:
             return _keep_ours(pair)
-        merged = self._file(ours, theirs)
+        merged = merge_file(ours, theirs, self._merge_content, self._choices)
         return merged if isinstance(merged, Decision) else self._conflict(pair, ours, theirs, merged)
-
-    def _file(self, ours: Change, theirs: Change) -> Decision | str:
-        """Merge content and mode apart from each other, or return why the content can't be merged."""
-        base, mine, other = ours.before, ours.after, theirs.after
-        if base is None or mine is None or other is None:
-            return ""
-        if not (base.is_file and mine.is_file and other.is_file):
-            return ""
-        kind = mine.kind if mine.kind != base.kind else other.kind
-        side = winner(*((each.size, each.file_id) for each in (base, mine, other)))
-        if side is not None:
-            kept, location = (mine, ours.location) if side is Choice.OURS else (other, theirs.location)
-            return Decision(ours.path, mine, kept._replace(kind=kind), location)
-        choice = self._choices.of(ours.path)
-        if choice is Choice.RESOLVED:
-            return ""
-        merged = self._merge_content(ours, theirs, choice)
-        if isinstance(merged, str):
-            return merged
-        settled = Settled(ours.path, choice if merged.settled.count else None, merged)
-        done = Decision(ours.path, mine, Entry(ours.path, kind), content=merged.data, settled=settled)
-        file_id = FileId.hash(merged.data)
-        for change in (ours, theirs):
-            if change.after is not None and change.after.file_id == file_id:
-                kept = change.after._replace(kind=kind)
-                done = done._replace(result=kept, location=change.location, content=None)
-                break
-        return self._beside(done, theirs) if settled.choice is Choice.BOTH else done
-
-    def _beside(self, decision: Decision, theirs: Change) -> Decision | str:
-        """Keep what theirs has under another name, or return the reason why that can't be done."""
-        assert theirs.after is not None
-        if theirs.after.kind is Kind.EMPTY_DIRECTORY:
-            return "an empty folder can't be kept beside a file"
-        name = beside(decision.path)
-        if name is None:
-            return "its name with .theirs in it would be too long"
-        return decision._replace(beside=(theirs.after._replace(path=name), theirs.location))
 
     def _conflict(self, pair: _Pair, ours: Change, theirs: Change, reason: str) -> Decision:
         choice = self._choices.of(pair.path)
@@ -355,13 +317,56 @@ class _Decider:
             file = self._choices.resolved[pair.path]
             return _settled(Decision(pair.path, pair.value_of_ours, entry, file=file), choice)
         if choice is Choice.BOTH:
-            kept = self._beside(_settled(_keep_ours(pair), choice), theirs)
+            kept = _with_theirs(_settled(_keep_ours(pair), choice), theirs)
             if isinstance(kept, Decision):
                 return kept
             reason = kept
         kind = conflict_kind(ours.before, ours.after, theirs.after)
         conflict = PathConflict(pair.path, kind, ours.after, theirs.after, reason)
         return _keep_ours(pair)._replace(undecided=True, conflict=conflict)
+
+
+def merge_file(ours: Change, theirs: Change, merge_content: MergeContent, choices: Choices) -> Decision | str:
+    """Merge the content and the mode of a file that both sides changed, each apart from the other; or return why they
+    can't be merged, if there is more to say than that both changed it.
+    """
+    base, mine, other = ours.before, ours.after, theirs.after
+    if base is None or mine is None or other is None:
+        return ""
+    if not (base.is_file and mine.is_file and other.is_file):
+        return ""
+    kind = mine.kind if mine.kind != base.kind else other.kind
+    side = winner(*((each.size, each.file_id) for each in (base, mine, other)))
+    if side is not None:
+        kept, location = (mine, ours.location) if side is Choice.OURS else (other, theirs.location)
+        return Decision(ours.path, mine, kept._replace(kind=kind), location)
+    choice = choices.of(ours.path)
+    if choice is Choice.RESOLVED:
+        return ""
+    merged = merge_content(ours, theirs, choice)
+    if isinstance(merged, str):
+        return merged
+    settled = Settled(ours.path, choice if merged.settled.count else None, merged)
+    file_id = FileId.hash(merged.data)
+    made = Entry(ours.path, kind, len(merged.data), file_id)
+    done = Decision(ours.path, mine, made, content=merged.data, settled=settled)
+    for change in (ours, theirs):
+        if change.after is not None and change.after.file_id == file_id:
+            kept = change.after._replace(kind=kind)
+            done = done._replace(result=kept, location=change.location, content=None)
+            break
+    return _with_theirs(done, theirs) if settled.choice is Choice.BOTH else done
+
+
+def _with_theirs(decision: Decision, theirs: Change) -> Decision | str:
+    """Keep what theirs has under another name, or return the reason why that can't be done."""
+    assert theirs.after is not None
+    if theirs.after.kind is Kind.EMPTY_DIRECTORY:
+        return "an empty folder can't be kept beside a file"
+    name = beside(decision.path)
+    if name is None:
+        return "its name with .theirs in it would be too long"
+    return decision._replace(beside=(theirs.after._replace(path=name), theirs.location))
 
 
 def _settled(decision: Decision, choice: Choice) -> Decision:

@@ -16,7 +16,17 @@ from dsv.errors import Conflict
 from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
-from dsv.merge.paths import Choice, Choices, ConflictKind, PathConflict, Settled, beside, conflict_kind
+from dsv.merge.paths import (
+    Choice,
+    Choices,
+    ConflictKind,
+    MergedContent,
+    PathConflict,
+    Settled,
+    beside,
+    conflict_kind,
+    merge_file,
+)
 from dsv.repo.tree.diff import Change, Located, difference
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.file_reader import OPEN_FLAGS, Problem
@@ -325,46 +335,33 @@ class Planner:
         )  # fmt: skip
 
     def _merge(self, step: Step, now: Entry) -> Step:
-        """Merge the content and the mode of a file, each apart from the other; return the step itself if that can't be
-        done.
-        """
-        change, merger, choices = step.change, self._settlement.merger, self._settlement.choices
-        before, after = change.before, change.after
-        if before is None or after is None or not (now.is_file and before.is_file and after.is_file):
+        """Merge a file as a merge of branches does; return the step itself if that can't be done."""
+        change, merger = step.change, self._settlement.merger
+        if merger is None or (change.before is not None and self._goal.is_erased(change.before)):
             return step
-        if self._goal.is_erased(before):
-            return step
-        row = self._disk.row(change.path)
-        kind = now.kind if now.kind != before.kind else after.kind
-        if after.file_id in (now.file_id, before.file_id):
-            if kind is now.kind:
-                return Step(Act.STAY, change)
-            return Step(Act.CHMOD, change, row, made=now._replace(kind=kind))
-        if now.file_id == before.file_id:
-            return Step(Act.REPLACE, change, row, made=after._replace(kind=kind))
-        mine = None
-        if merger is not None and merger.takes(change.path, (before, after, now)):
-            mine = self._disk.content(now)
-        if merger is None or mine is None:
-            return step
-        choice = choices.of(change.path)
-        merged = merger.merge_local(change, mine, choice)
+
+        def merge_content(ours: Change, theirs: Change, choice: Choice | None) -> MergedContent | str:
+            fits = merger.takes(ours.path, (ours.before, ours.after, theirs.after))
+            mine = self._disk.content(now) if fits else None
+            return "" if mine is None else merger.merge_local(theirs, mine, choice)
+
+        mine = Change(change.path, change.before, now)
+        merged = merge_file(mine, change, merge_content, self._settlement.choices)
         if isinstance(merged, str):
             return _because(step, merged)
-        made = Entry(change.path, kind, len(merged.data), FileId.hash(merged.data))
-        chosen = choice if merged.settled.count else None
-        done = Step(
-            Act.REPLACE, change, row,
-            made=made, content=merged.data, merged=Settled(change.path, chosen, merged),
+        made = merged.result
+        assert made is not None
+        act = Act.REPLACE
+        if made.file_id == now.file_id:
+            act = Act.STAY if made.kind is now.kind else Act.CHMOD
+        kept = step if merged.beside is None else self._keep_both(step)
+        if merged.beside is not None and kept.act is Act.CONFLICT:
+            return kept
+        return Step(
+            act, change, self._disk.row(change.path), made=made, content=merged.content, merged=merged.settled,
+            settled=change.path if merged.settled is not None and merged.settled.choice is not None else None,
+            beside=kept.beside,
         )  # fmt: skip
-        if not merged.settled.count:
-            return done
-        if choices.both is not None and change.path in choices.both:
-            kept = self._keep_both(step)
-            if kept.act is Act.CONFLICT:
-                return kept
-            done = replace(done, beside=kept.beside)
-        return replace(done, settled=change.path)
 
     def _keep_both(self, step: Step) -> Step:
         change, conflict, disk, after = step.change, step.conflict, self._disk, self._settlement.after

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dsv.errors import NoRoom
 from dsv.values.ids import CommitId
 from dsv.workspace.scan import state as state_module
-from dsv.workspace.scan.folder import Folder, Relation, decode_folder, encode_folder, split_folders
+from dsv.workspace.scan.folder import Folder, Relation, decode_folder, encode_folder
 from dsv.workspace.scan.state import State
 
 
@@ -36,13 +36,7 @@ NAMES = st.lists(
 @given(st.lists(st.tuples(st.binary(max_size=9), NAMES), max_size=5))
 def test_folders_as_bytes(parts: list[tuple[bytes, list[bytes]]]) -> None:
     folders = [folder(path, sorted(names)) for path, names in parts]
-    encoded = b"".join(encode_folder(each) for each in folders)
-    found = split_folders(encoded)
-    assert [path for path, _ in found] == [path for path, _ in parts]
-    assert [decode_folder(data) for _, data in found] == folders
-    for cut in range(1, min(len(encoded), 60)):
-        with pytest.raises(ValueError, match="cut short"):
-            split_folders(encoded[:-cut] if cut < len(found[-1][1]) else encoded + b"\1")
+    assert [decode_folder(encode_folder(each)) for each in folders] == folders
 
 
 def filled(folder_path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> State:

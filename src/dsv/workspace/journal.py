@@ -12,36 +12,45 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from dsv.format.codec import Codec
 from dsv.format.locator import Location, ObjectKind
 from dsv.fs.errors import about
 from dsv.fs.files import write_all
 from dsv.values.ids import CommitId, Id, PackId, RecipeId, StoreId
 
-_MAGIC = b"dsv journal 1\n"
+_MAGIC = b"dsv journal 2\n"
 _START = len(_MAGIC) + StoreId.size
-_HEAD = struct.Struct("<BIQ")  # type, length of the payload in bytes, check
-_PACK = struct.Struct("<16sQ")
-_ROW = struct.Struct("<B32sIIIBI")  # kind, id, offset, stored, length, codec, tail
-_PACK_TYPE, _RECIPE_TYPE, _PUBLISHING_TYPE = 1, 2, 3
-_PUBLISHING = msgspec.msgpack.Decoder(tuple[str, str, int, bytes])
+_HEAD = struct.Struct("<IQ")  # length of the record in bytes, check
 
 Row = tuple[ObjectKind, Id, Location]
 
 
-class Publishing(msgspec.Struct, frozen=True):
+class _Pack(msgspec.Struct, array_like=True, tag=1):
+    id: PackId
+    size: int
+    rows: list[Row]
+
+
+class _Recipe(msgspec.Struct, array_like=True, tag=2):
+    id: RecipeId
+    encoded: bytes
+
+
+class Publishing(msgspec.Struct, array_like=True, tag=3, frozen=True):
     """A move of a branch that was about to be made: to `commit`, as the entry number `seq`."""
 
     dataset: str
     branch: str
     seq: int
     commit: CommitId
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=bytes)
+_DECODER = msgspec.msgpack.Decoder(_Pack | _Recipe | Publishing, dec_hook=lambda kind, raw: kind.of(raw))
 
 
 class Left(msgspec.Struct):
@@ -93,20 +102,15 @@ class Journal:
 
     def pack_uploaded(self, pack_id: PackId, size: int, rows: list[Row]) -> None:
         """Note that the store has this pack. Survives a power cut."""
-        packed = [
-            _ROW.pack(kind, object_id, where.offset, where.stored, where.length, where.codec, where.tail)
-            for kind, object_id, where in rows
-        ]
-        self._append(_PACK_TYPE, b"".join([_PACK.pack(pack_id, size), *packed]), durable=True)
+        self._append(_Pack(pack_id, size, rows), durable=True)
 
     def recipe(self, recipe_id: RecipeId, encoded: bytes) -> None:
         """Note a recipe that was computed."""
-        self._append(_RECIPE_TYPE, recipe_id + encoded, durable=False)
+        self._append(_Recipe(recipe_id, encoded), durable=False)
 
     def publishing(self, dataset: str, branch: str, seq: int, commit: CommitId) -> None:
         """To be called just before the branch is moved. Survives a power cut."""
-        record = msgspec.msgpack.encode((dataset, branch, seq, bytes(commit)))
-        self._append(_PUBLISHING_TYPE, record, durable=True)
+        self._append(Publishing(dataset, branch, seq, commit), durable=True)
 
     def clear(self) -> None:
         """Forget everything: by now it is in an index of the store, or in a commit."""
@@ -123,63 +127,38 @@ class Journal:
                 os.close(self._descriptor)
                 self._descriptor = -1
 
-    def _append(self, kind: int, payload: bytes, *, durable: bool) -> None:
-        record = _HEAD.pack(kind, len(payload), xxhash.xxh3_64_intdigest(payload, seed=kind)) + payload
+    def _append(self, record: _Pack | _Recipe | Publishing, *, durable: bool) -> None:
+        payload = _ENCODER.encode(record)
+        data = _HEAD.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
         with self._lock, about(self._path):
             try:
-                write_all(self._descriptor, record)
+                write_all(self._descriptor, data)
             except OSError:  # no later record may follow half a record
                 os.ftruncate(self._descriptor, self._end)
                 os.lseek(self._descriptor, self._end, os.SEEK_SET)
                 raise
-            self._end += len(record)
+            self._end += len(data)
             if durable:
                 os.fdatasync(self._descriptor)
 
 
 def _replay(data: bytes) -> tuple[Left, int]:
     """Return the content of the records, and the end of the last whole one."""
-    left = Left()
-    end = _START
-    for kind, payload, behind in _records(data):
-        try:
-            if kind == _PACK_TYPE:
-                pack_id, size, rows = _decode_pack(payload)
-                left.packs[pack_id] = size, rows
-            elif kind == _RECIPE_TYPE:
-                left.recipes[RecipeId.of(payload[: RecipeId.size])] = payload[RecipeId.size :]
-            elif kind == _PUBLISHING_TYPE:
-                values = _PUBLISHING.decode(payload)
-                left.publishing = Publishing(*values[:3], CommitId.of(values[3]))
-            else:
-                break
-        except (
-            ValueError,
-            struct.error,
-            msgspec.DecodeError,
-        ):  # not what this version writes
+    left, end = Left(), _START
+    while end + _HEAD.size <= len(data):
+        length, check = _HEAD.unpack_from(data, end)
+        payload = data[end + _HEAD.size : end + _HEAD.size + length]
+        if len(payload) < length or xxhash.xxh3_64_intdigest(payload) != check:
             break
-        end = behind
+        try:
+            record = _DECODER.decode(payload)
+        except msgspec.DecodeError:  # not what this version writes
+            break
+        if isinstance(record, _Pack):
+            left.packs[record.id] = record.size, record.rows
+        elif isinstance(record, _Recipe):
+            left.recipes[record.id] = record.encoded
+        else:
+            left.publishing = record
+        end += _HEAD.size + length
     return left, end
-
-
-def _records(data: bytes) -> Iterator[tuple[int, bytes, int]]:
-    at = _START
-    while at + _HEAD.size <= len(data):
-        kind, length, check = _HEAD.unpack_from(data, at)
-        at += _HEAD.size
-        payload = data[at : at + length]
-        at += length
-        if len(payload) < length or xxhash.xxh3_64_intdigest(payload, seed=kind) != check:
-            return
-        yield kind, payload, at
-
-
-def _decode_pack(payload: bytes) -> tuple[PackId, int, list[Row]]:
-    raw, size = _PACK.unpack_from(payload)
-    pack_id = PackId.of(raw)
-    rows: list[Row] = []
-    for kind, object_id, offset, stored, length, codec, tail in _ROW.iter_unpack(payload[_PACK.size :]):
-        where = Location(pack_id, offset, stored, length, Codec(codec), tail)
-        rows.append((ObjectKind(kind), Id.of(object_id), where))
-    return pack_id, size, rows

@@ -31,7 +31,6 @@ from dsv.workspace.scan.folder import (
     Relation,
     decode_folder,
     encode_folder,
-    split_folders,
     with_relation,
 )
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from dsv.values.patterns import SparsePatterns
 
 _CURRENT = "current"
-_MAGIC = b"dsv state 1\n"
+_MAGIC = b"dsv state 2\n"
 _CHECK = struct.Struct("<Q")
 _PART_PREFIX = "part-"
 _PART_SIZE = 1 << 20  # bytes; what one changed file makes a save write
@@ -61,6 +60,8 @@ class _Current(msgspec.Struct, array_like=True, frozen=True):
 
 
 _CURRENT_DECODER = msgspec.msgpack.Decoder(_Current)
+_FOLDERS = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
+"""A part: the path of each folder, and the folder as `encode_folder` gives it."""
 
 
 class _Part(msgspec.Struct):
@@ -257,17 +258,14 @@ class State:
             yield self._write_run(first, run)
 
     def _write_run(self, first: bytes, run: list[bytes]) -> _Part:
-        pieces = [self._encoded[path] for path in run]
-        check = xxhash.xxh3_128()
-        for piece in pieces:
-            check.update(piece)
-        name = _PART_PREFIX + check.hexdigest()
-        self._replace(name, *pieces)
+        data = msgspec.msgpack.encode([(path, self._encoded[path]) for path in run])
+        name = _PART_PREFIX + xxhash.xxh3_128_hexdigest(data)
+        self._replace(name, data)
         return _Part(first, name, set(run))
 
-    def _replace(self, name: str, *pieces: bytes) -> None:
+    def _replace(self, name: str, data: bytes) -> None:
         with about(self._folder / name):
-            replace_file(self._folder / name, *pieces)
+            replace_file(self._folder / name, data)
 
 
 def _decode_current(data: bytes) -> _Current | None:
@@ -294,8 +292,8 @@ def _read_part(path: Path, name: str) -> list[tuple[bytes, bytes]] | None:
     if data is None or name != _PART_PREFIX + xxhash.xxh3_128_hexdigest(data):
         return None
     try:
-        return split_folders(data)
-    except ValueError:
+        return _FOLDERS.decode(data)
+    except msgspec.DecodeError:
         return None
 
 

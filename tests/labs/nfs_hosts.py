@@ -16,8 +16,10 @@ import os
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +134,38 @@ class Host:
 
         if not wait_until(gone, 120):
             raise LabError(f"host {self.number} does not end: {_session(self.kernel.pid)}")
+
+    def state(self) -> str:
+        """What a host that doesn't answer is at: its processes here, and what its kernel says of its tasks."""
+        said = []
+        for pid in _session(self.kernel.pid):
+            process = Path("/proc", str(pid))
+            with contextlib.suppress(OSError):  # it may end meanwhile
+                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+                waits = (process / "wchan").read_text()
+                said.append(f"process {pid}: {state} {waits} {(process / 'syscall').read_text().strip()}")
+        try:
+            self._ask("sysrq 9")  # shows all that it says from now on
+            self._ask("sysrq t")
+        except OSError as error:
+            said.append(f"its kernel does not answer: {error}")
+        size = -1
+        while (now := (self.box / "console").stat().st_size) != size:
+            size = now
+            time.sleep(1)
+        return "\n".join([*said, "its console ends:", tail(self.box / "console", 400)])
+
+    def _ask(self, command: str) -> None:
+        """Give a command to the kernel's management console, and wait for its answer."""
+        address = str(self.box / "asker")
+        Path(address).unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asker:
+            asker.bind(address)
+            asker.settimeout(10)
+            text = command.encode()
+            request = struct.pack("=III512s", 0xCAFEBABE, 2, len(text), text)
+            asker.sendto(request, str(self.box / f"host{self.number}" / "mconsole"))
+            asker.recv(1024)
 
     def unplug(self) -> None:
         self.lab.inside("ip", "link", "set", f"tap{self.number}", "nomaster")

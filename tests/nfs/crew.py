@@ -145,7 +145,11 @@ class Member:
     def printed(self) -> dict[str, str]:
         """What each command that runs there has printed to stderr; of one that hangs, with its stacks."""
         path = self.box / "answers" / self.order({"show": []})
-        until(path.exists, f"an answer of host {self.number}")
+        try:
+            until(path.exists, f"an answer of host {self.number}")
+        except AssertionError as error:
+            assert self.host is not None
+            raise AssertionError(f"{error}, which is at:\n{self.host.state()}") from None
         printed: dict[str, str] = json.loads(path.read_text())
         return printed
 

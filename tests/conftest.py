@@ -156,6 +156,18 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _keeps_its_power() -> Iterator[None]:
+    """Let no test wait for the disk in `fsync`: what it is for, a loss of power, no test can bring about here.
+
+    Hosts of the NFS lab lose theirs, and sync in full, as every process does that a test starts.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # which still refuses a descriptor that is not open
+        patch.setattr(os, "fdatasync", os.fstat)
+        yield
+
+
 @pytest.fixture(scope="session")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of all homes: `mktemp` looks through what it has made before, which takes longer with each test."""

@@ -13,6 +13,7 @@ import pytest
 
 from tests.counts.observed import ObservedServer, Seen
 from tests.counts.people import person, write
+from tests.exhaustive import is_full
 from tests.kit.dsv import Dsv
 from tests.waiting import PATIENCE, until
 
@@ -103,7 +104,7 @@ def test_each_byte_leaves_the_store_once(server: Meeting, people: list[Dsv]) -> 
     assert all(item["fetched_bytes"] > 0 for item in items), "not all of them had a share in it"
 
 
-@pytest.mark.parametrize("quarter", [1, 2, 3])
+@pytest.mark.parametrize("quarter", [1, 2, 3] if is_full() else [2])
 def test_a_death_costs_one_part(server: Meeting, people: list[Dsv], quarter: int) -> None:
     server.together = True
     with server.watch(0.02) as seen:

@@ -24,6 +24,7 @@ from dsv.run.engines.kubernetes.pod_files import (
 )
 from dsv.run.record import EndCause
 from dsv.values.secrets import Masker
+from tests.exhaustive import is_full
 from tests.waiting import until
 
 SHELLS = [each for each in (("sh",), ("bash", "--posix"), ("busybox", "sh")) if shutil.which(each[0])]
@@ -74,6 +75,9 @@ def test_what_the_command_writes_is_shown_and_copied(pod: Pod) -> None:
     assert (pod.own / "argv").read_bytes().split(b"\0")[:2] == [b"sh", b"-c"]
 
 
+@pytest.mark.parametrize(
+    "pod", SHELLS if is_full() else SHELLS[-1:], ids=lambda shell: shell[0], indirect=True
+)
 def test_the_copy_of_much_output_has_its_beginning_and_its_end(pod: Pod) -> None:
     code, shown = pod.run(
         "echo FIRST; yes 0123456789012345678901234567890123456789 | head -c 41000000; echo LAST"

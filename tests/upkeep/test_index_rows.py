@@ -257,15 +257,15 @@ def test_the_memory_of_what_was_read_is_given_back(tmp_path: Path) -> None:
     where = Location(PackId.random(), 8, 1, 1, Codec.RAW, 0)
     put(
         repository,
-        [[(ObjectKind.CHUNK, chance.randbytes(32), where) for _ in range(60_000)] for _ in range(6)],
+        [[(ObjectKind.CHUNK, chance.randbytes(32), where) for _ in range(20_000)] for _ in range(6)],
     )
     most = 0
     with IndexRows(repository, tmp_path / "rows") as found:
         for first in range(256):
             found.bucket(first)
             most = max(most, _mapped_memory(tmp_path / "rows"))
-        assert len(found) == 360_000
-    assert most < 360_000 * index.ROW_SIZE / 8
+        assert len(found) == 120_000
+    assert most < 120_000 * index.ROW_SIZE / 8
 
 
 def _mapped_memory(folder: Path) -> int:

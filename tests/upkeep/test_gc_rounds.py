@@ -1,4 +1,4 @@
-"""At least 300 rounds in a full run (`tests.upkeep.gc_rounds`) on each kind of store, and some in any other."""
+"""Sixty rounds in a full run (`tests.upkeep.gc_rounds`) on each kind of store, and some in any other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kit.dsv import Dsv
 from tests.labs.s3_server import S3Server
 from tests.upkeep.gc_rounds import Rounds
 
-ROUNDS = int(os.environ.get("GC_ROUNDS", "300" if is_full() else "0"))
+ROUNDS = int(os.environ.get("GC_ROUNDS", "60" if is_full() else "0"))
 SEED = int(os.environ.get("GC_SEED", "7"))
 DAY = 24 * 3600.0
 pytestmark = pytest.mark.timeout(DAY if ROUNDS else 900)

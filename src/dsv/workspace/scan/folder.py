@@ -145,6 +145,22 @@ class Folder(msgspec.Struct, array_like=True):
     def row(self, at: int) -> bytes:
         return bytes(self.rows[at * ROW.size : (at + 1) * ROW.size])
 
+    def blank_row(self, at: int) -> None:
+        """Leave only the type in a row."""
+        self.rows[at * ROW.size : (at + 1) * ROW.size] = ROW.pack(0, 0, 0, 0, self.type_at(at) | 0o444)
+
+    def mode(self, at: int) -> int:
+        return int.from_bytes(self.rows[at * ROW.size + _MODE : (at + 1) * ROW.size], "little")
+
+    def type_at(self, at: int) -> int:
+        """Return the type in the mode."""
+        return stat.S_IFMT(self.mode(at))
+
+    def all_readable(self) -> bool:
+        """Return whether owner, group and others may all read everything here."""
+        low, high = self.rows[_MODE :: ROW.size], self.rows[_MODE + 1 :: ROW.size]
+        return not low.translate(None, _OTHERS_READ) and not high.translate(None, _OWNER_READS)
+
     def size_on_disk(self, at: int) -> int:
         return int.from_bytes(self.rows[at * ROW.size + 8 : at * ROW.size + 16], "little")
 
@@ -293,38 +309,13 @@ _EXECUTABLE = bytes(1 if bits & stat.S_IXUSR else 0 for bits in range(256))
 _KINDS = bytes((0, 1, 2, 2, DIRECTORY, DIRECTORY, UNSUPPORTED, UNSUPPORTED)) + bytes(248)
 
 
-class Listing(msgspec.Struct):
-    """Names in bytewise order, with a row and a kind for each."""
-
-    names: list[str]
-    """As the os module returns them."""
-    blob: bytes
-    """The names as bytes, joined by NUL."""
-    rows: bytearray
-    kinds: bytearray
-    leftovers: list[str]
-    """Temporary files of killed commands."""
-
-    def blank(self, at: int) -> None:
-        """Leave only the type in a row."""
-        mode = stat.S_IFMT(self.mode(at)) | 0o444
-        self.rows[at * ROW.size : (at + 1) * ROW.size] = ROW.pack(0, 0, 0, 0, mode)
-
-    def mode(self, at: int) -> int:
-        return int.from_bytes(self.rows[at * ROW.size + _MODE : (at + 1) * ROW.size], "little")
-
-    def all_readable(self) -> bool:
-        """Return whether owner, group and others may all read everything here."""
-        low, high = self.rows[_MODE :: ROW.size], self.rows[_MODE + 1 :: ROW.size]
-        return not low.translate(None, _OTHERS_READ) and not high.translate(None, _OWNER_READS)
-
-
 _OTHERS_READ = bytes(bits for bits in range(256) if bits & 0o044 == 0o044)
 _OWNER_READS = bytes(bits for bits in range(256) if bits & 0o400 >> 8)
 
 
-def list_folder(descriptor: int) -> Listing:
-    """Everything in the folder, its stats taken without following symlinks. Raises `OSError`.
+def list_folder(descriptor: int, path: bytes = b"") -> tuple[Folder, list[bytes]]:
+    """Return the folder as the disk has it, with stats taken without following symlinks, and the temporary files that
+    killed commands have left in it. Raises `OSError`.
 
     What vanishes meanwhile is left out. The rows of folders have only the type: their times change with what is in
     them, which their own listing tells.
@@ -352,12 +343,10 @@ def list_folder(descriptor: int) -> Listing:
     except (FileNotFoundError, struct.error):
         names, rows = _one_by_one(descriptor, names)
         blob = os.fsencode("\0".join(names))
-    listing = Listing(names, blob, rows, _kinds(rows), leftovers)
-    at = listing.kinds.find(DIRECTORY)
-    while at >= 0:
-        listing.blank(at)
-        at = listing.kinds.find(DIRECTORY, at + 1)
-    return listing
+    folder = Folder.blank(path, blob, rows, _kinds(rows), Relation.ABSENT)
+    for at in folder.positions(DIRECTORY):
+        folder.blank_row(at)
+    return folder, list(map(os.fsencode, leftovers))
 
 
 def is_utf8(raw: bytes) -> bool:

@@ -35,7 +35,6 @@ from dsv.workspace.scan.folder import (
     TRUSTED,
     UNSUPPORTED,
     Folder,
-    Listing,
     Relation,
     differing,
     is_utf8,
@@ -66,34 +65,31 @@ class Compared(NamedTuple):
     """Positions of names that have not been checked for a tree yet."""
 
 
-def is_unchanged(old: Folder, listing: Listing, rules: Rules) -> bool:
-    """Return whether the folder is as in the base and as remembered. Blanks rows of ignored names in the listing."""
-    if old.names != listing.blob or old.rules != rules.digest:
-        return False
-    for at in old.positions(IGNORED):
-        listing.blank(at)
-    return old.rows == listing.rows and old.is_clean
-
-
-def compare(path: bytes, old: Folder | None, listing: Listing, rules: Rules) -> Compared:
-    """The folder as it is now, with what is remembered of each name that has not changed."""
-    if old is not None and old.names == listing.blob and old.rules == rules.digest:
-        refreshed = _refresh(old, listing)
+def compare(old: Folder | None, now: Folder, rules: Rules) -> Compared | None:
+    """Add what is remembered of each name that has not changed. None if the folder is as in the base, and as
+    remembered.
+    """
+    if old is not None and old.names == now.names and old.rules == rules.digest:
+        for at in old.positions(IGNORED):
+            now.blank_row(at)
+        if old.rows == now.rows and old.is_clean:
+            return None
+        refreshed = _refresh(old, now)
         if refreshed is not None:
             return refreshed
-    return _rebuild(path, old, listing, rules)
+    return _rebuild(old, now, rules)
 
 
-def _refresh(old: Folder, listing: Listing) -> Compared | None:
+def _refresh(old: Folder, now: Folder) -> Compared | None:
     """For the same names: looks only at rows that differ. None if a verdict of the ignore rules may change."""
-    changed = differing(old.rows, listing.rows, ROW.size)
-    if old.rules and any(_type(old, at) != stat.S_IFMT(listing.mode(at)) for at in changed):
+    changed = differing(old.rows, now.rows, ROW.size)
+    if old.rules and any(old.type_at(at) != now.type_at(at) for at in changed):
         return None
-    kinds, before = listing.kinds, old.kinds
+    kinds, before = now.kinds, old.kinds
     for at in old.positions(IGNORED):
         kinds[at] = IGNORED
     fresh = list(old.positions(UNSUPPORTED))
-    old.rows, old.kinds = listing.rows, kinds
+    old.rows, old.kinds = now.rows, kinds
     lost: list[tuple[bytes, int]] = []
     names = old.name_list() if changed else []
     for at in changed:
@@ -113,14 +109,13 @@ def _refresh(old: Folder, listing: Listing) -> Compared | None:
     return Compared(old, lost, fresh)
 
 
-def _rebuild(path: bytes, old: Folder | None, listing: Listing, rules: Rules) -> Compared:
+def _rebuild(old: Folder | None, folder: Folder, rules: Rules) -> Compared:
     """For other names than before, other rules, or if nothing is remembered."""
-    folder = Folder.blank(path, listing.blob, listing.rows, listing.kinds, Relation.ABSENT)
     folder.rules = rules.digest
     names = folder.name_list()
     positions = {} if old is None else {name: at for at, name in enumerate(old.name_list())}
     if rules.digest:
-        _ignore(folder, names, old, positions, listing, rules)
+        _ignore(folder, names, old, positions, rules)
     folder.unmark_others()
     if old is None:
         return Compared(folder, [], range(len(names)))
@@ -143,21 +138,20 @@ def _ignore(
     names: list[bytes],
     old: Folder | None,
     positions: dict[bytes, int],
-    listing: Listing,
     rules: Rules,
 ) -> None:
     """Mark what the rules leave out. Matching is slow, so verdicts of the same rules on the same names are kept."""
     same_rules = old is not None and old.rules == rules.digest
     for at, name in enumerate(names):
-        kind = stat.S_IFMT(listing.mode(at))
+        kind = folder.type_at(at)
         before = positions.get(name) if same_rules else None
-        if before is not None and old is not None and _type(old, before) == kind:
+        if before is not None and old is not None and old.type_at(before) == kind:
             ignored = old.kinds[before] == IGNORED
         else:
             ignored = rules.ignores(folder.path_of(name), directory=kind == stat.S_IFDIR)
         if ignored:
             folder.kinds[at] = IGNORED
-            listing.blank(at)
+            folder.blank_row(at)
 
 
 def _carry(
@@ -176,10 +170,6 @@ def _carry(
 def _lose(lost: list[tuple[bytes, int]], name: bytes, kind: int, relation: Relation) -> None:
     if kind in KEPT and relation is not Relation.ABSENT:
         lost.append((name, kind))
-
-
-def _type(folder: Folder, at: int) -> int:
-    return stat.S_IFMT(int.from_bytes(folder.rows[(at + 1) * ROW.size - 4 : (at + 1) * ROW.size], "little"))
 
 
 def _name_fault(name: bytes, room: int) -> str | None:
@@ -299,7 +289,7 @@ class _Scanner:
         """Compare one folder with what is remembered of it; None if it can't be listed or is gone."""
         try:
             descriptor = self._descent.at(path)
-            listing = list_folder(descriptor)
+            now, leftovers = list_folder(descriptor, path)
         except (FileNotFoundError, NotADirectoryError):
             if not path:
                 raise
@@ -310,21 +300,21 @@ class _Scanner:
             self._problem(path, f"it can't be listed: {error.strerror or error}", Trouble.UNREADABLE)
             self._withheld.append(path)
             return None
-        rules = self._enter(path, above, listing, descriptor)
+        rules = self._enter(above, now, descriptor)
         self._unvisited.discard(path)
-        for name in listing.leftovers:
-            self._scan.leftovers.append(join(path, os.fsencode(name)))
+        self._scan.leftovers += [join(path, name) for name in leftovers]
         old = self._remembered(path)
-        if old is not None and is_unchanged(old, listing, rules):
+        compared = compare(old, now, rules)
+        if old is not None and compared is None:
             return old, rules
-        compared = compare(path, old, listing, rules)
-        self._validate(compared, listing, descriptor)
+        assert compared is not None
+        self._validate(compared, descriptor)
         self._state.put(compared.folder)
         if not compared.folder.is_clean:
             self._scan.unsettled.append(path)
         return compared.folder, rules
 
-    def _validate(self, compared: Compared, listing: Listing, descriptor: int) -> None:
+    def _validate(self, compared: Compared, descriptor: int) -> None:
         """Refuse what can't be in a tree, read symlinks, and note what the base has and the folder lacks."""
         folder = compared.folder
         names = folder.name_list()
@@ -332,30 +322,30 @@ class _Scanner:
             self._lost.add(folder.path_of(name))
             self._links_moved |= kind == Kind.SYMLINK
         for at in folder.positions(UNSUPPORTED):
-            self._problem(folder.path_of(names[at]), what_it_is(listing.mode(at)))
-        self._names(compared, listing, names)
+            self._problem(folder.path_of(names[at]), what_it_is(folder.mode(at)))
+        self._names(compared, names)
         for at in list(folder.positions(Kind.SYMLINK)):
             if not folder.marks[at] & TRUSTED:
                 self._read_link(folder, at, names[at], descriptor)
-        if not listing.all_readable():
+        if not folder.all_readable():
             self._access(folder, names, descriptor)
         if folder.own == OWN_SAME and not folder.is_empty:
             self._lost.add(folder.path)
             folder.own = 0
 
-    def _names(self, compared: Compared, listing: Listing, names: list[bytes]) -> None:
+    def _names(self, compared: Compared, names: list[bytes]) -> None:
         folder = compared.folder
         fresh = list(compared.fresh)
         if not fresh:
             return
         room = min(MAX_COMPONENT, MAX_PATH - len(folder.path) - 1)
-        plain = listing.blob.isascii() or is_utf8(listing.blob)
+        plain = folder.names.isascii() or is_utf8(folder.names)
         if not plain or max(map(len, names)) > room:
             for at in fresh:
                 reason = _name_fault(names[at], room)
                 if reason is not None and folder.kinds[at] in (*KEPT, DIRECTORY):
                     self._refuse(folder, at, names[at], reason)
-        if plain and (not listing.blob.isascii() or len(set(listing.blob.lower().split(b"\0"))) < len(names)):
+        if plain and (not folder.names.isascii() or len(set(folder.names.lower().split(b"\0"))) < len(names)):
             kept = [
                 name for name, kind in zip(names, folder.kinds, strict=True) if kind in (*KEPT, DIRECTORY)
             ]
@@ -423,13 +413,13 @@ class _Scanner:
             old.distrust(lambda name: join(path, name) in scope)
         return old
 
-    def _enter(self, path: bytes, above: Rules, listing: Listing, descriptor: int) -> Rules:
-        if ignore.NAME not in listing.names:
+    def _enter(self, above: Rules, folder: Folder, descriptor: int) -> Rules:
+        if folder.find(ignore.NAME.encode()) is None:
             return above
-        where = join(path, ignore.NAME.encode())
+        where = folder.path_of(ignore.NAME.encode())
         with about(where):
             # Ignoring a part of its rules would commit what the user wanted left out.
-            return above.enter(path, ignore.read(descriptor, where))
+            return above.enter(folder.path, ignore.read(descriptor, where))
 
     def _lose_unvisited(self, scope: PathSet) -> None:
         """Drop what is remembered below folders that are gone, or that are left out now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from dsv.format.tree import Kind
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
 from dsv.fs.files import what_it_is
-from dsv.transfer.file_reader import ROW, Problem, Trouble
+from dsv.transfer.file_reader import Problem, Trouble
 from dsv.transfer.save import Source
 from dsv.values.paths import check_target, show, sort_key
-from dsv.workspace.scan.folder import DIRECTORY, UNSUPPORTED, is_utf8, join, list_folder
+from dsv.workspace.scan.folder import DIRECTORY, UNSUPPORTED, Folder, is_utf8, list_folder
 from dsv.workspace.scan.ignore import NAME, Rules
 from dsv.workspace.scan.ignore import read as read_rules
 
@@ -62,14 +62,14 @@ class Walk:
         for depth in range(len(parts)):
             above = b"/".join(parts[:depth])
             descriptor = descent.at(above)
-            rules = self._enter(rules, above, descriptor, list_folder(descriptor).names)
+            rules = self._enter(rules, list_folder(descriptor, above)[0], descriptor)
         return rules
 
-    def _enter(self, rules: Rules, path: bytes, descriptor: int, names: Sequence[str]) -> Rules:
+    def _enter(self, rules: Rules, folder: Folder, descriptor: int) -> Rules:
         for name in self.ignoring:
-            if name in names:
-                text = read_rules(descriptor, join(path, os.fsencode(name)), name)
-                rules = rules.enter(path, text, name)
+            if folder.find(name.encode()) is not None:
+                text = read_rules(descriptor, folder.path_of(name.encode()), name)
+                rules = rules.enter(folder.path, text, name)
         return rules
 
     def _folder(
@@ -78,40 +78,35 @@ class Walk:
         """List a folder: files and symlinks, and folders with the rules that hold in them. None if it can't be read."""
         try:
             descriptor = descent.at(path)
-            listing = list_folder(descriptor)
-            rules = self._enter(rules, path, descriptor, listing.names)
+            folder, _ = list_folder(descriptor, path)
+            rules = self._enter(rules, folder, descriptor)
         except OSError as error:
             if path == self.start:
                 raise
             self._refuse(path, f"it can't be read: {error.strerror}", Trouble.UNREADABLE)
             return None
         found: list[tuple[bytes, Source | Rules]] = []
-        for at, (text, kind) in enumerate(zip(listing.names, listing.kinds, strict=True)):
-            name = os.fsencode(text)
-            whole = join(path, name)
+        for at, (name, kind) in enumerate(zip(folder.name_list(), folder.kinds, strict=True)):
+            whole = folder.path_of(name)
             if rules.ignores(whole, directory=kind == DIRECTORY):
                 continue
             if not is_utf8(name):
                 self._refuse(whole, "its name is not UTF-8")
             elif kind == UNSUPPORTED:
-                self._refuse(whole, what_it_is(listing.mode(at)))
+                self._refuse(whole, what_it_is(folder.mode(at)))
             elif kind == DIRECTORY:
                 found.append((whole, rules))
             elif kind == Kind.SYMLINK:
                 target = os.readlink(name, dir_fd=descriptor)
-                found += self._link(whole, target)
+                try:
+                    check_target(target)
+                except ValueError as error:
+                    self._refuse(whole, f"it is a symlink whose target no tree can hold: {error}")
+                else:
+                    found.append((whole, Source(Kind.SYMLINK, target=target)))
             else:
-                size = ROW.unpack_from(listing.rows, at * ROW.size)[1]
-                found.append((whole, Source(Kind(kind), size, self.root, whole)))
+                found.append((whole, Source(Kind(kind), folder.size_on_disk(at), self.root, whole)))
         return found
-
-    def _link(self, path: bytes, target: bytes) -> list[tuple[bytes, Source | Rules]]:
-        try:
-            check_target(target)
-        except ValueError as error:
-            self._refuse(path, f"it is a symlink whose target no tree can hold: {error}")
-            return []
-        return [(path, Source(Kind.SYMLINK, target=target))]
 
     def _refuse(self, path: bytes, reason: str, trouble: Trouble = Trouble.UNSUPPORTED) -> None:
         self.problems.append(Problem(path, reason, trouble))

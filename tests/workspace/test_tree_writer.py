@@ -20,9 +20,9 @@ from dsv.values.ids import CommitId, FileId
 from dsv.values.progress import NoProgress
 from dsv.workspace.baseline import scan_clean_workspace
 from dsv.workspace.checkout import check_folding
-from dsv.workspace.plan import Goal
+from dsv.workspace.plan import Goal, Made
 from dsv.workspace.scan.state import State
-from dsv.workspace.write import Fill, Made, TreeWriter, Writer, fill_from
+from dsv.workspace.write import Fill, TreeWriter, Writer, fill_from
 from tests.exhaustive import numbers
 from tests.workspace.worlds import Tree, World, tree_of
 

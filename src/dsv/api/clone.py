@@ -29,9 +29,8 @@ from dsv.values.patterns import EVERYTHING, SparsePatterns
 from dsv.workspace.baseline import open_baseline
 from dsv.workspace.checkout import check_equal, check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.plan import Goal, OverwritePolicy, Settlement
+from dsv.workspace.plan import Counts, Goal, Made, OverwritePolicy
 from dsv.workspace.workspace import DOT_FOLDER, Workspace, is_vacant
-from dsv.workspace.write import Counts, Made
 
 COMMAND = "dsv clone"
 _HINT = "move or remove them"
@@ -135,7 +134,7 @@ def _fill(opened: OpenWorkspace, tree: TreeReader, differing: Differing) -> Made
         if differing is Differing.OVERWRITE:
             goal = structs.replace(goal, may_overwrite=_policy(tree, workspace.root))
         elif differing is Differing.KEEP:
-            goal = structs.replace(goal, settlement=Settlement(Choices(ours=PathSet())))
+            goal = structs.replace(goal, choices=Choices(ours=PathSet()))
         return check_out(opened, baseline, goal)
 
 

@@ -17,8 +17,7 @@ from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName
 from dsv.workspace.checkout import bring_to
 from dsv.workspace.open import OpenWorkspace, distance
-from dsv.workspace.plan import Goal, Settlement
-from dsv.workspace.write import Counts
+from dsv.workspace.plan import Counts, Goal
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,9 @@ def _pull(
         head,
         hint="dsv pull --ours PATH keeps yours, --theirs PATH takes the branch's, --both PATH keeps both; . means all",
         may_overwrite=lambda path: choices.theirs is not None and path in choices.theirs,
-        settlement=Settlement(choices, ContentMerger(after.objects, table_key), after),
+        choices=choices,
+        merger=ContentMerger(after.objects, table_key),
+        after=after,
         there=f"{str(head)[:12]} by {opened.author(newest)}",
     )
     made = bring_to(opened, base, after, goal)

@@ -20,10 +20,9 @@ from dsv.values.names import DatasetName, Target, clean_path
 from dsv.values.paths import PathSet, show, sort_key
 from dsv.workspace.baseline import Baseline, below, open_baseline
 from dsv.workspace.checkout import check_out, check_tree
-from dsv.workspace.plan import Goal, OverwritePolicy
+from dsv.workspace.plan import Counts, Goal, OverwritePolicy
 from dsv.workspace.sparse import Held
 from dsv.workspace.workspace import Workspace
-from dsv.workspace.write import Counts
 
 
 @dataclass(frozen=True, slots=True)

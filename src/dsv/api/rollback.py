@@ -19,8 +19,7 @@ from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, Target
 from dsv.workspace.checkout import bring_to
 from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.plan import Goal
-from dsv.workspace.write import Counts
+from dsv.workspace.plan import Counts, Goal
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,10 @@ from dsv.values.units import format_count, format_lines
 from dsv.workspace.baseline import Baseline, open_baseline
 from dsv.workspace.checkout import check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.plan import Goal
+from dsv.workspace.plan import Goal, Made
 from dsv.workspace.scan.result import detect_changes
 from dsv.workspace.sparse import Held
 from dsv.workspace.workspace import Workspace
-from dsv.workspace.write import Made
 
 
 def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:

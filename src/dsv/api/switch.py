@@ -19,10 +19,9 @@ from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.workspace.checkout import bring_to
 from dsv.workspace.journal import Journal
 from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.plan import Goal
+from dsv.workspace.plan import Counts, Goal
 from dsv.workspace.publish import Publisher
 from dsv.workspace.workspace import SWITCH
-from dsv.workspace.write import Counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,10 @@ from dsv.values.units import format_count, format_lines
 from dsv.workspace.baseline import Baseline, open_baseline
 from dsv.workspace.journal import Journal
 from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.plan import Disk, Goal, Plan, Planner
+from dsv.workspace.plan import Disk, Goal, Made, Plan, Planner
 from dsv.workspace.scan.result import WorkspaceScan
 from dsv.workspace.workspace import Begun, restored
-from dsv.workspace.write import Contents, Made, TreeWriter
+from dsv.workspace.write import Contents, TreeWriter
 
 
 def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
@@ -69,13 +69,13 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
             tuple(one for one, _ in plan.conflicts),
             subject=str(scan.root),
             hint=goal.hint,
-            without_effect=goal.settlement.choices.without_effect(paths),
+            without_effect=goal.choices.without_effect(paths),
         )
     if objects.copy_of is not None:  # a missing content is an error before the first file is written
         writer.check_copies(objects.copy_of)
     check_copies(opened, baseline.tree, goal.changes(), goal.may_overwrite)
     if goal.dry_run:
-        return Made(plan.created, plan.replaced, plan.removed)
+        return plan
     _note_lost(opened, plan.here)
     goal.ready()
     begun = Begun(goal.command, scan.base, goal.commit, goal.paths)

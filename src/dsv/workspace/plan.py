@@ -6,6 +6,7 @@ import enum
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,22 +47,6 @@ OverwritePolicy = Callable[[bytes], bool]
 """Return whether a file at a path that is in no commit may be overwritten."""
 
 
-class Settlement(msgspec.Struct, frozen=True):
-    """Rules for paths that were changed both here and there, applied before they become conflicts."""
-
-    choices: Choices = Choices()
-    """At `ours`, what is here stays if it can't be merged; at `both`, what is there is kept beside it."""
-    merger: ContentMerger | None = None
-    """None: neither contents nor modes are merged."""
-    after: TreeReader | None = None
-    """The commit's tree, which must have nothing at a path at which something is kept beside a file."""
-
-    def has(self, paths: PathSet | None, step: Step) -> bool:
-        """Return whether these are set, and have the path of the change or of the conflict."""
-        conflict = step.change.path if step.conflict is None else step.conflict.path
-        return paths is not None and (step.change.path in paths or conflict in paths)
-
-
 class Goal(msgspec.Struct, frozen=True):
     """The state to which a command brings a workspace."""
 
@@ -73,7 +58,13 @@ class Goal(msgspec.Struct, frozen=True):
     paths: tuple[bytes, ...] = ()
     """The paths that it concerns; none for the whole workspace, whose base becomes `commit`."""
     may_overwrite: OverwritePolicy = lambda path: False
-    settlement: Settlement = Settlement()
+    choices: Choices = Choices()
+    """For paths that were changed both here and there. At `ours`, what is here stays if it can't be merged; at `both`,
+    what is there is kept beside it."""
+    merger: ContentMerger | None = None
+    """None: neither contents nor modes are merged."""
+    after: TreeReader | None = None
+    """The commit's tree, which must have nothing at a path at which something is kept beside a file."""
     there: str = ""
     """The other side of conflicts, for their message."""
     ready: Callable[[], None] = lambda: None
@@ -138,22 +129,54 @@ class Step(msgspec.Struct, frozen=True):
         return self.change.after if self.made is None else self.made
 
 
-class Plan(msgspec.Struct):
-    """The sum of the steps."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Paths of a workspace that a command has written."""
 
     created: int = 0
     replaced: int = 0
     removed: int = 0
+    cached_files: int = 0
+    """Files that came from caches on this machine, and not from the store."""
+    cached_bytes: int = 0
+
+    @property
+    def writes(self) -> bool:
+        return bool(self.created or self.replaced or self.removed)
+
+
+class Made(msgspec.Struct):
+    """The result of a checkout."""
+
+    created: int = 0
+    replaced: int = 0
+    removed: int = 0
+    cached_files: int = 0
+    cached_bytes: int = 0
+    left: list[bytes] = msgspec.field(default_factory=list)
+    """Paths that changed while dsv was at work, and were left as they are."""
+    settled: list[bytes] = msgspec.field(default_factory=list)
+    """Paths of conflicts for which the user chose a side."""
+    merged: list[Settled] = msgspec.field(default_factory=list)
+    """Contents that combine both sides."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The arguments of `Counts`."""
+        return {each.name: getattr(self, each.name) for each in fields(Counts)}
+
+
+class Plan(Made):
+    """The sum of the steps: the result if nothing changes meanwhile."""
+
     fetched: int = 0
     """Bytes of contents to fetch."""
     absent: int = 0
     """Changes to nothing."""
     conflicts: list[tuple[PathConflict, str]] = msgspec.field(default_factory=list)
     """Each with what it is in words."""
-    settled: list[bytes] = msgspec.field(default_factory=list)
     here: list[Change] = msgspec.field(default_factory=list)
     """Files that are new to the base, and are here with the same content already."""
-    merged: list[Settled] = msgspec.field(default_factory=list)
 
     @property
     def writes(self) -> bool:
@@ -193,7 +216,6 @@ class Planner:
     def __init__(self, goal: Goal, disk: Disk) -> None:
         self._goal = goal
         self._disk = disk
-        self._settlement = goal.settlement
 
     def plan(self) -> Plan:
         plan = Plan()
@@ -252,7 +274,7 @@ class Planner:
         step = self._apply(change, now)
         if step.act is Act.CONFLICT:
             return self._settle(step, now)
-        if step.settled == path and now is not None and self._settlement.merger is not None:
+        if step.settled == path and now is not None and self._goal.merger is not None:
             merged = self._merge(_both_changed(change, now), now)  # theirs, where both changed it
             return step if merged.act is Act.CONFLICT else merged
         return step
@@ -305,20 +327,20 @@ class Planner:
 
     def _settle(self, step: Step, now: Entry | None) -> Step:
         """Settle a conflict; return the step itself if it stays one."""
-        change, conflict, choices = step.change, step.conflict, self._settlement.choices
+        change, conflict, choices = step.change, step.conflict, self._goal.choices
         assert conflict is not None
         if any(one is not None and one.kind is Kind.EMPTY_DIRECTORY for one in (change.before, change.after)):
             return step
         if conflict.path == change.path:
             if (file := choices.resolved.get(change.path)) is not None:
                 return self._resolve(step, now, file)
-            if self._settlement.merger is not None and now is not None:
+            if self._goal.merger is not None and now is not None:
                 step = self._merge(step, now)
         if step.act is not Act.CONFLICT:
             return step
-        if self._settlement.has(choices.ours, step):
+        if _chosen(choices.ours, step):
             return Step(Act.STAY, change, settled=max(change.path, conflict.path, key=len))
-        return self._keep_both(step) if self._settlement.has(choices.both, step) else step
+        return self._keep_both(step) if _chosen(choices.both, step) else step
 
     def _resolve(self, step: Step, now: Entry | None, file: str) -> Step:
         change = step.change
@@ -336,7 +358,7 @@ class Planner:
 
     def _merge(self, step: Step, now: Entry) -> Step:
         """Merge a file as a merge of branches does; return the step itself if that can't be done."""
-        change, merger = step.change, self._settlement.merger
+        change, merger = step.change, self._goal.merger
         if merger is None or (change.before is not None and self._goal.is_erased(change.before)):
             return step
 
@@ -346,7 +368,7 @@ class Planner:
             return "" if mine is None else merger.merge_local(theirs, mine, choice)
 
         mine = Change(change.path, change.before, now)
-        merged = merge_file(mine, change, merge_content, self._settlement.choices)
+        merged = merge_file(mine, change, merge_content, self._goal.choices)
         if isinstance(merged, str):
             return _because(step, merged)
         made = merged.result
@@ -364,7 +386,7 @@ class Planner:
         )  # fmt: skip
 
     def _keep_both(self, step: Step) -> Step:
-        change, conflict, disk, after = step.change, step.conflict, self._disk, self._settlement.after
+        change, conflict, disk, after = step.change, step.conflict, self._disk, self._goal.after
         assert conflict is not None
         if conflict.path != change.path or disk.is_folder(change.path):
             return _because(step, "a file and a folder can't be kept both")
@@ -385,6 +407,12 @@ class Planner:
         if hidden is not None:
             return _because(step, f"{show(name)} {hidden[1]}")
         return Step(Act.STAY, change, settled=change.path, beside=(kept, change.location))
+
+
+def _chosen(paths: PathSet | None, step: Step) -> bool:
+    """Return whether these have the path of the change or of the conflict."""
+    conflict = step.change.path if step.conflict is None else step.conflict.path
+    return paths is not None and (step.change.path in paths or conflict in paths)
 
 
 def _because(step: Step, reason: str) -> Step:

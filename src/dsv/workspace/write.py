@@ -12,13 +12,10 @@ import shutil
 import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Self
-
-import msgspec
 
 from dsv.format.locator import Location
 from dsv.format.recipe import SINGLE_CHUNK_MAX
@@ -26,7 +23,6 @@ from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
 from dsv.fs.files import write_all
-from dsv.merge.paths import Settled
 from dsv.repo.tree.diff import Change
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.file_reader import OPEN_FLAGS, row_of
@@ -34,7 +30,7 @@ from dsv.values.ids import CommitId
 from dsv.values.progress import Progress
 from dsv.values.units import format_count
 from dsv.workspace.open import Copies, Loan
-from dsv.workspace.plan import Act, Disk, Goal, Plan, Planner, Step
+from dsv.workspace.plan import Act, Disk, Goal, Made, Plan, Planner, Step
 from dsv.workspace.scan.folder import TEMPORARY
 from dsv.workspace.scan.result import WorkspaceScan
 from dsv.workspace.scan.scanner import scan_workspace
@@ -121,43 +117,6 @@ def _next_run(asked: Iterator[Asked]) -> list[Asked]:
     return run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Paths of a workspace that a command has written."""
-
-    created: int = 0
-    replaced: int = 0
-    removed: int = 0
-    cached_files: int = 0
-    """Files that came from caches on this machine, and not from the store."""
-    cached_bytes: int = 0
-
-    @property
-    def writes(self) -> bool:
-        return bool(self.created or self.replaced or self.removed)
-
-
-class Made(msgspec.Struct):
-    """The result of a checkout."""
-
-    created: int = 0
-    replaced: int = 0
-    removed: int = 0
-    cached_files: int = 0
-    cached_bytes: int = 0
-    left: list[bytes] = msgspec.field(default_factory=list)
-    """Paths that changed while dsv was at work, and were left as they are."""
-    settled: list[bytes] = msgspec.field(default_factory=list)
-    """Paths of conflicts for which the user chose a side."""
-    merged: list[Settled] = msgspec.field(default_factory=list)
-    """Contents that combine both sides."""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The arguments of `Counts`."""
-        return {each.name: getattr(self, each.name) for each in fields(Counts)}
-
-
 class TreeWriter:
     """Plans the changes of a goal and makes them. The caller holds the workspace's lock."""
 
@@ -178,7 +137,7 @@ class TreeWriter:
         with Descent(self._scan.root) as descent:
             plan = Planner(self._goal, Disk(self._scan, descent)).plan()
         self._removes = plan.absent > 0
-        self._made.settled, self._made.merged = plan.settled, plan.merged
+        self._made = Made(settled=plan.settled, merged=plan.merged)
         return plan
 
     def check_copies(self, copy_of: Callable[[Entry], object]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, IntegrityError, Unreachable, Unsupported
+from dsv.format.locator import Location
 from dsv.format.tree import Entry
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
@@ -169,9 +170,13 @@ def check_copies(
     packs = tree.objects.packs
     lost = packs.lost_of({pack for _, pack in needed})
     suspected = dict.fromkeys(path for path, pack in needed if pack in lost)
-    only = [path for path in suspected if not _elsewhere(tree.objects, going[path])]
-    if only and _is_freed(opened, tree.commit_id):
-        only = [path for path in only if _is_listed(tree.objects, going[path])]
+    without = {path: list(_without_place(tree.objects, going[path])) for path in suspected}
+    only = [path for path, parts in without.items() if parts]
+    refs = opened.repository.refs
+    if only and tree.commit_id in read_expiry(refs, refs.home(opened.workspace.dataset)).freed:
+        # gc may remove the content of the commit, and takes what it removes out of the indexes
+        find = tree.objects.indexes.find
+        only = [path for path in only if any(find(one.kind, one.id) is not None for one in without[path])]
     if not only:
         return
     for pack_id in lost:
@@ -195,11 +200,10 @@ def _note_lost(opened: OpenWorkspace, here: list[Change]) -> None:
     for change in here:
         assert change.after is not None
         try:
-            reached = list(reach_content(objects, change.after, change.location))
+            gone = list(_without_place(objects, change.after, change.location))
         except IntegrityError:  # of a recipe, whose loss is noted
             lost += 1
             continue
-        gone = [one for one in reached if not _is_stored(objects, one)]
         for one in gone:
             packs.note_missing(one.kind, one.id)
             if one.location is not None and one.location.pack in packs.known_lost:
@@ -212,12 +216,15 @@ def _note_lost(opened: OpenWorkspace, here: list[Change]) -> None:
         )
 
 
-def _is_stored(objects: Objects, one: Reached) -> bool:
-    """Return whether the store has an object where a locator or an index says."""
-    rely, where = objects.packs.may_rely, one.location
-    if where is not None and rely(one.kind, one.id, where.pack):
-        return True
-    return objects.indexes.find(one.kind, one.id, usable=rely) is not None
+def _without_place(objects: Objects, entry: Entry, location: Location | None = None) -> Iterator[Reached]:
+    """Yield the parts of a file's content for which neither a locator nor an index names a place that the store still
+    has: they may have been stored again elsewhere.
+    """
+    rely = objects.packs.may_rely
+    for one in reach_content(objects, entry, location):
+        has_place = one.location is not None and rely(one.kind, one.id, one.location.pack)
+        if not has_place and objects.indexes.find(one.kind, one.id, usable=rely) is None:
+            yield one
 
 
 def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes, PackId]]:
@@ -229,30 +236,6 @@ def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes
                 for reached in reach_content(tree.objects, entry, where):
                     if reached.location is not None:
                         yield entry.path, reached.location.pack
-
-
-def _elsewhere(objects: Objects, entry: Entry) -> bool:
-    """Return whether an index names another place for all of a file's content: it may have been stored again."""
-    return all(
-        objects.indexes.find(kind, object_id, usable=objects.packs.may_rely) is not None
-        for kind, object_id, _ in reach_content(objects, entry, None)
-    )
-
-
-def _is_freed(opened: OpenWorkspace, commit: CommitId) -> bool:
-    """Return whether the commit has expired, and gc may remove its content."""
-    refs = opened.repository.refs
-    return commit in read_expiry(refs, refs.home(opened.workspace.dataset)).freed
-
-
-def _is_listed(objects: Objects, entry: Entry) -> bool:
-    """Return whether an index names a place for a part of a file that is in none any more. gc takes what it removes out
-    of the indexes."""
-    find, rely = objects.indexes.find, objects.packs.may_rely
-    return any(
-        find(kind, object_id, usable=rely) is None and find(kind, object_id) is not None
-        for kind, object_id, _ in reach_content(objects, entry, None)
-    )
 
 
 def check_folding(root: Path, paths: Iterable[bytes]) -> None:

@@ -1,6 +1,6 @@
 """A merge of trees on the way to a commit: what merge, cherry-pick and revert share.
 
-It is worked out twice if it is large: once to know of every conflict before anything is written, and once to write it.
+It is worked out twice: once to know of every conflict before anything is written, and once to write it.
 
 A history that was merged both ways may have several merge bases. Two are merged in their turn, as git does: a path that
 only one of them changed is taken from that one. Any other path, and every path at which more than two disagree, has no
@@ -45,12 +45,9 @@ from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.upload import Uploader
-from dsv.values.ids import CommitId, FileId
+from dsv.values.ids import CommitId
 from dsv.values.paths import show, sort_key
 from dsv.values.units import format_count, format_lines, rfc3339
-
-_HELD_DECISIONS = 50_000
-_HELD_BYTES = 64 << 20
 
 Changes = Callable[[], Iterator[Change]]
 """Works out anew what a side changed since the common state, in tree order."""
@@ -87,12 +84,10 @@ class MergedTree:
     counts: MergeCounts = field(default_factory=MergeCounts)
     _settled: list[Settled] = field(default_factory=list)
     _beside: list[TreeChange] = field(default_factory=list)
-    _held: list[Decision] | None = None
 
     def work_out(self) -> None:
         """Find all conflicts, and count what changes. Writes nothing."""
-        held: list[Decision] | None = []
-        weight = added = changed = removed = merged = 0
+        added = changed = removed = merged = 0
         for decision in self._decisions():
             if decision.conflict is not None:
                 self.conflicts.append(decision.conflict)
@@ -106,12 +101,6 @@ class MergedTree:
             removed += decision.result is None
             changed += decision.ours is not None and decision.result is not None
             merged += decision.settled is not None and decision.settled.content is not None
-            weight += len(decision.content or b"")
-            if held is not None:
-                held.append(decision)
-                if len(held) > _HELD_DECISIONS or weight > _HELD_BYTES:
-                    held = None
-        self._held = held
         self._beside.sort(key=lambda change: sort_key(change.path))
         self.counts = MergeCounts(added + len(self._beside), changed, removed, merged, tuple(self._settled))
 
@@ -158,7 +147,7 @@ class MergedTree:
         )
 
     def _stored(self, uploader: Uploader) -> Iterator[TreeChange]:
-        for decision in self._decisions() if self._held is None else self._held:
+        for decision in self._decisions():
             if decision.changes_ours:
                 yield _store(uploader, decision)
 
@@ -226,35 +215,36 @@ class ContentMerger:
     def __init__(self, objects: Objects, table_key: str | None = None) -> None:
         self._objects = objects
         self._table_key = table_key
-        self._known: dict[object, MergedContent | str] = {}
+        self._known: dict[tuple[Entry | None, ...], MergedContent | str] = {}
         self._weight = 0
 
-    def __call__(self, ours: Change, theirs: Change, choice: Choice | None) -> MergedContent | str:
-        fault = self._fault(ours.path, (ours.before, ours.after, theirs.after))
+    def __call__(
+        self,
+        ours: Change,
+        theirs: Change,
+        choice: Choice | None,
+        read_ours: Callable[[], bytes | None] | None = None,
+    ) -> MergedContent | str:
+        """Merge a file; what was merged is remembered. read_ours: returns the content of ours, which the store may not
+        have; None if it changed meanwhile.
+        """
+        before, mine, other = key = ours.before, ours.after, theirs.after
+        fault = self._fault(ours.path, key)
         if fault is not None:
             return fault
-        assert ours.before is not None and ours.after is not None and theirs.after is not None
-        base, mine, other = self._fetch(
-            Wanted(ours.before), Wanted(ours.after, ours.location), Wanted(theirs.after, theirs.location)
-        )
-        return self._merge(ours.path, base, mine, other, choice)
-
-    def takes(self, path: bytes, entries: Sequence[Entry | None]) -> bool:
-        """Return whether files of these sizes are merged at all."""
-        return self._fault(path, entries) is None
-
-    def merge_local(self, theirs: Change, mine: bytes, choice: Choice | None) -> MergedContent | str:
-        """Merge a content that is here with what a commit makes of its base; what was merged is remembered."""
-        key = FileId.hash(mine), theirs.path, theirs.after
-        if key not in self._known:
-            assert theirs.before is not None and theirs.after is not None
-            base, other = self._fetch(Wanted(theirs.before), Wanted(theirs.after, theirs.location))
-            merged = self._merge(theirs.path, base, mine, other, choice)
-            self._weight += len(merged if isinstance(merged, str) else merged.data)
-            if self._weight > _REMEMBERED:
-                return merged
+        local = None if read_ours is None else read_ours()
+        if read_ours is not None and local is None:
+            return ""
+        if key in self._known:
+            return self._known[key]
+        assert before is not None and mine is not None and other is not None
+        wanted = [Wanted(before), Wanted(other, theirs.location)]
+        base, there, *stored = self._fetch(*wanted, *([Wanted(mine, ours.location)] if local is None else []))
+        merged = self._merge(ours.path, base, stored[0] if local is None else local, there, choice)
+        self._weight += len(merged if isinstance(merged, str) else merged.data)
+        if self._weight <= _REMEMBERED:
             self._known[key] = merged
-        return self._known[key]
+        return merged
 
     def _fault(self, path: bytes, entries: Sequence[Entry | None]) -> str | None:
         for entry in entries:

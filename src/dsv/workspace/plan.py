@@ -363,9 +363,7 @@ class Planner:
             return step
 
         def merge_content(ours: Change, theirs: Change, choice: Choice | None) -> MergedContent | str:
-            fits = merger.takes(ours.path, (ours.before, ours.after, theirs.after))
-            mine = self._disk.content(now) if fits else None
-            return "" if mine is None else merger.merge_local(theirs, mine, choice)
+            return merger(ours, theirs, choice, lambda: self._disk.content(now))
 
         mine = Change(change.path, change.before, now)
         merged = merge_file(mine, change, merge_content, self._goal.choices)

@@ -132,11 +132,7 @@ async def _read_http(place: Place, source: Source, start: int, length: int, head
         if answer.status != HTTPStatus.PARTIAL_CONTENT:
             size = int(answer.headers.get("Content-Length", -1))
             if start or not 0 <= size <= _PIECE:
-                raise Unsupported(
-                    f"{place.shown} can't be referred to: its server does not give parts of files",
-                    subject=place.shown,
-                    hint="without --reference the file is stored",
-                )
+                raise _unfit(place.shown, "its server does not give parts of files")
             total = str(size)
         data: bytes = (await answer.read())[:length]
         return data, _seen_http(source, answer, int(total) if total.isdigit() else -1)
@@ -151,6 +147,14 @@ def _seen_http(source: Source, answer: Any, size: int) -> Source:
         tag = next((one["X-Linked-ETag"] for one in hub if "X-Linked-ETag" in one), own)
         return replace(source, size=size, tag=_tag(tag).removeprefix("W/"))
     return replace(source, size=size, tag=_tag(last.get("ETag") or last.get("Last-Modified")))
+
+
+def _unfit(shown: str, reason: str) -> Unsupported:
+    return Unsupported(
+        f"{shown} can't be referred to: {reason}",
+        subject=shown,
+        hint="without --reference what is there is stored",
+    )
 
 
 class ReferredSource(FolderSource):
@@ -187,11 +191,7 @@ class ReferredSource(FolderSource):
 
     def _size(self, file: RemoteFile) -> int:
         if file.size is None:
-            raise Unsupported(
-                f"{show(file.path)} can't be referred to: its server does not say how large it is",
-                subject=show(file.path),
-                hint="without --reference it is stored",
-            )
+            raise _unfit(show(file.path), "its server does not say how large it is")
         return file.size
 
     def _piece(self, file: RemoteFile, start: int, length: int) -> bytes:
@@ -215,11 +215,7 @@ class ReferredSource(FolderSource):
         except UnicodeEncodeError:
             fits = False
         if not fits or "\0" in url:
-            raise Unsupported(
-                f"{show(file.path)} can't be referred to: its URL is too long, or not UTF-8",
-                subject=show(file.path),
-                hint="without --reference it is stored",
-            )
+            raise _unfit(show(file.path), "its URL is too long, or not UTF-8")
         return Source(url, self._endpoint, "", "", self._size(file))
 
     def _check_listed(self, file: RemoteFile, found: Source) -> None:
@@ -239,18 +235,10 @@ def open_referred(url: str, options: StoreOptions) -> ReferredSource:
             hint="without --reference the files are stored, and the URL is not",
         )
     if scheme not in ("file", *S3, *HTTP) or "::" in url:
-        raise Unsupported(
-            f"{shown} can't be referred to: only s3://, http(s):// and files of this machine can be",
-            subject=shown,
-            hint="without --reference the files are stored",
-        )
+        raise _unfit(shown, "only s3://, http(s):// and files of this machine can be")
     place = open_place(url, options)
     if url.partition("?")[0].endswith(TARS) and place.info(place.root).get("type") != "directory":
-        raise Unsupported(
-            f"{shown} can't be referred to: what is in a tar has no URL of its own",
-            subject=shown,
-            hint="without --reference the files are stored; or unpack it, and refer to the folder",
-        )
+        raise _unfit(shown, "what is in a tar has no URL of its own")
     endpoint = options.endpoint or options.s3_endpoint or ""
     if place.protocol not in ("file", *S3, *HTTP):
         place = with_fields(place, protocol="file")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from dsv.errors import Conflict, NotFound
+from dsv.errors import Conflict
 from dsv.format.records import Writer
 from dsv.fs.lock import Lock
 from dsv.repo.history import standing
@@ -114,14 +114,6 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
         if not changed and base is not None:
             text = f"nothing differs here from {_short(base)}, so nothing was published; but {text}"
         return Conflict(text, subject=f"{workspace.dataset}@{head.branch}", hint=hint)
-
-    def no_branch(self, name: str) -> NotFound:
-        """Return a branch that was named and is not there: a new one is never made by a misspelt name."""
-        return NotFound(
-            f"dataset {self.workspace.dataset} has no branch {name}",
-            subject=name,
-            hint=f"dsv sync --new-branch {name} makes it",
-        )
 
     def author(self, head: Head) -> str:
         """Return who moved the branch there, and how long ago."""

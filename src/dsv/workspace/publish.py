@@ -10,7 +10,7 @@ import time
 
 import msgspec
 
-from dsv.errors import Conflict, NoRoom, Unsupported
+from dsv.errors import Conflict, NoRoom, NotFound, Unsupported
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
 from dsv.repo.merge_indexes import tidy
@@ -106,7 +106,12 @@ class Publisher:
         elif self._begins_branch:
             if branch == self._workspace.branch:
                 refs.head(dataset, branch)  # raises what is missing
-            raise self._opened.no_branch(branch)
+            # A new one is never made by a misspelt name.
+            raise NotFound(
+                f"dataset {dataset} has no branch {branch}",
+                subject=branch,
+                hint=f"dsv sync --new-branch {branch} makes it",
+            )
         refs.check_mover(self._head, self._opened.writer.author)
         if self._head is None or self._begins_branch:
             return True

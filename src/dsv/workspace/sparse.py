@@ -168,13 +168,7 @@ def count_held(scan: WorkspaceScan) -> int:
 def links_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> dict[bytes, bytes]:
     """Return every symlink of the tree that a sync would make: those here, and those of the base that are not held."""
     links = {path: target for path, target in tree.links().items() if path not in held}
-    for path in scan.state.paths():
-        folder = scan.state.folder(path)
-        if folder is not None and folder.targets:
-            names = folder.name_list()
-            links.update(
-                (folder.path_of(names[at]), folder.targets[at]) for at in folder.positions(Kind.SYMLINK)
-            )
+    links.update(scan.state.links())
     return links
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,6 +90,17 @@ class _Record(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 _RECORDS = msgspec.json.Decoder(list[_Record])
+
+
+class _Binding(msgspec.Struct, omit_defaults=True):
+    """The members of the file that binds a folder."""
+
+    store: str
+    store_id: str
+    dataset: str
+    branch: str
+    names: str | None = None
+    only: list[str] | None = None
 
 
 class Workspace(msgspec.Struct, frozen=True):
@@ -323,23 +334,18 @@ class Workspace(msgspec.Struct, frozen=True):
         return None if DOT_FOLDER.encode() in parts else b"/".join(parts)
 
     def _write(self) -> None:
-        values: dict[str, object] = {
-            "store": self.store,
-            "store_id": str(self.store_id),
-            "dataset": str(self.dataset),
-            "branch": str(self.branch),
-        }
-        if self.names is not None:
-            values["names"] = self.names
-        if self.chosen.lines is None:
+        only = None if self.chosen.lines is None else list(self.chosen.lines)
+        values = msgspec.to_builtins(
+            _Binding(self.store, str(self.store_id), str(self.dataset), str(self.branch), self.names, only)
+        )
+        if only is None:
             self._replace(_CONFIG, tomli_w.dumps(values).encode())
             return
-        values["only"] = list(self.chosen.lines)
         # Nothing that older versions look for is at the top, so that they refuse it.
         data = _COMMENT + tomli_w.dumps({"needs": [SPARSE], "workspace": values}).encode()
         if len(data) > MAX_BYTES:
             raise UsageError(
-                f"these are {len(self.chosen.lines):,} patterns, more than a workspace can have",
+                f"these are {len(only):,} patterns, more than a workspace can have",
                 hint="name folders, or patterns that match many paths",
             )
         self._replace(_CONFIG, data)
@@ -392,17 +398,17 @@ def _read(root: Path, config: Path) -> Workspace:
         if "needs" in document:
             _check_needs(root, document["needs"])
             document = binding(document)
-        values = {key: value for key, value in document.items() if isinstance(value, str)}
+        found = msgspec.convert(document, _Binding)
         return Workspace(
-            root=root,
-            store=values["store"],
-            store_id=StoreId.parse(values["store_id"]),
-            dataset=DatasetName.parse(values["dataset"]),
-            branch=BranchName.parse(values["branch"]),
-            names=values.get("names"),
-            chosen=_chosen(document),
+            root,
+            found.store,
+            StoreId.parse(found.store_id),
+            DatasetName.parse(found.dataset),
+            BranchName.parse(found.branch),
+            found.names,
+            EVERYTHING if found.only is None else SparsePatterns(tuple(found.only)),
         )
-    except (ValueError, KeyError) as error:
+    except (ValueError, msgspec.ValidationError) as error:
         raise _unreadable(config) from error
     except DsvError as error:
         if error.exit_code == 2:
@@ -420,15 +426,6 @@ def _check_needs(root: Path, needs: object) -> None:
             subject=str(root),
             hint=UPGRADE,
         )
-
-
-def _chosen(document: Mapping[str, object]) -> SparsePatterns:
-    only = document.get("only")
-    if only is None:
-        return EVERYTHING
-    if not isinstance(only, list) or not all(isinstance(line, str) for line in only):
-        raise ValueError
-    return SparsePatterns(tuple(only))
 
 
 def _unreadable(config: Path) -> IntegrityError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -455,7 +455,7 @@ class _Scanner:
         """Refuse symlinks that lead out of the tree, also by way of other symlinks in it."""
         if not self._links_moved and self._scan.exact:
             return
-        links = dict(self._links())
+        links = dict(self._state.links())
         while escaping := link_escapes(links):
             for path in escaping:
                 del links[path]
@@ -468,11 +468,3 @@ class _Scanner:
                 self._state.gone |= self._lost
                 self._scan.unsettled.append(above)
         self._scan.unsettled = list(dict.fromkeys(self._scan.unsettled))
-
-    def _links(self) -> Iterator[tuple[bytes, bytes]]:
-        for path in self._state.paths():
-            folder = self._state.folder(path)
-            if folder is not None and folder.kinds.find(Kind.SYMLINK) >= 0:
-                names = folder.name_list()
-                for at in folder.positions(Kind.SYMLINK):
-                    yield folder.path_of(names[at]), folder.targets[at]

@@ -144,6 +144,15 @@ class State:
         """Return the paths of all folders, in no order."""
         return list(self._encoded)
 
+    def links(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the path and the target of each symlink."""
+        for path in self._encoded:
+            folder = self.folder(path)
+            if folder is not None and folder.targets:
+                names = folder.name_list()
+                for at in folder.positions(Kind.SYMLINK):
+                    yield folder.path_of(names[at]), folder.targets[at]
+
     def folder(self, path: bytes) -> Folder | None:
         """Return a copy to look at, or what `edit` gave if that is still open."""
         if path in self._open:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 from typing import Any, AnyStr, NamedTuple
 
 MOST_STEPS = 10_000_000
 """Steps of the search after which two texts count as too different; some ten seconds."""
 _CONTEXT = 3
-_Block = tuple[str, int, int, int, int]
 
 # Git's bounds: they decide which of several ways to match the lines is found.
 _FEWEST_ROUNDS = 256  # of the search for the middle of a shortest edit before it takes the best so far
@@ -391,7 +391,7 @@ def diff_lines(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
 
     The lines come without their ends. One that is the last of its text and has no newline is followed by git's note.
     """
-    for hunk in _hunks(_blocks(before, after)):
+    for hunk in _Blocks(before, after).get_grouped_opcodes(_CONTEXT):
         first, last = hunk[0], hunk[-1]
         yield f"@@ -{_span(first[1], last[2])} +{_span(first[3], last[4])} @@"
         for tag, start, end, new_start, new_end in hunk:
@@ -409,43 +409,29 @@ def _marked(mark: str, lines: Sequence[str]) -> Iterator[str]:
             yield "\\ No newline at end of file"
 
 
-def _blocks(before: Sequence[str], after: Sequence[str]) -> list[_Block]:
-    """Return the equal and the changed blocks. Of texts that are too different, all between equal ends is changed."""
-    try:
-        found = edits(before, after)
-    except TooDifferent:
-        start, end = _equal_ends(before, after)
-        found = [Edit(start, len(before) - start - end, start, len(after) - start - end)]
-    blocks: list[_Block] = []
-    at = there = 0
-    for one in [*found, Edit(len(before), 0, len(after), 0)]:
-        if one.start > at:
-            blocks.append(("equal", at, one.start, there, one.there))
-        at, there = one.start + one.removed, one.there + one.added
-        if one.removed or one.added:
-            blocks.append(("replace", one.start, at, one.there, there))
-    return blocks
+class _Blocks(SequenceMatcher[str]):
+    """The equal and the changed blocks. Of texts that are too different, all between equal ends is changed."""
 
+    def __init__(self, before: Sequence[str], after: Sequence[str]) -> None:
+        super().__init__()
+        self._before, self._after = before, after
 
-def _hunks(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
-    """Runs of blocks around changes; equal ones are cut to the context, or in two if they are long."""
-    hunk: list[_Block] = []
-    changed = False
-    for number, (tag, a, b, c, d) in enumerate(blocks):
-        if tag != "equal":
-            hunk.append((tag, a, b, c, d))
-            changed = True
-            continue
-        is_last = number == len(blocks) - 1
-        if changed and (is_last or b - a > 2 * _CONTEXT):
-            length = min(_CONTEXT, b - a)
-            yield [*hunk, ("equal", a, a + length, c, c + length)] if length else hunk
-            hunk, changed = [], False
-        length = min(_CONTEXT, b - a) if not changed else b - a
-        if length:
-            hunk.append(("equal", b - length, b, d - length, d))
-    if changed:
-        yield hunk
+    def get_opcodes(self) -> list[Any]:
+        before, after = self._before, self._after
+        try:
+            found = edits(before, after)
+        except TooDifferent:
+            start, end = _equal_ends(before, after)
+            found = [Edit(start, len(before) - start - end, start, len(after) - start - end)]
+        blocks: list[tuple[str, int, int, int, int]] = []
+        at = there = 0
+        for one in [*found, Edit(len(before), 0, len(after), 0)]:
+            if one.start > at:
+                blocks.append(("equal", at, one.start, there, one.there))
+            at, there = one.start + one.removed, one.there + one.added
+            if one.removed or one.added:
+                blocks.append(("replace", one.start, at, one.there, there))
+        return blocks
 
 
 def _span(start: int, end: int) -> str:

@@ -11,12 +11,13 @@ from dsv.errors import DsvError
 from dsv.merge.apply import ContentMerger
 from dsv.merge.paths import Choices, Settled
 from dsv.repo.errors import missing_commit
+from dsv.repo.history import distance
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName
 from dsv.workspace.checkout import bring_to
-from dsv.workspace.open import OpenWorkspace, distance
+from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import Counts, Goal
 
 
@@ -89,7 +90,8 @@ def _pull(
     if repository.objects.stored_commit(head) is None:
         raise missing_commit(head, repository.store.url)
     base = opened.proven_base()
-    if base is not None and distance(repository.objects, head, base) is None:
+    moved = None if base is None else distance(repository.objects, base, head)
+    if base is not None and (moved is None or moved.ahead):
         raise opened.not_at_base(newest, base)
     after = TreeReader(repository.objects, head)
     goal = Goal(

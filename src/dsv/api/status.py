@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dsv.errors import Conflict, DsvError, Unreachable
+from dsv.errors import Conflict, Unreachable
 from dsv.values.names import MAIN
 from dsv.values.units import format_count
 from dsv.workspace.baseline import Trees, find_baseline, load_state, save_news
@@ -22,9 +22,7 @@ from dsv.workspace.sparse import check_paths, check_removals, note_let_go, resto
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
-    from dsv.format.commit import Commit
     from dsv.format.records import Limits
-    from dsv.repo.history import Commits, Distance
     from dsv.repo.objects.objects import Objects
     from dsv.transfer.file_reader import Problem
     from dsv.values.ids import CommitId
@@ -66,26 +64,10 @@ class BranchPosition(msgspec.Struct, frozen=True):
     """Its rule, if it is protected."""
 
 
-class _TooMany(Exception):
-    """More commits would have to be read than it is worth."""
-
-
-class _Few:
-    """Commits, up to a number of them."""
-
-    def __init__(self, commits: Commits, most: int) -> None:
-        self._commits = commits
-        self._left = most
-
-    def commit(self, commit_id: CommitId) -> Commit:
-        if self._left <= 0:
-            raise _TooMany
-        self._left -= 1
-        return self._commits.commit(commit_id)
-
-
 def fetch_position(context: Context, workspace: Workspace, base: CommitId | None) -> None:
     """Ask the store, so that `branch_position` knows it. Raises `Unreachable`, and `NotFound` without the branch."""
+    from dsv.repo.history import distance
+
     with context.bound_repository(workspace) as repository:
         head = repository.refs.newest(workspace.dataset, workspace.branch)
         if head is None:
@@ -93,7 +75,7 @@ def fetch_position(context: Context, workspace: Workspace, base: CommitId | None
             return
         repository.refs.rule(workspace.dataset, workspace.branch)
         if head.commit is not None and not head.entry.deleted:
-            _distance(repository.objects, base, head.commit, _ASKED)  # leaves local copies
+            distance(repository.objects, base, head.commit, _ASKED)  # leaves local copies
 
 
 def branch_position(context: Context, workspace: Workspace, base: CommitId | None) -> BranchPosition:
@@ -106,27 +88,15 @@ def branch_position(context: Context, workspace: Workspace, base: CommitId | Non
         return BranchPosition(position, None, asked, limits=limits)
     if commit == base:
         return BranchPosition(Position.UP_TO_DATE, commit, asked, 0, 0, limits)
-    distance = _distance(_local_objects(context, workspace, workspace.store), base, commit, _LOCAL)
-    if distance is None:
+    from dsv.repo.history import distance
+
+    found = distance(_local_objects(context, workspace, workspace.store), base, commit, _LOCAL)
+    if found is None:
         return BranchPosition(Position.ELSEWHERE, commit, asked, limits=limits)
-    if distance.ahead and distance.behind:
+    position = Position.AHEAD if found.ahead else Position.BEHIND
+    if found.ahead and found.behind:
         position = Position.DIVERGED
-    else:
-        position = Position.AHEAD if distance.ahead else Position.BEHIND
-    return BranchPosition(position, commit, asked, distance.ahead, distance.behind, limits)
-
-
-def _distance(commits: Commits, base: CommitId | None, head: CommitId, most: int) -> Distance | None:
-    """Compare two histories; None if some commit can't be read, or too many would have to be."""
-    from dsv.repo.history import Distance, ahead_behind, only_in
-
-    few = _Few(commits, most)
-    try:
-        if base is None:
-            return Distance(0, only_in(few, head, ()))
-        return ahead_behind(few, base, head)
-    except (DsvError, _TooMany):
-        return None
+    return BranchPosition(position, commit, asked, found.ahead, found.behind, limits)
 
 
 _BESIDE = " --new-branch NAME"

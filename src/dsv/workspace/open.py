@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from dsv.errors import Conflict
 from dsv.format.records import Writer
 from dsv.fs.lock import Lock
-from dsv.repo.history import standing
+from dsv.repo.history import distance, standing
 from dsv.repo.refs.branches import deleted
 from dsv.repo.repository import Repository
 from dsv.store.opened import Counts
@@ -128,19 +128,18 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
         pull = "dsv pull fetches them; dsv sync --new-branch NAME publishes on another branch"
         if base is None:
             return f"{name} has commits that this workspace does not have ({last})", pull
-        ahead = distance(objects, commit, base, _COUNTED)
-        if ahead is not None:
+        found = distance(objects, base, commit, _COUNTED)
+        if found is not None and not found.ahead:
             if head.branch == self.workspace.branch and self.workspace.seen() == commit:
                 return (
-                    f"{name} is at {_short(commit)}, {format_count(ahead, 'commit')} after this workspace's base "
-                    f"{_short(base)}, and has not moved since this workspace was there",
+                    f"{name} is at {_short(commit)}, {format_count(found.behind, 'commit')} after this workspace's "
+                    f"base {_short(base)}, and has not moved since this workspace was there",
                     f"dsv pull updates to it; dsv rollback @{_short(base)} rolls {head.branch} back to the base",
                 )
-            return f"{name} has {format_count(ahead, 'newer commit')} ({last})", pull
-        back = distance(objects, base, commit, _COUNTED)
-        if back is not None:
+            return f"{name} has {format_count(found.behind, 'newer commit')} ({last})", pull
+        if found is not None and not found.behind:
             return (
-                f"{name} is at {_short(commit)}, {format_count(back, 'commit')} before this workspace's base "
+                f"{name} is at {_short(commit)}, {format_count(found.ahead, 'commit')} before this workspace's base "
                 f"{_short(base)} ({last})",
                 "dsv sync --new-branch NAME publishes what is here on another branch",
             )
@@ -160,22 +159,6 @@ def follows(objects: Objects, head: Head, base: CommitId | None) -> bool:
     if objects.stored_commit(head.commit) is not None:
         return False
     return objects.local_commit(head.commit) is not None and standing(objects, head.commit) == base
-
-
-def distance(objects: Objects, start: CommitId, goal: CommitId, limit: int | None = None) -> int | None:
-    """Return how many commits `start` is ahead of its ancestor `goal`; None if that is no ancestor of it (within
-    `limit`).
-    """
-    level, steps, seen = [start], 0, {start}
-    while level and (limit is None or steps <= limit):
-        if goal in level:
-            return steps
-        found = [objects.commit_or_none(one) for one in level]
-        parents = dict.fromkeys(parent for commit in found if commit is not None for parent in commit.parents)
-        level = [parent for parent in parents if parent not in seen]
-        seen.update(level)
-        steps += 1
-    return None
 
 
 def _short(commit: CommitId) -> str:

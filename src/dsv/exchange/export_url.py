@@ -21,6 +21,7 @@ from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageErr
 from dsv.exchange.export import Exported, Found, Selection, write_tar
 from dsv.exchange.journal import Journal
 from dsv.exchange.remote import HTTP, OBJECT_STORES, S3, Place, etag_and_time, version_of
+from dsv.exchange.sources import AHEAD_BYTES, JOBS, SMALL
 from dsv.format.tree import Entry
 from dsv.fs.errors import about
 from dsv.fs.lock import Lock
@@ -29,11 +30,6 @@ from dsv.values.paths import folders_above, sort_key
 from dsv.values.progress import Progress
 from dsv.values.units import format_count, format_lines
 
-SMALL = 8 << 20
-"""Bytes of the largest file that is held in memory."""
-UNDER_WAY = 128 << 20
-"""Bytes of files that may be under way, so that memory is bounded."""
-JOBS = 32
 SAVE_SECONDS = 10.0
 """Seconds between two notes of written files."""
 _PIECE = 8 << 20
@@ -77,9 +73,9 @@ class UrlExport:
         is_folder = info is not None and info.get("type") == "directory"
         if info is not None and (is_folder or not self._force):
             raise Conflict(
-                f"{self.place.shown} already exists{' and is a folder' if is_folder else ''}",
+                f"{self.place.shown} {'is a folder' if is_folder else 'already exists'}",
                 subject=self.place.shown,
-                hint="choose another name" if is_folder else "choose another name; --force replaces it",
+                hint="choose another name; --force replaces it, if it is a file",
             )
         self._make_folder(self.place.root)
         most = sum(entry.size + _AROUND for _, entry, _ in selection.found)
@@ -188,7 +184,7 @@ class UrlExport:
                     selection.skip(entry, error)
                     continue
                 waiting.append((key, entry, future))
-                while len(waiting) > 4 * JOBS or sum(one.size for _, one, _ in waiting) > UNDER_WAY:
+                while len(waiting) > 4 * JOBS or sum(one.size for _, one, _ in waiting) > AHEAD_BYTES:
                     end_one()
             while waiting:
                 end_one()

@@ -37,10 +37,11 @@ from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_bytes
 
 SMALL = 8 << 20
-"""Bytes of the largest file that is read at once, and ahead."""
+"""Bytes of the largest file that is read or written at once, and ahead."""
 AHEAD_BYTES = 128 << 20
-"""Bytes of files that may be read ahead, so that memory is bounded."""
+"""Bytes of files that may be under way, so that memory is bounded."""
 JOBS = 32
+"""Small files that are read or written at a time."""
 _PIECE = 8 << 20
 _ONE_REQUEST = (*OBJECT_STORES, *HTTP, "hf")
 """Protocols that read a small file by one request, so that all of it is of one version."""

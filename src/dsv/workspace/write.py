@@ -201,7 +201,7 @@ class TreeWriter:
         folders: set[bytes] = set()
         for step in self._steps(removing=True):
             if step.act is Act.KEEP:
-                self._base_lacks(step.change)
+                self._lack(step.change)
             elif step.act is Act.STAY:
                 self._stay(step.change)
             if step.act is not Act.REMOVE:
@@ -217,7 +217,7 @@ class TreeWriter:
             else:
                 self._made.left.append(path)
                 continue
-            self._base_lacks(step.change)
+            self._lack(step.change)
         self._writer.remove_folders(folders)
 
     def _write(self, contents: ContentsOf) -> None:
@@ -312,38 +312,33 @@ class TreeWriter:
             self._patches.written(entry, row, self._goal.base_of(step.change))
 
     def _keep(self, change: Change, entry: Entry) -> None:
-        row = self._disk.row(entry.path)
-        if row is not None:
-            self._disk.relate(entry.path, self._goal.base_of(change))
-            self._gone.discard(entry.path)
+        if self._disk.row(entry.path) is not None:
+            self._stay(change)
         elif self._writer.folder(entry.path):  # it may have been removed with what was in it
             self._folder_made(change)
 
     def _stay(self, change: Change) -> None:
-        """Keep the local file, as a local change if the commit becomes the base."""
-        base = self._goal.base_of(change)
-        if self._disk.row(change.path) is not None:
-            self._disk.relate(change.path, base)
-            self._gone.discard(change.path)
-        elif base is not None:
-            self._gone.add(change.path)
+        """Keep what is here, as a local change if the commit becomes the base and has something else."""
+        if self._disk.row(change.path) is None:
+            self._lack(change)
         else:
+            self._disk.relate(change.path, self._goal.base_of(change))
             self._gone.discard(change.path)
+
+    def _lack(self, change: Change) -> None:
+        """The path is not on disk. The base may have it, or lack it too once the commit is the base."""
+        if self._goal.base_of(change) is not None:
+            self._gone.add(change.path)
+            return
+        self._gone.discard(change.path)
+        folder = self._state.folder(change.path)
+        if folder is not None and folder.own:  # it may be made again, for what is in it then
+            self._state.edit(change.path).own = 0
 
     def _folder_made(self, change: Change) -> None:
         """The scan that follows finds out whether it is empty, as it is in the base."""
         self._folders.append(change)
         if self._goal.base_of(change) is not None:
-            self._gone.add(change.path)
-
-    def _base_lacks(self, change: Change) -> None:
-        """The path is not on disk. If the commit becomes the base, the base does not have it either."""
-        if self._goal.base_of(change) is None:
-            self._gone.discard(change.path)
-            folder = self._state.folder(change.path)
-            if folder is not None and folder.own:  # it may be made again, for what is in it then
-                self._state.edit(change.path).own = 0
-        else:
             self._gone.add(change.path)
 
 

@@ -6,6 +6,7 @@ import bisect
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -362,22 +363,16 @@ class NameIndex:
     """Positions by name, for the folders that were asked for last."""
 
     def __init__(self, state: State) -> None:
-        self._state = state
-        self._indexes: dict[bytes, dict[bytes, int]] = {}
+        def positions(path: bytes) -> dict[bytes, int]:
+            folder = state.folder(path)
+            return {} if folder is None else {name: at for at, name in enumerate(folder.name_list())}
 
-    def clear(self) -> None:
-        """Forget all positions, as names were added or removed."""
-        self._indexes.clear()
+        self._positions = lru_cache(_INDEXES)(positions)
+        self.clear = self._positions.cache_clear
+        """Forgets all positions, as names were added or removed."""
 
     def find(self, folder: bytes, name: bytes) -> int | None:
-        index = self._indexes.get(folder)
-        if index is None:
-            known = self._state.folder(folder)
-            index = {} if known is None else {each: at for at, each in enumerate(known.name_list())}
-            if len(self._indexes) >= _INDEXES:
-                del self._indexes[next(iter(self._indexes))]
-            self._indexes[folder] = index
-        return index.get(name)
+        return self._positions(folder).get(name)
 
 
 # So many names are held before they are merged into their folders.

@@ -35,7 +35,7 @@ from dsv.format.records import GcDone, Limits, RefEntry
 from dsv.repo.repository import Repository
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, Rev, TagName, Target
 from tests.exhaustive import examples

@@ -13,8 +13,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange
 from dsv.store.memory import MemoryStore
-from dsv.store.open import open_store
-from dsv.store.opened import Counts, OpenStore
+from dsv.store.open import Counts, OpenStore, open_store
 from dsv.store.options import StoreOptions
 from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.values.ids import EMPTY_FILE

@@ -13,7 +13,7 @@ from dsv.format import keys
 from dsv.merge.paths import Choice, Choices, ConflictKind, MergeConflict
 from dsv.store.base import Bytes, Put
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName
 from dsv.values.paths import PathSet

@@ -23,7 +23,7 @@ from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable
 from dsv.format import keys
 from dsv.store import open as opening
 from dsv.store.directory import DirectoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.transfer.download import Wanted
 from dsv.values.names import Target
 from dsv.values.progress import NoProgress

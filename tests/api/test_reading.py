@@ -15,7 +15,7 @@ from blake3 import blake3
 import dsv
 from dsv.api.init import init
 from dsv.api.reading import _processes
-from dsv.store.opened import Counts, OpenStore
+from dsv.store.open import Counts, OpenStore
 from dsv.values.names import DatasetName
 from tests.api.pets_in_python import BIG, SMALL, SOME, of
 

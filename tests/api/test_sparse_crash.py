@@ -16,7 +16,7 @@ from dsv.api.status import status
 from dsv.errors import Conflict, NotFound
 from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.values.names import Target
 from tests.api.test_edits_at_scale import large, segments
 from tests.exhaustive import numbers

@@ -20,7 +20,7 @@ from dsv.repo.repository import Repository
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.store.probe import prove, prove_data
 from dsv.store.retry import Retrying
 from dsv.values.names import MAIN

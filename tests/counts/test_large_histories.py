@@ -16,7 +16,7 @@ from dsv.api.log import Query, log
 from dsv.api.merge import MergeRequest, merge
 from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import Counts, OpenStore
+from dsv.store.open import Counts, OpenStore
 from dsv.values.names import BranchName, Target
 from tests.api.test_edits_at_scale import FILES, large, segments
 from tests.kit.people import SCANS, Person, every_store_is

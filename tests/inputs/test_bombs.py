@@ -24,7 +24,7 @@ from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import FRAME_SLACK, OBJECT_LIMITS, Objects, is_possible
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.values.ids import ChunkId, NodeId, SegmentId
 from dsv.values.names import MAIN
 from tests import exhaustive

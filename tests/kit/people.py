@@ -22,7 +22,7 @@ from dsv.repo.tree.read import TreeReader
 from dsv.store import open as opening
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.store.options import StoreOptions
 from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.transfer.upload import Uploader

@@ -10,7 +10,7 @@ from dsv.repo.refs.branches import LostRace, Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.store.retry import Retrying
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName

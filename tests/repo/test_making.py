@@ -13,7 +13,7 @@ from dsv.format import keys
 from dsv.repo.repository import Repository
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from tests.store.faulty import Crash, Fault, Faulty, Kind
 from tests.store.wrapper import Wrapper
 

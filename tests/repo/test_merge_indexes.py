@@ -24,7 +24,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.values.ids import ChunkId, CommitId, Id, IndexId, PackId
 from tests.kit.repositories import WRITER, commit, condemn, create, packs, read
 from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation

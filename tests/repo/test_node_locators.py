@@ -23,7 +23,7 @@ from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.read import TreeReader, find_paths
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId, IndexId, Nonce, PackId, StoreId
 from dsv.values.paths import PathSet

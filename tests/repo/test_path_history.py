@@ -17,7 +17,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.values.ids import CommitId
 from dsv.values.paths import PathSet
 from tests.kit.repositories import DATASET, MAIN, commit, create

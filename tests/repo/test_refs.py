@@ -15,7 +15,7 @@ from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
 from dsv.store.base import Bytes, Put
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
 from tests.kit.repositories import DATASET, commit

@@ -10,8 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from dsv.repo.repository import Repository
-from dsv.store.open import open_raw
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore, open_raw
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
 from dsv.values.ids import CommitId

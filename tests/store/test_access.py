@@ -329,7 +329,7 @@ HEAVY = {"obstore", "boto3", "botocore", "rich", "fsspec"}
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed(tmp_path: Path) -> None:
-    everything = "import dsv.store.base, dsv.store.retry, dsv.store.opened, dsv.store.probe, dsv.store.open"
+    everything = "import dsv.store.base, dsv.store.retry, dsv.store.open, dsv.store.probe, dsv.store.open"
     assert not imported_by(everything) & HEAVY
     assert not imported_by(f"from dsv.store.open import open_store; open_store({str(tmp_path)!r})") & HEAVY
     keys = "StoreOptions(access_key='a', secret_key='b', region='c')"

@@ -13,8 +13,7 @@ import pytest
 import dsv.store
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
-from dsv.store.open import SCHEMES, open_raw, open_store
-from dsv.store.opened import OpenStore
+from dsv.store.open import SCHEMES, OpenStore, open_raw, open_store
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
 from tests.store.azure import Azurite, OutsideAzure

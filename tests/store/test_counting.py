@@ -8,7 +8,7 @@ import pytest
 
 from dsv.errors import NotFound
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import Counts, OpenStore
+from dsv.store.open import Counts, OpenStore
 
 
 def test_counts_by_kind() -> None:

@@ -11,8 +11,7 @@ import pytest
 from dsv.errors import DsvError
 from dsv.store.base import LARGEST, Bytes, Item, Put, Store
 from dsv.store.memory import MemoryStore
-from dsv.store.open import open_raw
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore, open_raw
 from dsv.store.options import StoreOptions
 from dsv.store.probe import prove_data
 from dsv.store.retry import Retrying

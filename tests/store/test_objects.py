@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
 from dsv.store.base import Busy, CutShortError, NoAnswer, Put, Store, StoreMissing, TooLargeError
-from dsv.store.forked_s3 import ForkedS3
+from dsv.store.clients import ForkedS3
 from dsv.store.open import open_raw, open_store
 from dsv.store.options import StoreOptions
 from tests.exhaustive import is_full

@@ -11,7 +11,7 @@ from dsv.run.record import RECORD, RunId
 from dsv.run.record_store import RunStore
 from dsv.store.base import Bytes, Put
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.store.retry import Retrying
 from dsv.values.names import DatasetName
 from tests.store.split_world import World

@@ -13,7 +13,7 @@ from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.transfer.download import Donor, Fetcher, Wanted, donor_chunks
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import FileId, RecipeId

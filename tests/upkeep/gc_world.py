@@ -24,7 +24,7 @@ from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import write_tree
 from dsv.store.base import Item, Store
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.upload import Uploader
 from dsv.upkeep.gc import Collected, Collector, Options

@@ -14,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from dsv import reader
-from dsv.store import versions
+from dsv.store import bucket as buckets
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
 from tests.kit.dsv import Dsv, write_files
@@ -115,11 +115,11 @@ class NoRights(Replicated):
 
 
 def test_other_buckets_are_named_to_which_objects_are_replicated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "boto_client", lambda *_, **__: Replicated())
-    found = versions.BucketVersions("s3://lake/dsv", StoreOptions()).history()
-    assert found == versions.History(True, False, ("arn:aws:s3:::far-away",))
-    monkeypatch.setattr(versions, "boto_client", lambda *_, **__: NoRights())
-    asked = versions.BucketVersions("s3://lake/dsv", StoreOptions()).history()
+    monkeypatch.setattr(buckets, "boto_client", lambda *_, **__: Replicated())
+    found = buckets.BucketVersions("s3://lake/dsv", StoreOptions()).history()
+    assert found == buckets.History(True, False, ("arn:aws:s3:::far-away",))
+    monkeypatch.setattr(buckets, "boto_client", lambda *_, **__: NoRights())
+    asked = buckets.BucketVersions("s3://lake/dsv", StoreOptions()).history()
     assert asked.unanswered == ("bucket lake does not say whether objects are replicated: AccessDenied",)
 
 

@@ -23,7 +23,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session, naming
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import Counts, OpenStore
+from dsv.store.open import Counts, OpenStore
 from dsv.upkeep.erase import Eraser
 from dsv.upkeep.gc import Collected, Options
 from dsv.values.ids import ChunkId, CommitId, FileId, Nonce

@@ -24,7 +24,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.base import Item, Store
 from dsv.store.memory import MemoryStore
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.upkeep.index_rows import IndexRows, PackList, id_of
 from dsv.upkeep.verify import Verifier
 from dsv.values.ids import ChunkId, Id, PackId

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dsv.repo.refs.branches import Refs
     from dsv.repo.refs.resolve import Resolved
     from dsv.repo.repository import Repository
-    from dsv.store.opened import OpenStore
+    from dsv.store.open import OpenStore
     from dsv.store.options import StoreOptions
     from dsv.values.ids import CommitId, StoreId
     from dsv.values.progress import Progress
@@ -149,7 +149,7 @@ class Context(msgspec.Struct, frozen=True):
         target, commit: what `resolve` and `Objects.stored_commit` are about to be asked.
         """
         from dsv.repo.repository import Repository
-        from dsv.store.opened import split_of
+        from dsv.store.open import split_of
 
         ahead = self._expecting(target)
         repository = Repository.open(store, self.metadata_folder, self.clock, ahead=ahead, commit=commit)

@@ -29,7 +29,7 @@ from dsv.repo.repository import Repository
 from dsv.run.engine_list import ENGINES, engine_of
 from dsv.run.engines.base import NoEngine
 from dsv.store.base import Store
-from dsv.store.opened import OpenStore, split_of
+from dsv.store.open import OpenStore, split_of
 from dsv.store.options import StoreOptions
 from dsv.store.probe import KEYS, PROCESSES, THREADS, Proof, prove, prove_data, race
 from dsv.upkeep.schedule import Schedule

@@ -19,7 +19,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import Change, diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.transfer.commit import Draft, Unchanged, commit_changes
 from dsv.transfer.file_reader import Problem, refusal
 from dsv.transfer.save import OnStored, ReadInto, Source, save_sources

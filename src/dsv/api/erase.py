@@ -19,14 +19,14 @@ from dsv.format.erasure import Erasure
 from dsv.format.locator import ObjectKind
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.upkeep.erase import Eraser, Place, Plan, Shared, find_packs, refuse_shared
 from dsv.upkeep.successor import Succeeded, make_successor
 from dsv.values.names import DatasetName, Target, clean_path
 from dsv.values.paths import show
 
 if TYPE_CHECKING:
-    from dsv.store.versions import BucketVersions, History, OldVersion
+    from dsv.store.bucket import BucketVersions, History, OldVersion
     from dsv.upkeep.erase import Choice
     from dsv.values.ids import ErasureId, FileId
 
@@ -315,7 +315,7 @@ def _ask_history(
         )
     if scheme != "s3":
         return None
-    from dsv.store.versions import BucketVersions
+    from dsv.store.bucket import BucketVersions
 
     versions = BucketVersions(url, context.store_options(context.settings.store()))
     history = versions.history()

@@ -12,7 +12,7 @@ from dsv.errors import Conflict, IntegrityError
 from dsv.format import keys
 from dsv.format.pack import PACK_TARGET
 from dsv.repo.refs.expiry import read_expiry
-from dsv.store.opened import OpenStore
+from dsv.store.open import Counts, OpenStore
 from dsv.values.units import format_count, format_duration, format_lines
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from dsv.api.context import Context
     from dsv.repo.repository import Repository
-    from dsv.store.opened import Counts
     from dsv.upkeep.gc import Collected, Options
     from dsv.upkeep.usage import Measured, Packs
     from dsv.values.ids import CommitId

@@ -25,7 +25,7 @@ from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
 from dsv.repo.tree.read import TreeReader, reach_content
-from dsv.store.opened import OpenStore
+from dsv.store.open import OpenStore
 from dsv.store.options import StoreOptions
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.file_reader import Problem

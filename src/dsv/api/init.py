@@ -16,8 +16,7 @@ from dsv.repo.errors import may_write
 from dsv.repo.refs.branches import Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
-from dsv.store.open import open_names
-from dsv.store.opened import OpenStore, Unavailable, split_of
+from dsv.store.open import OpenStore, Unavailable, open_names, split_of
 from dsv.store.probe import Proof, prove, prove_data, same_place
 from dsv.values.names import MAIN, DatasetName
 from dsv.workspace.workspace import Workspace, is_vacant

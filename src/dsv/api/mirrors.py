@@ -114,7 +114,7 @@ def _with_mirrors(context: Context, target: Target | None, closing: ExitStack) -
 
 def use_mirrors(repository: Repository, mirrors: Mirrors) -> None:
     """Read what the store has lost, or can't give any more, from its mirrors."""
-    from dsv.store.opened import OpenStore
+    from dsv.store.open import OpenStore
 
     repository.objects.mirrors = mirrors
     if isinstance(repository.store, OpenStore):

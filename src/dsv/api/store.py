@@ -35,8 +35,7 @@ from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import LostRace, Refs
 from dsv.repo.repository import Repository
 from dsv.store.base import Put, Store, together
-from dsv.store.open import open_names
-from dsv.store.opened import BELOW, OpenStore, split_of
+from dsv.store.open import BELOW, OpenStore, open_names, split_of
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, MAX_COMPONENT, BranchName, DatasetName
 

@@ -16,7 +16,7 @@ from dsv.format import keys
 from dsv.format.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
 from dsv.repo.errors import put_back, read_record
 from dsv.store.base import Put, Store, both, parsed, together
-from dsv.store.opened import BELOW, OpenStore, Unavailable, split_of
+from dsv.store.open import BELOW, OpenStore, Unavailable, split_of
 from dsv.values.ids import Nonce, StoreId
 from dsv.values.units import rfc3339
 

@@ -12,7 +12,7 @@ from dsv.format import keys
 from dsv.format.envelope import RECORD_MAX
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.store.base import LARGEST, Item, absent
-from dsv.store.opened import Unavailable
+from dsv.store.open import Unavailable
 from dsv.values.ids import CommitId
 
 

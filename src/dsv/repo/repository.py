@@ -33,7 +33,7 @@ from dsv.repo.objects.objects import Objects, get_commit
 from dsv.repo.refs.branches import Refs, refused_mover, refused_removals
 from dsv.repo.refs.read import changed
 from dsv.store.base import Put, both
-from dsv.store.opened import OpenStore, names_of, split_of
+from dsv.store.open import OpenStore, names_of, split_of
 from dsv.values.ids import Nonce, StoreId
 
 if TYPE_CHECKING:

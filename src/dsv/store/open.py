@@ -1,17 +1,238 @@
-"""From a store's URL to a store."""
+"""Opening a store, in one place or two, by URL, and the counts of what was asked of it.
+
+A store in two places has names, which need one winner, and data, whose keys are random or derived from it. A bucket
+that knows no put-if-absent, or ignores it, can keep the data: writing one of its keys twice writes the same bytes, and
+the records of runs, which may differ, are looked for first. The names lie in a folder or another bucket that has
+put-if-absent.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from dsv.errors import Unreachable, UsageError
-from dsv.store.base import Store
-from dsv.store.directory import DirectoryStore
-from dsv.store.opened import OpenStore, Unavailable
-from dsv.store.options import StoreOptions
+import msgspec
+
+from dsv.errors import DsvError, Unreachable, Unsupported, UsageError
+from dsv.format.keys import needs_winner
+from dsv.store.base import LARGEST, Bytes, Item, Put, Store
 from dsv.store.retry import Retrying
+
+if TYPE_CHECKING:
+    from dsv.store.options import StoreOptions
+
+SCHEMES: Final = ("file", "memory", "s3", "gs", "az")
+BELOW: Final = "./"
+"""Begins a place that lies below that of the data, whatever that is called."""
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Calls that were made, failed ones included, and bytes of those that succeeded."""
+
+    gets: int = 0
+    ranges: int = 0
+    puts: int = 0
+    won: int = 0
+    """The puts that created an object."""
+    lists: int = 0
+    """The listings, not their pages."""
+    listed: int = 0
+    """The rows that were taken from listings."""
+    deletes: int = 0
+    bytes_up: int = 0
+    """The bytes of all puts, lost ones too, as they were sent."""
+    bytes_down: int = 0
+
+    @property
+    def requests(self) -> int:
+        return self.gets + self.ranges + self.puts + self.lists + self.deletes
+
+    def __sub__(self, earlier: Counts) -> Counts:
+        """Return the counts since `earlier`."""
+        return Counts(*(getattr(self, name) - getattr(earlier, name) for name in self.__struct_fields__))
+
+
+class OpenStore:
+    """One store to those who use it. It owns its places, which may be asked by themselves, and are not counted then."""
+
+    def __init__(
+        self, data: Store, names: Store | None = None, open_names: Callable[[str], Store] | None = None
+    ) -> None:
+        """names: None for a store in one place. They may move while the store is open, which `read_layout` finds out.
+
+        open_names: opens the place that they have moved to.
+        """
+        self.url = data.url
+        self.data = data
+        self.names = data if names is None else names
+        self.before_close: list[Callable[[], None]] = []
+        """Called when the store is closed, while it can still be read."""
+        self.refusal: DsvError | None = None
+        """Raised by every write, for a store that is only to be read; None for any other."""
+        self.has_mirrors = False
+        """Once packs can't be reached, they are not asked for again: others have what is in them."""
+        self._away: Unreachable | None = None
+        self._open_names = open_names
+        self._left: list[Store] = []
+        self._counts = dict.fromkeys(Counts.__struct_fields__, 0)
+        self._lock = threading.Lock()
+
+    @property
+    def counts(self) -> Counts:
+        """A value as of now, which later calls do not change."""
+        with self._lock:
+            return Counts(**self._counts)
+
+    @property
+    def names(self) -> Store:
+        return self._names
+
+    @names.setter
+    def names(self, names: Store) -> None:
+        self._names = names
+        if isinstance(self.data, Retrying):
+            self.data.needs_condition = not self.is_split
+
+    @property
+    def is_split(self) -> bool:
+        return self._names is not self.data
+
+    def open_names(self, place: str) -> Store:
+        """Return a place that names have moved to, or are to; `./PART` lies below the data's own place."""
+        if self._open_names is None:
+            raise Unsupported(f"the names of {self.url} have moved to {place}", subject=self.url)
+        below = place.startswith(BELOW)
+        return self._open_names(f"{self.data.url.rstrip('/')}/{place[len(BELOW) :]}" if below else place)
+
+    def follow(self, names: Store) -> None:
+        """From now on the names are there. The place that they have left stays open for those who still ask it."""
+        if self.is_split:
+            self._left.append(self.names)
+        self.names = names
+
+    @property
+    def ordered_listing(self) -> bool:
+        """Of the names; `data` has its own."""
+        return self.names.ordered_listing
+
+    @ordered_listing.setter
+    def ordered_listing(self, value: bool) -> None:
+        self.names.ordered_listing = value
+
+    @property
+    def conditional(self) -> bool:
+        return self.data.conditional
+
+    @conditional.setter
+    def conditional(self, value: bool) -> None:
+        self.data.conditional = value
+
+    def _place_of(self, key: str) -> Store:
+        """Return where a key, or all that begin with a prefix, are kept."""
+        return self._names if needs_winner(key) else self.data
+
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
+        self._add(gets=1)
+        data = self._place_of(key).get(key, limit)
+        self._add(bytes_down=len(data))
+        return data
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        self._add(ranges=1)
+        if self._away is not None:
+            raise self._away
+        try:
+            data = self._place_of(key).get_range(key, start, length)
+        except Unreachable as error:
+            if self.has_mirrors:
+                self._away = error
+            raise
+        self._add(bytes_down=len(data))
+        return data
+
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
+        self._add(puts=1)
+        if self.refusal is not None:
+            raise self.refusal
+        put = self._place_of(key).put_if_absent(key, data)
+        self._add(bytes_up=len(data), won=int(put is Put.WON))
+        return put
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        self._add(lists=1)
+        return self._rows(self._place_of(prefix).list(prefix, start_after))
+
+    def _rows(self, rows: Iterator[Item]) -> Iterator[Item]:
+        for item in rows:
+            self._add(listed=1)
+            yield item
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        self._add(lists=1)
+        found = self._place_of(prefix).folders(prefix)
+        self._add(listed=len(found))
+        return found
+
+    def modified(self, key: str) -> float:
+        return self._place_of(key).modified(key)
+
+    def delete(self, key: str) -> None:
+        self._add(deletes=1)
+        if self.refusal is not None:
+            raise self.refusal
+        self._place_of(key).delete(key)
+
+    def free_bytes(self) -> int | None:
+        return self.data.free_bytes()
+
+    def close(self) -> None:
+        while self.before_close:
+            self.before_close.pop()()
+        for one in [*self._left, *([self.names] if self.is_split else []), self.data]:
+            one.close()
+
+    def _add(self, **more: int) -> None:
+        with self._lock:
+            for name, count in more.items():
+                self._counts[name] += count
+
+
+def split_of(store: Store) -> OpenStore | None:
+    """Return a store that was opened in two places; None for any other."""
+    return store if isinstance(store, OpenStore) and store.is_split else None
+
+
+def names_of(store: Store) -> Store:
+    """Return the place of the names of a store, or the store itself if it was not opened as one or two places."""
+    return store.names if isinstance(store, OpenStore) else store
+
+
+class Unavailable:
+    """A store that answers nothing, in place of one that is not needed by everything that is done."""
+
+    ordered_listing = True
+    conditional = True
+
+    def __init__(self, url: str, reason: DsvError) -> None:
+        self.url = url
+        self.reason = reason
+
+    def failure(self, key: str) -> DsvError:
+        """Return the error for a request for a key, or for all with a prefix."""
+        return self.reason
+
+    def _fail(self, *args: Any, **named: Any) -> Any:
+        raise self.failure(str([*args, *named.values()][0]))
+
+    get = get_range = put_if_absent = list = folders = modified = delete = _fail
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        pass
 
 
 def open_store(
@@ -26,6 +247,8 @@ def open_store(
     request is sent.
     Raises UsageError for any other URL, Denied without credentials, Unreachable for a folder that is absent.
     """
+    from dsv.store.options import StoreOptions
+
     known = options or StoreOptions()
     data = Retrying(open_raw(url, known, create=create))
     later = partial(open_names, options=known)
@@ -45,9 +268,6 @@ def open_names(names: str, options: StoreOptions, *, create: bool = False) -> St
     except Unreachable as error:
         hint = f"is it mounted? ls -ld {names}; if it has moved: dsv config stores.NAME.names LOCATION"
         return Unavailable(names, Unreachable(error.message, subject=names, hint=hint))
-
-
-SCHEMES: Final = ("file", "memory", "s3", "gs", "az")
 
 
 def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:
@@ -72,6 +292,10 @@ def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:
 
 
 def _open_directory(url: str, create: bool) -> Store:
+    from pathlib import Path
+
+    from dsv.store.directory import DirectoryStore
+
     if url.startswith("/"):
         return DirectoryStore(Path(url), create=create)
     from urllib.parse import unquote, urlsplit

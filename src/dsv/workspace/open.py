@@ -14,7 +14,7 @@ from dsv.fs.lock import Lock
 from dsv.repo.history import distance, standing
 from dsv.repo.refs.branches import deleted
 from dsv.repo.repository import Repository
-from dsv.store.opened import Counts
+from dsv.store.open import Counts
 from dsv.values.progress import Progress
 from dsv.values.units import format_count, format_duration
 from dsv.workspace.workspace import SWITCH, Workspace, unfinished

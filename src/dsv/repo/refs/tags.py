@@ -28,7 +28,7 @@ from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, read
 from dsv.repo.refs.read import check_kept, gone, parts, tombstone
 from dsv.repo.tracking import Answers
 from dsv.store.base import Put, ask_each, both
-from dsv.store.opened import names_of
+from dsv.store.open import names_of
 from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
 

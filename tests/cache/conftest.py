@@ -13,7 +13,7 @@ from dsv.cache.root import CacheRoot
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fill looks at the limits every few seconds, however slow the machine is: here only if a test says so."""
-    monkeypatch.setattr("dsv.cache.fill.participant._ROOM_EVERY", 1e9)
+    monkeypatch.setattr("dsv.cache.fill.fill._ROOM_EVERY", 1e9)
 
 
 @pytest.fixture

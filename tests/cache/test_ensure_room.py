@@ -73,7 +73,7 @@ def fill_looking_all_the_time(
     root: CacheRoot, world: World, room_maker: Callable[[Need], None], monkeypatch: pytest.MonkeyPatch
 ) -> int:
     """Fills a commit; how often that asked for room."""
-    monkeypatch.setattr("dsv.cache.fill.participant._ROOM_EVERY", -1.0)
+    monkeypatch.setattr("dsv.cache.fill.fill._ROOM_EVERY", -1.0)
     monkeypatch.setattr("dsv.cache.fill.part_worker._TICK_EVERY", 1)
     commit = world.commit([File(f"{number:03d}", 1000, str(number)) for number in range(50)])
     asked: list[Need] = []

@@ -131,7 +131,7 @@ def test_a_reservation_whose_maker_died_before_it_began_lapses(tmp_path: Path) -
 def test_limits_are_looked_at_while_filling(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv.cache.fill.participant._ROOM_EVERY", 0.05)
+    monkeypatch.setattr("dsv.cache.fill.fill._ROOM_EVERY", 0.05)
     (tmp_path / "cache").mkdir()
     root, commit = CacheRoot(tmp_path / "cache"), world.commit(FILES)
     calls: list[Need] = []
@@ -153,7 +153,7 @@ def test_of_two_that_run_out_of_room_at_the_same_moment_the_last_gives_the_fill_
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither has left yet when both are refused: each sees the other at work."""
-    monkeypatch.setattr("dsv.cache.fill.participant._ROOM_EVERY", 0.0)
+    monkeypatch.setattr("dsv.cache.fill.fill._ROOM_EVERY", 0.0)
     (tmp_path / "cache").mkdir()
     root, commit = CacheRoot(tmp_path / "cache"), world.commit(FILES)
     place = request_for(commit).place

@@ -6,7 +6,7 @@ import sys
 
 from dsv.cache.claims import leases
 from dsv.cache.evict import cleanup
-from dsv.cache.fill import participant, parts, reservations, workers
+from dsv.cache.fill import fill, parts, reservations, workers
 from dsv.cli.main import main
 
 
@@ -22,7 +22,7 @@ def hurry(lease: float = 0, expiry: float = 0, part_files: float = 0, part_bytes
     if expiry:
         leases.SILENCE = workers.EXPIRY = expiry
         workers.HEARTBEAT_REMOTE = expiry / 10
-        participant._POLL_REMOTE = (0.1, min(2.0, expiry / 10))
+        fill._POLL_REMOTE = (0.1, min(2.0, expiry / 10))
         workers._NOTE_EVERY = expiry / 4
         reservations._BEGINS_WITHIN = cleanup.ABANDONED = 2 * expiry
     if part_files:

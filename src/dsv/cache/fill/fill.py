@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import random
 import shlex
 import time
+from collections.abc import Iterable, Mapping
 
+import msgspec
 from msgspec.structs import replace
 
+from dsv.cache.claims.leases import end_leases_of
 from dsv.cache.fill import reservations
-from dsv.cache.fill.directory import FillDirectory, clear, discard, finalize, give_up, join, start
-from dsv.cache.fill.helper_process import HelperSpec
-from dsv.cache.fill.participant import FillContext, FillParticipant
+from dsv.cache.fill.directory import FillDirectory, clear, discard, finalize, give_up, join, publish, start
+from dsv.cache.fill.files import Lost, WriteBack
+from dsv.cache.fill.helper_process import Helpers, HelperSpec, default_jobs
+from dsv.cache.fill.part_worker import PartWorker
+from dsv.cache.fill.parts import Claim, ClaimTable, Plan, do_free_parts
 from dsv.cache.fill.plan import FillRequest, Planned, make_plan, room_needed
 from dsv.cache.fill.reservations import EnsureRoom, Need, NoRoomBeside, need_of, refusal
 from dsv.cache.fill.source import StoreSource
-from dsv.cache.fill.workers import Heartbeat, read_workers
+from dsv.cache.fill.workers import Heartbeat, Reporter, Worker, read_worker, read_workers
 from dsv.cache.record import Cached, lookup
 from dsv.cache.root import CacheRoot, Place, explaining
-from dsv.errors import Conflict, NoRoom, Unreachable
+from dsv.errors import Conflict, IntegrityError, NoRoom, Unreachable
 from dsv.fs import system
-from dsv.fs.files import FORGOTTEN, FULL, GONE
+from dsv.fs.files import FORGOTTEN, FULL, GONE, read_small
+from dsv.fs.system import FileSystem
+from dsv.values.paths import link_escapes, show
 from dsv.values.progress import NoProgress, Progress
+from dsv.values.units import format_count, format_lines
 
 _ATTEMPTS = 50
 _MOST_FORGOTTEN = 3
 _MOST_VANISHED = 20
 _LONGEST_PAUSE = 1.0  # seconds
-_MOST_FULL = 3
-_LEAST = (64 << 20, 64)  # bytes and files to make room for
+_MOST_FULL = 3  # times without any progress between them
+_LEAST_BYTES = 64 << 20  # to make room for, on a full disk
+_LEAST_FILES = 64
+_ROOM_EVERY = 15.0  # seconds between two looks at the limits while filling
+_LINKS_LIMIT = 1 << 30  # bytes that name the symlinks of one part
+# Seconds between two looks at what the others do: the first wait, and the longest.
+_POLL_LOCAL = (0.005, 0.25)
+_POLL_REMOTE = (0.1, 2.0)
 
 
 def fill(
@@ -83,9 +100,17 @@ class _Fill:
         self._forgotten = 0
         self._vanished = 0
         self._full = 0
+        self._made_room = False
 
     def run(self) -> Cached:
         """Try until the commit is visible. A fill may end without that, or with an error."""
+        try:
+            return self._run()
+        except NoRoom:
+            self._give_up_if_alone()
+            raise
+
+    def _run(self) -> Cached:
         worked = False
         fetched = linked = 0
         for attempt in range(_ATTEMPTS):
@@ -104,14 +129,12 @@ class _Fill:
                     worked = True
                     fetched += done.fetched
                     linked += done.linked
+                    if done.progressed:
+                        self._full = 0
             except OSError as error:
                 failure = error
             if failure is not None:
-                try:
-                    self._recover(failure)
-                except NoRoom:
-                    self._give_up_if_alone()
-                    raise
+                self._recover(failure)
             elif done is not None and not done.published:
                 time.sleep(min(1.0, 0.01 * attempt))
         raise Unreachable(
@@ -139,7 +162,8 @@ class _Fill:
                 heartbeat.enlist(directory.workers)
             if directory is not None and not superfluous:
                 heartbeat.start(directory.workers)
-                participant = FillParticipant(self._context, directory, heartbeat)
+                participant = FillParticipant(self._context, directory, heartbeat, made_room=self._made_room)
+                self._made_room = False
                 participant.run()
         except OSError as error:
             # If folders are gone because the fill has ended, that is no failure.
@@ -221,13 +245,7 @@ class _Fill:
             for folder in (root.fill(place), root.claims(place), root.visible(place)):
                 root.look_up_anew(folder)
         elif error.errno in FULL:
-            self._full += 1
-            if self._full > _MOST_FULL:
-                # Before there is a plan, what the whole commit needs stands for what is still to come.
-                request = self._context.request
-                tree = self._context.source.tree(request.commit)
-                raise refusal(root, place, error, *room_needed(tree, request.selection)) from error
-            self._context.ensure_room(Need(place, *_LEAST, keep=frozenset((place,))))
+            self._make_room(error)
         elif error.errno in FORGOTTEN and self._context.kind.sync_each:
             self._forgotten += 1
             if self._forgotten > _MOST_FORGOTTEN:
@@ -235,6 +253,35 @@ class _Fill:
             self._context.progress.note(f"{root.path} lost the state of this host; rejoining")
         else:
             raise error
+
+    def _make_room(self, error: OSError) -> None:
+        """Make room for the rest of the fill, and for at least some of what has run out. Raises `NoRoom`."""
+        root, place, request = self._root, self._place, self._context.request
+        directory: FillDirectory | None = None
+        left: tuple[int, int] | None = None
+        with contextlib.suppress(OSError):
+            directory = join(root, place)
+            if directory is not None:
+                left = _left(directory.plan, read_workers(directory.workers).values())
+        self._full += 1
+        if self._full > _MOST_FULL:
+            # Before there is a plan, what the whole commit needs stands for what is still to come.
+            left = left or room_needed(self._context.source.tree(request.commit), request.selection)
+            raise refusal(root, place, error, *left) from error
+        size, files = left or (0, 0)
+        disk = os.statvfs(root.path)
+        if error.errno == errno.ENOSPC and disk.f_files > 0 and disk.f_favail < _LEAST_FILES:
+            files = max(files, _LEAST_FILES)
+        else:
+            size = max(size, _LEAST_BYTES)
+        keep = frozenset((place,))
+        need = (
+            Need(place, size, files, keep)
+            if directory is None
+            else need_of(place, directory.plan, size, files)
+        )
+        self._context.ensure_room(need)
+        self._made_room = True
 
     def _give_up_if_alone(self) -> None:
         """Give up half a fill that nobody works on, which would keep a full disk full."""
@@ -248,8 +295,7 @@ def _leave(directory: FillDirectory, participant: FillParticipant) -> None:
     if participant.published:
         clear(directory)
         return
-    hopeless = participant.hopeless or (participant.out_of_room and _is_deserted(directory))
-    if hopeless and not give_up(directory):
+    if participant.hopeless and not give_up(directory):
         finalize(directory)
 
 
@@ -262,3 +308,222 @@ def _is_deserted(directory: FillDirectory) -> bool:
     except OSError:
         return False
     return all(worker.gone(now) for worker in workers)
+
+
+def _left(plan: Plan, workers: Iterable[Worker], unplanned: int = 0) -> tuple[int, int]:
+    """Return the bytes and inodes that the whole fill still needs."""
+    everybody = list(workers)
+    size = plan.need_bytes + unplanned - sum(one.written for one in everybody)
+    return max(0, size), max(0, plan.need_files - sum(one.made for one in everybody))
+
+
+class FillContext(msgspec.Struct, frozen=True):
+    """The arguments of `fill`, with the file system of the cache."""
+
+    root: CacheRoot
+    request: FillRequest
+    place: Place
+    source: StoreSource
+    ensure_room: EnsureRoom
+    jobs: int | None
+    progress: Progress
+    helper: HelperSpec | None
+    kind: FileSystem
+
+
+class FillParticipant:
+    """`run` it once. The caller acts on its attributes when all of its files are closed."""
+
+    def __init__(
+        self, context: FillContext, directory: FillDirectory, heartbeat: Heartbeat, *, made_room: bool = False
+    ) -> None:
+        """made_room: this process has just made room for the rest of the fill."""
+        self._made_room = made_room
+        self._context = context
+        self._directory = directory
+        self._heartbeat = heartbeat
+        self._table = ClaimTable(
+            directory.parts, len(directory.plan.parts), heartbeat.owner.id, context.kind, context.root.time_in
+        )
+        self._reporter = Reporter(context.progress, directory, heartbeat)
+        self._looked_at_room = time.monotonic()
+        self._helpers = Helpers()
+        self._worker: PartWorker | None = None
+        self._write_back: WriteBack | None = None  # on a local file system
+        self.published = False
+        """This process made the commit visible."""
+        self.hopeless = False
+        """No process can or will continue the fill, so it should be given up."""
+
+    @property
+    def progressed(self) -> bool:
+        """It has added something to the disk."""
+        return self._heartbeat.tally.made > 0
+
+    @property
+    def fetched(self) -> int:
+        """Bytes read from the store by this process and its helpers."""
+        return self._heartbeat.tally.fetched + self._helpers.fetched
+
+    @property
+    def linked(self) -> int:
+        """Files linked by this process and its helpers."""
+        return self._heartbeat.tally.linked + self._helpers.linked
+
+    def run(self) -> None:
+        """Return when the fill has ended. Raises `OSError`, `NoRoom`, `Lost`, and what the source raises."""
+        directory, context = self._directory, self._context
+        self._reporter.start()
+        try:
+            if not context.kind.remote:
+                self._write_back = WriteBack(directory)
+            self._resume(self._table.refresh())
+            if context.helper is not None:
+                jobs = context.jobs or default_jobs(directory.plan, context.kind)
+                self._helpers.start(directory, context.helper, jobs)
+            self._worker = self._begin()
+            self._work(self._worker)
+            if not self.published:
+                self._check_disk()
+        except OSError:
+            self._check_disk()
+            raise
+        except Lost:
+            self.hopeless = True
+            raise
+        finally:
+            self._helpers.stop(now=not self.published)
+            if self._worker is not None:
+                self._worker.close()
+            if self._write_back is not None:
+                self._write_back.close()
+                self.hopeless = self.hopeless or self._write_back.lost
+            self._reporter.finish()
+
+    def _begin(self) -> PartWorker:
+        context = self._context
+        return PartWorker(
+            self._directory, context.source, self._table, self._heartbeat.tally, context.kind, self._tick
+        )
+
+    def _resume(self, now: float) -> None:
+        """Make room again if no process works on the fill, as its reservation has lapsed; else begin far from the
+        others, so that each works on neighbouring parts."""
+        others = self._others()
+        if others and not self._made_room and all(one.gone(now) for one in others):
+            self._make_room()
+        elif self._table.started:
+            self._table.begin_at(random.randrange(max(1, len(self._directory.plan.parts))))
+
+    def _work(self, worker: PartWorker) -> None:
+        remote = self._context.kind.remote
+        first, longest = _POLL_REMOTE if remote else _POLL_LOCAL
+        wait = first
+        while True:
+            if self._table.free:
+                do_free_parts(self._table, worker.run, remote=remote)
+            now = self._table.refresh()
+            if self._table.confirm_done():
+                self._publish()
+                return
+            if self._table.free or (worker.damaged and self._helpers.stop(now=False)):
+                continue
+            workers = read_workers(self._directory.workers)
+            claim = self._claim_abandoned(workers, now)
+            if claim is not None:
+                self._end_leases(workers, now)
+                worker.run((claim,))
+                wait = first
+                continue
+            if worker.damaged:
+                raise self._without(worker.damaged)
+            self._reporter.wait(workers, self._table.done, now)
+            time.sleep(wait)
+            wait = min(wait * 1.5, longest)
+
+    def _without(self, damaged: Mapping[bytes, IntegrityError]) -> IntegrityError:
+        """Return the error for files that the store can't give, all that were met."""
+        errors = [damaged[path] for path in sorted(damaged)]
+        if len(errors) == 1:
+            return errors[0]
+        place = f"{self._directory.place.dataset_name}@{str(self._directory.place.commit)[:12]}"
+        return IntegrityError(
+            f"{place} is not cached, as {format_count(len(errors), 'file')} can't be read:"
+            f"{format_lines([error.message for error in errors], len(errors))}",
+            subject=place,
+            hint="dsv verify --repair, or dsv sync where the files are; dsv export --skip-damaged writes the others",
+        )
+
+    def _claim_abandoned(self, workers: Mapping[str, Worker], now: float) -> Claim | None:
+        def is_gone(owner: str) -> bool:
+            worker = workers.get(owner) or read_worker(self._directory.workers, owner)
+            return worker is None or worker.gone(now)
+
+        return self._table.claim_abandoned(is_gone)
+
+    def _end_leases(self, workers: Mapping[str, Worker], now: float) -> None:
+        """End the leases of processes that are gone without having said so."""
+        for worker in workers.values():
+            if worker.gone(now) and not worker.left:
+                with contextlib.suppress(OSError):  # they expire by themselves
+                    end_leases_of(self._context.root, self._directory.place, worker.owner, now)
+
+    def _tick(self) -> None:
+        self._reporter.update()
+        if self._write_back is not None and self._worker is not None:
+            self._write_back.advance(self._worker.small)
+        if time.monotonic() - self._looked_at_room > _ROOM_EVERY:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Apply the limits, which hold while filling too: others fill the disk. Raises `NoRoom`."""
+        plan, place = self._directory.plan, self._directory.place
+        unplanned = 0 if self._worker is None else self._worker.unplanned
+        left = _left(plan, [self._heartbeat.tally, *self._others()], unplanned)
+        self._context.ensure_room(need_of(place, plan, *left))
+        self._looked_at_room = time.monotonic()
+
+    def _others(self) -> list[Worker]:
+        workers = read_workers(self._directory.workers)
+        return [worker for owner, worker in workers.items() if owner != self._heartbeat.owner.id]
+
+    def _check_disk(self) -> None:
+        """Raise the error of the disk, if the fill ended because that lost something."""
+        if self._write_back is not None:
+            self._write_back.check()
+
+    def _publish(self) -> None:
+        """Make the commit visible, with everything on stable storage.
+
+        Over NFS each file was when it was closed, elsewhere on a remote file system with each part; on a local one
+        `WriteBack` sees to it here.
+        """
+        try:
+            _check_links(self._directory)
+            if self._write_back is not None:
+                self._write_back.finish()
+            self.published = publish(self._directory, self._heartbeat.owner)
+        except IntegrityError:
+            self.hopeless = True
+            raise
+        if not self.published:
+            self.hopeless = self._directory.is_open()  # an earlier fill is visible; nobody needs this one
+
+
+def _check_links(directory: FillDirectory) -> None:
+    links: dict[bytes, bytes] = {}
+    directory.root.look_up_anew(directory.folder)
+    if directory.links.is_dir():
+        directory.root.time_in(directory.links)
+        for part in range(len(directory.plan.parts)):  # each by its name: over NFS a listing may lack some
+            found = read_small(directory.links / str(part), _LINKS_LIMIT)
+            if found is not None:
+                fields = found.split(b"\0")
+                links.update(zip(fields[::2], fields[1::2], strict=True))
+    escaping = link_escapes(links)
+    if escaping:
+        raise IntegrityError(
+            f"{directory.place} has a symlink that leaves the dataset: {show(escaping[0])}",
+            subject=str(directory.place),
+            hint="no dsv writes that: ask who else writes to the store; dsv log DATASET shows other commits",
+        )

@@ -50,7 +50,6 @@ class PartWorker:
         self._tick = tick
         self._fetched_before = source.fetched_bytes
         self._jobs: list[Job] = []
-        self._claims: dict[int, Claim] = {}  # by part: what was taken on and is not done
         self._asked: deque[Job] = deque()
         self._since_tick = 0
         self._ahead = read_ahead(directory.plan)
@@ -79,24 +78,18 @@ class PartWorker:
             self._placer.end(job)
         self._stack.close()
 
-    @property
-    def unfinished(self) -> list[Claim]:
-        """The claims that an error left undone, in this `run` or one before; `run` them again with `check`. Those of
-        `damaged` files are not among them."""
-        return list(self._claims.values())
-
-    def run(self, claims: Iterable[Claim], *, check: bool = False) -> None:
+    def run(self, claims: Iterable[Claim]) -> None:
         """Do these parts, which may be claimed as late as they are asked for.
 
-        check: a former attempt of this process may have left files. Raises `OSError` (a full disk, a server that does
-        not answer, a fill that has ended), and what the source raises, but for `damaged` files.
+        Raises `OSError` (a full disk, a server that does not answer, a fill that has ended), and what the source
+        raises, but for `damaged` files.
         """
         for job in self._jobs:
             self._placer.end(job)
         self._jobs.clear()
         self._asked.clear()
         try:
-            self._write_all(self._orders(claims, check=check))
+            self._write_all(self._orders(claims))
         finally:
             self._placer.pool.clear()  # what it has an error of is not done either
             self._count_fetched()
@@ -119,11 +112,10 @@ class PartWorker:
                 if job.passed and not job.open:
                     self._finish(job)
 
-    def _orders(self, claims: Iterable[Claim], *, check: bool) -> Iterator[Wanted]:
+    def _orders(self, claims: Iterable[Claim]) -> Iterator[Wanted]:
         """Yield what is to be fetched for the parts; all else is done on the way."""
         for claim in claims:
-            self._claims[claim.part] = claim
-            job = Job(claim, check or claim.generation > 1)
+            job = Job(claim, claim.generation > 1)
             self._jobs.append(job)
             if claim.done:
                 bar_drafts(self._directory.drafts, claim.part, claim.generation)
@@ -253,7 +245,6 @@ class PartWorker:
     def _drop(self, job: Job) -> None:
         self._placer.end(job)
         self._jobs.remove(job)
-        self._claims.pop(job.claim.part, None)
 
     def _count_copies(self, job: Job) -> None:
         for item in job.copied:

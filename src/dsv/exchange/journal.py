@@ -24,11 +24,12 @@ class _Line(msgspec.Struct, array_like=True, frozen=True):
     key: str
     version: str
     size: int
-    file_id: str
-    recipe_id: str | None
+    file_id: FileId
+    recipe_id: RecipeId | None
 
 
-_LINES = msgspec.json.Decoder(_Line)
+_ENCODER = msgspec.json.Encoder(enc_hook=str)
+_DECODER = msgspec.json.Decoder(_Line, dec_hook=lambda kind, text: kind.parse(text))  # type: ignore[attr-defined]
 
 
 class Journal:
@@ -44,8 +45,8 @@ class Journal:
             return
         for line in lines:
             try:
-                read = _LINES.decode(line)
-            except msgspec.DecodeError:
+                read = _DECODER.decode(line)
+            except (msgspec.DecodeError, UsageError):
                 continue  # torn, or of another version
             self._known[read.key] = read
 
@@ -54,17 +55,12 @@ class Journal:
         known = self._known.get(key)
         if known is None or version is None or known.version != version:
             return None
-        try:
-            recipe = None if known.recipe_id is None else RecipeId.parse(known.recipe_id)
-            return Stored(known.size, FileId.parse(known.file_id), recipe, None)
-        except UsageError:
-            return None
+        return Stored(known.size, known.file_id, known.recipe_id, None)
 
     def add(self, key: str, version: str | None, stored: Stored | Entry) -> None:
         """Add a note, which the next `save` writes."""
-        if version is not None:
-            recipe = None if stored.recipe_id is None else str(stored.recipe_id)
-            self._new.append(_Line(key, version, stored.size, str(stored.file_id), recipe))
+        if version is not None and stored.file_id is not None:
+            self._new.append(_Line(key, version, stored.size, stored.file_id, stored.recipe_id))
 
     def save(self) -> None:
         """Write the notes. Everything added must be durable in the store, and in an index."""
@@ -73,7 +69,7 @@ class Journal:
         with about(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as file:
-                file.write(b"\n" + b"\n".join(map(msgspec.json.encode, self._new)) + b"\n")
+                file.write(b"\n" + b"\n".join(map(_ENCODER.encode, self._new)) + b"\n")
                 file.flush()
                 os.fdatasync(file.fileno())
         self._known.update((line.key, line) for line in self._new)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import tomli_w
@@ -83,22 +83,27 @@ class Begun(msgspec.Struct, frozen=True):
 
 class _Record(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     command: str
-    commit: str
-    base: str | None = None
+    commit: CommitId
+    base: CommitId | None = None
     paths: list[str] = []
     less: list[str] = []
 
 
-_RECORDS = msgspec.json.Decoder(list[_Record])
+def _parse(kind: Any, text: str) -> Any:
+    """Return an id or a name from its text."""
+    return kind.parse(text)
+
+
+_RECORDS = msgspec.json.Decoder(list[_Record], dec_hook=_parse)
 
 
 class _Binding(msgspec.Struct, omit_defaults=True):
     """The members of the file that binds a folder."""
 
     store: str
-    store_id: str
-    dataset: str
-    branch: str
+    store_id: StoreId
+    dataset: DatasetName
+    branch: BranchName
     names: str | None = None
     only: list[str] | None = None
 
@@ -240,8 +245,8 @@ class Workspace(msgspec.Struct, frozen=True):
             return tuple(
                 Begun(
                     one.command,
-                    None if one.base is None else CommitId.parse(one.base),
-                    CommitId.parse(one.commit),
+                    one.base,
+                    one.commit,
                     tuple(map(str.encode, one.paths)),
                     tuple(map(str.encode, one.less)),
                 )
@@ -265,14 +270,14 @@ class Workspace(msgspec.Struct, frozen=True):
             records = [
                 _Record(
                     one.command,
-                    str(one.commit),
-                    None if one.base is None else str(one.base),
+                    one.commit,
+                    one.base,
                     [path.decode() for path in one.paths],
                     [path.decode() for path in one.less],
                 )
                 for one in dict.fromkeys(begun)
             ]
-            self._replace(_BEGUN, msgspec.json.format(msgspec.json.encode(records)) + b"\n")
+            self._replace(_BEGUN, msgspec.json.format(msgspec.json.encode(records, enc_hook=str)) + b"\n")
         elif path.exists():
             with about(path):
                 path.unlink(missing_ok=True)
@@ -335,9 +340,8 @@ class Workspace(msgspec.Struct, frozen=True):
 
     def _write(self) -> None:
         only = None if self.chosen.lines is None else list(self.chosen.lines)
-        values = msgspec.to_builtins(
-            _Binding(self.store, str(self.store_id), str(self.dataset), str(self.branch), self.names, only)
-        )
+        binding = _Binding(self.store, self.store_id, self.dataset, self.branch, self.names, only)
+        values = msgspec.to_builtins(binding, enc_hook=str)
         if only is None:
             self._replace(_CONFIG, tomli_w.dumps(values).encode())
             return
@@ -398,16 +402,9 @@ def _read(root: Path, config: Path) -> Workspace:
         if "needs" in document:
             _check_needs(root, document["needs"])
             document = binding(document)
-        found = msgspec.convert(document, _Binding)
-        return Workspace(
-            root,
-            found.store,
-            StoreId.parse(found.store_id),
-            DatasetName.parse(found.dataset),
-            BranchName.parse(found.branch),
-            found.names,
-            EVERYTHING if found.only is None else SparsePatterns(tuple(found.only)),
-        )
+        found = msgspec.convert(document, _Binding, dec_hook=_parse)
+        chosen = EVERYTHING if found.only is None else SparsePatterns(tuple(found.only))
+        return Workspace(root, found.store, found.store_id, found.dataset, found.branch, found.names, chosen)
     except (ValueError, msgspec.ValidationError) as error:
         raise _unreadable(config) from error
     except DsvError as error:

@@ -20,7 +20,7 @@ from dsv.workspace.scan.folder import KEPT, OWN_SAME, Relation
 
 if TYPE_CHECKING:
     from dsv.format.tree import Entry
-    from dsv.repo.tree.read import TreeReader
+    from dsv.repo.tree.read import Found, TreeReader
     from dsv.values.patterns import SparsePatterns
     from dsv.values.progress import Progress
     from dsv.workspace.scan.result import Pending, WorkspaceScan
@@ -115,20 +115,14 @@ def compare_outside(
     from dsv.repo.tree.read import find_paths
 
     for path, found in find_paths(tree, new):
-        item = new[path]
-        if path not in held.chosen and not _compare(scan, item, found.entry):
-            collisions.append(Collision(path, path))
-        if found.above is not None and found.above.path not in held.chosen:
-            if found.above.kind is Kind.EMPTY_DIRECTORY:
-                missing.add(found.above.path)
-            elif found.above.path not in held:
-                collisions.append(Collision(path, found.above.path))
-        if found.below:
-            other = _absent_below(tree, path, held)
-            if other is not None and item.kind is Kind.EMPTY_DIRECTORY:
-                filled.add(path)
-            elif other is not None:
-                collisions.append(Collision(path, other))
+        item, above = new[path], found.above
+        if path not in held.chosen:
+            _compare(scan, item, found.entry)
+        if above is not None and above.kind is Kind.EMPTY_DIRECTORY and above.path not in held.chosen:
+            missing.add(above.path)
+        if found.below and item.kind is Kind.EMPTY_DIRECTORY and _absent_below(tree, path, held) is not None:
+            filled.add(path)
+        collisions += _collisions_at(tree, item, found, held)
     scan.filled_elsewhere = frozenset(filled)
     if missing:
         scan.missing = sorted(missing.union(scan.missing), key=sort_key)
@@ -141,14 +135,18 @@ def collisions_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> Iterat
     from dsv.repo.tree.read import find_paths
 
     for path, found in find_paths(tree, new):
-        empty = new[path].kind is Kind.EMPTY_DIRECTORY
-        for there in (found.above, found.entry if empty else None):
-            if there is not None and there.kind is not Kind.EMPTY_DIRECTORY and there.path not in held:
-                yield Collision(path, there.path)
-        if found.below and not empty:
-            other = _absent_below(tree, path, held)
-            if other is not None:
-                yield Collision(path, other)
+        yield from _collisions_at(tree, new[path], found, held)
+
+
+def _collisions_at(tree: TreeReader, item: Pending, found: Found, held: Held) -> Iterator[Collision]:
+    is_empty = item.kind is Kind.EMPTY_DIRECTORY
+    for there in (found.above, found.entry if is_empty else None):
+        if there is not None and there.kind is not Kind.EMPTY_DIRECTORY and there.path not in held:
+            yield Collision(item.path, there.path)
+    if found.below and not is_empty:
+        other = _absent_below(tree, item.path, held)
+        if other is not None:
+            yield Collision(item.path, other)
 
 
 def count_held(scan: WorkspaceScan) -> int:
@@ -172,15 +170,11 @@ def links_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> dict[bytes,
     return links
 
 
-def _compare(scan: WorkspaceScan, item: Pending, entry: Entry | None) -> bool:
-    """False for an empty folder in the place of a file that is not here: a commit of it would remove the file."""
+def _compare(scan: WorkspaceScan, item: Pending, entry: Entry | None) -> None:
     if item.kind is not Kind.EMPTY_DIRECTORY:
         scan.relate(item, entry)
-    elif entry is not None:
-        if entry.kind is not Kind.EMPTY_DIRECTORY:
-            return False
+    elif entry is not None and entry.kind is Kind.EMPTY_DIRECTORY:
         scan.state.edit(item.path).own = OWN_SAME
-    return True
 
 
 def _absent_below(tree: TreeReader, path: bytes, held: Held) -> bytes | None:

@@ -15,12 +15,12 @@ from typing import Any
 from tests.cache.fake_source import STORE, FakeSource
 from tests.waiting import PATIENCE
 
-from dsv.cache.claims.leases import Lease
 from dsv.cache.fill import files, parts, workers
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.helper_process import HelperSpec
 from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
+from dsv.cache.leases import Lease
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError
 from dsv.values.ids import CommitId

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from tests.cache.places import make_root, place, publish
 
-from dsv.cache.claims.claims import Intent, read_claims
-from dsv.cache.claims.leases import Lease, visible_identity
-from dsv.cache.evict.evict import evict
-from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache.claims import Intent, read_claims
+from dsv.cache.evict import evict
+from dsv.cache.leases import Lease, visible_identity
+from dsv.cache.policy import EvictionRequest
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.cli.main import main

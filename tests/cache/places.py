@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv.cache.claims import leases
-from dsv.cache.evict import evict as eviction
+from dsv.cache import evict as eviction
+from dsv.cache import leases
 from dsv.cache.fill.reservations import Need
 from dsv.cache.record import Filled, write_record
 from dsv.cache.root import FILE_TIME, CacheRoot, Place

@@ -14,7 +14,7 @@ import pytest
 from tests.cache.places import make_root, place, publish
 from tests.waiting import PATIENCE
 
-from dsv.cache.evict.inventory import take_inventory
+from dsv.cache.inventory import take_inventory
 from dsv.cache.root import CacheRoot
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -13,11 +13,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from tests.cache.places import make_root, place, publish
 from tests.exhaustive import examples
 
-from dsv.cache.claims.claims import Fired, Intent, LeaseRecord, PinRecord, read_claims
-from dsv.cache.claims.leases import Hold, Lease, end_hold, find_holds, hold
-from dsv.cache.evict.evict import evict, preview
-from dsv.cache.evict.inventory import take_inventory
-from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache.claims import Fired, Intent, LeaseRecord, PinRecord, read_claims
+from dsv.cache.evict import evict, preview
+from dsv.cache.inventory import take_inventory
+from dsv.cache.leases import Hold, Lease, end_hold, find_holds, hold
+from dsv.cache.policy import EvictionRequest
 from dsv.cache.root import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, Limits
 

@@ -11,16 +11,16 @@ import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.cache.places import ensure_room, make_root, place, publish
 
-from dsv.cache.claims.claims import read_claims
-from dsv.cache.claims.leases import Lease
-from dsv.cache.evict import evict as eviction
-from dsv.cache.evict import inventory
-from dsv.cache.evict.evict import RoomMaker, evict, evict_from, take_stock
-from dsv.cache.evict.inventory import take_inventory
-from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache import evict as eviction
+from dsv.cache import inventory
+from dsv.cache.claims import read_claims
+from dsv.cache.evict import RoomMaker, evict, evict_from, take_stock
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
+from dsv.cache.inventory import take_inventory
+from dsv.cache.leases import Lease
+from dsv.cache.policy import EvictionRequest
 from dsv.cache.root import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, Limits
 from dsv.errors import NoRoom

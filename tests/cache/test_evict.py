@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cache.places import ensure_room, make_root, place, publish
 
-from dsv.cache.claims.claims import Intent, IntentRecord, Owner
-from dsv.cache.claims.leases import Lease
-from dsv.cache.evict import cleanup
-from dsv.cache.evict.evict import Evicted, disk_now, evict, preview
-from dsv.cache.evict.inventory import take_inventory
-from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache import cleanup
+from dsv.cache.claims import Intent, IntentRecord, Owner
+from dsv.cache.evict import Evicted, disk_now, evict, preview
 from dsv.cache.fill.reservations import Need
+from dsv.cache.inventory import take_inventory
+from dsv.cache.leases import Lease
+from dsv.cache.policy import EvictionRequest
 from dsv.cache.record import Extent
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
@@ -125,7 +125,7 @@ def test_what_a_killed_evictor_left_is_cleared_by_the_next(root: CacheRoot) -> N
         script = f"""
 import os
 from pathlib import Path
-from dsv.cache.claims.claims import Intent, IntentRecord
+from dsv.cache.claims import Intent, IntentRecord
 from dsv.cache.root import CacheRoot
 from tests.cache.places import place
 root = CacheRoot(Path({str(root.path)!r}))
@@ -168,9 +168,9 @@ def test_two_evicts_at_once_are_safe_and_count_each_commit_once(root: CacheRoot)
         total += sum(path.stat().st_blocks * 512 for path in visible.rglob("*") if path.is_file())
     script = f"""
 from pathlib import Path
-from dsv.cache.evict.evict import evict
+from dsv.cache.evict import evict
 from dsv.cache.root import CacheRoot
-from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache.policy import EvictionRequest
 from dsv.cache.settings import CacheSettings
 result = evict(CacheRoot(Path({str(root.path)!r})), CacheSettings(), EvictionRequest(everything=True))
 assert not result.failures, result.failures

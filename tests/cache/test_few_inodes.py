@@ -11,13 +11,13 @@ from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.cache.places import ensure_room, make_root, place, publish
 from tests.inputs.small_disk import SmallDisk, small_disk
 
-from dsv.cache.claims.leases import Lease
-from dsv.cache.evict.evict import disk_now, evict, preview
-from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache.evict import disk_now, evict, preview
 from dsv.cache.fill import reservations
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
+from dsv.cache.leases import Lease
+from dsv.cache.policy import EvictionRequest
 from dsv.cache.record import Cached, Extent
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cache.fake_source import FakeTree, File
 
-from dsv.cache.fill import reuse as subject
+from dsv.cache.fill import plan as subject
 from dsv.cache.fill.parts import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
-from dsv.cache.fill.reuse import Matching, contents
+from dsv.cache.fill.plan import Matching, contents
 from dsv.format import tree as cutting
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Kind

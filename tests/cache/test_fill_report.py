@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cache.places import make_root
 
-from dsv.cache.claims.claims import Owner
+from dsv.cache.claims import Owner
 from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.fill.parts import Part, Plan
 from dsv.cache.fill.workers import Heartbeat, Reporter, Worker

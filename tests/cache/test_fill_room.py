@@ -18,12 +18,12 @@ from tests.cache.places import ensure_room, make_root, place, publish
 from tests.cache.test_fill_shared import FILES, PART, plenty, until
 from tests.waiting import PATIENCE
 
-from dsv.cache.claims.leases import Lease
 from dsv.cache.fill import parts, reservations
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
 from dsv.cache.fill.workers import Heartbeat, read_workers
+from dsv.cache.leases import Lease
 from dsv.cache.record import used_until
 from dsv.cache.root import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, Limits

@@ -17,7 +17,7 @@ from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.processes import running
 from tests.waiting import PATIENCE, until
 
-from dsv.cache.claims.claims import read_claims
+from dsv.cache.claims import read_claims
 from dsv.cache.fill import helper_process
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from tests.cache.places import everything_below, make_root, place, publish
 
-from dsv.cache.claims.claims import Owner
-from dsv.cache.claims.leases import Lease, end_hold, find_holds, hold
-from dsv.cache.evict.evict import evict
-from dsv.cache.evict.inventory import take_inventory
-from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache.claims import Owner
+from dsv.cache.evict import evict
+from dsv.cache.inventory import take_inventory
+from dsv.cache.leases import Lease, end_hold, find_holds, hold
+from dsv.cache.policy import EvictionRequest
 from dsv.cache.root import CacheRoot, Place, explain
 from dsv.cache.settings import CacheSettings, prepare_cache
 from dsv.errors import Denied, NoRoom, Unreachable

@@ -18,11 +18,11 @@ from tests.cache.places import Clock, make_root, place, publish
 from tests.inputs.small_disk import SmallDisk, small_disk
 from tests.waiting import until
 
-from dsv.cache.claims import claims, leases
-from dsv.cache.claims.claims import Fired, Intent, LeaseName, read_claims
-from dsv.cache.claims.leases import Lease, end_hold, find_holds, hold
-from dsv.cache.evict.evict import evict, evict_from, take_stock
-from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache import claims, leases
+from dsv.cache.claims import Fired, Intent, LeaseName, read_claims
+from dsv.cache.evict import evict, evict_from, take_stock
+from dsv.cache.leases import Lease, end_hold, find_holds, hold
+from dsv.cache.policy import EvictionRequest
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, load_settings
 from dsv.fs import system

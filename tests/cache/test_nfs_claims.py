@@ -16,7 +16,7 @@ from tests.labs.nfs_hosts import Host, NfsHosts
 from tests.waiting import PATIENCE, until
 
 import dsv
-from dsv.cache.claims.claims import LeaseRecord, read_claims
+from dsv.cache.claims import LeaseRecord, read_claims
 from dsv.cache.root import CacheRoot
 
 SOURCES = f"{Path(dsv.__file__).parents[1]}:{Path(__file__).parents[2]}"

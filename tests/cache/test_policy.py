@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dsv.cache.evict.policy import Candidate, Disk, Due, EvictionRequest, Planner
+from dsv.cache.policy import Candidate, Disk, Due, EvictionRequest, Planner
 from dsv.cache.record import Extent
 from dsv.cache.root import Place
 from dsv.cache.settings import Amount, CacheSettings, DatasetRule, Limits

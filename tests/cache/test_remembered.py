@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cache.places import make_root, place, publish
 
-from dsv.cache.claims.claims import read_claims
-from dsv.cache.claims.leases import Lease, end_hold, find_holds, hold
-from dsv.cache.evict import inventory
-from dsv.cache.evict.evict import evict, preview
-from dsv.cache.evict.inventory import SETTLED, WORTH_KEEPING, Inventory, Remembered, take_inventory
-from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache import inventory
+from dsv.cache.claims import read_claims
+from dsv.cache.evict import evict, preview
+from dsv.cache.inventory import SETTLED, WORTH_KEEPING, Inventory, Remembered, take_inventory
+from dsv.cache.leases import Lease, end_hold, find_holds, hold
+from dsv.cache.policy import EvictionRequest
 from dsv.cache.record import Extent, add_share, used_until
 from dsv.cache.root import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, Limits

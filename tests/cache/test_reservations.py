@@ -9,12 +9,12 @@ import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.cache.places import Clock, make_root, place
 
-from dsv.cache.claims.claims import LeaseName, LeaseRecord, Owner
-from dsv.cache.claims.leases import Lease
+from dsv.cache.claims import LeaseName, LeaseRecord, Owner
 from dsv.cache.fill import reservations
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
+from dsv.cache.leases import Lease
 from dsv.cache.root import CacheRoot
 
 FILL = "f" * 32

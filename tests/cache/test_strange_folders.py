@@ -13,13 +13,13 @@ from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.cache.places import ensure_room, make_root, place, publish
 
 from dsv.api.cached import cached
-from dsv.cache.evict.evict import evict
-from dsv.cache.evict.inventory import take_inventory
-from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache.evict import evict
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import Need
+from dsv.cache.inventory import take_inventory
 from dsv.cache.names import bind
+from dsv.cache.policy import EvictionRequest
 from dsv.cache.record import Cached
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits

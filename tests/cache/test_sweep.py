@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.cache.places import make_root, place
 
-from dsv.cache.evict import cleanup
-from dsv.cache.evict.evict import evict
-from dsv.cache.evict.policy import EvictionRequest
+from dsv.cache import cleanup
+from dsv.cache.evict import evict
+from dsv.cache.policy import EvictionRequest
 from dsv.cache.settings import CacheSettings
 from dsv.fs.attributes import PROBE
 

@@ -13,10 +13,10 @@ from tests.cache.places import make_root
 from tests.cache.steps import watched
 from tests.exhaustive import following
 
-from dsv.cache.claims.leases import Lease
 from dsv.cache.fill import files
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
+from dsv.cache.leases import Lease
 from dsv.cache.root import CacheRoot
 from dsv.errors import Unreachable
 from dsv.format.tree import Kind

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dsv.cache.claims.claims import Owner
+from dsv.cache.claims import Owner
 from dsv.cli.app import load
 from dsv.format.locator import ObjectKind
 from tests.api.test_damage_marks import flip

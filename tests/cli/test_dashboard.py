@@ -6,7 +6,7 @@ import getpass
 import socket
 from pathlib import Path
 
-from dsv.cache.claims.leases import Lease
+from dsv.cache.leases import Lease
 from dsv.cache.root import CacheRoot, Place
 from tests.cache import filler
 from tests.cache.fake_source import File, World

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from dsv.cache.claims.claims import LeaseName, PinRecord
-from dsv.cache.claims.leases import Lease, hold
+from dsv.cache.claims import LeaseName, PinRecord
+from dsv.cache.leases import Lease, hold
 from dsv.cache.root import CacheRoot, Place
 from tests.kit.dsv import Dsv, assert_documented, name_of
 

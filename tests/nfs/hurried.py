@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from dsv.cache.claims import leases
-from dsv.cache.evict import cleanup
+from dsv.cache import cleanup, leases
 from dsv.cache.fill import fill, parts, reservations, workers
 from dsv.cli.main import main
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from dsv.cache.claims.claims import read_claims
+from dsv.cache.claims import read_claims
 from dsv.cache.root import CacheRoot, Place
 from tests.nfs.crew import Crew, Member, Task, Times, assert_same
 from tests.waiting import until

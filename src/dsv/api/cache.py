@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 
 from dsv.api.cache_targets import Targets
-from dsv.cache.claims.claims import read_claims
-from dsv.cache.claims.leases import Lease
+from dsv.cache.claims import read_claims
+from dsv.cache.leases import Lease
 from dsv.cache.record import Cached, erased_files, lookup
 from dsv.cache.root import CacheRoot, explain, explaining
 from dsv.cache.settings import load_settings, prepare_cache
@@ -153,7 +153,7 @@ class Stager:
         )
 
     def _make(self, found: Found) -> Cached:
-        from dsv.cache.evict.evict import RoomMaker
+        from dsv.cache.evict import RoomMaker
         from dsv.cache.fill.fill import fill
         from dsv.cache.fill.plan import FillRequest
 
@@ -312,7 +312,7 @@ class Claim:
         if usable and lookup(self._root, self._found.place) is not None:
             return self
         if isinstance(refused, NoRoom):  # a disk that others have filled to the last byte
-            from dsv.cache.evict.evict import RoomMaker
+            from dsv.cache.evict import RoomMaker
             from dsv.cache.fill.reservations import Need
 
             place = self._found.place

@@ -69,7 +69,7 @@ def address(context: Context) -> str:
 
 def say_how_old(context: Context, root: CacheRoot, dataset: DatasetName, rev: Rev, known: Tracked) -> None:
     """Note which commit a branch is taken to be at, and how long ago the store said so."""
-    from dsv.cache.evict.inventory import server_now
+    from dsv.cache.inventory import server_now
 
     age = format_duration(max(0.0, server_now(root) - known.time_ms / 1000))
     context.progress.note(f"{dataset}@{rev} as the store said {age} ago: {str(known.commit)[:12]}")
@@ -191,7 +191,7 @@ class Targets:
         A target without a path means all that is cached of its commit. Raises `NotFound` if nothing is,
         and `Conflict` for a symlink in its place.
         """
-        from dsv.cache.evict.inventory import find_places
+        from dsv.cache.inventory import find_places
 
         selection = PathSet.of([clean_path(target.path)])
         with explaining(self.root.path):
@@ -297,7 +297,7 @@ class Targets:
         """Return the commit of a whole id, or the only one that is cached whose id begins so."""
         if _WHOLE_ID.fullmatch(prefix):
             return CommitId.parse(prefix)
-        from dsv.cache.evict.inventory import find_places
+        from dsv.cache.inventory import find_places
 
         places = find_places(self.root, dataset) if cached else []
         fitting = {place.commit for place in places if str(place.commit).startswith(prefix)}

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv.api.cache_targets import Found, Targets, tracked
-from dsv.cache.claims.claims import LeaseRecord
-from dsv.cache.evict.evict import Trash, disk_now, find_trash, measure
-from dsv.cache.evict.inventory import Inventory, Item, find_places, take_inventory
-from dsv.cache.evict.policy import Planner
+from dsv.cache.claims import LeaseRecord
+from dsv.cache.evict import Trash, disk_now, find_trash, measure
 from dsv.cache.fill import directory, reservations
 from dsv.cache.fill.parts import estimated_room
 from dsv.cache.fill.workers import read_workers
+from dsv.cache.inventory import Inventory, Item, find_places, take_inventory
+from dsv.cache.policy import Planner
 from dsv.cache.record import Filled, local_commit, read_record
 from dsv.cache.root import CacheRoot, Place, explaining, refuse_symlinks
 from dsv.cache.settings import CacheSettings, load_settings

@@ -9,9 +9,9 @@ from typing import Any
 
 from dsv.api.context import Context
 from dsv.api.holds import opened_cache
-from dsv.cache.evict import evict as _evict
-from dsv.cache.evict.cleanup import Stuck
-from dsv.cache.evict.policy import Due, EvictionRequest
+from dsv.cache import evict as _evict
+from dsv.cache.cleanup import Stuck
+from dsv.cache.policy import Due, EvictionRequest
 from dsv.cache.root import CacheRoot, Place, explain
 from dsv.cache.settings import Amount, Limits, check_writable, load_settings
 from dsv.errors import Conflict, DsvError, UsageError

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from dsv.api.cache_targets import Targets
 from dsv.api.context import Context
-from dsv.cache.claims.claims import PinRecord, at
-from dsv.cache.claims.leases import Hold, end_hold, find_claims, find_holds
-from dsv.cache.claims.leases import hold as take_hold
-from dsv.cache.evict.inventory import find_all
+from dsv.cache.claims import PinRecord, at
+from dsv.cache.inventory import find_all
+from dsv.cache.leases import Hold, end_hold, find_claims, find_holds
+from dsv.cache.leases import hold as take_hold
 from dsv.cache.root import CacheRoot, Place, explaining, refuse_symlinks
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.fs.process import user_name

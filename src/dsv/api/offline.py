@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from dsv.api.cache_targets import say_how_old, store_in_effect, tracked
 from dsv.api.context import Context
-from dsv.cache.evict.inventory import find_places
+from dsv.cache.inventory import find_places
 from dsv.cache.names import bound_store
 from dsv.cache.root import CacheRoot, explaining
 from dsv.errors import Unreachable

@@ -17,7 +17,7 @@ from dsv.api.context import Context
 from dsv.api.pools import Placing
 from dsv.api.run_trees import commit_code, commit_output
 from dsv.api.settings import StoreChoice
-from dsv.cache.claims.leases import Lease
+from dsv.cache.leases import Lease
 from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, Denied, DsvError, Unreachable, UsageError, as_launch_error
 from dsv.repo.session import Session

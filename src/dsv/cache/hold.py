@@ -41,7 +41,7 @@ import msgspec
 from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from dsv.cache.claims.leases import Lease
+    from dsv.cache.leases import Lease
     from dsv.fs.process import Watched
 
 PROGRAM = "dsv.cache.hold"
@@ -308,7 +308,7 @@ def hold_leases() -> int:
 
 
 def _hold_while_alive(order: Order, held: list[Lease], commands: _Commands) -> int:
-    from dsv.cache.claims.leases import Lease, end_hold, find_claims
+    from dsv.cache.leases import Lease, end_hold, find_claims
     from dsv.cache.root import CacheRoot, Place
     from dsv.fs.process import Watched
 

@@ -24,7 +24,7 @@ from typing import TypeVar
 import msgspec
 from blake3 import blake3
 
-from dsv.cache.fill.reuse import PathWindow, newest, of_dataset
+from dsv.cache.fill.plan import PathWindow, newest, of_dataset
 from dsv.cache.root import CacheRoot, folder_name
 from dsv.errors import DsvError
 from dsv.format.tree import Entry

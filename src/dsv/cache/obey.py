@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dsv.cache.evict.inventory import find_visible
+from dsv.cache.inventory import find_visible
 from dsv.cache.names import bound_store
 from dsv.cache.record import erased_count, erasures_folder, read_record
 from dsv.errors import DsvError

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.cache.claims.claims import Owner
+from dsv.cache.claims import Owner
 from dsv.cache.fill.parts import PLAN, VERSION, Plan
 from dsv.cache.record import Filled, lookup, record_path, write_record
 from dsv.cache.removal import Remover

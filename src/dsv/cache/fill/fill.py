@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from dsv.cache.claims.leases import end_leases_of
 from dsv.cache.fill import reservations
 from dsv.cache.fill.directory import FillDirectory, clear, discard, finalize, give_up, join, publish, start
 from dsv.cache.fill.files import Lost, WriteBack
@@ -24,6 +23,7 @@ from dsv.cache.fill.plan import FillRequest, Planned, make_plan, room_needed
 from dsv.cache.fill.reservations import EnsureRoom, Need, NoRoomBeside, need_of, refusal
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import Heartbeat, Reporter, Worker, read_worker, read_workers
+from dsv.cache.leases import end_leases_of
 from dsv.cache.record import Cached, lookup
 from dsv.cache.root import CacheRoot, Place, explaining
 from dsv.errors import Conflict, IntegrityError, NoRoom, Unreachable

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from dsv.cache.claims.claims import Owner, read_claims
+from dsv.cache.claims import Owner, read_claims
 from dsv.cache.fill.directory import PREFIX
 from dsv.cache.fill.parts import Plan
 from dsv.cache.fill.workers import read_workers

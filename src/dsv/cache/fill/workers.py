@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.cache.claims.claims import Owner
-from dsv.cache.claims.leases import SILENCE
+from dsv.cache.claims import Owner
 from dsv.cache.fill.directory import FillDirectory
+from dsv.cache.leases import SILENCE
 from dsv.cache.root import CacheRoot
 from dsv.fs.files import FORGOTTEN, list_names, read_small
 from dsv.fs.system import FileSystem

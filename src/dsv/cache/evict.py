@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from dsv.cache.claims.claims import INTENT, Claims, Fired, Intent, read_claims
-from dsv.cache.claims.leases import visible_identity
-from dsv.cache.evict.cleanup import Stuck, Sweeper, Swept, remove_empty
-from dsv.cache.evict.inventory import Inventory, Item, Remembered, take_inventory
-from dsv.cache.evict.policy import Candidate, Disk, Due, EvictionRequest, Planner
+from dsv.cache.claims import INTENT, Claims, Fired, Intent, read_claims
+from dsv.cache.cleanup import Stuck, Sweeper, Swept, remove_empty
 from dsv.cache.fill import reservations
 from dsv.cache.fill.reservations import Need, NoRoomBeside
+from dsv.cache.inventory import Inventory, Item, Remembered, take_inventory
+from dsv.cache.leases import visible_identity
 from dsv.cache.names import TagLinks, show_tag
+from dsv.cache.policy import Candidate, Disk, Due, EvictionRequest, Planner
 from dsv.cache.record import USED, Extent, add_share, last_used, record_path
 from dsv.cache.removal import Removed, Remover
 from dsv.cache.root import CacheRoot, Place, explain, explaining, nearest_folder

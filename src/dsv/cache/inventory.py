@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from dsv.cache.claims.claims import Claims, read_claims
-from dsv.cache.evict.policy import Candidate
+from dsv.cache.claims import Claims, read_claims
 from dsv.cache.names import PREFIX, is_tag_link
+from dsv.cache.policy import Candidate
 from dsv.cache.record import USED, Extent, Filled, last_used, read_record, shares
 from dsv.cache.root import SETTINGS_FILE, CacheRoot, Place, explaining, folder_name, is_dataset, own_folder
 from dsv.fs.attributes import refresh

@@ -25,7 +25,7 @@ from typing import Literal, Self
 
 import msgspec
 
-from dsv.cache.claims.claims import (
+from dsv.cache.claims import (
     LEASE,
     PIN,
     Claims,

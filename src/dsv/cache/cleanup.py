@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from dsv.cache.claims.claims import (
+from dsv.cache.claims import (
     INTENT,
     PIN,
     Claims,
@@ -26,13 +26,13 @@ from dsv.cache.claims.claims import (
     read_intent,
     void,
 )
-from dsv.cache.claims.leases import visible_identity
-from dsv.cache.evict.inventory import THREADS, Remembered, find_all, find_visible
-from dsv.cache.evict.policy import EvictionRequest
 from dsv.cache.fill import directory
 from dsv.cache.fill.directory import finalize
 from dsv.cache.fill.workers import read_workers
+from dsv.cache.inventory import THREADS, Remembered, find_all, find_visible
+from dsv.cache.leases import visible_identity
 from dsv.cache.names import remove_dangling
+from dsv.cache.policy import EvictionRequest
 from dsv.cache.record import ENTRY, SHARE, USED, Extent, used_until
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot, Place

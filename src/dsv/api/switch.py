@@ -20,7 +20,7 @@ from dsv.workspace.checkout import bring_to
 from dsv.workspace.journal import Journal
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import Counts, Goal
-from dsv.workspace.publish import Publisher
+from dsv.workspace.publish import finish_killed
 from dsv.workspace.workspace import SWITCH
 
 
@@ -122,9 +122,7 @@ def _after_killed_sync(opened: OpenWorkspace) -> OpenWorkspace:
     if not workspace.journal_path.exists():
         return opened
     with Journal.open(workspace.journal_path, workspace.store_id) as journal:
-        publisher = Publisher(opened, journal, workspace.branch, new_branch=False)
-        publisher.finish_killed()
-        return publisher.opened
+        return finish_killed(opened, journal) or opened
 
 
 def _head(opened: OpenWorkspace, branch: BranchName) -> Head:

@@ -16,7 +16,7 @@ from dsv.values.progress import Progress
 from dsv.workspace.baseline import open_baseline
 from dsv.workspace.journal import Journal
 from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.publish import Publisher, Saved
+from dsv.workspace.publish import Publisher, Saved, finish_killed
 from dsv.workspace.reupload import Reuploaded, reupload
 from dsv.workspace.scan.result import WorkspaceScan, may_differ
 from dsv.workspace.sparse import check_paths, check_removals, note_let_go
@@ -87,9 +87,12 @@ def sync(context: Context, request: SyncRequest) -> Synced:
         Journal.open(opened.workspace.journal_path, opened.workspace.store_id) as journal,
     ):
         branch = request.branch or opened.workspace.branch
-        publisher = Publisher(opened, journal, branch, new_branch=request.new_branch)
-        publisher.finish_killed()
-        base = publisher.find_base()
+        new_branch = request.new_branch
+        if (following := finish_killed(opened, journal)) is not None:
+            opened = following
+            new_branch = new_branch and opened.workspace.branch != branch  # else the killed sync made it
+        base = opened.proven_base()
+        publisher = Publisher(opened, journal, branch, base, new_branch=new_branch)
         with open_baseline(opened, base, request.paths, rehash=request.rehash) as baseline:
             scan, tree = baseline.scan, baseline.tree
             baseline.check_publishable(context.progress)

@@ -51,14 +51,37 @@ class Saved(msgspec.Struct):
     """Files that could not be read, and were left out."""
 
 
+def finish_killed(opened: OpenWorkspace, journal: Journal) -> OpenWorkspace | None:
+    """If a killed sync had just moved a branch, its commit becomes the base. Return the workspace, which then follows
+    that branch; None without such a sync.
+    """
+    intent, workspace = journal.left.publishing, opened.workspace
+    if intent is None or intent.dataset != workspace.dataset:
+        return None
+    branch = BranchName.parse(intent.branch)
+    published = opened.repository.refs.entry(workspace.dataset, branch, intent.seq)
+    if published is None or published.commit != intent.commit:
+        return None
+    workspace.set_base(intent.commit)
+    following = opened.following(branch)
+    journal.clear()
+    return following
+
+
 class Publisher:
     """The steps by which a sync publishes, in the order of the methods. The caller holds the workspace's lock.
 
-    If `new_branch` is set, the sync creates the branch, which must not exist. Otherwise it must.
+    base: the store has it. new_branch: the sync creates the branch, which must not exist; otherwise it must.
     """
 
     def __init__(
-        self, opened: OpenWorkspace, journal: Journal, branch: BranchName, *, new_branch: bool
+        self,
+        opened: OpenWorkspace,
+        journal: Journal,
+        branch: BranchName,
+        base: CommitId | None,
+        *,
+        new_branch: bool,
     ) -> None:
         self._opened = opened
         self._repository = opened.repository
@@ -66,26 +89,7 @@ class Publisher:
         self._branch = branch
         self._new_branch = new_branch
         self._head: Head | None = None
-        self._base: CommitId | None = None
-
-    def finish_killed(self) -> None:
-        """If a killed sync had just moved the branch, its commit becomes the base."""
-        intent = self._journal.left.publishing
-        if intent is None or intent.dataset != self._workspace.dataset:
-            return
-        branch = BranchName.parse(intent.branch)
-        published = self._repository.refs.entry(self._workspace.dataset, branch, intent.seq)
-        if published is not None and published.commit == intent.commit:
-            self._workspace.set_base(intent.commit)
-            self._opened = self._opened.following(branch)
-            if branch == self._branch:  # the killed sync made it, and this one goes on
-                self._new_branch = False
-            self._journal.clear()
-
-    def find_base(self) -> CommitId | None:
-        """Return the base, which the store has."""
-        self._base = self._opened.proven_base()
-        return self._base
+        self._base = base
 
     def find_head(self) -> bool:
         """Ask the store for the branch. Return whether the next commit there may have the base as its parent.
@@ -177,11 +181,6 @@ class Publisher:
             if isinstance(moved, LostRace):
                 raise self._opened.not_at_base(moved.winner, base)
         self._follow(base)
-
-    @property
-    def opened(self) -> OpenWorkspace:
-        """The workspace, which may follow another branch since `finish_killed`."""
-        return self._opened
 
     @property
     def _workspace(self) -> Workspace:

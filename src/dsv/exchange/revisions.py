@@ -114,10 +114,6 @@ class Output(NamedTuple):
         """Where the remote has it."""
         return ("" if self.before_3 else "files/md5/") + f"{self.md5[:2]}/{self.md5[2:]}"
 
-    @property
-    def absent(self) -> Skipped:
-        return self.raw, f"the DVC remote does not have {self.name}"
-
 
 class _InFolder(msgspec.Struct):
     md5: str
@@ -296,26 +292,26 @@ class DvcHistory:
 
     def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Skipped]]:
         outputs, skipped = self._outputs(revision.id)
-        self._look_up(source, outputs)
-        files: list[RemoteFile] = []
-        wanted: list[Output] = []
-        for one in outputs:
-            if not one.md5.endswith(".dir"):
-                wanted.append(one)
-            elif (file := self._file(source, one)) is None:
-                skipped.append(one.absent)
-            else:
-                inside = self._folder(source, file)
-                wanted += [
-                    Output(f"{one.path}/{each.relpath}", each.md5, one.before_3, False) for each in inside
-                ]
-        self._look_up(source, wanted)
-        for one in wanted:
-            if (file := self._file(source, one)) is None:
-                skipped.append(one.absent)
-            else:
-                files.append(file)
+        wanted = [one for one in outputs if not one.md5.endswith(".dir")]
+        folders = [one for one in outputs if one.md5.endswith(".dir")]
+        for one, file in self._present(source, folders, skipped):
+            wanted += [
+                Output(f"{one.path}/{each.relpath}", each.md5, one.before_3, False)
+                for each in self._folder(source, file)
+            ]
+        files = [file for _, file in self._present(source, wanted, skipped)]
         return sorted(files, key=lambda file: sort_key(file.path)), skipped
+
+    def _present(
+        self, source: FolderSource, outputs: list[Output], skipped: list[Skipped]
+    ) -> list[tuple[Output, RemoteFile]]:
+        """Return those that the remote has, and add the others to `skipped`."""
+        self._look_up(source, outputs)
+        found = [(one, self._file(one)) for one in outputs]
+        skipped += [
+            (one.raw, f"the DVC remote does not have {one.name}") for one, file in found if file is None
+        ]
+        return [(one, file) for one, file in found if file is not None]
 
     def _outputs(self, revision: str) -> tuple[list[Output], list[Skipped]]:
         tree = self.git.tree(revision)
@@ -396,7 +392,7 @@ class DvcHistory:
         with ThreadPoolExecutor(JOBS, "dsv-import") as pool:
             list(pool.map(ask, {one.name for one in wanted} - objects.keys()))
 
-    def _file(self, source: FolderSource, one: Output) -> RemoteFile | None:
+    def _file(self, one: Output) -> RemoteFile | None:
         info = (self._objects or {}).get(one.name)
         if not info:
             return None

@@ -210,32 +210,26 @@ class _Search:
         """Return the diagonal that got furthest, behind or before a long run of equal lines."""
         low, high, start, end = box
         one, other = self._one.lines, self._other.lines
-        best, found = 0, None
-        for d in ahead:
-            i = self._forward[self._middle + d]
-            j = i - d
-            reached = (i - low) + (j - start) - abs(d - (low - start))
-            if (
-                reached > max(_GOOD_SPLIT * rounds, best)
-                and low + _LONG_SNAKE <= i < high
-                and start + _LONG_SNAKE <= j < end
-                and one[i - _LONG_SNAKE : i] == other[j - _LONG_SNAKE : j]
-            ):
-                best, found = reached, (i, j, True, False)
-        if found is not None:
-            return found
-        for d in back:
-            i = self._backward[self._middle + d]
-            j = i - d
-            reached = (high - i) + (end - j) - abs(d - (high - end))
-            if (
-                reached > max(_GOOD_SPLIT * rounds, best)
-                and low < i <= high - _LONG_SNAKE
-                and start < j <= end - _LONG_SNAKE
-                and one[i : i + _LONG_SNAKE] == other[j : j + _LONG_SNAKE]
-            ):
-                best, found = reached, (i, j, False, True)
-        return found
+        for reached, diagonals, is_back in ((self._forward, ahead, False), (self._backward, back, True)):
+            corner, corner_there = (high, end) if is_back else (low, start)
+            best, found = _GOOD_SPLIT * rounds, None
+            for d in diagonals:
+                i = reached[self._middle + d]
+                j = i - d
+                at, there = (i, j) if is_back else (i - _LONG_SNAKE, j - _LONG_SNAKE)
+                length = abs(i - corner) + abs(j - corner_there) - abs(d - (corner - corner_there))
+                if (
+                    length > best
+                    and low <= at <= high - _LONG_SNAKE
+                    and start <= there <= end - _LONG_SNAKE
+                    and low < i < high
+                    and start < j < end
+                    and one[at : at + _LONG_SNAKE] == other[there : there + _LONG_SNAKE]
+                ):
+                    best, found = length, (i, j, not is_back, is_back)
+            if found is not None:
+                return found
+        return None
 
     def _furthest(
         self, box: tuple[int, int, int, int], ahead: range, back: range

@@ -1,6 +1,6 @@
 """A merge of trees on the way to a commit: what merge, cherry-pick and revert share.
 
-It is worked out twice: once to know of every conflict before anything is written, and once to write it.
+It is worked out twice if it is large: once to know of every conflict before anything is written, and once to write it.
 
 A history that was merged both ways may have several merge bases. Two are merged in their turn, as git does: a path that
 only one of them changed is taken from that one. Any other path, and every path at which more than two disagree, has no
@@ -49,6 +49,9 @@ from dsv.values.ids import CommitId
 from dsv.values.paths import show, sort_key
 from dsv.values.units import format_count, format_lines, rfc3339
 
+_HELD_DECISIONS = 50_000
+_HELD_BYTES = 64 << 20
+
 Changes = Callable[[], Iterator[Change]]
 """Works out anew what a side changed since the common state, in tree order."""
 
@@ -84,10 +87,12 @@ class MergedTree:
     counts: MergeCounts = field(default_factory=MergeCounts)
     _settled: list[Settled] = field(default_factory=list)
     _beside: list[TreeChange] = field(default_factory=list)
+    _held: list[Decision] | None = None
 
     def work_out(self) -> None:
         """Find all conflicts, and count what changes. Writes nothing."""
-        added = changed = removed = merged = 0
+        held: list[Decision] | None = []
+        weight = added = changed = removed = merged = 0
         for decision in self._decisions():
             if decision.conflict is not None:
                 self.conflicts.append(decision.conflict)
@@ -101,6 +106,12 @@ class MergedTree:
             removed += decision.result is None
             changed += decision.ours is not None and decision.result is not None
             merged += decision.settled is not None and decision.settled.content is not None
+            weight += len(decision.content or b"")
+            if held is not None:
+                held.append(decision)
+                if len(held) > _HELD_DECISIONS or weight > _HELD_BYTES:
+                    held = None
+        self._held = held
         self._beside.sort(key=lambda change: sort_key(change.path))
         self.counts = MergeCounts(added + len(self._beside), changed, removed, merged, tuple(self._settled))
 
@@ -147,7 +158,7 @@ class MergedTree:
         )
 
     def _stored(self, uploader: Uploader) -> Iterator[TreeChange]:
-        for decision in self._decisions():
+        for decision in self._decisions() if self._held is None else self._held:
             if decision.changes_ours:
                 yield _store(uploader, decision)
 

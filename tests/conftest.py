@@ -16,7 +16,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -193,7 +192,7 @@ def home(homes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what a store fails at be tried again as often as ever, but soon; tests/store has the real waits."""
     policy = RetryPolicy(first_wait=0.001, longest_wait=0.01, silent_until=0.1, refused_until=0.1)
-    monkeypatch.setattr("dsv.store.open.Retrying", partial(Retrying, policy=policy))
+    monkeypatch.setattr(Retrying.__init__, "__defaults__", (policy,))
 
 
 @pytest.fixture(scope="session")

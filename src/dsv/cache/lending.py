@@ -24,11 +24,13 @@ from typing import TypeVar
 import msgspec
 from blake3 import blake3
 
+from dsv.cache.fill.files import hash_of
 from dsv.cache.fill.plan import PathWindow, newest, of_dataset
 from dsv.cache.root import CacheRoot, folder_name
 from dsv.errors import DsvError
 from dsv.format.tree import Entry
 from dsv.fs import system
+from dsv.fs.files import write_all
 from dsv.repo.local_store import LocalStore
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects
@@ -164,15 +166,15 @@ class LentFiles:
     """The files that one cache lends for one run of paths, in their order."""
 
     def __init__(
-        self, files: Sequence[tuple[Lender, Entry]], shelf: Shelf, leave_out: Callable[[Shelf], None]
+        self, files: dict[int, tuple[Lender, Entry]], shelf: Shelf, leave_out: Callable[[Shelf], None]
     ) -> None:
+        """files: by their number in what was asked for."""
         self._shelf = shelf
         self._leave_out = leave_out
-        self._batches = _batches(files)
+        self._batches = _batches(list(files.values()))
         self._answers: list[Future[list[Opened]]] = []
-        self._rows = [
-            (number, row) for number, batch in enumerate(self._batches) for row in range(len(batch))
-        ]
+        rows = ((number, row) for number, batch in enumerate(self._batches) for row in range(len(batch)))
+        self._rows = dict(zip(files, rows, strict=True))
 
     def take(self, at: int, target: int) -> bool:
         """Fill `target`, an empty file open for reading and writing, with file number `at`; each is taken once.
@@ -197,7 +199,7 @@ class LentFiles:
         if found is None:
             return False
         if isinstance(found, bytes):
-            _write(target, found)
+            write_all(target, found)
             return True
         try:
             return self._copy(found, target, self._batches[number][row][1])
@@ -212,7 +214,9 @@ class LentFiles:
     def _copy(self, source: int, target: int, entry: Entry) -> bool:
         if self._shelf.clones:
             cloned = _clone(source, target)
-            if cloned and _hash(target) == entry.file_id:  # of the clone: what the workspace gets is verified
+            if (
+                cloned and hash_of(target) == entry.file_id
+            ):  # of the clone: what the workspace gets is verified
                 return True
             os.ftruncate(target, 0)
             if cloned is None or cloned:
@@ -222,7 +226,7 @@ class LentFiles:
         while data := self._read(source, size):
             digest.update(data)
             size += len(data)
-            _write(target, data)
+            write_all(target, data)
         if size == entry.size and digest.digest() == entry.file_id:
             return True
         _empty(target)
@@ -261,17 +265,15 @@ class Lenders(MetadataCache):
 
     def lend(self, commit: CommitId, entries: Sequence[Entry]) -> Loan | None:
         """Return what there is of these files of the commit, in tree order; None if no cache has any of the dataset."""
-        loan = Loan(len(entries))
+        loan = Loan()
         rest = list(range(len(entries)))
         for shelf in list(self._shelves()):
             if not rest:
                 break
             found = self._answer(shelf, partial(shelf.find, commit, [entries[at] for at in rest]))
-            lenders = dict(zip(rest, found or [None] * len(rest), strict=True))
-            has = [(at, lender) for at, lender in lenders.items() if lender is not None]
-            if has:
-                files = LentFiles([(lender, entries[at]) for at, lender in has], shelf, self._leave_out)
-                loan.add([at for at, _ in has], files)
+            lenders = zip(rest, found or [None] * len(rest), strict=True)
+            files = {at: (lender, entries[at]) for at, lender in lenders if lender is not None}
+            loan.lent |= dict.fromkeys(files, LentFiles(files, shelf, self._leave_out))
             rest = [at for at in rest if not loan.has(at)]
         return loan if self._shelves() else None
 
@@ -322,28 +324,20 @@ class Lenders(MetadataCache):
         return self._found
 
 
-class Loan:
+class Loan(msgspec.Struct):
     """Files that caches lend, by their number in what was asked for."""
 
-    def __init__(self, asked: int) -> None:
-        self._files: list[tuple[LentFiles, int] | None] = [None] * asked
-        self._lent: list[LentFiles] = []
-
-    def add(self, places: Sequence[int], files: LentFiles) -> None:
-        self._lent.append(files)
-        for number, at in enumerate(places):
-            self._files[at] = files, number
+    lent: dict[int, LentFiles] = msgspec.field(default_factory=dict)
 
     def has(self, at: int) -> bool:
-        return self._files[at] is not None
+        return at in self.lent
 
     def take(self, at: int, target: int) -> bool:
         """Do as `LentFiles.take`."""
-        found = self._files[at]
-        return found is not None and found[0].take(found[1], target)
+        return self.lent[at].take(at, target)
 
     def close(self) -> None:
-        for files in self._lent:
+        for files in set(self.lent.values()):
             files.close()
 
 
@@ -394,20 +388,6 @@ def _clone(source: int, target: int) -> bool | None:
         if error.errno in _SOURCE_LOST:
             return None
         raise
-
-
-def _hash(descriptor: int) -> bytes:
-    proof, size = blake3(), 0
-    while data := os.pread(descriptor, _PIECE, size):
-        proof.update(data)
-        size += len(data)
-    return proof.digest()
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _close_all(answer: Future[list[Opened]]) -> None:

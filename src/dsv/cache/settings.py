@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ PROTOCOL = 1
 DEFAULT_UNUSED_FOR = 86400.0
 _NEVER = "never"
 _LONGEST = 1 << 20  # bytes of the file
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 _TEMPLATE = """\
 # The limits of this dsv cache. `dsv evict` applies them, `dsv cache` makes room within them.
@@ -157,6 +158,34 @@ def load_settings(root: CacheRoot) -> CacheSettings:
     return CacheSettings() if data is None else parse_settings(data, str(path))
 
 
+class _Rule(msgspec.Struct):
+    """A table of `datasets`, as it is written."""
+
+    unused_for: str | None = None
+    max_size: _Count | str | None = None
+    protected: bool | None = None
+
+
+class _StrictRule(_Rule, forbid_unknown_fields=True):
+    pass
+
+
+class _File(msgspec.Struct):
+    """The file, as it is written. What a newer dsv has put there is ignored."""
+
+    protocol: Annotated[int, msgspec.Meta(ge=1)] = PROTOCOL
+    unused_for: str | None = None
+    max_size: _Count | str | None = None
+    max_files: _Count | None = None
+    min_free: _Count | str | None = None
+    protected: tuple[str, ...] = ()
+    datasets: Mapping[str, _Rule] = {}
+
+
+class _StrictFile(_File, forbid_unknown_fields=True):
+    datasets: Mapping[str, _StrictRule] = {}
+
+
 def parse_settings(data: bytes, name: str) -> CacheSettings:
     """Parse a settings file. Raise `UsageError` with the place of a fault.
 
@@ -164,22 +193,38 @@ def parse_settings(data: bytes, name: str) -> CacheSettings:
     """
     try:
         table = read_toml(data)
-        protocol = table.get("protocol", PROTOCOL)
-        if type(protocol) is not int or protocol < 1:
-            raise UsageError(f"protocol is {protocol!r}, not a number from 1")
-        known = _table(table, {"protocol", "protected", "datasets", *_LIMITS}, lenient=protocol > PROTOCOL)
+        file = msgspec.convert(table, _File)
+        if file.protocol <= PROTOCOL:
+            file = msgspec.convert(table, _StrictFile)
+        free = file.min_free
+        limits = Limits(
+            unused_for=DEFAULT_UNUSED_FOR if file.unused_for is None else _age(file.unused_for),
+            max_size=_size(file.max_size),
+            max_files=file.max_files,
+            min_free=()
+            if free is None
+            else (Amount.parse(free) if isinstance(free, str) else Amount(bytes=free),),
+        )
         rules = {
-            dataset: _rule(_table(one, {"unused_for", "max_size", "protected"}, lenient=protocol > PROTOCOL))
-            for dataset, one in _mapping(known.get("datasets", {}), "datasets").items()
+            dataset: DatasetRule(
+                _age(rule.unused_for), rule.unused_for == _NEVER, _size(rule.max_size), rule.protected
+            )
+            for dataset, rule in file.datasets.items()
         }
-        return CacheSettings(protocol, _limits(known), _texts(known.get("protected", ())), rules)
-    except ValueError as error:
-        raise UsageError(
-            f"{name} is not valid TOML: {error}", subject=name, hint=f"correct {name}"
-        ) from error
+        return CacheSettings(file.protocol, limits, file.protected, rules)
+    except ValueError as error:  # a `msgspec.ValidationError` is one
+        raise UsageError(f"{name} is not valid: {error}", subject=name, hint=f"correct {name}") from error
     except UsageError as error:
         hint = error.hint or f"correct {name}"
         raise UsageError(f"{name}: {error.message}", subject=name, hint=hint) from error
+
+
+def _age(text: str | None) -> float | None:
+    return None if text is None or text == _NEVER else float(parse_duration(text))
+
+
+def _size(value: int | str | None) -> int | None:
+    return parse_size(value) if isinstance(value, str) else value
 
 
 def prepare_cache(root: CacheRoot) -> CacheSettings:
@@ -209,63 +254,6 @@ def check_writable(root: CacheRoot, settings: CacheSettings) -> None:
 
 
 _N = TypeVar("_N", int, float)
-_LIMITS = ("unused_for", "max_size", "max_files", "min_free")
-
-
-def _limits(table: Mapping[str, object]) -> Limits:
-    unused = _age(table.get("unused_for"))
-    if unused is None and table.get("unused_for") is None:
-        unused = DEFAULT_UNUSED_FOR
-    files = table.get("max_files")
-    if files is not None and (type(files) is not int or files < 0):
-        raise UsageError(f"max_files is {files!r}, not a number of files")
-    free = table.get("min_free")
-    amount = () if free is None else (Amount(bytes=free) if type(free) is int else Amount.parse(str(free)),)
-    return Limits(unused, _size(table.get("max_size")), files, amount)
-
-
-def _rule(table: Mapping[str, object]) -> DatasetRule:
-    protected = table.get("protected")
-    if protected is not None and not isinstance(protected, bool):
-        raise UsageError(f"protected is {protected!r}, not true or false")
-    keeps = table.get("unused_for") == _NEVER
-    return DatasetRule(_age(table.get("unused_for")), keeps, _size(table.get("max_size")), protected)
-
-
-def _age(value: object) -> float | None:
-    if value is None or value == _NEVER:
-        return None
-    if not isinstance(value, str):
-        raise UsageError(f"unused_for is {value!r}, not a duration", hint='write it like "12h" or "never"')
-    return float(parse_duration(value))
-
-
-def _size(value: object) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-        return value
-    if not isinstance(value, str):
-        raise UsageError(f"max_size is {value!r}, not a size", hint='write it like "500G"')
-    return parse_size(value)
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
-        raise UsageError(f"protected is {value!r}, not a list of dataset names")
-    return tuple(value)
-
-
-def _mapping(value: object, name: str) -> Mapping[str, object]:
-    if not isinstance(value, dict):
-        raise UsageError(f"{name} is {value!r}, not a table")
-    return value
-
-
-def _table(value: object, allowed: set[str], *, lenient: bool) -> Mapping[str, object]:
-    table = _mapping(value, "a dataset's entry")
-    unknown = sorted(table.keys() - allowed)
-    if unknown and not lenient:
-        raise UsageError(f"there is no setting {unknown[0]}", hint=f"known are {', '.join(sorted(allowed))}")
-    return {key: one for key, one in table.items() if key in allowed}
 
 
 def _least(a: _N | None, b: _N | None) -> _N | None:

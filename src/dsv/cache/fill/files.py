@@ -438,7 +438,7 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
             return State.BROKEN
         if (found.st_dev, found.st_ino) == twin:
             return State.WHOLE
-        if bool(found.st_mode & 0o100) != executable or _hash(descriptor) != entry.file_id:
+        if bool(found.st_mode & 0o100) != executable or hash_of(descriptor) != entry.file_id:
             return State.BROKEN
         if not has_time(found):
             with contextlib.suppress(PermissionError):  # another user's: it just can't be linked to later
@@ -448,10 +448,12 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
         os.close(descriptor)
 
 
-def _hash(descriptor: int) -> bytes:
-    digest = blake3()
-    while data := os.read(descriptor, _BLOCK):
+def hash_of(descriptor: int) -> bytes:
+    """Return the hash of a whole file, whatever the position in it."""
+    digest, at = blake3(), 0
+    while data := os.pread(descriptor, _BLOCK, at):
         digest.update(data)
+        at += len(data)
     return digest.digest()
 
 

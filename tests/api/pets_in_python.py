@@ -6,10 +6,10 @@ import random
 from pathlib import Path
 
 import dsv
+from dsv.api.branches import tag
 from dsv.api.init import init
 from dsv.api.reading import _processes
 from dsv.api.sync import SyncRequest, sync
-from dsv.api.tags import tag
 from dsv.values.names import DatasetName, TagName, Target
 
 SOME = random.Random(7).randbytes

@@ -21,14 +21,15 @@ from dsv.api.branches import (
     branches,
     create_branch,
     delete_branch,
+    delete_tag,
     protect_branch,
     rename_branch,
     reset_branch,
     restore_branch,
+    tag,
 )
 from dsv.api.context import Context
 from dsv.api.log import reflog
-from dsv.api.tags import delete_tag, tag
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.records import GcDone, Limits, RefEntry

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api.branches import delete_tag, tag
 from dsv.api.cache import Stager, cache
 from dsv.api.cached import cached
 from dsv.api.evict import evict
 from dsv.api.holds import hold, release
-from dsv.api.tags import delete_tag, tag
 from dsv.cache.root import FILE_TIME, CacheRoot
 from dsv.errors import Conflict, NoRoom, NotFound, Unreachable, UsageError
 from dsv.run.record import RunId

@@ -17,13 +17,10 @@ from msgspec.structs import replace
 from dsv.api import cache_targets
 from dsv.api.cache import cache
 from dsv.api.cache_targets import nearby_caches as find_caches
+from dsv.api.checkout import pull, restore, rollback, switch
 from dsv.api.clone import Cloned, clone
 from dsv.api.evict import evict
-from dsv.api.pull import pull
-from dsv.api.restore import restore
-from dsv.api.rollback import rollback
 from dsv.api.settings import Source
-from dsv.api.switch import switch
 from dsv.cache import lending
 from dsv.cache.lending import Shelf
 from dsv.values.names import BranchName, Target

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from dsv.api.branches import tag
 from dsv.api.copy import Copied, CopyRequest, copy
 from dsv.api.settings import Settings, Source
-from dsv.api.tags import tag
 from dsv.api.verify import VerifyRequest, verify
 from dsv.errors import (
     Conflict,

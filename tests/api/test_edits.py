@@ -277,7 +277,7 @@ def test_a_dataset_is_made_only_if_that_is_said(ann: Person) -> None:
     ],
 )
 def test_only_a_branch_gets_a_commit(ann: Person, target: str, error: type[DsvError]) -> None:
-    from dsv.api.tags import tag
+    from dsv.api.branches import tag
 
     begin(ann, {"a": b"1"})
     tag(ann.context(), TagName.parse("v1"), Target.parse("scans@main"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.tags import tag
+from dsv.api.branches import tag
 from dsv.values.names import TagName, Target
 from tests.api.pets_in_python import close_all, environ_of, make_store, of
 

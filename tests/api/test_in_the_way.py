@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api.checkout import pull, restore
 from dsv.api.clone import clone
-from dsv.api.pull import pull
-from dsv.api.restore import restore
 from dsv.api.status import status
 from dsv.errors import Conflict
 from dsv.values.names import Target

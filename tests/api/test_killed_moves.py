@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api.checkout import pull, restore
 from dsv.api.clone import clone
-from dsv.api.pull import pull
-from dsv.api.restore import restore
 from dsv.api.status import status
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, Target

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from dsv.api.checkout import pull, restore
 from dsv.api.clone import clone
 from dsv.api.init import init
 from dsv.api.ls_cat import cat
-from dsv.api.pull import pull
-from dsv.api.restore import restore
 from dsv.api.sync import Synced, SyncRequest, sync
 from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.format.locator import ObjectKind

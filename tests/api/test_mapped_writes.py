@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api.checkout import pull
 from dsv.api.clone import clone
-from dsv.api.pull import pull
 from dsv.api.status import status
 from dsv.errors import Conflict
 from dsv.fs import mapped

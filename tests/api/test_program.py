@@ -17,12 +17,12 @@ import pytest
 
 import dsv
 from dsv.api import environment
+from dsv.api.branches import tag
 from dsv.api.cache import cache
 from dsv.api.init import init
 from dsv.api.ls_cat import resolve
 from dsv.api.settings import BUILT_IN
 from dsv.api.sync import SyncRequest, sync
-from dsv.api.tags import tag
 from dsv.values.names import DatasetName, TagName, Target
 from tests.api.pets_in_python import BIG, SMALL, of
 from tests.exhaustive import is_full

@@ -17,10 +17,10 @@ from dsv.api.branches import (
     rename_branch,
     reset_branch,
 )
+from dsv.api.checkout import rollback
 from dsv.api.edits import EditRequest, Remove, edit
 from dsv.api.log import reflog
 from dsv.api.merge import MergeRequest, cherry_pick, merge
-from dsv.api.rollback import rollback
 from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, DsvError, IntegrityError, Unsupported
 from dsv.format import keys

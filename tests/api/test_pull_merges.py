@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api.checkout import Pulled, pull
 from dsv.api.clone import clone
-from dsv.api.pull import Pulled, pull
 from dsv.api.status import status
 from dsv.errors import Conflict
 from dsv.merge.paths import Choice, Choices, ConflictKind, MergeConflict

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from dsv.api.checkout import pull
 from dsv.api.clone import clone
-from dsv.api.pull import pull
 from dsv.values.names import BranchName, Target
 from tests.kit.people import Person
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api.checkout import Pulled, Restored, pull, restore
 from dsv.api.clone import clone
-from dsv.api.pull import Pulled, pull
-from dsv.api.restore import Restored, restore
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.values.names import Target
 from dsv.workspace.workspace import Workspace

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api.checkout import pull, restore, rollback
 from dsv.api.clone import clone
-from dsv.api.pull import pull
-from dsv.api.restore import restore
-from dsv.api.rollback import rollback
 from dsv.api.status import status
 from dsv.errors import Conflict, IntegrityError, NotFound
 from dsv.format import keys

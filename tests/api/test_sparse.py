@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from dsv.api.checkout import pull, restore, rollback, switch
 from dsv.api.clone import CloneRequest, Differing, clone
 from dsv.api.context import Context
-from dsv.api.pull import pull
-from dsv.api.restore import restore
-from dsv.api.rollback import rollback
 from dsv.api.sparse import sparse_add, sparse_remove
 from dsv.api.status import status
-from dsv.api.switch import switch
 from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, NotFound, Unsupported
 from dsv.values.names import BranchName, Target

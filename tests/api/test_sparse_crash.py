@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api.checkout import pull
 from dsv.api.clone import CloneRequest, Differing, clone
-from dsv.api.pull import pull
 from dsv.api.sparse import sparse_add, sparse_remove
 from dsv.api.status import status
 from dsv.errors import Conflict, NotFound

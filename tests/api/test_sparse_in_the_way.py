@@ -10,8 +10,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv.api.checkout import pull
 from dsv.api.clone import CloneRequest, clone
-from dsv.api.pull import pull
 from dsv.api.sparse import sparse_add, sparse_remove
 from dsv.api.status import status
 from dsv.errors import Conflict, NotFound

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api.branches import tag, tags
+from dsv.api.checkout import pull, restore
 from dsv.api.clone import clone
 from dsv.api.context import Context
 from dsv.api.merge import MergeRequest, cherry_pick, revert
-from dsv.api.pull import pull
-from dsv.api.restore import restore
-from dsv.api.tags import tag, tags
 from dsv.errors import Conflict, IntegrityError
 from dsv.format import keys
 from dsv.repo.objects.objects import Objects

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.branches import BranchPath, create_branch, delete_branch
+from dsv.api.branches import BranchPath, create_branch, delete_branch, tag
+from dsv.api.checkout import Switched, pull, restore, switch
 from dsv.api.clone import clone
 from dsv.api.log import reflog
-from dsv.api.pull import pull
-from dsv.api.restore import restore
-from dsv.api.switch import Switched, switch
-from dsv.api.tags import tag
 from dsv.errors import Conflict, NotFound
 from dsv.values.names import BranchName, TagName, Target
 from dsv.workspace.workspace import Workspace

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from dsv.api.restore import restore
+from dsv.api.checkout import restore
 from dsv.api.status import status
 from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, NoRoom, NotFound, Unsupported

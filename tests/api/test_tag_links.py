@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api.branches import tag as make_tag
 from dsv.api.cache import cache
 from dsv.api.cached import cached
 from dsv.api.evict import evict
-from dsv.api.tags import tag as make_tag
 from dsv.cache.claims import Fired, Intent
 from dsv.cache.names import show_tag
 from dsv.cache.root import CacheRoot, Place

@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from dsv.api.checkout import pull, restore
 from dsv.api.clone import clone
-from dsv.api.pull import pull
-from dsv.api.restore import restore
 from dsv.errors import Conflict
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId

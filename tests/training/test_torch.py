@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from dsv.api.tags import tag
+from dsv.api.branches import tag
 from dsv.training.order import Plan
 from dsv.training.samples import Samples
 from dsv.values.names import TagName, Target

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from dsv.api.checkout import Pulled, update_workspace
 from dsv.api.context import Context, check_binding
-from dsv.api.pull import Pulled, update_workspace
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.merge.apply import Changes, ContentMerger, MergeBase, MergeCounts, MergedTree, find_merge_base
 from dsv.merge.paths import Choices

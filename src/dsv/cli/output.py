@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from dsv.api.pull import Pulled
-    from dsv.api.restore import Restored
-    from dsv.api.rollback import RolledBack
-    from dsv.api.switch import Switched
+    from dsv.api.checkout import Pulled, Restored, RolledBack, Switched
     from dsv.cli.terminal import Surroundings
     from dsv.values.ids import CommitId
     from dsv.values.names import DatasetName

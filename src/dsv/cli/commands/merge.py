@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from dsv.api import merge as api
+from dsv.api.checkout import Pulled
 from dsv.api.context import Context
 from dsv.api.merge import Merged, MergeRequest
-from dsv.api.pull import Pulled
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, whole, with_parameters
 from dsv.cli.failure import of_error

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from dsv.api.pull import Pulled
-from dsv.api.pull import pull as bring
+from dsv.api.checkout import Pulled
+from dsv.api.checkout import pull as bring
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import workspace_paths

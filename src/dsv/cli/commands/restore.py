@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from dsv.api.restore import restore as put_back
+from dsv.api.checkout import restore as put_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Offline, Paths, workspace_paths

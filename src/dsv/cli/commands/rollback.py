@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.rollback import rollback as take_back
+from dsv.api.checkout import rollback as take_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.options.arguments import Author, DryRun, Force, Message, override

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from dsv.api.branches import BranchPath
+from dsv.api.checkout import switch as follow
 from dsv.api.context import Context
-from dsv.api.switch import switch as follow
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Author

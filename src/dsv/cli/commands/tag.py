@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api import tags as api
+from dsv.api import branches as api
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, text
 from dsv.cli.options.arguments import Author, TargetOrBase, commit_target, one_of

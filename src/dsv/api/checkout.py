@@ -1,0 +1,453 @@
+"""Writing the files of a commit into a workspace: pull, switch, restore and rollback."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from dsv.api.cache_targets import lending
+from dsv.api.context import Context
+from dsv.api.workspaces import open_to_publish, open_to_write
+from dsv.errors import Conflict, DsvError, NotFound, UsageError
+from dsv.format.commit import Commit
+from dsv.merge.apply import ContentMerger
+from dsv.merge.paths import Choices, Settled
+from dsv.repo.errors import missing_commit
+from dsv.repo.history import distance
+from dsv.repo.objects.erasures import erased_error
+from dsv.repo.refs.branches import Head, LostRace, no_commit
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session, check_whole, point_branch
+from dsv.repo.tree.diff import Change, diff_trees, pair_entries
+from dsv.repo.tree.read import TreeReader
+from dsv.transfer.commit import Draft, new_commit, publish_commit
+from dsv.values.ids import CommitId
+from dsv.values.names import BranchName, DatasetName, TagName, Target, clean_path
+from dsv.values.paths import PathSet, show, sort_key
+from dsv.workspace.baseline import Baseline, below, open_baseline
+from dsv.workspace.checkout import bring_to, check_out, check_tree
+from dsv.workspace.journal import Journal
+from dsv.workspace.open import OpenWorkspace
+from dsv.workspace.plan import Counts, Goal, OverwritePolicy
+from dsv.workspace.publish import finish_killed
+from dsv.workspace.sparse import Held
+from dsv.workspace.workspace import SWITCH, Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled(Counts):
+    """The workspace's base after a pull, and before, and how many paths were written."""
+
+    dataset: DatasetName
+    branch: BranchName
+    before: CommitId | None
+    commit: CommitId | None
+    without_effect: tuple[bytes, ...] = ()
+    """Paths for which a side was chosen, but that had no conflict."""
+    merged: tuple[Settled, ...] = ()
+    """Files that were put together from both sides."""
+
+    @property
+    def any_change(self) -> bool:
+        return self.before != self.commit or self.writes
+
+
+def pull(context: Context, choices: Choices = Choices(), table_key: str | None = None) -> Pulled:
+    """Move the workspace to the head of its branch; local changes stay.
+
+    Texts below 1 MiB that were changed both here and on the branch are merged line by line, and CSV and Parquet files
+    by their rows if `table_key` names the column that tells them apart. What can't be merged is settled by `choices`,
+    with what is here as `ours`. Raises `Conflict`, with nothing written, if that leaves a path, or if the branch does
+    not descend from the base.
+    """
+    with open_to_write(context, "dsv pull") as opened:
+        return _pull(opened, "dsv pull", choices, table_key)
+
+
+def update_workspace(
+    context: Context, repository: Repository, dataset: DatasetName, branch: BranchName, command: str
+) -> Pulled | DsvError | None:
+    """Update the workspace to the head of the branch on which `command` has just published.
+
+    Return None if the command was not typed in a workspace of this branch, and the error if the workspace could not be
+    updated, such as a `Conflict` with local changes.
+    """
+    try:
+        found = context.workspace_or_none()
+        if found is None or found.store_id != repository.id:
+            return None
+        with found.locked(command) as (workspace, lock), lending(context, repository, dataset) as copies:
+            if (workspace.dataset, workspace.branch) != (dataset, branch):
+                return None
+            opened = OpenWorkspace(
+                workspace, repository, lock, context.writer, context.progress, copies=copies
+            )
+            return _pull(opened, command)
+    except DsvError as error:
+        return error
+
+
+def _pull(
+    opened: OpenWorkspace, command: str, choices: Choices = Choices(), table_key: str | None = None
+) -> Pulled:
+    workspace, repository = opened.workspace, opened.repository
+    base = workspace.base()
+    newest = repository.refs.head(workspace.dataset, workspace.branch)
+    repository.check_last_seen()
+    head = newest.commit
+    if head is not None:
+        workspace.set_seen(workspace.branch, head)
+    if head is None or (head == base and not workspace.begun()):
+        without_effect = choices.without_effect(())
+        return Pulled(workspace.dataset, workspace.branch, base, base, without_effect=without_effect)
+    if repository.objects.stored_commit(head) is None:
+        raise missing_commit(head, repository.store.url)
+    base = opened.proven_base()
+    moved = None if base is None else distance(repository.objects, base, head)
+    if base is not None and (moved is None or moved.ahead):
+        raise opened.not_at_base(newest, base)
+    after = TreeReader(repository.objects, head)
+    goal = Goal(
+        command,
+        head,
+        hint="dsv pull --ours PATH keeps yours, --theirs PATH takes the branch's, --both PATH keeps both; . means all",
+        may_overwrite=lambda path: choices.theirs is not None and path in choices.theirs,
+        choices=choices,
+        merger=ContentMerger(after.objects, table_key),
+        after=after,
+        there=f"{str(head)[:12]} by {opened.author(newest)}",
+    )
+    made = bring_to(opened, base, after, goal)
+    return Pulled(
+        workspace.dataset, workspace.branch, base, head,
+        choices.without_effect(made.settled), tuple(made.merged), **made.counts,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Switched(Counts):
+    """The branch and the base of a workspace, before and after a switch."""
+
+    dataset: DatasetName
+    branch: BranchName
+    commit: CommitId | None
+    before_branch: BranchName
+    before: CommitId | None
+    made: bool = False
+    """The switch created the branch."""
+    renamed_from: DatasetName | None = None
+    """The name that the workspace had its dataset by, if that was renamed."""
+
+    @property
+    def any_change(self) -> bool:
+        return (
+            self.renamed_from is not None
+            or self.branch != self.before_branch
+            or self.commit != self.before
+            or self.writes
+        )
+
+
+def switch(context: Context, branch: BranchName, *, create: bool = False) -> Switched:
+    """The workspace follows `branch`, and has its files. create: makes the branch at the base, where no file changes.
+
+    Local changes stay. Raises `Conflict` with nothing written if one of them is to a path that would change, or if the
+    branch that is to be made is there, and `NotFound` for one that is not there. If it is killed while files are
+    written, the same call finishes it, and until then no command takes what was written for a change of the user's.
+    If its dataset was renamed, the workspace is one of the new name from now on.
+    """
+    with open_to_publish(context, f"{SWITCH}{branch}", branch, borrows=True) as opened:
+        workspace = opened.workspace
+        home = opened.repository.refs.home(workspace.dataset)
+        if home != workspace.dataset:
+            opened = replace(opened, workspace=workspace.follow(workspace.branch, home))
+        opened = _after_killed_sync(opened)
+        done = _create(opened, branch) if create else _switch(opened, branch)
+        return (
+            done if home == workspace.dataset else dataclasses.replace(done, renamed_from=workspace.dataset)
+        )
+
+
+def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
+    workspace, repository = opened.workspace, opened.repository
+    before = workspace.base()
+    head = _head(opened, branch)
+    if head.commit is None:
+        if before is not None:
+            raise no_commit(head, "dsv sync --branch makes one of what is here")
+        opened.following(branch)
+        return Switched(head.dataset, branch, None, workspace.branch, None)
+    if repository.objects.stored_commit(head.commit) is None:
+        raise missing_commit(head.commit, repository.store.url)
+    base = opened.proven_base()
+    if base == head.commit and not workspace.begun():
+        opened.following(branch).workspace.set_seen(branch, head.commit)
+        return Switched(head.dataset, branch, base, workspace.branch, before)
+    goal = Goal(
+        f"{SWITCH}{branch}",
+        head.commit,
+        hint="to keep yours: dsv sync, or dsv sync --new-branch NAME; to drop yours: dsv restore PATH",
+        there=f"{str(head.commit)[:12]} by {opened.author(head)}",
+        branch=branch,
+    )
+    made = bring_to(opened, base, TreeReader(repository.objects, head.commit), goal)
+    opened.following(branch).workspace.set_seen(branch, head.commit)
+    return Switched(
+        head.dataset, branch, head.commit, workspace.branch, before, False, None,
+        **made.counts,
+    )  # fmt: skip
+
+
+def _create(opened: OpenWorkspace, branch: BranchName) -> Switched:
+    workspace, repository = opened.workspace, opened.repository
+    dataset, base = workspace.dataset, opened.proven_base()
+    newest = repository.refs.newest(dataset, branch)
+    if newest is not None and not newest.entry.deleted:
+        raise _taken(newest)
+    repository.refs.check_new_branch(dataset, branch)
+    if base is None:
+        raise NotFound(
+            f"{workspace.root} has no commit yet", subject=str(workspace.root), hint="dsv sync makes one"
+        )
+    moved = point_branch(repository, opened.writer, (dataset, branch), newest, base, "create")
+    if isinstance(moved, LostRace):
+        raise _taken(moved.winner)
+    opened.following(branch).workspace.set_seen(branch, base)
+    return Switched(dataset, branch, base, workspace.branch, base, made=True)
+
+
+def _after_killed_sync(opened: OpenWorkspace) -> OpenWorkspace:
+    """If a killed sync had just published, its commit is the base, and its branch the one that is followed."""
+    workspace = opened.workspace
+    if not workspace.journal_path.exists():
+        return opened
+    with Journal.open(workspace.journal_path, workspace.store_id) as journal:
+        return finish_killed(opened, journal) or opened
+
+
+def _head(opened: OpenWorkspace, branch: BranchName) -> Head:
+    """Raise `NotFound`, with a hint for a tag, and for a branch that could be made."""
+    refs, dataset = opened.repository.refs, opened.workspace.dataset
+    newest = refs.newest(dataset, branch)
+    if newest is not None:
+        return newest if not newest.entry.deleted else refs.head(dataset, branch)
+    refs.require(dataset)
+    error = refs.no_name(dataset, branch)
+    if refs.tag(dataset, TagName.parse(branch)) is not None:
+        error.hint = f"dsv branch NAME @{branch} makes a branch there, and dsv switch NAME follows it"
+    else:
+        error.hint = f"dsv branch lists them; dsv switch {branch} --create makes it here"
+    raise error
+
+
+def _taken(head: Head) -> Conflict:
+    return Conflict(
+        f"dataset {head.dataset} already has a branch {head.branch}",
+        subject=f"{head.dataset}@{head.branch}",
+        hint=f"dsv switch {head.branch} follows it",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Restored(Counts):
+    """The commit whose files are in the workspace now. It is the base too, unless paths were named."""
+
+    dataset: DatasetName
+    commit: CommitId
+
+
+def restore(
+    context: Context, paths: tuple[bytes, ...] = (), source: Target | None = None, *, force: bool = False
+) -> Restored:
+    """Make these paths, and all below them, what the source (None: the base) has there.
+
+    Naming a path is consent to lose local changes in it. Files that no commit has stay, unless they are in the way.
+    Without a path it is the whole workspace, and the source becomes its base; deleted files come back, and `force` is
+    needed if anything would be lost. Raises `Conflict` with nothing written, `NotFound` for a path that neither side
+    has, and `Erased`.
+    """
+    with open_to_write(context, "dsv restore") as opened:
+        workspace, repository = opened.workspace, opened.repository
+        before = workspace.base()
+        commit = source_commit(context, repository, workspace, source)
+        base = opened.proven_base()
+        if source is None and before is not None and base != before:
+            raise missing_commit(before, repository.store.url)
+        after = TreeReader(repository.objects, commit)
+        chosen = PathSet.of(paths)
+        with open_baseline(opened, base, writes=True) as baseline:
+            may_overwrite = chosen.__contains__ if paths else _deleted(baseline)
+            if force:
+                may_overwrite = PathSet().__contains__
+            held = baseline.held if paths else baseline.held_of(after)
+            check_tree(after, workspace.root, held)
+            _check_paths(baseline, after, chosen)
+            # Paths that may differ from what counts as unchanged; all others need no look.
+            suspects = frozenset(item.path for item in baseline.scan.work())
+            goal = Goal(
+                "dsv restore",
+                commit,
+                lambda: _restoring(baseline, after, chosen, held, suspects),
+                "dsv restore PATH gives up your changes to it; dsv restore --force gives up all of them",
+                paths,
+                may_overwrite,
+            )
+            made = check_out(opened, baseline, goal)
+        return Restored(workspace.dataset, commit, **made.counts)
+
+
+def _deleted(baseline: Baseline) -> OverwritePolicy:
+    missing, root = frozenset(baseline.scan.missing), os.fsencode(baseline.scan.root)
+    return lambda path: path in missing and not os.path.lexists(root + b"/" + path)
+
+
+def source_commit(
+    context: Context, repository: Repository, workspace: Workspace, source: Target | None
+) -> CommitId:
+    """Return the commit of the workspace's own dataset that `source` (None: the base) means."""
+    target = source or Target()
+    if target.path is not None:
+        raise UsageError(
+            f"{target} names a path; name a commit, and the path by itself",
+            subject=str(target),
+            hint=f"dsv restore {clean_path(target.path).decode(errors='replace')} --from @REV",
+        )
+    if target.dataset is not None and target.dataset != workspace.dataset:
+        # Raises if it is no dataset at all; the hint then tells of a branch of that name.
+        context.resolve(repository, target)
+        raise UsageError(
+            f"{workspace.root} is a workspace of {workspace.dataset}, not of {target.dataset}",
+            subject=str(target),
+            hint=f"dsv clone {target} DIR",
+        )
+    return context.resolve(repository, target).commit
+
+
+def _check_paths(baseline: Baseline, after: TreeReader, chosen: PathSet) -> None:
+    for path in chosen.paths:
+        found = after.entry(path)
+        if found is not None and (erasure := after.objects.erasures.of(found[0])) is not None:
+            raise erased_error(show(path), erasure)
+        if next(baseline.below(path), None) is None and next(below(after, path, baseline.held), None) is None:
+            if next(after.below(path), None) is not None:
+                raise Conflict(
+                    f"{show(path)} is not in this workspace, which is sparse",
+                    subject=path.decode("utf-8", "backslashreplace"),
+                    hint=f"dsv sparse add {shlex.quote(path.decode(errors='replace'))} brings it",
+                )
+            raise NotFound(
+                f"{show(path)} is neither in the base nor in {str(after.commit_id)[:12]}",
+                subject=path.decode("utf-8", "backslashreplace"),
+                hint=f"dsv ls @{str(after.commit_id)[:12]}",
+            )
+
+
+def _restoring(
+    before: Baseline, after: TreeReader, chosen: PathSet, held: Held, suspects: frozenset[bytes]
+) -> Iterator[Change]:
+    """Yield the changes that give the chosen paths the content of `after`, in tree order. suspects: paths to yield even
+    if equal.
+    """
+    starts = chosen.paths or (b"",)
+    runs: list[tuple[bytes, Iterable[Change]]] = [
+        (sort_key(path), pair_entries(before.below(path, held), below(after, path, held))) for path in starts
+    ]
+    for path in chosen.ways:
+        old = before.entry(path)
+        if old is not None and after.entry(path) is None:  # a file here is a folder there
+            runs.append((sort_key(path), [Change(path, old, None)]))
+    for _, run in sorted(runs, key=lambda each: each[0]):
+        for change in run:
+            if change.before != change.after or change.path in suspects:
+                yield change
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack(Counts):
+    """A branch after a rollback."""
+
+    dataset: DatasetName
+    branch: BranchName
+    commit: CommitId | None
+    """The new head; None after a dry run."""
+    before: CommitId
+    """The old head."""
+    source: CommitId
+    """The commit whose files the new head has."""
+
+    @property
+    def any_change(self) -> bool:
+        """False if the branch had these files already."""
+        return self.commit != self.before
+
+
+def rollback(
+    context: Context, target: Target, message: str | None = None, *, dry_run: bool = False
+) -> RolledBack:
+    """Publish a new commit with the files of `target` on the workspace's branch, and bring them here.
+
+    Local changes stay, and one to a path that this would change is a `Conflict`, with nothing published or written.
+    So is a branch that somebody has moved since this workspace last saw it: nobody's work is taken back unseen.
+    dry_run: raises the same, and publishes and writes nothing.
+    """
+    with open_to_publish(context, "dsv rollback", borrows=True) as opened:
+        workspace, repository = opened.workspace, opened.repository
+        source = source_commit(context, repository, workspace, target)
+        if repository.objects.stored_commit(source) is None:
+            raise missing_commit(source, repository.store.url)
+        base = opened.proven_base()
+        head = repository.refs.head(workspace.dataset, workspace.branch)
+        repository.check_last_seen()
+        if head.commit is None:
+            raise no_commit(head)
+        if head.commit not in (base, workspace.seen()):
+            raise opened.not_at_base(head, base)
+        after = TreeReader(repository.objects, source)
+        if after.commit.root == repository.objects.commit(head.commit).root:
+            return RolledBack(workspace.dataset, workspace.branch, head.commit, head.commit, source)
+        _check_rule(repository, head, context.writer.author, after)
+        text = (
+            f"roll back to {str(target) or 'the base'} ({str(source)[:12]})" if message is None else message
+        )
+        draft = Draft(workspace.dataset, workspace.branch, head, (head.commit,), text, "rollback")
+        commit = new_commit(repository, context.writer, draft, after.commit)
+        goal = Goal(
+            "dsv rollback",
+            commit.id,
+            hint="to drop yours: dsv restore PATH; or publish them first: dsv sync",
+            ready=lambda: _publish(opened, draft, commit, source),
+            files_of=source,
+            dry_run=dry_run,
+        )
+        made = bring_to(opened, base, after, goal)
+        return RolledBack(
+            workspace.dataset, workspace.branch, None if dry_run else commit.id, head.commit, source,
+            **made.counts,
+        )  # fmt: skip
+
+
+def _check_rule(repository: Repository, head: Head, author: str, after: TreeReader) -> None:
+    """Raise `Conflict` if the branch's rule refuses this, before anything is done; a dry run does no more."""
+    repository.refs.check_mover(head, author)
+    limits = repository.refs.limits(head.dataset, head.branch)
+    if limits is None or limits.max_removals is None or head.commit is None:
+        return
+    before = TreeReader(repository.objects, head.commit)
+    removed = sum(change.after is None for change in diff_trees(before, after))
+    repository.refs.check_mover(head, author, removed=removed, entries=before.commit.entries)
+
+
+def _publish(opened: OpenWorkspace, draft: Draft, commit: Commit, source: CommitId) -> None:
+    """Nothing is noted in the journal: if this is killed before the files are here, `dsv pull` brings them."""
+    with Session.open(opened.repository, opened.writer) as session:
+        check_whole(session, draft.dataset, source)
+        locator = opened.repository.objects.commit_locator(source)
+        done = publish_commit(session, opened.writer, draft, commit, locator, opened.lock.check)
+    if isinstance(done, LostRace):
+        raise opened.not_at_base(done.winner, draft.head)
+    opened.workspace.set_seen(draft.branch, done.id)

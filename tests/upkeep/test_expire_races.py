@@ -101,7 +101,7 @@ def test_a_run_of_the_last_year_keeps_its_commit() -> None:
     ) % (b"0" * 64, str(commits[1]).encode())
     store.put_if_absent("runs/other/20261120-132145-1f2e3d4c/record", run)
     plan = plan_expiry(opened(store), DATASET, LAST)
-    reasons = {one.commit_id: one.reasons for one in plan.considered}
+    reasons = {one.commit: one.reasons for one in plan.items}
     assert reasons[commits[1]] == ("run 20261120-132145-1f2e3d4c",)
     assert set(plan.commits) == {commits[0], commits[2]}
     assert set(plan_expiry(opened(store), DATASET, Rules(last=1, also_runs=True)).commits) == set(commits[:3])
@@ -121,8 +121,8 @@ def test_without_the_right_to_write_nothing_changes() -> None:
     store, commits = four()
     denied = opened(ReadOnly(store))
     old = Rules(older_than=0)
-    considered = plan_expiry(denied, DATASET, old, dry_run=True).considered
-    assert [one.commit_id for one in considered] == commits[::-1], "a dry run needs no right to write"
+    considered = plan_expiry(denied, DATASET, old, dry_run=True).items
+    assert [one.commit for one in considered] == commits[::-1], "a dry run needs no right to write"
     with pytest.raises(Denied):
         plan_expiry(denied, DATASET, old)
     with pytest.raises(Denied):

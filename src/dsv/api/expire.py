@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from dsv.api.context import Context
 from dsv.errors import Conflict, UsageError
 from dsv.format.expiry import ExpiryAction
 from dsv.repo.expiry import read_expiry
 from dsv.repo.refs.resolve import resolve
-from dsv.upkeep.expire import Rules, expire, last_expiry, plan_expiry, undo_expiry
+from dsv.upkeep.expire import Expiry, ExpiryItem, Rules, expire, last_expiry, plan_expiry, undo_expiry
 from dsv.values.units import format_count, rfc3339
 
 if TYPE_CHECKING:
-    from dsv.format.commit import Commit
-    from dsv.values.ids import CommitId
     from dsv.values.names import DatasetName, Rev
-
-
-@dataclass(frozen=True, slots=True)
-class ExpiryItem:
-    """A commit that expires, or stays."""
-
-    commit: CommitId
-    time_ms: int
-    author: str
-    branch: str | None
-    message: str
-    expired: bool
-    """It is expired now, or would be."""
-    reasons: tuple[str, ...] = ()
-    """Why it stays."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expiry:
-    """The commits of a dataset that were not expired before, newest first."""
-
-    dataset: DatasetName
-    items: tuple[ExpiryItem, ...]
-    dry_run: bool
 
 
 def expire_commits(
@@ -61,19 +36,15 @@ def expire_commits(
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=not dry_run)
         plan = plan_expiry(repository, dataset, rules, dry_run=dry_run)
-        kept: set[CommitId] = set()
-        if not dry_run:
-            log = expire(repository, context.writer, plan, message)
-            kept = {one for one in plan.commits if one not in log.states}
+        if dry_run:
+            return plan
+        log = expire(repository, context.writer, plan, message)
+        meanwhile = ("named, or kept by somebody, meanwhile",)
         items = [
-            _item(
-                one.commit_id,
-                one.commit,
-                one.reasons or (("named, or kept by somebody, meanwhile",) if one.commit_id in kept else ()),
-            )
-            for one in plan.considered
+            replace(one, reasons=meanwhile) if one.expired and one.commit not in log.states else one
+            for one in plan.items
         ]
-        return Expiry(dataset, tuple(items), dry_run)
+        return replace(plan, items=tuple(items))
 
 
 def undo_expire(
@@ -100,20 +71,14 @@ def undo_expire(
                 )
         if not wanted and not log.entries:
             raise Conflict(f"no commit of {dataset} ever expired", subject=dataset)
-        done = undo_expiry(repository, context.writer, dataset, wanted or last_expiry(log), message)
-        items = [_item(one, objects.commit(one), ("kept again",)) for one in done.commits]
-        if done.freed:
+        kept, freed = undo_expiry(repository, context.writer, dataset, wanted or last_expiry(log), message)
+        items = [ExpiryItem.of(one, objects.commit(one), ["kept again"]) for one in kept]
+        if freed:
             also = f"; {format_count(len(items), 'other commit')} kept again" if items else ""
             raise Conflict(
-                f"gc has removed the content of {format_count(len(done.freed), 'commit')} of {dataset}, among them "
-                f"{str(done.freed[0])[:12]}{also}",
-                subject=str(done.freed[0]),
+                f"gc has removed the content of {format_count(len(freed), 'commit')} of {dataset}, among them "
+                f"{str(freed[0])[:12]}{also}",
+                subject=str(freed[0]),
                 hint=f"dsv log {dataset} shows which commits are left",
             )
         return items
-
-
-def _item(commit_id: CommitId, commit: Commit, reasons: tuple[str, ...]) -> ExpiryItem:
-    return ExpiryItem(
-        commit_id, commit.time_ms, commit.author, commit.branch, commit.message, not reasons, reasons
-    )

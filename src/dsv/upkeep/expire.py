@@ -105,28 +105,42 @@ def kept_by_rules(commits: Iterable[Dated], rules: Rules) -> dict[CommitId, list
     return kept
 
 
-class Considered(msgspec.Struct, frozen=True):
-    """One commit of a dataset, and why it stays."""
+class ExpiryItem(msgspec.Struct, frozen=True):
+    """A commit that expires, or stays."""
 
-    commit_id: CommitId
-    commit: Commit
+    commit: CommitId
+    time_ms: int
+    author: str
+    branch: str | None
+    message: str
     reasons: tuple[str, ...]
-    """None if it expires."""
+    """Why it stays. Without any it is expired now, or would be."""
+
+    @classmethod
+    def of(cls, commit_id: CommitId, commit: Commit, reasons: Iterable[str]) -> ExpiryItem:
+        return cls(commit_id, commit.time_ms, commit.author, commit.branch, commit.message, tuple(reasons))
+
+    @property
+    def expired(self) -> bool:
+        return not self.reasons
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """The commits of a dataset that are not expired yet, newest first."""
+class Expiry(msgspec.Struct, frozen=True):
+    """The commits of a dataset that were not expired before, newest first."""
 
     dataset: DatasetName
-    considered: tuple[Considered, ...]
+    items: tuple[ExpiryItem, ...]
+    dry_run: bool
 
     @property
     def commits(self) -> list[CommitId]:
         """Return the commits that expire."""
-        return [one.commit_id for one in self.considered if not one.reasons]
+        return [one.commit for one in self.items if one.expired]
 
 
-def plan_expiry(repository: Repository, dataset: DatasetName, rules: Rules, *, dry_run: bool = False) -> Plan:
+def plan_expiry(
+    repository: Repository, dataset: DatasetName, rules: Rules, *, dry_run: bool = False
+) -> Expiry:
     """Return which commits of a dataset expire: those of all moves of its branches, and their ancestors.
 
     Heads of branches and tagged commits stay, those in which a branch and `main` meet, so that they can be merged, and
@@ -151,10 +165,8 @@ def plan_expiry(repository: Repository, dataset: DatasetName, rules: Rules, *, d
     _keep_young(repository, reasons, rules.older_than, dry_run=dry_run)
     if not rules.also_runs:
         _keep_of_runs(repository, dataset, reasons, dry_run=dry_run)
-    return Plan(
-        dataset,
-        tuple(Considered(commit_id, commit, tuple(reasons[commit_id])) for commit_id, commit in standing),
-    )
+    items = (ExpiryItem.of(commit_id, commit, reasons[commit_id]) for commit_id, commit in standing)
+    return Expiry(dataset, tuple(items), dry_run)
 
 
 def _named(name: Name) -> str:
@@ -227,7 +239,7 @@ def store_time(repository: Repository, *, dry_run: bool = False) -> float:
             store.delete(key)
 
 
-def expire(repository: Repository, writer: Writer, plan: Plan, message: str = "") -> ExpiryLog:
+def expire(repository: Repository, writer: Writer, plan: Expiry, message: str = "") -> ExpiryLog:
     """Let the commits of a plan expire, and return the log.
 
     What a branch or a tag names by then stays: the names are looked at again after the entry, as whoever makes a name
@@ -247,15 +259,6 @@ def expire(repository: Repository, writer: Writer, plan: Plan, message: str = ""
     return append(repository, writer, plan.dataset, ExpiryAction.UNDO, named, why)
 
 
-class Undone(msgspec.Struct, frozen=True):
-    """What an undo has done."""
-
-    commits: tuple[CommitId, ...]
-    """These are kept again."""
-    freed: tuple[CommitId, ...]
-    """The content of these is gone."""
-
-
 def last_expiry(log: ExpiryLog) -> list[CommitId]:
     """Return the commits that the last expiry took, whether they are kept again or not."""
     of_expiry = [entry for entry in log.entries if entry.action is ExpiryAction.EXPIRE]
@@ -269,11 +272,10 @@ def undo_expiry(
     dataset: DatasetName,
     commits: Sequence[CommitId],
     message: str = "",
-) -> Undone:
-    """Keep expired commits again. Those whose content gc has freed are left as they are."""
+) -> tuple[list[CommitId], list[CommitId]]:
+    """Keep expired commits again. Return those that are, and those whose content gc has freed, which are left as they
+    are."""
     before = read_expiry(repository.refs, dataset).expired
     log = append(repository, writer, dataset, ExpiryAction.UNDO, lambda _: commits, message)
-    return Undone(
-        tuple(one for one in commits if one in before and one not in log.states),
-        tuple(one for one in commits if one in log.freed),
-    )
+    kept = [one for one in commits if one in before and one not in log.states]
+    return kept, [one for one in commits if one in log.freed]

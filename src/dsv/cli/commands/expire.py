@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.expire import Expiry, ExpiryItem, expire_commits, undo_expire
+from dsv.api.expire import expire_commits, undo_expire
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, text, whole
 from dsv.cli.options.arguments import Author, DryRun
 from dsv.cli.output import local_time
 from dsv.errors import UsageError
-from dsv.upkeep.expire import Rules
+from dsv.upkeep.expire import Expiry, ExpiryItem, Rules
 from dsv.values.names import DatasetName, Rev
 from dsv.values.units import format_count, parse_duration
 

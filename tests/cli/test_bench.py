@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from dsv.api.bench_feed import LOADS
 from dsv.format.locator import ObjectKind
-from dsv.training.feed import LOADS
 from tests.api.test_damage_marks import flip
 from tests.cli.test_completion import offered
 from tests.kit.dsv import Dsv, assert_documented

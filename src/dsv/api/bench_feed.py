@@ -1,6 +1,8 @@
-"""Measure how many accelerators a store, a cache or a folder can feed; `dsv.training.feed` has figures and sums.
+"""Measure how many accelerators a store, a cache or a folder can feed.
 
-Each round is a process of its own (`bench_feed_process`), with further ones that read, as a training has them.
+The figures of the models are those of the files `configs/dlio/workload/MODEL_ACCELERATOR.yaml` of
+github.com/mlcommons/storage. Each round is a process of its own (`bench_feed_process`), with further ones that read, as
+a training has them.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -28,10 +31,9 @@ from dsv import errors
 from dsv.api.init import create_repository
 from dsv.api.ls_cat import ls
 from dsv.api.program import Commit, Store
-from dsv.errors import DsvError, NoRoom, NotFound, Unsupported
+from dsv.errors import DsvError, NoRoom, NotFound, Unsupported, UsageError
 from dsv.fs.errors import about
 from dsv.store.base import together
-from dsv.training.feed import Load, most_that_pass
 from dsv.values.names import Rev, Target
 from dsv.values.progress import NoProgress
 from dsv.values.units import format_bytes, format_count
@@ -48,6 +50,84 @@ _REMOVED_AT_ONCE = 200
 _SEED = 20
 PREFIX = "dsv-bench-feed-"
 """What names of throwaway folders begin with."""
+PREFETCH = 2
+"""Batches that are read ahead (`prefetch_size` of DLIO). Each worker reads one at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one accelerator asks for, by a model of MLPerf Storage."""
+
+    model: str
+    accelerator: str
+    versions: str
+    """Of MLPerf Storage, in which it is measured so."""
+    batch: int
+    """Samples of a step."""
+    seconds: float
+    """The computation time of a step."""
+    sample: int
+    """Bytes of a sample, on average."""
+    spread: int
+    """The standard deviation of these."""
+    workers: int
+    """Processes that read for one accelerator (`read_threads`)."""
+    mark: float
+    """The accelerator utilization that has to be reached."""
+    per_file: int = 1
+    """Samples in a file. If there are several, a batch is a run of bytes."""
+
+    @property
+    def batch_bytes(self) -> int:
+        return self.batch * self.sample
+
+    @property
+    def depth(self) -> int:
+        """Return how many batches a worker reads ahead, as PyTorch's loader under DLIO."""
+        return -(-PREFETCH // self.workers)
+
+    def sizes(self, total: int, seed: int) -> Iterator[int]:
+        """Yield sizes of files like the model's, until they have `total` bytes: normally distributed, 1 at least."""
+        drawn, made = Random(seed), 0
+        while made < total:
+            size = max(1, round(drawn.gauss(self.sample, self.spread))) * self.per_file
+            yield size
+            made += size
+
+
+_UNET3D, _RETINANET = (146_600_628, 68_341_808, 4, 0.90), (322_957, 0, 8, 0.85)
+_RESNET50, _COSMOFLOW = (114_660, 0, 8, 0.90, 1251), (2_828_486, 71_311, 4, 0.70)
+LOADS = (
+    Load("unet3d", "b200", "v3.0", 7, 0.162, *_UNET3D),
+    Load("unet3d", "h100", "v1.0 and v2.0", 7, 0.323, *_UNET3D),
+    Load("unet3d", "a100", "v1.0 and v2.0", 7, 0.636, *_UNET3D),
+    Load("retinanet", "b200", "v3.0", 24, 0.04755, *_RETINANET),
+    Load("retinanet", "mi355", "v3.0", 32, 0.0634, *_RETINANET),
+    Load("resnet50", "h100", "v1.0 and v2.0", 400, 0.224, *_RESNET50),
+    Load("resnet50", "a100", "v1.0 and v2.0", 400, 0.435, *_RESNET50),
+    Load("cosmoflow", "h100", "v1.0 and v2.0", 1, 0.0035, *_COSMOFLOW),
+    Load("cosmoflow", "a100", "v1.0 and v2.0", 1, 0.00551, *_COSMOFLOW),
+)
+MODELS = tuple(dict.fromkeys(load.model for load in LOADS))
+
+
+def find_load(model: str, accelerator: str | None) -> Load:
+    """Return the load of a model on an accelerator; without one, on the first that MLPerf Storage has for it.
+
+    Raises `UsageError` if there is none.
+    """
+    for load in LOADS:
+        if load.model == model and accelerator in (load.accelerator, None):
+            return load
+    known = [load.accelerator for load in LOADS if load.model == model]
+    if not known:
+        raise UsageError(f"there is no model {model!r}", subject=model, hint=f"--model {'|'.join(MODELS)}")
+    assert accelerator is not None
+    raise UsageError(
+        f"no version of MLPerf Storage has a computation time of {model} on {accelerator!r}",
+        subject=accelerator,
+        hint=f"--accelerator {'|'.join(known)}",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +271,25 @@ def bench_feed(connection: Connection, request: FeedRequest) -> Fed:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = tuple(rounds[number] for number in sorted(rounds))
     return Fed(request, place, len(sizes), sum(sizes), memory, most, found)
+
+
+def most_that_pass(passes: Callable[[int], bool], limit: int) -> int:
+    """Return the largest number up to `limit` that passes, where the next one does not. 0 if 1 does not pass.
+
+    passes: is called once for each number that is tried.
+    """
+    good, tried = 0, 1
+    while tried <= limit and passes(tried):
+        good = tried
+        tried = limit if tried < limit < 2 * tried else 2 * tried
+    bad = min(tried, limit + 1)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if passes(middle):
+            good = middle
+        else:
+            bad = middle
+    return good
 
 
 def _samples(connection: Connection, request: FeedRequest) -> tuple[str, Commit | None, list[str], list[int]]:

@@ -15,14 +15,18 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
+from random import Random
 
-from dsv.api.bench_feed import Round
+from dsv.api.bench_feed import Load, Round
 from dsv.errors import Conflict, DsvError, NotFound, Unreachable
 from dsv.fs.errors import as_error
-from dsv.training.feed import Batches, Range, Training
 
+Range = tuple[int, int, int]
+"""The number of a file, and the bytes of it from a start up to a stop."""
 _SEED = 20
 _PIECE = 4 << 20
 """Bytes of a read of a file."""
@@ -43,6 +47,115 @@ def main() -> None:
 
 class _WorkerError(Exception):
     """What a worker says of its failure: the name of the class, message, subject and hint."""
+
+
+class Batches:
+    """Which bytes each accelerator reads in each step: the files in a random order, again and again.
+
+    Each accelerator has its own part of that order. It is a pure function of what it is made of, so that any process
+    can find out any batch.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], load: Load, accelerators: int, *, by_bytes: bool, seed: int
+    ) -> None:
+        """sizes: of the files. by_bytes: a batch has as many bytes as the model's, and not as many files."""
+        self._sizes, self._load, self._accelerators = sizes, load, accelerators
+        self._order = list(range(len(sizes)))
+        Random(seed).shuffle(self._order)
+        self._by_bytes = by_bytes
+        self._ends = list(accumulate(sizes[file] for file in self._order)) if by_bytes else []
+
+    def batch(self, accelerator: int, number: int) -> list[Range]:
+        """Return what the accelerator reads for a step."""
+        if self._by_bytes:
+            begin = self._ends[-1] * accelerator // self._accelerators + number * self._load.batch_bytes
+            return list(self._run(begin, begin + self._load.batch_bytes))
+        first = number * self._load.batch
+        places = (accelerator + self._accelerators * at for at in range(first, first + self._load.batch))
+        files = [self._order[place % len(self._order)] for place in places]
+        return [(file, 0, self._sizes[file]) for file in files]
+
+    def _run(self, begin: int, end: int) -> Iterator[Range]:
+        """Yield the ranges of the bytes from `begin` up to `end` of all files one behind the other, without an end."""
+        total = self._ends[-1]
+        while begin < end:
+            place = bisect_right(self._ends, begin % total)
+            file = self._order[place]
+            start = begin % total - (self._ends[place] - self._sizes[file])
+            stop = min(self._sizes[file], start + end - begin)
+            yield file, start, stop
+            begin += stop - start
+
+
+class Training:
+    """Accelerators that train together: each takes its next batch when it is there, computes, and waits for the others.
+
+    Times are those of one clock. The computation of a step takes exactly the seconds of the load: whoever drives this
+    may be late, and no step is longer for that.
+    """
+
+    def __init__(self, load: Load, accelerators: int, begin: float) -> None:
+        self._load = load
+        self._there: list[dict[int, float]] = [{} for _ in range(accelerators)]
+        self._taken: list[float | None] = [None] * accelerators
+        self.step = 0
+        self.begins = [begin]
+        """When each step began, and the last one that is not over."""
+        self._warm = load.workers * load.depth
+        self._first_over: list[float] = []
+
+    @property
+    def warm_up(self) -> int:
+        """Steps before those that count: what was read ahead in the beginning has to be used up."""
+        return self._warm
+
+    @property
+    def counted(self) -> int:
+        """Steps that are over and count, the first of which is left out of the sums."""
+        return max(0, self.step - self._warm)
+
+    def ready(self, accelerator: int, number: int, at: float) -> None:
+        """A batch was read. Those of one accelerator may come in any order."""
+        self._there[accelerator][number] = at
+
+    def take(self) -> list[int]:
+        """Return the accelerators that take their batch of this step now."""
+        found = []
+        for number, there in enumerate(self._there):
+            if self._taken[number] is None and self.step in there:
+                self._taken[number] = max(self.begins[-1], there.pop(self.step))
+                found.append(number)
+        return found
+
+    def end(self) -> float | None:
+        """Return when this step is over for all, or None if some wait for their batch."""
+        taken = [at for at in self._taken if at is not None]
+        return max(taken) + self._load.seconds if len(taken) == len(self._taken) else None
+
+    def advance(self) -> None:
+        """Begin the next step, which `end` has named the time of."""
+        end = self.end()
+        assert end is not None
+        if self.step == self._warm:
+            self._first_over = [at + self._load.seconds for at in self._taken if at is not None]
+        self._taken = [None] * len(self._taken)
+        self.begins.append(end)
+        self.step += 1
+
+    @property
+    def measured(self) -> tuple[float, float]:
+        """Return between which times bytes count: from the end of the first step that counts to now."""
+        return self.begins[self._warm + 1], self.begins[-1]
+
+    def utilization(self) -> float:
+        """Return the share of their time in which the accelerators computed, without the first step that counts.
+
+        As DLIO does, it is the mean of all accelerators, and for each the time begins when its own first step is over.
+        """
+        computing = (self.counted - 1) * self._load.seconds
+        shares = [computing / (self.begins[-1] - over) for over in self._first_over]
+        return min(1.0, sum(shares) / len(shares))
 
 
 class _Accelerators:

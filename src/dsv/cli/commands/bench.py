@@ -7,13 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from dsv.api.bench_feed import Fed, FeedRequest, bench_feed
+from dsv.api.bench_feed import Fed, FeedRequest, bench_feed, find_load
 from dsv.api.connection import Connection
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, whole
 from dsv.cli.options.arguments import Offline
 from dsv.errors import UsageError
-from dsv.training.feed import find_load
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, parse_duration, parse_size
 

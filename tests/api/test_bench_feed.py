@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv.api.bench_feed import LOADS, Load, find_load, most_that_pass
+from dsv.api.bench_feed_process import Batches, Training
 from dsv.errors import UsageError
-from dsv.training.feed import LOADS, Batches, Load, Training, find_load, most_that_pass
 
 SMALL = Load("small", "x", "none", 2, 1.0, 100, 0, 3, 0.9)
 ReadTime = Callable[[int, int, float], float]

@@ -14,7 +14,7 @@ import pytest
 from dsv.api import pools
 from dsv.api.cache import Stager
 from dsv.run.engine_list import ENGINES
-from dsv.run.engines import nvml
+from dsv.run.engines import machine
 from dsv.run.engines.base import NO_OPTIONS, Facts, Job, NoEngine, Plan
 from dsv.run.engines.process import Process
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, Resources
@@ -229,8 +229,8 @@ def test_output_goes_to_the_folder_of_the_pool(pets: Dsv) -> None:
 
 
 def test_pools_are_shown(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = [nvml.Gpu(0, "GPU-a", "NVIDIA A100", True), nvml.Gpu(1, "GPU-b", "NVIDIA A100", False)]
-    monkeypatch.setattr(nvml, "gpus", lambda: devices)
+    devices = [machine.Gpu(0, "GPU-a", "NVIDIA A100", True), machine.Gpu(1, "GPU-b", "NVIDIA A100", False)]
+    monkeypatch.setattr(machine, "gpus_now", lambda: devices)
     say(pets, "a", "down")
     pets.ok("run", "pets@v1", "--on", "b", "--", "true")
     shown = pets("pools", "pets@v1", "--json")
@@ -348,8 +348,8 @@ def test_a_preference_that_there_is_none_of_is_refused(pets: Dsv) -> None:
 def test_a_pool_of_this_machine_gives_free_gpus(
     pets: Dsv, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    devices = [nvml.Gpu(0, "GPU-a", "NVIDIA A100", True), nvml.Gpu(1, "GPU-b", "NVIDIA A100", False)]
-    monkeypatch.setattr(nvml, "gpus", lambda: devices)
+    devices = [machine.Gpu(0, "GPU-a", "NVIDIA A100", True), machine.Gpu(1, "GPU-b", "NVIDIA A100", False)]
+    monkeypatch.setattr(machine, "gpus_now", lambda: devices)
     pets.ok("run", "pets@v1", "--on", "here", "--gpus", "1", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert "GPU-b\n" in capfd.readouterr().out
     refused = pets("run", "pets@v1", "--on", "here", "--gpus", "3", "--", "true")

@@ -11,8 +11,7 @@ from typing import Any
 
 from dsv.run.engines.attach import Foreground, Signals, supervise
 from dsv.run.engines.base import Ended, Engine, Facts, Job, Mount, NoEngine, Plan
-from dsv.run.engines.log import LogKeeper
-from dsv.run.engines.output import Output
+from dsv.run.engines.output import LogKeeper, Output
 from dsv.run.record import JobRef
 from dsv.values.secrets import Masker
 from tests.waiting import PATIENCE, until

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.run.engines import output as output_module
-from dsv.run.engines.log import LogKeeper
-from dsv.run.engines.output import QUEUE_SIZE, Output
+from dsv.run.engines.output import QUEUE_SIZE, LogKeeper, Output
 from dsv.values.secrets import Masker
 from tests.waiting import PATIENCE
 

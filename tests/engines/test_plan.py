@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from dsv.errors import LaunchError, UsageError
 from dsv.run.engines.base import Facts, Job, Mount
 from dsv.run.engines.containers.engine import ContainerEngine, Docker, Podman, mount_option
-from dsv.run.engines.machine import Machine, read_model, visible
-from dsv.run.engines.nvml import Gpu
+from dsv.run.engines.machine import Gpu, Machine, read_model, visible
 from dsv.run.resources import ALL_GPUS
 
 ADA = Machine(memory_bytes=64 << 30, uid=1000, gid=1001, groups=(44, 2000), user="ada")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.run.engines.log import Rejoin
+from dsv.run.engines.output import Rejoin
 
 TAIL = 8
 

@@ -10,8 +10,7 @@ import pynvml
 import pytest
 
 from dsv.run.engines.containers.container import CgroupSampler
-from dsv.run.engines.local_resources import GpuWatch
-from dsv.run.engines.machine import Machine
+from dsv.run.engines.machine import GpuWatch, Machine
 from dsv.run.engines.process import SessionMemory
 from dsv.run.record import GpuUse
 from tests.waiting import until

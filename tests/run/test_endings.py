@@ -14,7 +14,7 @@ from dsv.periodic import now_ms
 from dsv.run.engines.attach import supervise
 from dsv.run.engines.base import Ended
 from dsv.run.engines.containers import container as container_run
-from dsv.run.engines.log import LogKeeper
+from dsv.run.engines.output import LogKeeper
 from dsv.run.listing import run_log
 from dsv.run.record import RECORD, EndCause, RunPart, RunState
 from dsv.run.resources import ALL_GPUS
@@ -97,7 +97,7 @@ def test_a_run_ends_with_its_job_and_not_with_its_readers(
         time.sleep(0.05)
         return outcome
 
-    monkeypatch.setattr("dsv.run.attempts.supervise", deliver_late)
+    monkeypatch.setattr("dsv.run.supervisor.supervise", deliver_late)
     ended = shop.run("true").record.ended_ms
     assert ended is not None and ended <= delivered[0]
 
@@ -113,11 +113,11 @@ def test_a_run_ends_when_its_job_did_whatever_the_clock_of_its_node(
         began = now_ms() + ahead_ms
         part = RunPart(host="n1", started_ms=began, ended_ms=began + 4000, exit_code=0, end=EndCause.EXITED)
         with monkeypatch.context() as later:
-            later.setattr("dsv.run.attempts.now_ms", lambda: began - ahead_ms + 71_000)
+            later.setattr("dsv.run.supervisor.now_ms", lambda: began - ahead_ms + 71_000)
             over()
         return replace(ended, parts=(part,))
 
-    monkeypatch.setattr("dsv.run.attempts.supervise", seen_late)
+    monkeypatch.setattr("dsv.run.supervisor.supervise", seen_late)
     before = now_ms()
     record = shop.run("true").record
     assert record.ended_ms is not None and record.ended_ms - record.started_ms == 4000

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.run.engines.log import LiveLog, LogKeeper, read_live
+from dsv.run.engines.output import LiveLog, LogKeeper, read_live
 from dsv.values.secrets import Masker
 from tests.waiting import PATIENCE
 

@@ -11,8 +11,7 @@ import pytest
 
 from dsv.errors import LaunchError, UsageError
 from dsv.run.engines.attach import Signals
-from dsv.run.engines.machine import Machine
-from dsv.run.engines.nvml import Gpu
+from dsv.run.engines.machine import Gpu, Machine
 from dsv.run.record import EndCause, RunRecord, RunState
 from tests.run.shop import Shop
 from tests.waiting import until

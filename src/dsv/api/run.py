@@ -1,11 +1,11 @@
-"""Run a command on a commit: the cache, leases on it, an engine, and the record of the run."""
+"""Run a command on a commit, once or as a sweep: the cache, leases on it, an engine, and the record of the run."""
 
 from __future__ import annotations
 
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -16,16 +16,18 @@ from dsv.api.cache import NoLease, Stager
 from dsv.api.context import Context
 from dsv.api.pools import Placing
 from dsv.api.run_trees import commit_code, commit_output
+from dsv.api.runs import Runs
 from dsv.api.settings import StoreChoice
 from dsv.cache.leases import Lease
 from dsv.cache.root import CacheRoot
-from dsv.errors import Conflict, Denied, DsvError, Unreachable, UsageError, as_launch_error
+from dsv.errors import Conflict, Denied, DsvError, NotFound, Unreachable, UsageError, as_launch_error
 from dsv.repo.session import Session
 from dsv.run import supervisor
 from dsv.run.active_runs import Marks, RunRecords
 from dsv.run.dirs import RunPlace, code_folder, code_state
+from dsv.run.engine_list import ENGINES
 from dsv.run.engines.attach import Signals
-from dsv.run.engines.base import Plan
+from dsv.run.engines.base import CANNOT_LAUNCH, Plan
 from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import show_run, waiting_run
 from dsv.run.node_order import StoreAccess
@@ -36,6 +38,7 @@ from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec
 from dsv.run.staged import Staged
 from dsv.run.supervisor import Announce, RunResult, Turns
+from dsv.run.sweep import Started, SweepDriver, SweepPlan, SweepView, Watcher
 from dsv.store.base import Bytes, Store
 from dsv.store.options import StoreOptions, read_certificates
 from dsv.values.ids import CommitId, StoreId
@@ -378,3 +381,65 @@ def _certificates(store: StoreChoice, path: Path) -> str:
             hint=f"dsv config {key} FILE, with the authority of this store alone",
         )
     return text.decode("ascii", "replace") + "\n"
+
+
+@contextmanager
+def open_sweep(
+    context: Context,
+    found: Runs,
+    cache: Path,
+    plan: SweepPlan,
+    place: RunPlace,
+    *,
+    parallel: int,
+    start: Callable[[SweepPlan, int], Started],
+    watcher: Watcher,
+    placing: Placing | None = None,
+    force: bool = False,
+) -> Iterator[SweepDriver]:
+    """Yield a driver whose runs can be started: their commits and their code are found, and their data is fetched and
+    held if they are to run here. The caller is `driving` the sweep.
+
+    start: starts one run
+    """
+    first, _ = dry_run(context, cache, plan.spec, place, placing=placing)
+    stage = placing is None and not ENGINES[first.engine].queues
+    with prepared(context, cache, plan.spec, place, stage=stage, force=force) as spec:
+        context.progress.finish()
+        whole = replace(plan, spec=spec)
+        dataset = _dataset(whole)
+        yield SweepDriver(
+            whole,
+            place.state,
+            parallel,
+            found.notes(dataset, plan.seat.id),
+            show=lambda run: found.show(run, dataset),
+            start=lambda number: start(whole, number),
+            watcher=watcher,
+        )
+
+
+def become_driver(found: Runs, plan: SweepPlan) -> None:
+    """Make this process the one that starts the runs. Raises `Conflict` if another one has become that meanwhile."""
+    try:
+        found.notes(_dataset(plan), plan.seat.id).take(plan.turn)
+    except Denied:
+        if plan.again is not None:
+            raise
+        # Who can't write to the store leaves no record there either from which others could continue the sweep.
+
+
+def _dataset(plan: SweepPlan) -> DatasetName:
+    assert plan.spec.target.dataset is not None  # a record names it, and `prepared` finds it
+    return plan.spec.target.dataset
+
+
+def outcome(found: Runs, driver: SweepDriver) -> tuple[int, SweepView | None]:
+    """Return the exit code of a sweep, and its runs; None if none has a record."""
+    view = None
+    with suppress(NotFound):
+        view = found.sweep(driver.plan.seat.id)
+    code = None if view is None else view.exit_code
+    if code is None:
+        code = CANNOT_LAUNCH if driver.ended_by is None else 128 + driver.ended_by
+    return code if driver.refused is None else driver.refused, view

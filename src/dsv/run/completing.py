@@ -18,7 +18,7 @@ from dsv.run.active_runs import Marks
 from dsv.run.dirs import Metrics, job_folder, parse_metrics, read_metrics, remove_scratch
 from dsv.run.engine_list import Engines, FoundJob, find_job
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus, NoEngine
-from dsv.run.engines.log import KeptLog, LogKeeper
+from dsv.run.engines.output import KeptLog, LogKeeper
 from dsv.run.node_order import PASSED
 from dsv.run.record import (
     LOG,

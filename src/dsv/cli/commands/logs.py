@@ -17,7 +17,7 @@ from dsv.errors import NotFound, UsageError
 from dsv.run.active_runs import UnderWay
 from dsv.run.dirs import SPOOLS
 from dsv.run.engine_list import find_job
-from dsv.run.engines.log import read_live
+from dsv.run.engines.output import read_live
 from dsv.run.listing import RunView, ended_here, find_under_way, is_here
 from dsv.run.record import RunRecord
 

@@ -109,8 +109,7 @@ def run(
     keys run and out alone.
     """
     typed = {name: value for name, value in locals().items() if name not in ("call", "options", "env")}
-    from dsv.cli.launch import launch
-    from dsv.cli.options.run import Typed
+    from dsv.cli.launch import Typed, launch
     from dsv.cli.sweep import is_sweep
     from dsv.cli.sweep import sweep as start_sweep
 

@@ -28,12 +28,21 @@ from typing import Any, ClassVar, Final, Protocol, TypeAlias
 import msgspec
 
 from dsv.errors import DsvError, LaunchError, UsageError
-from dsv.run.engines.log import LogKeeper
-from dsv.run.engines.machine import Machine
-from dsv.run.engines.output import Output
+from dsv.fs.process import host_name
+from dsv.run.engines.machine import Machine, gpu_counts, memory, visible
+from dsv.run.engines.output import LogKeeper, Output
 from dsv.run.node_order import NO_ACCESS, StoreAccess
 from dsv.run.record import EndCause, JobRef, RunPart, RunState, Usage
-from dsv.run.resources import Capacity, Option, Resources, option, parse_words, parse_yes, setting
+from dsv.run.resources import (
+    Capacity,
+    NodeRoom,
+    Option,
+    Resources,
+    option,
+    parse_words,
+    parse_yes,
+    setting,
+)
 from dsv.values.json import Json
 from dsv.values.units import parse_size
 
@@ -530,3 +539,23 @@ def check_image(image: str | None) -> str:
             hint="dsv run --image NAME …; options for the engine itself go into engine_args of its pool",
         )
     return image
+
+
+class LocalEngine(Engine):
+    """An `Engine` of this machine. It holds nothing back, so nothing waits."""
+
+    gives: ClassVar[frozenset[str]] = frozenset({"gpus", "gpu_type", "cpus", "memory_bytes"})
+
+    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+        """Return the one machine, with the GPUs that the caller may use."""
+        facts = self.probe()
+        if isinstance(facts, NoEngine):
+            return facts
+        node = NodeRoom(
+            name=host_name(),
+            gpus=gpu_counts(visible(self.environ)),
+            total_cpus=len(facts.machine.cpus) or None,
+            free_memory=memory("MemAvailable"),  # what a new job could have without others being swapped out
+            total_memory=facts.machine.memory_bytes,
+        )
+        return Capacity(nodes=(node,), waiting=0)

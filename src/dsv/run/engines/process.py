@@ -28,19 +28,19 @@ from dsv.run.engines.base import (
     Handle,
     Job,
     JobStatus,
+    LocalEngine,
     Mount,
     NoEngine,
     Plan,
     check_command,
     check_given,
 )
-from dsv.run.engines.local_resources import (
-    LocalEngine,
+from dsv.run.engines.machine import (
+    Machine,
     check_machine,
     choose_cpus,
     pick,
 )
-from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import COMMAND, Guard, end_groups, marked, processes_of
 from dsv.run.record import EndCause, JobRef, RunState, Usage

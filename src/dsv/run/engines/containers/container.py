@@ -31,10 +31,10 @@ from dsv.run.engines.base import (
     ImageIdentity,
     ImageNotPulled,
     JobStatus,
+    LocalEngine,
     Plan,
     PrivateFile,
 )
-from dsv.run.engines.local_resources import LocalEngine
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import Guard
 from dsv.run.record import EndCause, JobRef, RunState, Usage

@@ -21,6 +21,7 @@ from dsv.run.engines.base import (
     ImageIdentity,
     Job,
     JobStatus,
+    LocalEngine,
     Mount,
     NoEngine,
     Plan,
@@ -38,13 +39,12 @@ from dsv.run.engines.containers.container import (
     load_json,
     status_of,
 )
-from dsv.run.engines.local_resources import (
-    LocalEngine,
+from dsv.run.engines.machine import (
+    Machine,
     check_machine,
     names_of,
     pick,
 )
-from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import Guard
 from dsv.run.record import JobRef, RunState

@@ -20,8 +20,7 @@ from dsv.run.engines.kubernetes.job import KubernetesJob
 from dsv.run.engines.kubernetes.job_status import JobSnapshot, Obstacle, Pod, ended, gone, one_line
 from dsv.run.engines.kubernetes.options import HOLDING, MAIN
 from dsv.run.engines.kubernetes.pod_files import METRICS
-from dsv.run.engines.log import through_a_pipe
-from dsv.run.engines.output import Output
+from dsv.run.engines.output import Output, through_a_pipe
 from dsv.run.record import EndCause
 
 _ASK: Final = (0.3, 2.0)

@@ -16,7 +16,7 @@ from typing import Final
 from dsv.fs.files import open_plain
 from dsv.run.engines.base import NodeLeft, stage_facts
 from dsv.run.engines.kubernetes.options import NOT_AGAIN, OWN
-from dsv.run.engines.log import LogKeeper
+from dsv.run.engines.output import LogKeeper
 from dsv.run.record import EndCause, RunPart, Usage, deciding_part, exit_signal, may_try_again
 
 SIGNALS: Final = "/dsv/signals"

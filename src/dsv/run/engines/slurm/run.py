@@ -18,8 +18,7 @@ from dsv.fs.files import open_plain
 from dsv.fs.process import host_name, user_name
 from dsv.run.engines.attach import ENDING
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended
-from dsv.run.engines.log import through_a_pipe
-from dsv.run.engines.output import Output
+from dsv.run.engines.output import Output, through_a_pipe
 from dsv.run.engines.slurm.job_status import (
     ATTENDED,
     STOPPED,

@@ -14,7 +14,6 @@ import pytest
 
 from dsv.fs.process import Watched
 from dsv.run.active_runs import under_way
-from dsv.run.listing import ask_to_stop, is_here, wait_for_end
 from tests.kit.dsv import Dsv
 from tests.waiting import until
 
@@ -26,9 +25,9 @@ def here(pets: Dsv) -> Iterator[Dsv]:
     folder.mkdir()
     yield pets.at(folder)
     for one in under_way(pets.home / ".local/state/dsv"):
-        if is_here(one) and not one.mark.is_dead():
-            ask_to_stop(one, 0)
-            wait_for_end(one)
+        if one.is_here and not one.mark.is_dead():
+            one.ask_to_stop(0)
+            one.wait_for_end()
 
 
 def detach(dsv: Dsv, script: str, *options: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from dsv.run.active_runs import under_way
-from dsv.run.listing import ask_to_stop, wait_for_end
 from tests.kit.dsv import Dsv, plain_environment, write_files
 from tests.labs.docker_engine import ContainerEngine
 from tests.waiting import PATIENCE, until
@@ -71,8 +70,8 @@ def yard(tmp_path: Path, docker_engine: ContainerEngine) -> Iterator[Yard]:
     yield made
     for one in under_way(made.home / ".local/state/dsv"):
         if not one.mark.is_dead():
-            ask_to_stop(one, 0)
-            wait_for_end(one)
+            one.ask_to_stop(0)
+            one.wait_for_end()
 
 
 def test_a_sweep_whose_terminal_is_killed_is_continued(yard: Yard, tmp_path: Path) -> None:

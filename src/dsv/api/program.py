@@ -131,7 +131,7 @@ class Store:
         Raises `UsageError` for a key that no record has, `NotFound` for a dataset that is not there.
         """
         from dsv.api.runs import open_runs
-        from dsv.run.query import Filter
+        from dsv.run.listing import Filter
 
         name = None if dataset is None else DatasetName.parse(dataset)
         with open_runs(self._connection.reading, self._connection.variables) as found:

@@ -29,7 +29,7 @@ from dsv.run.engine_list import ENGINES
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import CANNOT_LAUNCH, Plan
 from dsv.run.engines.reaper import GRACE
-from dsv.run.listing import show_run, waiting_run
+from dsv.run.listing import run_known_here, show_run
 from dsv.run.node_order import StoreAccess
 from dsv.run.pools import GaveUp
 from dsv.run.record import RunId, RunOutput, RunRecord, start_number
@@ -316,10 +316,17 @@ def _pinned(spec: JobSpec, target: Target) -> Target:
 def recorded_run(context: Context, place: RunPlace, text: str, *, offline: bool = False) -> RunRecord:
     """Return the record of the run that `text` names: an id, part of one, or a name.
 
-    offline: only records that wait here to be sent are looked at. Raises `NotFound`, `UsageError`.
+    offline: only the runs that this machine knows are looked at. Raises `NotFound`, `UsageError`.
     """
     if offline:
-        return waiting_run(place.spool, text)
+        view = run_known_here(place.state, text)
+        if view is None:
+            raise NotFound(
+                f"this machine knows no run {text}, and with --offline the store is not asked",
+                subject=text,
+                hint=f"dsv run --again {text}",
+            )
+        return view.record
     with context.repository() as repository:
         spool = Spool(place.spool, repository.id)
         return show_run(RunStore(repository.store), spool, text, list(repository.refs.datasets())).record

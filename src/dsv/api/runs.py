@@ -19,9 +19,8 @@ from dsv.run.completing import Completer
 from dsv.run.dirs import ANSWERS, LIVE_LOG, SPOOLS, run_folder
 from dsv.run.engine_list import Engines
 from dsv.run.engines.output import PART_SIZE, READ_SIZE, read_live
-from dsv.run.listing import RunView, list_runs, run_log, show_run
+from dsv.run.listing import Filter, RunView, choose_runs, list_runs, run_log, show_run
 from dsv.run.parameters import SweepId, names_sweep
-from dsv.run.query import Filter, choose_runs
 from dsv.run.record import RECORD, RunId, RunRecord
 from dsv.run.record_store import RunStore, Spool, StoredRun
 from dsv.run.sweep import SweepNotes, SweepView, sweep_of

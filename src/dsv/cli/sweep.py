@@ -27,8 +27,8 @@ from dsv.cli.views.runs import params_text, result_text, write_table
 from dsv.errors import UsageError
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import spared
+from dsv.run.listing import as_text, flattened
 from dsv.run.parameters import combination, names_sweep, parse_axes, varied
-from dsv.run.query import as_text, flattened
 from dsv.run.sweep import SweepDriver, SweepPlan, continued_sweep, driving, new_sweep, sweep_folder
 from dsv.values.units import format_count, format_duration
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from select import select
 from threading import Thread
+from time import monotonic, sleep
 from typing import Final
 
 import msgspec
 
-from dsv.errors import DsvError, Interrupted, NoRoom, Unreachable, UsageError
-from dsv.fs.files import replace_file
-from dsv.fs.process import Fate, Process, host_name, user_name
+from dsv.errors import DsvError, Interrupted, NoRoom, NotFound, Unreachable, Unsupported, UsageError
+from dsv.fs.files import replace_file, write_once
+from dsv.fs.process import Fate, Process, Watched, host_name, user_name
 from dsv.run.dirs import remove_scratch, run_folder
 from dsv.run.record import LOG, MAX_RECORD, RunId, RunRecord, RunState, start_name
 from dsv.run.record_store import RunStore, Spool
@@ -23,6 +27,8 @@ from dsv.values.names import DatasetName
 _MAX_MARK: Final = 2 * MAX_RECORD
 """Bytes of a mark: a record as a string, and little else. A longer one is cut, and so can't be read."""
 _MAX_NUMBER: Final = 64
+_TICK: Final = 0.2
+_LONG: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +146,67 @@ class UnderWay:
     folder: Path
     run: RunId
     mark: Mark
+
+    @property
+    def is_here(self) -> bool:
+        """Check that the run's supervisor is or was a process of this machine."""
+        return Process(*self.mark.process).kernel == Process.here().kernel
+
+    def ask_to_stop(self, grace: float) -> bool:
+        """Ask the run's supervisor to end the job, which gets so many seconds to end by itself.
+
+        Return False if somebody else has asked before; then nothing is sent, except that a grace of 0 ends the job at
+        once all the same. Raises `Unsupported` for a run of another machine, and `NotFound` if its supervisor is gone.
+        """
+        run, host = self.run, self.mark.host_name
+        if not self.is_here:
+            raise Unsupported(
+                f"run {run} is under way on {host}, and can be stopped there alone",
+                subject=run,
+                hint=f"ssh {host} dsv stop {run}",
+            )
+        with closing(self._watched()) as watched:
+            if watched.has_ended():
+                raise NotFound(f"the dsv of run {run} is gone", subject=run, hint=f"dsv runs {run}")
+            request = stop_request(self.folder, run)
+            first = write_once(request, f"{grace:g}".encode())
+            if not first and grace == 0:
+                replace_file(request, b"0", mode=0o600)
+            if first or grace == 0:
+                _send(watched, signal.SIGTERM)
+            return first
+
+    def wait_for_end(self, long: Callable[[], None] | None = None) -> None:
+        """Wait until the record of a run of this machine is kept, or its supervisor is gone.
+
+        long: called every few seconds meanwhile
+        """
+        due = monotonic() + _LONG
+        with closing(self._watched()) as watched:
+            while (self.folder / self.run).exists() and not watched.has_ended():
+                if long is not None and monotonic() >= due:
+                    long()
+                    due = monotonic() + _LONG
+                if watched.descriptor is None:
+                    sleep(_TICK)
+                else:
+                    select([watched.descriptor], [], [], _TICK)
+
+    def _watched(self) -> Watched:
+        _, pid, start = self.mark.process
+        return Watched(pid, start)
+
+
+def _send(watched: Watched, number: int) -> None:
+    try:
+        if watched.descriptor is not None:
+            signal.pidfd_send_signal(watched.descriptor, number)
+        else:
+            os.kill(watched.process.pid, number)
+    except ProcessLookupError:
+        pass  # it has ended just now
+    except PermissionError as error:
+        raise UsageError("the run is another user's", hint="only they can stop it") from error
 
 
 def under_way(state: Path) -> list[UnderWay]:

@@ -1,26 +1,27 @@
-"""Finding, showing, stopping and awaiting runs."""
+"""Finding, listing, choosing and comparing runs.
+
+A key is a path into what `dsv runs --json` shows of a run: `params.lr`, `metrics.val.accuracy`, `exit_code`, `host`.
+"""
 
 from __future__ import annotations
 
-import os
+import json
+import operator
 import re
-import signal
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from select import select
-from time import monotonic, sleep
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from dsv.errors import DsvError, NotFound, Unsupported, UsageError
-from dsv.fs.files import replace_file, write_once
-from dsv.fs.process import Process, Watched
-from dsv.run.active_runs import UnderWay, stop_request, under_way
+from dsv.errors import DsvError, NotFound, UsageError
+from dsv.run.active_runs import UnderWay, under_way
 from dsv.run.dirs import SPOOLS
 from dsv.run.record import RunId, RunPart, RunRecord
 from dsv.run.record_store import RunStore, Spool, SpooledPart, StoredRun
 from dsv.values.ids import StoreId
-from dsv.values.json import Json
+from dsv.values.json import Json, json_or_text
 from dsv.values.names import DatasetName
 from dsv.values.units import rfc3339
 
@@ -127,67 +128,36 @@ def show_run(
 ) -> RunView:
     """Return one run: by its id, by four characters or more that only its id begins or ends with, or by its name.
 
-    An id goes before a name. Raises `NotFound`, and `UsageError` for what means several runs or is too short.
+    An id goes before a name. Raises `NotFound`, `UsageError` for what means several runs or is too short, and why a
+    run that waits can't be read, if its id is meant and there is no other of such an id.
 
     datasets: those of which the store is asked
     early: runs that may have no record yet
     only: the dataset of the run, if it is known
     """
     places = tuple(datasets)
-
-    def find_stored(named: bool) -> dict[RunKey, StoredRun]:
-        return {} if runs is None else _stored(runs, text, places, named=named)
-
-    spools = () if spool is None else (spool,)
-    waiting, stored = _find(text, spools, tuple(early), only, find_stored)
-    key = only_one(text, waiting.keys() | stored.keys())
-    if runs is not None and key in stored:
-        return _view(runs.read(stored[key]), waiting)
-    return RunView(waiting[key], sent=False)
-
-
-def waiting_run(folder: Path, text: str) -> RunRecord:
-    """Do as `show_run`, with the runs that wait in this folder of spools, for whichever store: none is asked."""
-    waiting, _ = _find(text, tuple(_spools(folder)), (), None, lambda named: {})
-    if text and not waiting:
-        raise NotFound(
-            f"no run {text} waits here to be sent, and with --offline the store is not asked",
-            subject=text,
-            hint=f"dsv run --again {text}",
-        )
-    return waiting[only_one(text, waiting.keys())]
-
-
-def _find(
-    text: str,
-    spools: Sequence[Spool],
-    early: Sequence[RunRecord],
-    only: DatasetName | None,
-    find_stored: Callable[[bool], dict[RunKey, StoredRun]],
-) -> tuple[dict[RunKey, RunRecord], dict[RunKey, StoredRun]]:
-    """Return the runs that wait or are early, and those in the store, that a text means by their ids, else by name.
-
-    Raises why a run that waits can't be read, if its id is meant and there is no other of such an id.
-    """
     problems: list[DsvError] = []
     waiting: dict[RunKey, RunRecord] = {}
     stored: dict[RunKey, StoredRun] = {}
     for named in (False, True):
 
-        def is_part_meant(part: SpooledPart, named: bool = named) -> bool:
+        def may_be_meant(part: SpooledPart, named: bool = named) -> bool:
             return only in (None, part.dataset) and (named or matches(part.run, text))
 
-        kept = [record for spool in spools for record in spool.records(is_part_meant, problems.append)]
+        kept = () if spool is None else spool.records(may_be_meant, problems.append)
         for record in (*early, *kept):
             meant = record.name == text if named else matches(record.run, text)
             if meant and only in (None, record.dataset):
                 waiting[RunKey.of(record)] = record
-        stored = find_stored(named)
+        stored = {} if runs is None else _stored(runs, text, places, named=named)
         if waiting or stored or not text:
             break
         if problems and not named:
             raise problems[0]
-    return waiting, stored
+    key = only_one(text, waiting.keys() | stored.keys())
+    if runs is not None and key in stored:
+        return _view(runs.read(stored[key]), waiting)
+    return RunView(waiting[key], sent=False)
 
 
 def _stored(
@@ -318,10 +288,6 @@ def _several(text: str, found: list[RunKey]) -> UsageError:
     )
 
 
-_TICK: Final = 0.2
-_LONG: Final = 5.0
-
-
 def find_under_way(state: Path, text: str) -> UnderWay | None:
     """Return the run under way that a text means by its id or its name, or None.
 
@@ -331,67 +297,206 @@ def find_under_way(state: Path, text: str) -> UnderWay | None:
     return _meant(text, found, lambda one: None if (record := one.mark.known()) is None else record.name)
 
 
-def is_here(one: UnderWay) -> bool:
-    """Check that the run's supervisor is or was a process of this machine."""
-    return Process(*one.mark.process).kernel == Process.here().kernel
+Item = Mapping[str, Json]
+
+OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_CONTAINS: Final = "~"
+_FILTER = re.compile(r"\s*([^<>=!~]+?)\s*(!=|<=|>=|==|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
+_FREE: Final = ("params", "metrics")
+"""Members whose keys are the user's."""
+_HOW_TO_GET: Final[Mapping[str, str]] = {
+    "params": "dsv run -p NAME=VALUE gives a run its parameters",
+    "metrics": "a job leaves its metrics in $DSV_OUT/metrics.json",
+}
+_SMALL_IS_GOOD: Final = frozenset(
+    (
+        "loss", "error", "err", "mse", "rmse", "mae", "mape", "nll", "ppl", "perplexity", "wer", "cer", "fid", "ece",
+        "time", "seconds", "latency", "duration", "bytes", "memory", "distance", "divergence", "cost", "regret", "fpr",
+        "fnr", "eer", "bpb", "bpc", "hd", "hd95", "hausdorff", "brier",
+    )
+)  # fmt: skip
+"""A metric with one of these words in its name is the better the smaller it is."""
+# fmt: off
+_NOT_COMPARED: Final = frozenset(
+    (
+        "run", "name", "started", "ended", "out", "argv", "log", "sent", "data", "again_of", "cache_hit", "target",
+        "stage_seconds", "stage_bytes", "job", "parts", "passed_over", "sweep",
+    )
+)
+# fmt: on
 
 
-def ask_to_stop(one: UnderWay, grace: float) -> bool:
-    """Ask the run's supervisor to end the job, which gets so many seconds to end by itself.
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """`KEY OP VALUE`."""
 
-    Return False if somebody else has asked before; then nothing is sent, except that a grace of 0 ends the job at once
-    all the same. Raises `Unsupported` for a run of another machine, and `NotFound` if its supervisor is gone.
+    key: str
+    operator: str
+    text: str
+    """VALUE as it was typed."""
+    value: Json
+    """VALUE as JSON, if it is JSON."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse a filter such as `params.lr<0.1`. Raise `UsageError` if it is invalid."""
+        found = _FILTER.fullmatch(text)
+        if found is None:
+            raise UsageError(
+                f"invalid filter: {text!r}",
+                subject=text,
+                hint="--filter 'params.lr<0.1', with = != < <= > >= or ~",
+            )
+        key, sign, value = found.groups()
+        return cls(key, "=" if sign == "==" else sign, value, json_or_text(value))
+
+    def matches(self, item: Item) -> bool:
+        """Check a run. One without the key matches `KEY=null` and nothing else."""
+        actual = look_up(item, self.key)
+        if self.value is None and self.operator in ("=", "!="):
+            return (actual is None) is (self.operator == "=")
+        if actual is None:
+            return False
+        if self.operator == _CONTAINS:
+            return self.text in as_text(actual)
+        if isinstance(actual, str):
+            wanted = self.value if isinstance(self.value, str) else self.text
+            return OPERATORS[self.operator](actual, wanted)
+        if self.operator in ("=", "!="):
+            same = actual == self.value and isinstance(actual, bool) is isinstance(self.value, bool)
+            return same is (self.operator == "=")
+        return _is_number(actual) and _is_number(self.value) and OPERATORS[self.operator](actual, self.value)
+
+
+def choose_runs(
+    views: Iterable[RunView], filters: Sequence[Filter], sort: str | None, reverse: bool, limit: int | None
+) -> list[RunView]:
+    """Return the runs that match all filters, in the order of a key, those without it last; at most `limit` of them.
+
+    sort: the largest first with a `-` before the key, the smallest with a `+`, and else a metric's best; the order
+    stays what it was for None. Raises `UsageError` for a key that no record has, and `NotFound` for a parameter or
+    metric that none of these has.
     """
-    if not is_here(one):
-        raise Unsupported(
-            f"run {one.run} is under way on {one.mark.host_name}, and can be stopped there alone",
-            subject=one.run,
-            hint=f"ssh {one.mark.host_name} dsv stop {one.run}",
-        )
-    _, pid, start = one.mark.process
-    watched = Watched(pid, start)
-    try:
-        if watched.has_ended():
-            raise NotFound(f"the dsv of run {one.run} is gone", subject=one.run, hint=f"dsv runs {one.run}")
-        request = stop_request(one.folder, one.run)
-        first = write_once(request, f"{grace:g}".encode())
-        if not first and grace == 0:
-            replace_file(request, b"0", mode=0o600)
-        if first or grace == 0:
-            _send(watched, signal.SIGTERM)
-        return first
-    finally:
-        watched.close()
+    pairs = [(view, view.item()) for view in views]
+    key, backwards = (None, False) if sort is None else sort_order(sort)
+    for each in (*(one.key for one in filters), *(() if key is None else (key,))):
+        _check_key(each, [item for _, item in pairs])
+    pairs = [pair for pair in pairs if all(each.matches(pair[1]) for each in filters)]
+    if key is not None:
+        has = [pair for pair in pairs if look_up(pair[1], key) is not None]
+        lacks = [pair for pair in pairs if look_up(pair[1], key) is None]
+        has.sort(key=lambda pair: _rank(look_up(pair[1], key)), reverse=backwards is not reverse)
+        pairs = has + lacks
+    elif reverse:
+        pairs.reverse()
+    return [view for view, _ in pairs][:limit]
 
 
-def wait_for_end(one: UnderWay, long: Callable[[], None] | None = None) -> None:
-    """Wait until the record of a run of this machine is kept, or its supervisor is gone.
-
-    long: called every few seconds meanwhile
-    """
-    _, pid, start = one.mark.process
-    watched = Watched(pid, start)
-    due = monotonic() + _LONG
-    try:
-        while (one.folder / one.run).exists() and not watched.has_ended():
-            if long is not None and monotonic() >= due:
-                long()
-                due = monotonic() + _LONG
-            if watched.descriptor is None:
-                sleep(_TICK)
-            else:
-                select([watched.descriptor], [], [], _TICK)
-    finally:
-        watched.close()
+def sort_order(text: str) -> tuple[str, bool]:
+    """Return the key, and whether the largest comes first."""
+    if text[:1] in ("+", "-"):
+        return text[1:], text.startswith("-")
+    head, _, name = text.partition(".")
+    words = set(re.split(r"[^a-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()))
+    return text, head == "metrics" and not words & _SMALL_IS_GOOD
 
 
-def _send(watched: Watched, number: int) -> None:
-    try:
-        if watched.descriptor is not None:
-            signal.pidfd_send_signal(watched.descriptor, number)
+def look_up(value: Json, key: str) -> Json:
+    """Return the value of a key in a document, or None. A name with a dot in it goes before one below another."""
+    if not key:
+        return value
+    parts = key.split(".")
+    for count in range(len(parts), 0, -1):
+        name = ".".join(parts[:count])
+        if isinstance(value, Mapping) and name in value:
+            found = look_up(value[name], ".".join(parts[count:]))
+            if found is not None:
+                return found
+    return None
+
+
+def differences(views: Sequence[RunView]) -> tuple[list[tuple[str, list[Json]]], int]:
+    """Return the keys in which these runs differ, with the value of each run, and the number of the others."""
+    flat = [_compared(view) for view in views]
+    keys = list(dict.fromkeys(key for item in flat for key in item))
+    rows = [(key, [item.get(key) for item in flat]) for key in keys]
+    differ = [(key, values) for key, values in rows if any(_differs(each, values[0]) for each in values)]
+    order = {name: rank for rank, name in enumerate(("dataset", "commit", "data", "params", "metrics"), -5)}
+    differ.sort(key=lambda row: order.get(row[0].partition(".")[0], 0))
+    return differ, len(rows) - len(differ)
+
+
+def flattened(values: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
+    """Return `{"a": {"b": 1}}` as `{"a.b": 1}`."""
+    flat: dict[str, Json] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flattened(value, f"{prefix}{name}.")
         else:
-            os.kill(watched.process.pid, number)
-    except ProcessLookupError:
-        pass  # it has ended just now
-    except PermissionError as error:
-        raise UsageError("the run is another user's", hint="only they can stop it") from error
+            flat[prefix + name] = value
+    return flat
+
+
+def as_text(value: Json) -> str:
+    """Return a value for a person: strings as they are, a command as a shell has it, all else as JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return shlex.join(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _compared(view: RunView) -> dict[str, Json]:
+    item = {key: value for key, value in view.item().items() if key not in _NOT_COMPARED}
+    for data in view.record.data[1:]:
+        path = "" if data.path is None else f":{data.path}"
+        item[f"data.{data.name}"] = f"{data.dataset}@{data.commit}{path}"
+    if view.record.data and view.record.data[0].path is not None:
+        item["data"] = view.record.data[0].path
+    return {key: value for key, value in flattened(item).items() if value not in (None, [], ())}
+
+
+def _differs(one: Json, other: Json) -> bool:
+    return one != other or isinstance(one, bool) is not isinstance(other, bool)
+
+
+def _check_key(key: str, items: Sequence[Item]) -> None:
+    if not items:
+        return
+    head = key.partition(".")[0]
+    known = list(dict.fromkeys(each for item in items for each in flattened(item)))
+    if head not in _FREE:
+        if head not in items[0]:
+            below = [f"{free}.{key}" for free in _FREE if f"{free}.{key}" in known]
+            close = below or get_close_matches(key, [*items[0], *known], 1)
+            hint = close[0] if close else "params.NAME, metrics.NAME, or a key that dsv runs --json shows"
+            raise UsageError(
+                f"runs have no key {key}", subject=key, hint=f"did you mean {hint}?" if close else hint
+            )
+        return
+    if all(look_up(item, key) is None for item in items):
+        there = [each for each in known if each.startswith(f"{head}.")]
+        names = {
+            each.partition(".")[2]: each for each in there
+        }  # what they all begin with makes nothing similar
+        close = get_close_matches(key.partition(".")[2], names, 1)
+        hint = f"did you mean {names[close[0]]}?" if close else f"these runs have {', '.join(there[:9])}"
+        raise NotFound(f"no run has {key}", subject=key, hint=hint if there else _HOW_TO_GET[head])
+
+
+def _rank(value: Json) -> tuple[int, Json]:
+    """Return a key that sorts numbers before strings before all else."""
+    if _is_number(value):
+        return 0, value
+    return (1, value) if isinstance(value, str) else (2, as_text(value))
+
+
+def _is_number(value: Json) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

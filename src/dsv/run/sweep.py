@@ -30,7 +30,7 @@ from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import CANNOT_LAUNCH
 from dsv.run.engines.reaper import GRACE
-from dsv.run.listing import RunView, ask_to_stop, find_under_way
+from dsv.run.listing import RunView, find_under_way
 from dsv.run.parameters import SweepId, SweepSeat, count_of, due
 from dsv.run.plan import masker_of
 from dsv.run.record import CodeState, RunId, RunRecord, RunState
@@ -569,7 +569,7 @@ class SweepDriver:
             found = find_under_way(self.state, one.run)
             if found is not None:
                 with suppress(NotFound, Unsupported):  # it has ended just now
-                    ask_to_stop(found, 0 if again else GRACE)
+                    found.ask_to_stop(0 if again else GRACE)
 
 
 @dataclass(slots=True)

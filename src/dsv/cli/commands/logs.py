@@ -18,7 +18,7 @@ from dsv.run.active_runs import UnderWay
 from dsv.run.dirs import SPOOLS
 from dsv.run.engine_list import find_job
 from dsv.run.engines.output import read_live
-from dsv.run.listing import RunView, ended_here, find_under_way, is_here
+from dsv.run.listing import RunView, ended_here, find_under_way
 from dsv.run.record import RunRecord
 
 Follow = Annotated[bool, option("-f --follow", "Go on until the run has ended.")]
@@ -46,7 +46,7 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
         raise UsageError("a log can't be printed as JSON", hint="leave out --json")
     one = find_under_way(call.settings.state, run)
     record = None if one is None else one.mark.known()
-    if one is not None and is_here(one) and not one.mark.is_dead():
+    if one is not None and one.is_here and not one.mark.is_dead():
         if one.mark.live is not None and _write_live(call, one, follow):
             return
         if (one.folder / one.run).exists() and not is_in_cluster(call, record):
@@ -57,7 +57,7 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
             )
     if (
         one is not None
-        and is_here(one)
+        and one.is_here
         and record is not None
         and _write_engines(call, record, follow, alive=True)
     ):

@@ -16,8 +16,15 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, option, whole
 from dsv.cli.views.runs import write_csv, write_differences, write_one, write_table
 from dsv.errors import NotFound, Unreachable, UsageError
-from dsv.run.listing import RunView, run_known_here, runs_known_here
-from dsv.run.query import Filter, choose_runs, differences, sort_order
+from dsv.run.listing import (
+    Filter,
+    RunView,
+    choose_runs,
+    differences,
+    run_known_here,
+    runs_known_here,
+    sort_order,
+)
 from dsv.run.record import RunId, RunState
 from dsv.run.sweep import SweepView
 from dsv.values.names import DatasetName

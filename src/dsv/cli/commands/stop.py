@@ -23,7 +23,7 @@ from dsv.run.dirs import SPOOLS
 from dsv.run.engine_list import find_job
 from dsv.run.engines.base import CANNOT_LAUNCH, Engine, NoEngine
 from dsv.run.engines.reaper import GRACE
-from dsv.run.listing import ask_to_stop, ended_here, find_under_way, is_here, wait_for_end
+from dsv.run.listing import ended_here, find_under_way
 from dsv.run.parameters import SweepId, names_sweep
 from dsv.run.record import RunRecord, RunState
 from dsv.run.sweep import Driver, SweepView, being_started, driver
@@ -84,12 +84,12 @@ def _end(
     again: this command has asked for it before
     """
     asked = False
-    if one is not None and (is_here(one) or not is_in_cluster(call, one.mark.known())):
+    if one is not None and (one.is_here or not is_in_cluster(call, one.mark.known())):
         try:
-            asked = ask_to_stop(one, seconds)
+            asked = one.ask_to_stop(seconds)
             if not (asked or again):
                 call.say(f"run {one.run} is being stopped already")
-            wait_for_end(one, _told_of_silence(call, one.mark.known()))
+            one.wait_for_end(_told_of_silence(call, one.mark.known()))
         except NotFound:  # its supervisor is gone
             pass
         kept = ended_here(call.settings.state / SPOOLS, one.run, one.mark.dataset)
@@ -161,9 +161,9 @@ def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
         view = found.sweep(view.id)
     for record in view.under_way:
         one = find_under_way(state, record.run)
-        if one is not None and is_here(one):
+        if one is not None and one.is_here:
             with suppress(NotFound):
-                ask_to_stop(one, seconds)
+                one.ask_to_stop(seconds)
     problems: list[DsvError] = []
     for record in view.under_way:
         try:

@@ -17,7 +17,7 @@ from dsv.cli.declare import command
 from dsv.errors import NotFound, Unreachable
 from dsv.run.dirs import SPOOLS
 from dsv.run.engines.base import CANNOT_LAUNCH
-from dsv.run.listing import ended_here, find_under_way, is_here, run_known_here, wait_for_end
+from dsv.run.listing import ended_here, find_under_way, run_known_here
 from dsv.run.parameters import names_sweep
 from dsv.run.record import RunRecord
 from dsv.run.sweep import SweepView, being_started, driver
@@ -56,8 +56,8 @@ def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]
     for text in run:
         one = find_under_way(state, text)
         ids.append(text if one is None else one.run)
-        if one is not None and is_here(one):
-            wait_for_end(one)
+        if one is not None and one.is_here:
+            one.wait_for_end()
     there = [ended_here(state / SPOOLS, text) for text in ids]
     records = [each[0] for each in there if each is not None]
     if len(records) < len(ids):  # the others are in the store, or will be

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dsv.cli.call import Call
 from dsv.cli.output import GAP, Column, local_time, to_json, width
 from dsv.fs.process import host_name
-from dsv.run.listing import RunView
-from dsv.run.query import as_text, flattened
+from dsv.run.listing import RunView, as_text, flattened
 from dsv.run.record import EndCause, RunPart, RunRecord, RunState
 from dsv.run.sweep import SweepView, grouped
 from dsv.values.json import Json

@@ -19,17 +19,18 @@ from dsv.periodic import Periodic
 from dsv.repo.repository import Repository
 from dsv.run.completing import (
     KnownSecrets,
-    complete_from_parts,
     completed,
+    completed_by,
+    end_of_parts,
     finish,
     forget_job,
+    join_logs,
     kept_log,
-    with_metrics,
-    with_what_it_left,
 )
 from dsv.run.dirs import read_metrics
 from dsv.run.engine_list import Engines, FoundJob
 from dsv.run.engines.base import Ended, Engine, JobStatus, NodeLeft
+from dsv.run.engines.output import KeptLog, LogKeeper
 from dsv.run.node_order import NodeOrder
 from dsv.run.record import (
     RECORD,
@@ -46,6 +47,7 @@ from dsv.run.record import (
     start_number,
 )
 from dsv.run.record_store import RunStore, StoredRun
+from dsv.values.secrets import Masker
 
 ARGV: Final = "argv"
 """The file with the command as it was typed, each word ended by a NUL byte."""
@@ -117,7 +119,7 @@ def complete_left(
         if start.job is None or (start.then and not left.launched):
             return False
         job = FoundJob(engine, start.job, JobStatus(RunState.ENDED, left.exit_code, left))
-        whole, log = with_what_it_left(completed(start, left), job, secrets, logged=order.log)
+        whole, log = completed_by(job, start, left, secrets, logged=order.log)
         with _seen_alive(folder), output_kept(context, order, Path(order.out)) as keep:
             whole = finish(runs, replace(whole, output=keep(repository)), log)
         forget_job(whole, engines)
@@ -166,19 +168,32 @@ def _complete_node(
     over = engine.is_over(parts, start.nodes, start.retries) if left.is_clear else None
     of_last = [each for each in told if each[0].attempt == part.attempt]
     with output_kept(context, order, out) as keep:
-
-        def whole(record: RunRecord) -> RunRecord:
-            record = with_metrics(record, lambda: read_metrics(out, None), secrets.masker)
-            if record.log is not None:
-                record = replace(record, log=replace(record.log, bytes=record.log.bytes + lost))
-            usage = joint_usage(took for _, took in of_last if took is not None)
-            return replace(record, usage=usage, output=keep(repository))
-
         if over:
-            complete_from_parts(runs, stored, start, parts, whole)
+            joined = _joined(runs, stored, start.nodes, lost)
+            record = completed(
+                start,
+                end_of_parts(start, parts),
+                kept=joined,
+                metrics=lambda _: read_metrics(out, None),
+                masker=secrets.masker,
+            )
+            usage = joint_usage(took for _, took in of_last if took is not None)
+            record = replace(record, usage=usage, output=keep(repository))
+            finish(runs, record, None if joined is None else joined.data)
         elif over is None and (len(of_last) == start.nodes or not left.is_clear):
             _send_output(runs, stored, start, keep(repository))
     return bool(over)
+
+
+def _joined(runs: RunStore, stored: StoredRun, nodes: int, lost: int) -> KeptLog | None:
+    """Return the log of all nodes, whose own logs have no secrets; None if nothing was written.
+
+    lost: the bytes that this node wrote and that its own log lacks
+    """
+    keeper = LogKeeper()
+    keeper.add(join_logs(runs.node_logs(stored), nodes))
+    log = keeper.kept(Masker())
+    return KeptLog(log.data, log.total + lost) if log.data else None
 
 
 def _numbered(part: RunPart, told: Iterable[RunPart]) -> RunPart:

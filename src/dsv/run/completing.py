@@ -34,7 +34,7 @@ from dsv.run.record import (
     ended_at,
     on_one_clock,
 )
-from dsv.run.record_store import RunStore, Spool, StoredRun, encode_within_bounds
+from dsv.run.record_store import RunStore, Spool, encode_within_bounds
 from dsv.values.json import Json
 from dsv.values.names import DatasetName
 from dsv.values.secrets import HIDDEN, Masker
@@ -43,6 +43,7 @@ from dsv.values.units import rfc3339
 _T = TypeVar("_T")
 _NEVER_BEGAN: Final = (EndCause.NOT_STARTED, EndCause.IMAGE_NOT_PULLED, EndCause.UNSCHEDULABLE)
 GONE: Final = "dsv was killed or its machine went down before the job had ended"
+_NO_SECRETS: Final = Masker()
 _KEPT_MS: Final = 8 * 86_400_000
 """Clusters remove a job by themselves a week after its end."""
 _SUPERVISOR_HAS: Final = 30.0
@@ -50,26 +51,41 @@ _SUPERVISOR_HAS: Final = 30.0
 knows the secrets of the run."""
 
 
-def completed(start: RunRecord, ended: Ended, noticed_ms: int | None = None) -> RunRecord:
-    """Return the record of a run whose job is over, without its log, metrics and output.
+def completed(
+    start: RunRecord,
+    ended: Ended,
+    noticed_ms: int | None = None,
+    *,
+    kept: KeptLog | None = None,
+    metrics: Callable[[RunRecord], Metrics] = lambda record: Metrics(),
+    masker: Masker = _NO_SECRETS,
+) -> RunRecord:
+    """Return the record of a run whose job is over, whole but for its output.
 
     Each machine that completes a record uses this, and gets the same from the same end.
 
     noticed_ms: when its end was seen, by the clock of `start`; for a job that left no times of its own
+    kept: its log, if one is kept
+    metrics: reads those that it left, given the record without them
+    masker: hides the secrets in the metrics and the errors
     """
     state = RunState.ENDED if ended.launched else RunState.NOT_LAUNCHED
     if not ended.seen or ended.cause in (EndCause.LEASE_LOST, EndCause.LOST_SIGHT):
         state = RunState.CUT_OFF
-    parts = on_one_clock(ended.parts, start.started_ms, noticed_ms)
+    hidden = _hiding(masker)
+    parts = tuple(
+        replace(part, error=hidden(part.error))
+        for part in on_one_clock(ended.parts, start.started_ms, noticed_ms)
+    )
     started_ms, ended_ms = run_times(start, parts if ended.launched else (), noticed_ms)
     staged = [part for part in parts if part.cache_hit is not None]
     first = [part for part in staged if part.attempt == 1]
     cancelled = ended.cause is EndCause.CANCELLED
-    return replace(
+    record = replace(
         start,
         state=state,
         exit_code=ended.exit_code,
-        error=ended.reason,
+        error=hidden(ended.reason),
         end=ended.cause,
         cancelled_by=ended.stopped if cancelled else None,
         parts=parts or start.parts,
@@ -82,8 +98,21 @@ def completed(start: RunRecord, ended: Ended, noticed_ms: int | None = None) -> 
         image_digest=start.image_digest if ended.image is None else ended.image.digest,
         signal=None if ended.signal is None else SignalName(ended.signal).name,
         usage=ended.usage,
-        log=None,
+        log=None if kept is None else LogInfo(kept.total, len(kept.data)),
     )
+
+    def left() -> Metrics:
+        found = metrics(record)
+        values = None if found.values is None else cast("dict[str, Json]", masker.value(found.values))
+        return Metrics(values, hidden(found.problem))
+
+    its = salvaged(left, lambda problem: Metrics(problem=problem))
+    return replace(record, metrics=its.values, metrics_error=its.problem)
+
+
+def _hiding(masker: Masker) -> Callable[[str | None], str | None]:
+    """Return what hides the secrets in a text."""
+    return lambda text: None if text is None else salvaged(lambda: masker.text(text), lambda problem: problem)
 
 
 def lost(why: str | None) -> Ended:
@@ -137,25 +166,6 @@ def _who_failed_first(start: RunRecord, part: RunPart) -> str | None:
     return f"node {part.node} ({part.host}) failed first, with exit code {part.exit_code}"
 
 
-def complete_from_parts(
-    runs: RunStore,
-    stored: StoredRun,
-    start: RunRecord,
-    parts: Iterable[RunPart],
-    whole: Callable[[RunRecord], RunRecord],
-) -> None:
-    """Complete the record of a run that is over, of which all nodes have left their parts and their logs.
-
-    whole: adds what the parts don't tell
-    """
-    keeper = LogKeeper()
-    keeper.add(join_logs(runs.node_logs(stored), start.nodes))
-    log = keeper.kept(Masker())
-    info = LogInfo(log.total, len(log.data)) if log.data else None
-    record = replace(completed(start, end_of_parts(start, parts)), log=info)
-    finish(runs, whole(record), log.data or None)
-
-
 def join_logs(logs: Iterable[tuple[int, int, bytes]], nodes: int) -> bytes:
     """Join the logs, each given as node, attempt and content. With several nodes a line says where each begins."""
     found = sorted(logs, key=lambda each: (each[1], each[0]))
@@ -166,33 +176,29 @@ def join_logs(logs: Iterable[tuple[int, int, bytes]], nodes: int) -> bytes:
     )
 
 
-def with_what_it_left(
-    record: RunRecord, job: FoundJob, secrets: KnownSecrets, *, logged: bool
+def completed_by(
+    job: FoundJob,
+    start: RunRecord,
+    ended: Ended,
+    secrets: KnownSecrets,
+    noticed_ms: int | None = None,
+    *,
+    logged: bool,
 ) -> tuple[RunRecord, bytes | None]:
-    """Return the record with the log and the metrics of a job that is over, if they can be seen from here, and the log.
+    """Do as `completed`, with the log and the metrics of the job if they can be seen from here; and return the log.
 
     logged: the run keeps a log
     """
-    record = with_metrics(record, lambda: _metrics(record, job), secrets.masker)
-    log = kept_log(record, lambda: _gathered(job.logs(follow=False)), secrets) if logged else None
-    if log is None:
-        return record, None
-    return replace(record, log=LogInfo(log.total, len(log.data))), log.data
-
-
-def with_metrics(record: RunRecord, read: Callable[[], Metrics], masker: Masker) -> RunRecord:
-    """Return the record with the metrics that these are, and without secrets in them or in its error."""
-
-    def masked() -> Metrics:
-        found = read()
-        values = None if found.values is None else cast("dict[str, Json]", masker.value(found.values))
-        return Metrics(values, None if found.problem is None else masker.text(found.problem))
-
-    metrics = salvaged(masked, lambda problem: Metrics(problem=problem))
-    error = record.error
-    if error is not None:
-        error = salvaged(lambda: masker.text(record.error or ""), lambda problem: problem)
-    return replace(record, metrics=metrics.values, metrics_error=metrics.problem, error=error)
+    kept = kept_log(start, lambda: _gathered(job.logs(follow=False)), secrets) if logged else None
+    record = completed(
+        start,
+        ended,
+        noticed_ms,
+        kept=kept,
+        metrics=lambda record: _metrics(record, job),
+        masker=secrets.masker,
+    )
+    return record, None if kept is None else kept.data
 
 
 def kept_log(
@@ -347,8 +353,7 @@ class Completer:
         if job is None:
             return completed(record, ended), None
         secrets = KnownSecrets.elsewhere(record, self._engines.environ)
-        whole = completed(record, ended, now_ms())
-        return with_what_it_left(whole, job, secrets, logged=record.log is not None)
+        return completed_by(job, record, ended, secrets, now_ms(), logged=record.log is not None)
 
     def _without_job(self, record: RunRecord, status: JobStatus) -> RunRecord:
         """Return the record of a run whose job was removed. Whoever removed it has completed the record before."""

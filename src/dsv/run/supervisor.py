@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, as_launch_error
 from dsv.periodic import now_ms
 from dsv.run.active_runs import RunRecords
-from dsv.run.completing import completed, no_log, salvaged, with_metrics
+from dsv.run.completing import completed, no_log, salvaged
 from dsv.run.dirs import (
     LIVE_LOG,
     Metrics,
@@ -43,7 +43,6 @@ from dsv.run.record import (
     EndCause,
     GpuUse,
     JobRef,
-    LogInfo,
     RunId,
     RunOutput,
     RunPart,
@@ -451,15 +450,19 @@ class Attempts:
                 remove_scratch(launch.scratch)
         ended = replace(
             ended,
-            reason=_hidden(launch, ended.reason),
             stopped=parts[-1].cancelled_by or ended.stopped,
-            parts=tuple(replace(each, error=_hidden(launch, each.error)) for each in ended.parts or parts),
+            parts=ended.parts or tuple(parts),
             usage=self._usage(ended),
         )
         kept = None if log is None else salvaged(lambda: log.kept(launch.masker), no_log)
-        info = None if kept is None else LogInfo(kept.total, len(kept.data))
-        record = replace(completed(self.record, ended, self._ended_ms), log=info)
-        record = with_metrics(record, lambda: _metrics(launch, before, ended), launch.masker)
+        record = completed(
+            self.record,
+            ended,
+            self._ended_ms,
+            kept=kept,
+            metrics=lambda _: _metrics(launch, before, ended),
+            masker=launch.masker,
+        )
         return record, ended, kept
 
     def _attempt(self, output: Output) -> Ended:
@@ -541,10 +544,6 @@ class Attempts:
     def _lost_lease(self) -> str | None:
         """Return why data is not held any more, or None."""
         return next((each.reason or "a lease was lost" for each in self.leases if each.lost.is_set()), None)
-
-
-def _hidden(launch: Launch, text: str | None) -> str | None:
-    return salvaged(lambda: launch.masked(text), lambda problem: problem)
 
 
 def _metrics(launch: Launch, before: tuple[int, int, int] | None, ended: Ended) -> Metrics:

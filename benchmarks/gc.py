@@ -31,9 +31,9 @@ from dsv.store.opened import OpenStore
 from benchmarks.usage import DATASET, LIMIT, WRITER, commit, fill
 from dsv.format import index, keys
 from dsv.format.codec import Codec
-from dsv.format.expiry import ExpiryAction
 from dsv.format.locator import ObjectKind
 from dsv.format.pack import FOOTER_SIZE, ROW_SIZE
+from dsv.format.records import ExpiryAction
 from dsv.repo.expiry import append
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader

@@ -23,8 +23,7 @@ from collections.abc import Iterable
 from multiprocessing import get_context
 from pathlib import Path
 
-from dsv.format.commit import Commit
-from dsv.format.records import RefEntry, Writer
+from dsv.format.records import Commit, RefEntry, Writer
 from dsv.format.tree import Entry, Kind
 from dsv.repo.refs.branches import Moved
 from dsv.repo.repository import Repository

@@ -29,13 +29,13 @@ from blake3 import blake3
 from dsv import reader
 from dsv.errors import DsvError
 from dsv.format import codec, keys, pack
-from dsv.format.commit import Commit
 from dsv.format.envelope import sealed
 from dsv.format.index import Index, IndexBuilder, IndexFilter
 from dsv.format.index_merge import IndexMerge
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.recipe import Recipe
 from dsv.format.records import (
+    Commit,
     DatasetErased,
     FormatEntry,
     GcCondemned,
@@ -46,8 +46,8 @@ from dsv.format.records import (
 )
 from dsv.format.segment import Segment
 from dsv.format.tree import Node
-from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
+from dsv.repo.resolve import resolve
 from dsv.repo.tree.read import TreeReader
 from dsv.run.record import RunRecord
 from dsv.store.directory import DirectoryStore

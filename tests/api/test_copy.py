@@ -27,12 +27,11 @@ from dsv.errors import (
     UsageError,
 )
 from dsv.format import keys
-from dsv.format.expiry import ExpiryAction
-from dsv.format.records import RefEntry, TagValue
+from dsv.format.records import ExpiryAction, RefEntry, TagValue
 from dsv.repo.expiry import append, read_expiry
 from dsv.repo.history import walk
-from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
+from dsv.repo.resolve import resolve
 from dsv.repo.session import Session
 from dsv.store import open as opening
 from dsv.store.base import Bytes, Put, Store

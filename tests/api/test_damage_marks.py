@@ -13,8 +13,8 @@ from dsv.api.verify import VerifyRequest
 from dsv.api.verify import verify as verify_store
 from dsv.errors import IntegrityError
 from dsv.format import codec
-from dsv.format.damage import Damage
 from dsv.format.locator import ObjectKind
+from dsv.format.records import Damage
 from dsv.repo.damage import mark_damage, read_damage
 from dsv.repo.objects.objects import is_object
 from dsv.values.ids import Id, Nonce, PackId

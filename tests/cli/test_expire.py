@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsv.format import keys
-from dsv.format.expiry import ExpiryAction
 from dsv.format.locator import ObjectKind
-from dsv.format.records import Writer
+from dsv.format.records import ExpiryAction, Writer
 from dsv.repo.expiry import append
 from dsv.repo.repository import Repository
 from dsv.store.directory import DirectoryStore

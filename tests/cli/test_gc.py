@@ -12,8 +12,7 @@ import pytest
 
 from dsv.errors import Denied
 from dsv.format import keys
-from dsv.format.expiry import ExpiryAction
-from dsv.format.records import Writer
+from dsv.format.records import ExpiryAction, Writer
 from dsv.repo.expiry import append
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session

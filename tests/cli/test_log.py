@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.format.commit import Commit
+from dsv.format.records import Commit
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader

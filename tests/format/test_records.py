@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dsv.errors import IntegrityError, Unsupported
-from dsv.format.commit import Commit
-from dsv.format.damage import Damage, Verified
 from dsv.format.envelope import CHECK_SIZE, sealed
-from dsv.format.erasure import Erasure
-from dsv.format.expiry import ExpiryAction, ExpiryEntry
 from dsv.format.index_merge import IndexMerge, MergedFile
 from dsv.format.locator import ObjectKind
 from dsv.format.records import (
     BranchRule,
     ChunkingParams,
+    Commit,
+    Damage,
     DatasetErased,
+    Erasure,
+    ExpiryAction,
+    ExpiryEntry,
     Feature,
     FeatureRule,
     FormatEntry,
@@ -36,6 +37,7 @@ from dsv.format.records import (
     SessionVerdict,
     TagDeleted,
     TagValue,
+    Verified,
 )
 from dsv.values.ids import FileId, IndexId, StoreId
 from dsv.values.names import MAIN, DatasetName

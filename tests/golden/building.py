@@ -15,13 +15,13 @@ from blake3 import blake3
 
 from dsv.format import keys
 from dsv.format.codec import Codec
-from dsv.format.commit import Commit
 from dsv.format.external import MAGIC as EXTERNAL_MAGIC
 from dsv.format.external import Builder, Source
 from dsv.format.index import IndexBuilder
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.pack import PackBuilder
 from dsv.format.recipe import SINGLE_CHUNK_MAX, Recipe, build_recipe, cut_points
+from dsv.format.records import Commit
 from dsv.format.segment import Segment
 from dsv.format.tree import Child, Cutter, Entry, Kind, Node, parent
 from dsv.values.ids import (

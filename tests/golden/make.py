@@ -28,16 +28,17 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from dsv.format import keys
-from dsv.format.damage import Damage, Verified
-from dsv.format.erasure import Erasure
-from dsv.format.expiry import ExpiryAction, ExpiryEntry
 from dsv.format.index import Index, encode_filter, merge_all
 from dsv.format.index_merge import IndexMerge, MergedFile
 from dsv.format.locator import ObjectKind
 from dsv.format.recipe import build_recipe, cut_points
 from dsv.format.records import (
     BranchRule,
+    Damage,
     DatasetErased,
+    Erasure,
+    ExpiryAction,
+    ExpiryEntry,
     Feature,
     FeatureRule,
     FormatEntry,
@@ -52,6 +53,7 @@ from dsv.format.records import (
     SessionVerdict,
     TagDeleted,
     TagValue,
+    Verified,
     erased_id,
 )
 from dsv.format.tree import Cutter, Kind

@@ -15,10 +15,10 @@ from blake3 import blake3
 from dsv import reader
 from dsv.format import keys
 from dsv.format.codec import unpack
-from dsv.format.commit import Commit
 from dsv.format.index import Index
 from dsv.format.locator import Locator, ObjectKind
 from dsv.format.recipe import cut_points
+from dsv.format.records import Commit
 from dsv.format.segment import Segment
 from dsv.format.tree import Kind, Node
 from dsv.values.ids import ChunkId, NodeId, RecipeId, SegmentId

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsv import reader
-from dsv.format.commit import Commit
+from dsv.format.records import Commit
 from dsv.repo.history import merge_bases
 from dsv.repo.repository import Repository
 from dsv.store.directory import DirectoryStore

@@ -13,11 +13,11 @@ import zstandard
 from dsv import reader
 from dsv.format import keys
 from dsv.format.codec import Codec
-from dsv.format.commit import Commit
 from dsv.format.index import IndexBuilder
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.pack import PackBuilder
 from dsv.format.recipe import Recipe
+from dsv.format.records import Commit
 from dsv.format.tree import Kind
 from dsv.reader import StoreError
 from dsv.values.ids import ChunkId, CommitId, FileId, Id, NodeId, PackId, RecipeId, SegmentId

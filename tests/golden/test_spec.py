@@ -17,11 +17,7 @@ from blake3 import blake3
 from dsv import reader
 from dsv.format import (
     codec,
-    commit,
-    damage,
     envelope,
-    erasure,
-    expiry,
     external,
     index,
     index_merge,
@@ -272,7 +268,7 @@ def test_filters() -> None:
 
 
 RECORD_TYPES: dict[str, Any] = {
-    "commit": commit.Commit,
+    "commit": records.Commit,
     "ref": records.RefEntry,
     "tag": records.TagValue,
     "tag-deleted": records.TagDeleted,
@@ -285,12 +281,12 @@ RECORD_TYPES: dict[str, Any] = {
     "gc-condemned": records.GcCondemned,
     "gc-decision": records.GcDecision,
     "gc-done": records.GcDone,
-    "damage": damage.Damage,
-    "verified": damage.Verified,
+    "damage": records.Damage,
+    "verified": records.Verified,
     "dataset-erased": records.DatasetErased,
     "branch-rule": records.BranchRule,
-    "expiry": expiry.ExpiryEntry,
-    "erasure": erasure.Erasure,
+    "expiry": records.ExpiryEntry,
+    "erasure": records.Erasure,
 }
 
 
@@ -378,10 +374,10 @@ LIMITS = {
     "bytes of a name in a key": names.MAX_COMPONENT,
     "bytes of a small record": envelope.RECORD_MAX,
     "packs in one `gc-condemned`": records.MAX_CONDEMNED,
-    "packs, objects, or missing objects of a `damage`": damage.MAX_MARKS,
-    "commits of an entry of an expiry log": expiry.MAX_COMMITS,
-    "files, or objects, of an `erasure`": erasure.MAX_ERASED,
-    "parents of a commit": commit.MAX_PARENTS,
+    "packs, objects, or missing objects of a `damage`": records.MAX_MARKS,
+    "commits of an entry of an expiry log": records.MAX_COMMITS,
+    "files, or objects, of an `erasure`": records.MAX_ERASED,
+    "parents of a commit": records.MAX_PARENTS,
     "levels of a tree": tree.MAX_LEVEL,
     "entries of a segment, children of a node": tree.MAX_ENTRIES,
     "smallest number of entries before a hash ends a segment": tree.MIN_ENTRIES,

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 
 from dsv.format import keys
 from dsv.format.codec import Codec
-from dsv.format.commit import Commit
 from dsv.format.index import IndexBuilder
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.pack import PackBuilder
-from dsv.format.records import FormatEntry, RefEntry
+from dsv.format.records import Commit, FormatEntry, RefEntry
 from dsv.format.tree import Entry, Kind
 from dsv.values.ids import ChunkId, CommitId, FileId, Id, IndexId, NodeId, Nonce, PackId, SegmentId
 from dsv.values.names import MAIN, BranchName, DatasetName

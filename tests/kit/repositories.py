@@ -7,9 +7,8 @@ import itertools
 from collections.abc import Mapping
 
 from dsv.format import keys
-from dsv.format.commit import Commit
 from dsv.format.recipe import SINGLE_CHUNK_MAX
-from dsv.format.records import GcCondemned, RefEntry, Writer
+from dsv.format.records import Commit, GcCondemned, RefEntry, Writer
 from dsv.format.tree import Entry, Kind
 from dsv.repo.refs.branches import Head, Moved
 from dsv.repo.repository import Repository

@@ -12,15 +12,13 @@ from msgspec.structs import replace
 
 from dsv import reader
 from dsv.errors import Conflict, IntegrityError, NotFound
-from dsv.format import expiry as records
-from dsv.format import keys
-from dsv.format.expiry import ExpiryAction, ExpiryEntry
-from dsv.format.records import TagValue
+from dsv.format import keys, records
+from dsv.format.records import ExpiryAction, ExpiryEntry, TagValue
 from dsv.repo.expiry import ExpiryLog, append, expired, fold, read_expiry
 from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.repo.move_refs import _chain_of, _in_order
-from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
+from dsv.repo.resolve import resolve
 from dsv.repo.session import naming
 from dsv.store.base import Bytes, Put
 from dsv.store.directory import DirectoryStore

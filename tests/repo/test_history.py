@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dsv.errors import IntegrityError
 from dsv.format import keys
-from dsv.format.commit import Commit
+from dsv.format.records import Commit
 from dsv.repo.history import ahead_behind, is_ancestor, merge_bases, walk
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, NodeId

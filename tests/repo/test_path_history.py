@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dsv.format import keys
 from dsv.format import tree as model_tree
-from dsv.format.commit import Commit
+from dsv.format.records import Commit
 from dsv.repo.history import CommitsAhead, PathHistory
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import diff_trees

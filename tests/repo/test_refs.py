@@ -11,8 +11,8 @@ from dsv.format.records import RefEntry, TagDeleted, TagValue
 from dsv.repo.errors import denial_named
 from dsv.repo.refs import read as listed_module
 from dsv.repo.refs.branches import LostRace, Moved, Refs
-from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
+from dsv.repo.resolve import resolve
 from dsv.store.base import Bytes, Put
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore

@@ -6,11 +6,9 @@ import pytest
 
 from dsv.errors import Conflict, IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.format import keys
-from dsv.format.commit import Commit
-from dsv.format.expiry import ExpiryAction
 from dsv.format.index import IndexBuilder
 from dsv.format.locator import ObjectKind
-from dsv.format.records import Feature, FeatureRule, FormatEntry, GcDone, SessionVerdict
+from dsv.format.records import Commit, ExpiryAction, Feature, FeatureRule, FormatEntry, GcDone, SessionVerdict
 from dsv.repo import session as session_module
 from dsv.repo.expiry import append
 from dsv.repo.format_log import check_log

@@ -12,7 +12,7 @@ import pytest
 
 from dsv.api.store import find_heads
 from dsv.format import keys
-from dsv.format.commit import Commit
+from dsv.format.records import Commit
 from dsv.values.ids import CommitId, NodeId
 from dsv.values.names import BranchName, DatasetName
 from tests.kit.dsv import Dsv, Result, write_files

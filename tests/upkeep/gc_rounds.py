@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import Conflict, DsvError, IntegrityError
-from dsv.format.expiry import ExpiryAction
+from dsv.format.records import ExpiryAction
 from dsv.repo.expiry import append, read_expiry
 from dsv.repo.merge_indexes import merge_indexes
 from dsv.repo.refs.branches import Moved

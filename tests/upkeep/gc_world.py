@@ -12,9 +12,7 @@ import pytest
 
 from dsv.errors import Conflict
 from dsv.format import keys
-from dsv.format.commit import Commit
-from dsv.format.expiry import ExpiryAction
-from dsv.format.records import RefEntry
+from dsv.format.records import Commit, ExpiryAction, RefEntry
 from dsv.repo.expiry import append
 from dsv.repo.merge_indexes import merge_indexes
 from dsv.repo.refs.branches import Moved

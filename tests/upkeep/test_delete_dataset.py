@@ -9,12 +9,11 @@ import pytest
 
 from dsv.errors import Conflict, NotFound
 from dsv.format import keys
-from dsv.format.expiry import ExpiryAction
-from dsv.format.records import DELETE_DATASET, RefEntry, TagValue, Writer
+from dsv.format.records import DELETE_DATASET, ExpiryAction, RefEntry, TagValue, Writer
 from dsv.repo.expiry import append, read_expiry
 from dsv.repo.refs.branches import LostRace, Moved
-from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
+from dsv.repo.resolve import resolve
 from dsv.repo.session import naming, point_branch
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore

@@ -11,11 +11,9 @@ from msgspec.structs import replace
 
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
 from dsv.format import keys
-from dsv.format.damage import Damage
-from dsv.format.expiry import ExpiryAction
 from dsv.format.index import Index
 from dsv.format.locator import ObjectKind
-from dsv.format.records import RefEntry, SessionBeat, TagValue
+from dsv.format.records import Damage, ExpiryAction, RefEntry, SessionBeat, TagValue
 from dsv.repo.damage import mark_damage
 from dsv.repo.expiry import append
 from dsv.repo.merge_indexes import Merged, merge_indexes

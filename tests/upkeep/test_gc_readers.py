@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsv.api import environment
-from dsv.format.expiry import ExpiryAction
+from dsv.format.records import ExpiryAction
 from dsv.repo.expiry import append
 from dsv.repo.repository import Repository
 from dsv.store.directory import DirectoryStore

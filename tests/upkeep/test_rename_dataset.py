@@ -14,12 +14,11 @@ import pytest
 
 from dsv.errors import Conflict, Denied, DsvError, NotFound
 from dsv.format import keys
-from dsv.format.expiry import ExpiryAction
-from dsv.format.records import RefEntry, TagDeleted, TagValue, Writer
+from dsv.format.records import ExpiryAction, RefEntry, TagDeleted, TagValue, Writer
 from dsv.repo.expiry import append, read_expiry
 from dsv.repo.history import is_ancestor
 from dsv.repo.refs.branches import LostRace
-from dsv.repo.refs.resolve import resolve
+from dsv.repo.resolve import resolve
 from dsv.repo.session import naming, point_branch
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore

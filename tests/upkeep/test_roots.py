@@ -8,8 +8,7 @@ import pytest
 
 from dsv.errors import IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.format import keys
-from dsv.format.expiry import ExpiryAction
-from dsv.format.records import RefEntry, SessionVerdict, TagValue
+from dsv.format.records import ExpiryAction, RefEntry, SessionVerdict, TagValue
 from dsv.repo.expiry import append
 from dsv.repo.refs.branches import Moved
 from dsv.repo.repository import Repository

@@ -35,8 +35,7 @@ from dsv.values.units import format_count
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
-    from dsv.format.commit import Commit
-    from dsv.format.records import Limits
+    from dsv.format.records import Commit, Limits
     from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
     from dsv.values.ids import CommitId

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from dsv.api.settings import Settings
     from dsv.cache.fill.helper_process import HelperSpec
     from dsv.cache.fill.source import StoreSource
-    from dsv.repo.refs.resolve import Resolved
     from dsv.repo.repository import Repository
+    from dsv.repo.resolve import Resolved
     from dsv.repo.tracking import Tracked, Tracking
     from dsv.values.ids import StoreId
     from dsv.values.names import DatasetName, Target

@@ -14,7 +14,7 @@ from dsv.api.cache_targets import lending
 from dsv.api.context import Context
 from dsv.api.workspaces import open_to_publish, open_to_write
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
-from dsv.format.commit import Commit
+from dsv.format.records import Commit
 from dsv.merge.apply import ContentMerger
 from dsv.merge.paths import Choices, Settled
 from dsv.repo.errors import missing_commit

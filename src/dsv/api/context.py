@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from dsv.periodic import Clock
     from dsv.repo.objects.externals import Found, ReadSource
     from dsv.repo.refs.branches import Refs
-    from dsv.repo.refs.resolve import Resolved
     from dsv.repo.repository import Repository
+    from dsv.repo.resolve import Resolved
     from dsv.store.open import OpenStore
     from dsv.store.options import StoreOptions
     from dsv.values.ids import CommitId, StoreId
@@ -170,7 +170,7 @@ class Context(msgspec.Struct, frozen=True):
             dataset = None if workspace is None else workspace.dataset
         if target is None or dataset is None:
             return lambda _: None
-        from dsv.repo.refs.resolve import expect
+        from dsv.repo.resolve import expect
 
         return lambda refs: expect(refs, dataset, target.rev)
 
@@ -210,7 +210,7 @@ class Context(msgspec.Struct, frozen=True):
         """Return the commit that a target means, in a workspace or outside. Raises `UsageError`, `NotFound`, also for
         a commit that is expired unless `expired_too`, but not for the base of the workspace.
         """
-        from dsv.repo.refs.resolve import Resolved, resolve
+        from dsv.repo.resolve import Resolved, resolve
 
         dataset = target.dataset
         if dataset is None:

@@ -14,8 +14,7 @@ from dsv.api.branches import moved_meanwhile
 from dsv.api.context import tracking
 from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.format import keys
-from dsv.format.expiry import ExpiryAction
-from dsv.format.records import RefEntry
+from dsv.format.records import ExpiryAction, RefEntry
 from dsv.repo.expiry import append, keep_named, read_expiry
 from dsv.repo.history import CommitsAhead, is_ancestor, lacking, walk
 from dsv.repo.merge_indexes import tidy

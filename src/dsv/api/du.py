@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from dsv.api.undisturbed import room, until_undisturbed
 from dsv.errors import UsageError
-from dsv.repo.refs.expiry import read_expiry
-from dsv.repo.refs.resolve import resolve
+from dsv.repo.expiry import read_expiry
+from dsv.repo.resolve import resolve
 from dsv.values.names import DatasetName, Rev, Target
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from dsv.api.context import Context
 from dsv.api.edited_tree import EditedTree, as_text
 from dsv.errors import Conflict, NotFound, UsageError
-from dsv.format.commit import Commit
+from dsv.format.records import Commit
 from dsv.format.tree import Kind
 from dsv.repo.refs.branches import Head, LostRace, deleted
 from dsv.repo.repository import Repository

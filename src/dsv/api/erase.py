@@ -15,8 +15,8 @@ from dsv.api.undisturbed import room
 from dsv.cache.obey import OBEYED
 from dsv.errors import Conflict, DsvError, Unsupported, UsageError
 from dsv.format import keys
-from dsv.format.erasure import Erasure
 from dsv.format.locator import ObjectKind
+from dsv.format.records import Erasure
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.store.open import OpenStore

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from dsv.api.context import Context
 from dsv.errors import Conflict, UsageError
-from dsv.format.expiry import ExpiryAction
+from dsv.format.records import ExpiryAction
 from dsv.repo.expiry import read_expiry
-from dsv.repo.refs.resolve import resolve
+from dsv.repo.resolve import resolve
 from dsv.upkeep.expire import Expiry, ExpiryItem, Rules, expire, last_expiry, plan_expiry, undo_expiry
 from dsv.values.units import format_count, rfc3339
 

@@ -11,7 +11,7 @@ from dsv.api.undisturbed import room, until_undisturbed
 from dsv.errors import Conflict, IntegrityError
 from dsv.format import keys
 from dsv.format.pack import PACK_TARGET
-from dsv.repo.refs.expiry import read_expiry
+from dsv.repo.expiry import read_expiry
 from dsv.store.open import Counts, OpenStore
 from dsv.values.units import format_count, format_duration, format_lines
 

@@ -14,11 +14,10 @@ import msgspec
 
 from dsv.api.branches import BranchPath, dataset_of
 from dsv.errors import NotFound
-from dsv.format.commit import Commit
-from dsv.format.records import Action
+from dsv.format.records import Action, Commit
 from dsv.repo import history
+from dsv.repo.expiry import State, check_not_expired, read_expiry
 from dsv.repo.history import CommitsAhead, KeptParents
-from dsv.repo.refs.expiry import State, check_not_expired, read_expiry
 from dsv.store.base import together
 from dsv.values.ids import CommitId
 from dsv.values.names import Rev, Target

@@ -16,8 +16,8 @@ from dsv.api.mirrors import reading
 from dsv.errors import NotFound, UsageError
 from dsv.format.tree import Entry, Kind
 from dsv.repo.objects.erasures import Erasures
-from dsv.repo.refs.resolve import Resolved
 from dsv.repo.repository import Repository
+from dsv.repo.resolve import Resolved
 from dsv.repo.tree.read import TreeReader
 from dsv.store.base import together
 from dsv.transfer.download import Fetcher, Wanted

@@ -15,8 +15,8 @@ from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.merge.apply import Changes, ContentMerger, MergeBase, MergeCounts, MergedTree, find_merge_base
 from dsv.merge.paths import Choices
 from dsv.repo.refs.branches import Head, LostRace
-from dsv.repo.refs.resolve import resolve
 from dsv.repo.repository import Repository
+from dsv.repo.resolve import resolve
 from dsv.repo.session import point_branch
 from dsv.repo.tree.diff import Change, diff_trees
 from dsv.repo.tree.read import TreeReader

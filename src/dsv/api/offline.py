@@ -20,8 +20,7 @@ from dsv.errors import Unreachable
 from dsv.format.records import FormatEntry, RefEntry, TagValue
 from dsv.format.tree import Entry
 from dsv.repo.format_log import Format
-from dsv.repo.local_store import LocalStore
-from dsv.repo.objects.metadata import MetadataCache
+from dsv.repo.objects.metadata import LocalStore, MetadataCache
 from dsv.repo.refs.branches import Head, Refs
 from dsv.repo.repository import Repository
 from dsv.repo.tracking import Tracked, Tracking

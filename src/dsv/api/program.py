@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from dsv.api.edits import Edit, Edited
     from dsv.api.ls_cat import DatasetItem
     from dsv.api.reading import KeptTree, Opened
-    from dsv.format.commit import Commit as Record
     from dsv.format.locator import Location
-    from dsv.repo.refs.resolve import Resolved
+    from dsv.format.records import Commit as Record
+    from dsv.repo.resolve import Resolved
     from dsv.run.listing import RunView
     from dsv.training.samples import Samples
     from dsv.transfer.download import Layout
@@ -393,7 +393,7 @@ class Commit:
         return Target(found.dataset, Rev(str(found.commit)), _raw(path) or None)
 
     def _other(self, commit: CommitId) -> Commit:
-        from dsv.repo.refs.resolve import Resolved
+        from dsv.repo.resolve import Resolved
 
         dataset = self._resolved.dataset
         return Commit(self._connection, Target(dataset, Rev(str(commit))), Resolved(dataset, commit))
@@ -493,7 +493,7 @@ class Edits:
         """The commit that was published; that of the branch, if nothing changed. Raises `Conflict` before that."""
         if self._done is None or self._done.commit is None:
             raise Conflict(f"no commit of {self._target} was published yet", subject=str(self._target))
-        from dsv.repo.refs.resolve import Resolved
+        from dsv.repo.resolve import Resolved
 
         found = Resolved(self._done.dataset, self._done.commit)
         return Commit(self._connection, Target(found.dataset, Rev(str(found.commit))), found)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dsv.format.locator import Location
     from dsv.format.tree import Entry
     from dsv.repo.objects.objects import Objects
-    from dsv.repo.refs.resolve import Resolved
+    from dsv.repo.resolve import Resolved
     from dsv.values.ids import CommitId
     from dsv.values.names import DatasetName, Target
 

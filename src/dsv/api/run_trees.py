@@ -10,7 +10,7 @@ from typing import Final
 
 from dsv.api.context import Context
 from dsv.errors import DsvError, Interrupted, Terminated, Unsupported, UsageError
-from dsv.format.commit import Commit
+from dsv.format.records import Commit
 from dsv.format.tree import Kind
 from dsv.fs.errors import as_error
 from dsv.periodic import now_ms

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dsv.api.reading import Opened
     from dsv.format.locator import Location
     from dsv.format.tree import Entry
-    from dsv.repo.refs.resolve import Resolved
+    from dsv.repo.resolve import Resolved
 
 _LEAST = 1 << 20  # bytes
 _HOLD = 86_400.0  # seconds

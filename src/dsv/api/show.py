@@ -10,12 +10,11 @@ from functools import partial
 from dsv.api.context import Context
 from dsv.api.log import names_by_commit
 from dsv.diff.paths import Difference, Summary, differences, find_renames
-from dsv.format.commit import Commit
-from dsv.format.erasure import Erasure
+from dsv.format.records import Commit, Erasure
 from dsv.format.tree import Entry
+from dsv.repo.expiry import read_expiry
 from dsv.repo.history import KeptParents
 from dsv.repo.objects.recipes import count_chunks, read_chunks, shared_bytes
-from dsv.repo.refs.expiry import read_expiry
 from dsv.repo.tree.diff import Located, What, diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.values.ids import CommitId

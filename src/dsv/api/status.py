@@ -310,8 +310,7 @@ def _compare(
 
 def _local_objects(context: Context, workspace: Workspace, url: str) -> Objects:
     """Return the objects that this machine has copies of; reading any other one raises `Unreachable`."""
-    from dsv.repo.local_store import LocalStore
-    from dsv.repo.objects.metadata import MetadataCache
+    from dsv.repo.objects.metadata import LocalStore, MetadataCache
     from dsv.repo.objects.objects import Objects
 
     metadata = MetadataCache(context.metadata_folder(workspace.store_id))

@@ -16,8 +16,7 @@ from dsv.api.doctor import Finding, State, fail
 from dsv.api.init import make_place, prove_names
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.format import keys
-from dsv.format.commit import Commit
-from dsv.format.records import FormatEntry, RefEntry
+from dsv.format.records import Commit, FormatEntry, RefEntry
 from dsv.repo.format_log import (
     DATA_ELSEWHERE,
     NAMES_ELSEWHERE,

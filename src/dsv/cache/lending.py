@@ -31,8 +31,7 @@ from dsv.errors import DsvError
 from dsv.format.tree import Entry
 from dsv.fs import system
 from dsv.fs.files import write_all
-from dsv.repo.local_store import LocalStore
-from dsv.repo.objects.metadata import MetadataCache
+from dsv.repo.objects.metadata import LocalStore, MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.read import TreeReader
 from dsv.values.ids import CommitId, StoreId

@@ -20,8 +20,8 @@ import msgspec
 
 from dsv.cache.root import CacheRoot, Place, own_folder
 from dsv.errors import DsvError
-from dsv.format.commit import Commit
 from dsv.format.envelope import RECORD_MAX
+from dsv.format.records import Commit
 from dsv.fs.files import list_names, read_json, read_small
 from dsv.fs.process import user_name
 from dsv.repo.objects.metadata import MetadataCache

@@ -1,15 +1,21 @@
-"""The small records of a store: moves of refs, rules, tags, the feature log, sessions, and erased datasets."""
+"""The records of a store: commits, moves of refs, rules, tags, the feature log, sessions, garbage collections, erased
+datasets, and what is expired, erased or damaged."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from dsv.errors import UsageError
 from dsv.format import recipe
-from dsv.format.envelope import Count, Long, Millis, Record, Short, is_sorted, learn
-from dsv.values.ids import CommitId, ErasedId, Nonce, PackId, StoreId
+from dsv.format.envelope import U32, Count, Long, Millis, Record, Short, is_sorted, learn
+from dsv.format.locator import ObjectKind
+from dsv.format.tree import MAX_LEVEL, MAX_TREE_ENTRIES
+from dsv.values.ids import CommitId, ErasedId, FileId, Id, NodeId, Nonce, PackId, StoreId
 from dsv.values.json import LONG_MAX, SHORT_MAX, check_length
 from dsv.values.names import BranchName, DatasetName, TagName
 
@@ -337,3 +343,185 @@ def describe_limits(limits: Limits) -> str:
     said += [f"only {', '.join(limits.who)}"] if limits.who else []
     said += [f"at most {limits.max_removals} % removed"] if limits.max_removals is not None else []
     return "; ".join(said) or "only forward"
+
+
+MAX_PARENTS = 64
+
+
+class Commit(Record, frozen=True):
+    """A commit: its tree, parents, author and message."""
+
+    kind = "commit"
+    added = 2
+    root: NodeId
+    """The root node of the tree."""
+    level: Count
+    """The level of the root node."""
+    parents: tuple[CommitId, ...]
+    author: Short
+    time_ms: Millis
+    """Milliseconds since 1970 in UTC by the writer's clock."""
+    message: Long
+    files: Count
+    """This and the next two are the tree's totals."""
+    bytes: Count
+    entries: Count
+    dataset: DatasetName | None = None
+    """The dataset and branch for which the commit was made; both or neither. Old commits have neither."""
+    branch: BranchName | None = None
+
+    @property
+    def id(self) -> CommitId:
+        return CommitId.hash(self.encode())
+
+    def fault(self) -> str | None:
+        if not 1 <= self.level <= MAX_LEVEL:
+            return f"its tree has level {self.level}"
+        if len(self.parents) > MAX_PARENTS or len(set(self.parents)) != len(self.parents):
+            return "it has too many parents, or one twice"
+        if self.files > self.entries or (self.bytes and not self.files):
+            return "its totals contradict each other"
+        if self.entries > MAX_TREE_ENTRIES:
+            return f"its tree has {self.entries} entries, over the limit of {MAX_TREE_ENTRIES}"
+        return None
+
+
+MAX_COMMITS = 1 << 14
+"""Commits that one entry names; more take several entries."""
+
+
+class ExpiryAction(enum.StrEnum):
+    """What an entry of the log does with its commits."""
+
+    EXPIRE = "expire"
+    DELETE = "delete"
+    """They expire, because their dataset is deleted."""
+    UNDO = "undo"
+    """They are kept again, unless their content was freed."""
+    FREE = "free"
+    """A garbage collection removes the content of those that are expired; nothing undoes that."""
+
+
+class ExpiryEntry(Record, frozen=True):
+    """One entry of a dataset's expiry log."""
+
+    kind = "expiry"
+    action: ExpiryAction
+    commits: tuple[CommitId, ...]
+    """Sorted, each once."""
+    nonce: Nonce
+    """The entries that one command has written have the same."""
+    time_ms: Millis
+    author: Short
+    message: Long
+    dataset: DatasetName
+    number: Count
+    """The position of the entry, from 0."""
+
+    def fault(self) -> str | None:
+        if not 0 < len(self.commits) <= MAX_COMMITS:
+            return f"it has {len(self.commits)} commits"
+        return None if is_sorted(self.commits) else "its commits are not sorted, each once"
+
+
+MAX_ERASED = 1 << 18
+"""Files, or objects, of one record. More take several records."""
+ERASURE_MAX = (1 << 19) + (34 + 38) * MAX_ERASED
+"""Bytes of an `erasure` record."""
+
+_ERASABLE = frozenset((ObjectKind.CHUNK, ObjectKind.RECIPE))
+Named = tuple[ObjectKind, Id]
+
+
+def _fault_of_lists(most: int, *lists: Sequence[Any]) -> str | None:
+    for named in lists:
+        if not is_sorted(named):
+            return "what it names is not sorted, each once"
+        if len(named) > most:
+            return f"it names {len(named)} of one sort, over the limit of {most}"
+    return None
+
+
+class Erasure(Record, frozen=True):
+    """What was erased, by whom, when and why."""
+
+    kind = "erasure"
+    limit = ERASURE_MAX
+    files: tuple[FileId, ...]
+    """Files of which nothing is read any more, in any commit. Sorted, each once. Empty if they are in a later record of
+    the same command."""
+    objects: tuple[Named, ...]
+    """Chunks and recipes that are removed, and not stored again. Sorted, each once."""
+    nonce: Nonce
+    """The records that one command writes have the same."""
+    time_ms: Millis
+    author: Short
+    reason: Long
+    tool: Short
+
+    def fault(self) -> str | None:
+        if not self.files and not self.objects:
+            return "it names nothing"
+        if not {kind for kind, _ in self.objects} <= _ERASABLE:
+            return "it names an object of an unknown kind"
+        return _fault_of_lists(MAX_ERASED, self.files, self.objects)
+
+
+MAX_MARKS = 1 << 18
+"""Packs, damaged objects, or missing objects of one record."""
+DAMAGE_MAX = (1 << 12) + (18 + 56 + 38) * MAX_MARKS
+"""Bytes of a `damage` record."""
+
+Place = tuple[PackId, ObjectKind, Id]
+"""An object in a pack."""
+_MARKED = frozenset(ObjectKind) - {ObjectKind.LOCATOR}
+"""Kinds of objects that a mark names."""
+MAX_DIGITS = 4
+
+
+class Damage(Record, frozen=True):
+    """What is known to be damaged in a store."""
+
+    kind = "damage"
+    limit = DAMAGE_MAX
+    packs: tuple[PackId, ...]
+    """Packs that are gone, or of which nothing is to be used. Sorted, each once."""
+    objects: tuple[Place, ...]
+    """Objects whose bytes in a pack are damaged. Sorted, each once."""
+    missing: tuple[Named, ...]
+    """Objects that had no other place when this was written. Sorted, each once."""
+    all_missing: bool
+    """Whether `missing` has all of them."""
+    nonce: Nonce
+    time_ms: Millis
+    author: Short
+    tool: Short
+
+    def fault(self) -> str | None:
+        if not {kind for _, kind, _ in self.objects} | {kind for kind, _ in self.missing} <= _MARKED:
+            return "it names an object of an unknown kind"
+        return _fault_of_lists(MAX_MARKS, self.packs, self.objects, self.missing)
+
+
+class Verified(Record, frozen=True):
+    """When the packs of each slice were last verified. A slice has the packs whose ids begin with the same digits."""
+
+    kind = "verified"
+    digits: Count
+    """Hex digits that the packs of a slice share: there are 16^digits slices."""
+    times: Annotated[bytes, Meta(max_length=4 << 4 * MAX_DIGITS)]
+    """A `u32` for each slice: seconds since 1970 by the store's clock, 0 if it was not verified yet."""
+    fresh: tuple[U32, ...]
+    """Slices that were verified just before this was written: their time is that of this record in the store. Sorted,
+    each once."""
+    nonce: Nonce
+    time_ms: Millis
+    author: Short
+    tool: Short
+
+    def fault(self) -> str | None:
+        if not 1 <= self.digits <= MAX_DIGITS or len(self.times) != 4 * 16**self.digits:
+            return "it does not have a time for each slice"
+        if not is_sorted(self.fresh) or any(one >= 16**self.digits for one in self.fresh):
+            return "its slices are not sorted, each once"
+        return None

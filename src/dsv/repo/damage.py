@@ -10,8 +10,7 @@ import msgspec
 
 from dsv.errors import IntegrityError, NotFound
 from dsv.format import keys
-from dsv.format.damage import DAMAGE_MAX, Damage
-from dsv.format.records import Feature, FeatureRule
+from dsv.format.records import DAMAGE_MAX, Damage, Feature, FeatureRule
 from dsv.repo.errors import may_write, read_record
 from dsv.repo.format_log import DAMAGE_MARKS
 from dsv.store.base import Put, StoreMissing

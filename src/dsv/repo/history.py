@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from dsv.errors import Denied, DsvError, IntegrityError, Unsupported
-from dsv.format.commit import Commit
 from dsv.format.locator import Location, Locator, ObjectKind, place_at
+from dsv.format.records import Commit
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Outline
 from dsv.repo.errors import NOT_OURS, decoded

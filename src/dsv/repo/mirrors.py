@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from dsv.errors import DsvError, Unreachable
 
 if TYPE_CHECKING:
-    from dsv.format.commit import Commit
     from dsv.format.locator import ObjectKind
+    from dsv.format.records import Commit
     from dsv.repo.repository import Repository
     from dsv.values.ids import CommitId, Id
 

@@ -37,8 +37,7 @@ from dsv.store.open import OpenStore, names_of, split_of
 from dsv.values.ids import Nonce, StoreId
 
 if TYPE_CHECKING:
-    from dsv.format.commit import Commit
-    from dsv.format.records import Feature, Limits, RefEntry
+    from dsv.format.records import Commit, Feature, Limits, RefEntry
     from dsv.periodic import Clock
     from dsv.repo.format_log import (
         Format,

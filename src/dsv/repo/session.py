@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from dsv.errors import Conflict, DsvError, IntegrityError, Unreachable
 from dsv.format import keys
-from dsv.format.commit import Commit
 from dsv.format.index import Index, encode_filter
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.records import (
     CONDEMNED_MAX,
+    Commit,
     GcCondemned,
     RefEntry,
     SessionBeat,

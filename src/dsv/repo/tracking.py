@@ -25,8 +25,7 @@ from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, TagName
 
 if TYPE_CHECKING:
-    from dsv.format.commit import Commit
-    from dsv.format.records import RefEntry
+    from dsv.format.records import Commit, RefEntry
 
 _COMMITS = 200
 """So many commits are kept of each dataset."""

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Self, TypeAlias
 import msgspec
 
 from dsv.errors import DsvError, IntegrityError, Unsupported, UsageError
-from dsv.format.commit import Commit
+from dsv.format.records import Commit
 from dsv.run.parameters import SweepId, SweepSeat
 from dsv.run.resources import PassedOver
 from dsv.values.ids import CommitId

@@ -14,9 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Unsupported
-from dsv.format.commit import Commit
 from dsv.format.locator import Locator
-from dsv.format.records import RefEntry, Writer
+from dsv.format.records import Commit, RefEntry, Writer
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.refs.branches import Head, LostRace, Moved
 from dsv.repo.repository import Repository

@@ -23,9 +23,9 @@ from msgspec.structs import replace
 
 from dsv.errors import Conflict, UsageError
 from dsv.format import keys
-from dsv.format.expiry import MAX_COMMITS, ExpiryAction, ExpiryEntry
 from dsv.format.records import (
     DELETE_DATASET,
+    MAX_COMMITS,
     MESSAGE_MAX,
     RENAME_DATASET,
     RENAMED_FROM,
@@ -33,6 +33,8 @@ from dsv.format.records import (
     UNDELETE_DATASET,
     Action,
     BranchRule,
+    ExpiryAction,
+    ExpiryEntry,
     RefEntry,
 )
 from dsv.repo import history

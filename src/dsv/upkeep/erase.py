@@ -23,9 +23,8 @@ from msgspec.structs import replace
 
 from dsv.errors import Conflict, IntegrityError, NotFound
 from dsv.format import index, keys
-from dsv.format.erasure import MAX_ERASED, Erasure, Named
 from dsv.format.locator import Location, ObjectKind, places_of
-from dsv.format.records import Feature, FeatureRule
+from dsv.format.records import MAX_ERASED, Erasure, Feature, FeatureRule, Named
 from dsv.repo.errors import may_write, put_back
 from dsv.repo.format_log import ERASED_CONTENTS
 from dsv.repo.objects.erasures import NONE

@@ -13,7 +13,7 @@ import msgspec
 
 from dsv.errors import Denied, DsvError
 from dsv.format import keys
-from dsv.format.expiry import ExpiryAction
+from dsv.format.records import ExpiryAction
 from dsv.repo import history
 from dsv.repo.expiry import ExpiryLog, append, read_expiry
 from dsv.store.base import ask_each, if_there
@@ -22,8 +22,7 @@ from dsv.values.names import MAIN
 from dsv.values.units import format_duration
 
 if TYPE_CHECKING:
-    from dsv.format.commit import Commit
-    from dsv.format.records import Writer
+    from dsv.format.records import Commit, Writer
     from dsv.repo.repository import Repository
     from dsv.store.base import Store
     from dsv.values.ids import CommitId

@@ -17,13 +17,13 @@ import numpy as np
 
 from dsv.errors import Conflict, Denied, IntegrityError, NotFound, Unsupported
 from dsv.format import keys
-from dsv.format.damage import Damage
-from dsv.format.expiry import ExpiryAction
 from dsv.format.index import Index
 from dsv.format.locator import ObjectKind
 from dsv.format.records import (
     CONDEMNED_MAX,
     MAX_CONDEMNED,
+    Damage,
+    ExpiryAction,
     GcCondemned,
     GcDecision,
     GcDone,

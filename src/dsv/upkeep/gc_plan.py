@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv.format import index, keys
-from dsv.format.damage import Damage
 from dsv.format.locator import ObjectKind
 from dsv.format.pack import FOOTER_SIZE, MAGIC, PACK_TARGET, ROW_SIZE
+from dsv.format.records import Damage
 from dsv.store.base import Store
 from dsv.upkeep.ids import IdSet, heads_of, is_in
 from dsv.upkeep.index_rows import IndexRows, PackList, Rows, are_external, id_of

@@ -20,9 +20,9 @@ from dsv.format.columns import cut
 from dsv.format.records import SessionVerdict, TagValue
 from dsv.fs.files import replace_file
 from dsv.repo.errors import put_back, read_record
+from dsv.repo.expiry import read_expiry
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import is_deleted_dataset
-from dsv.repo.refs.expiry import read_expiry
 from dsv.repo.repository import Repository
 from dsv.store.base import Item, Store, ask_each, batches, if_there, parsed, together
 from dsv.values.ids import CommitId, IndexId, Nonce, SessionId

@@ -15,8 +15,7 @@ from contextlib import suppress
 from dsv.errors import DsvError, IntegrityError
 from dsv.format import keys
 from dsv.format.columns import from_little, little
-from dsv.format.damage import MAX_DIGITS, Verified
-from dsv.format.records import Writer
+from dsv.format.records import MAX_DIGITS, Verified, Writer
 from dsv.repo.errors import may_write, read_record
 from dsv.repo.repository import Repository
 from dsv.store.base import Put, parsed

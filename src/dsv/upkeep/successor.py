@@ -26,9 +26,8 @@ from dsv.values.ids import CommitId, SegmentId
 from dsv.values.names import MAIN
 
 if TYPE_CHECKING:
-    from dsv.format.commit import Commit
     from dsv.format.locator import Locator
-    from dsv.format.records import Writer
+    from dsv.format.records import Commit, Writer
     from dsv.repo.objects.objects import Objects
     from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository

@@ -17,17 +17,15 @@ from numpy.typing import NDArray
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound
 from dsv.format import keys
-from dsv.format.commit import Commit
-from dsv.format.damage import MAX_MARKS, Damage
 from dsv.format.external import ExternalPack
 from dsv.format.index import ERASED
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.pack import PackTable
-from dsv.format.records import Writer
+from dsv.format.records import MAX_MARKS, Commit, Damage, Writer
 from dsv.repo.damage import mark_damage, read_damage
+from dsv.repo.expiry import freed_at_least, read_expiry
 from dsv.repo.format_log import check_log
 from dsv.repo.objects.indexes import FILTERED_BYTES
-from dsv.repo.refs.expiry import freed_at_least, read_expiry
 from dsv.repo.repository import Repository
 from dsv.store.base import StoreMissing, ask_each, listed_size, parsed
 from dsv.upkeep.hints import wrong_hints

@@ -16,8 +16,8 @@ from dsv.format.tree import Entry
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
 from dsv.merge.paths import MergeConflict
+from dsv.repo.expiry import read_expiry
 from dsv.repo.objects.objects import Objects
-from dsv.repo.refs.expiry import read_expiry
 from dsv.repo.tree.diff import Change
 from dsv.repo.tree.read import Reached, TreeReader, find_paths, reach_content
 from dsv.transfer.download import Fetcher

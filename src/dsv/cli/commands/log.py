@@ -22,7 +22,7 @@ from dsv.values.names import Target
 from dsv.values.units import format_bytes, parse_moment, rfc3339
 
 if TYPE_CHECKING:
-    from dsv.format.commit import Commit
+    from dsv.format.records import Commit
     from dsv.values.ids import CommitId
 
 _FILTERS = f"{__name__}.filters"

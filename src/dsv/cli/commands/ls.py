@@ -12,7 +12,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, one_of
 from dsv.cli.output import printable
-from dsv.format.erasure import Erasure
+from dsv.format.records import Erasure
 from dsv.format.tree import Entry
 from dsv.values.names import Target
 from dsv.values.units import rfc3339

@@ -10,7 +10,7 @@ from dsv.cli.declare import command
 from dsv.cli.options.arguments import Offline, TargetOrBase, one_of
 from dsv.cli.output import printable, to_item
 from dsv.cli.views import differences as told
-from dsv.format.erasure import Erasure
+from dsv.format.records import Erasure
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, rfc3339
 

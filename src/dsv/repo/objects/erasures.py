@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from dsv.errors import Conflict, Erased, IntegrityError, Unsupported, UsageError
 from dsv.format import keys
 from dsv.format.codec import Codec
-from dsv.format.erasure import ERASURE_MAX, Erasure
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.pack import MAGIC
+from dsv.format.records import ERASURE_MAX, Erasure
 from dsv.repo.errors import read_record
 from dsv.store.base import ask_each, parsed
 from dsv.values.ids import ErasureId, Id, PackId
@@ -20,7 +20,7 @@ from dsv.values.paths import show
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
-    from dsv.format.erasure import Named
+    from dsv.format.records import Named
     from dsv.format.tree import Entry
     from dsv.repo.objects.metadata import MetadataCache
     from dsv.store.base import Store

@@ -13,10 +13,10 @@ from blake3 import blake3
 
 from dsv.errors import IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.format import codec, keys, recipe, tree
-from dsv.format.commit import Commit
 from dsv.format.envelope import RECORD_MAX
 from dsv.format.locator import MAX_ROWS, Location, Locator, ObjectKind, largest
 from dsv.format.recipe import MAX_CHUNK, Recipe
+from dsv.format.records import Commit
 from dsv.format.segment import Segment
 from dsv.format.tree import Node, PathColumns
 from dsv.repo.errors import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable

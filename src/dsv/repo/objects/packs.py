@@ -22,7 +22,7 @@ from dsv.store.base import listed_size, parsed, together
 from dsv.values.ids import ChunkId, PackId
 
 if TYPE_CHECKING:
-    from dsv.format.damage import Damage
+    from dsv.format.records import Damage
     from dsv.repo.objects.indexes import Indexes
     from dsv.repo.objects.metadata import MetadataCache
     from dsv.store.base import Store

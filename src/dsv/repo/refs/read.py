@@ -11,8 +11,15 @@ import msgspec
 
 from dsv.errors import Conflict, Denied, IntegrityError, NotFound, OutcomeUnknown, Unreachable
 from dsv.format import keys
-from dsv.format.expiry import ExpiryEntry
-from dsv.format.records import BranchRule, DatasetErased, FormatEntry, RefEntry, TagValue, erased_id
+from dsv.format.records import (
+    BranchRule,
+    DatasetErased,
+    ExpiryEntry,
+    FormatEntry,
+    RefEntry,
+    TagValue,
+    erased_id,
+)
 from dsv.repo.errors import ONE_WINS_AGAIN, read_record
 from dsv.values.units import rfc3339
 

@@ -33,8 +33,7 @@ from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
-    from dsv.format.expiry import ExpiryEntry
-    from dsv.format.records import DatasetErased
+    from dsv.format.records import DatasetErased, ExpiryEntry
     from dsv.repo.format_log import Format
     from dsv.store.base import Store
     from dsv.values.ids import StoreId

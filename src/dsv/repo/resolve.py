@@ -9,8 +9,8 @@ import msgspec
 
 from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.format import keys
+from dsv.repo.expiry import check_not_expired
 from dsv.repo.refs.branches import Head, deleted, no_commit
-from dsv.repo.refs.expiry import check_not_expired
 from dsv.store.base import together
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO
 
 from dsv.api.context import Context
@@ -25,9 +27,7 @@ def export_stream(
     skip_damaged: what can't be read is left out, and named in the result; else it raises `IntegrityError`. strict:
     raise `Conflict` if files of the target were erased from the store; else the rest is written.
     """
-    with reading(context, target) as repository:
-        commit = context.resolve(repository, target).commit
-        selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged, strict=strict)
+    with _selected(context, target, skip_damaged, strict) as (repository, selection):
         write_tar(selection, out)
         return _checked(repository, selection.exported())
 
@@ -41,9 +41,7 @@ def export_path(
     `Unsupported` for a name of shards.
     """
     refuse_shards(to)
-    with reading(context, target) as repository:
-        commit = context.resolve(repository, target).commit
-        selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged, strict=strict)
+    with _selected(context, target, skip_damaged, strict) as (repository, selection):
         write_path(selection, to)
         return _checked(repository, selection.exported())
 
@@ -68,13 +66,23 @@ def export_url(
     """
     refuse_shards(url)
     place = open_place(url, options or context.store_options(context.settings.store()))
-    with reading(context, target) as repository:
-        commit = context.resolve(repository, target).commit
-        selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged, strict=strict)
+    with _selected(context, target, skip_damaged, strict) as (repository, selection):
         notes = context.metadata / "stores" / str(repository.id) / "exports"
         export = UrlExport(place, url, notes, context.progress, force=force)
         done = export.tar(selection) if selection.becomes_tar(url) else export.files(selection)
         return _checked(repository, done)
+
+
+@contextmanager
+def _selected(
+    context: Context, target: Target, skip_damaged: bool, strict: bool
+) -> Iterator[tuple[Repository, Selection]]:
+    with reading(context, target) as repository:
+        commit = context.resolve(repository, target).commit
+        yield (
+            repository,
+            Selection(repository.objects, commit, target, skip_damaged=skip_damaged, strict=strict),
+        )
 
 
 def _checked(repository: Repository, done: Exported) -> Exported:

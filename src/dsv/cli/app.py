@@ -38,6 +38,8 @@ SIBLINGS = {
     "mv": "put",
     "release": "hold",
     "cat": "ls",
+    "resolve": "ls",
+    "rollback": "restore",
 }
 """Commands that are in the file of another one."""
 

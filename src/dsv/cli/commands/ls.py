@@ -1,4 +1,4 @@
-"""dsv ls and cat."""
+"""dsv ls, cat and resolve."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import typer
 
 from dsv.api.ls_cat import cat as open_file
 from dsv.api.ls_cat import ls as list_entries
+from dsv.api.ls_cat import resolve as find
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
-from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, one_of
+from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, commit_target, one_of
 from dsv.cli.output import printable
 from dsv.format.records import Erasure
 from dsv.format.tree import Entry
@@ -107,3 +108,27 @@ def cat(
     with call.context(offline=offline) as context, open_file(context, Target.parse(target)) as pieces:
         for piece in pieces:
             call.out.write(piece)
+
+
+@command(
+    "resolve",
+    examples=[
+        ("dsv resolve chest-xray@v1", "the commit that the tag names"),
+        ("dsv resolve @main~2", "in this workspace's dataset, two commits before the head of main"),
+        ("dsv resolve --offline chest-xray", "where main was when the store was last asked from here"),
+        ("COMMIT=$(dsv resolve)", "the base of this workspace"),
+    ],
+    result={"dataset": "the dataset's name", "commit": "the full commit id"},
+)
+def resolve(call: Call, target: TargetOrBase = "", offline: Offline = False) -> None:
+    """Print the full commit id that a target names.
+
+    TARGET is [DATASET][@REV]; without it, the base commit of this workspace.
+    """
+    wanted = commit_target("resolve", target)
+    with call.context(offline=offline) as context:
+        found = find(context, wanted)
+    if call.json:
+        call.result(found)
+    else:
+        call.line(str(found.commit))

@@ -1,13 +1,25 @@
-"""dsv restore."""
+"""dsv restore and rollback."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
+import typer
+
 from dsv.api.checkout import restore as put_back
+from dsv.api.checkout import rollback as take_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
-from dsv.cli.options.arguments import Offline, Paths, workspace_paths
+from dsv.cli.options.arguments import (
+    Author,
+    DryRun,
+    Force,
+    Message,
+    Offline,
+    Paths,
+    override,
+    workspace_paths,
+)
 from dsv.cli.output import WRITTEN_KEYS, written
 from dsv.values.names import Target
 
@@ -54,3 +66,49 @@ def restore(
     is_named = rev is not None and not str(done.commit).startswith(rev.text)
     what = f"{done.dataset}@{rev} ({commit})" if is_named else f"{done.dataset}@{commit}"
     call.line(f"restored {what}: {written(done)}")
+
+
+@command(
+    "rollback",
+    examples=[
+        ("dsv rollback @v1", "a new commit with the files of v1"),
+        ("dsv rollback @v1 --dry-run", "what would change here"),
+        ("dsv rollback @main~1 -m 'wrong labels'", "without the last commit's changes"),
+    ],
+    result={
+        "dataset": "the dataset",
+        "branch": "the branch that the workspace follows",
+        "commit": "the branch's head now, and the workspace's base; null with --dry-run",
+        "before": "the branch's head before",
+        "source": "the commit whose files the branch has now",
+        **WRITTEN_KEYS,
+        "any_change": "false if the branch had these files already",
+    },
+)
+def rollback(
+    call: Call,
+    target: Annotated[str, typer.Argument(metavar="TARGET")],
+    message: Message = None,
+    dry_run: DryRun = False,
+    author: Author = None,
+    force: Force = False,
+) -> None:
+    """Roll the branch back to an earlier commit.
+
+    This publishes a new commit with the files of TARGET on the workspace's branch, and updates the workspace. No
+    history is lost: to undo a rollback, roll back to the commit before it. Local changes stay. If one of them is to a
+    path that would change, or if somebody has moved the branch meanwhile, nothing happens and the exit code is 4.
+    """
+    with call.context(writes=True, author=author, override=override(force, message)) as context:
+        done = take_back(context, Target.parse(target), message, dry_run=dry_run)
+    if call.json:
+        call.result(done)
+        return
+    where, source = f"{done.dataset}@{done.branch}", str(done.source)[:12]
+    if done.commit is not None:
+        call.line(str(done.commit))
+    if not done.any_change:
+        call.say(f"{where} already has the files of {source}")
+        return
+    verb = "would roll back" if done.commit is None else "rolled back"
+    call.say(f"{verb} {where} to {source}: {written(done)}")

@@ -90,15 +90,15 @@ def test_an_engine_is_chosen_by_what_it_does(tmp_path: Path) -> None:
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     assert local_image("docker", environ) is None
     assert local_image("podman", environ) == "localhost/x/busybox:latest"
-    chosen = choose_engine(None, environ)
-    assert chosen.options == ("--engine", "process")
-    assert "podman could not start a container here (no cgroup)" in chosen.note
+    options, note = choose_engine(None, environ)
+    assert options == ("--engine", "process")
+    assert "podman could not start a container here (no cgroup)" in note
     with pytest.raises(LaunchError, match="podman can't run the demo: no cgroup"):
         choose_engine("podman", environ)
     (tmp_path / "podman").write_text(
         '#!/bin/sh\n[ "$1" = images ] && echo docker.io/library/debian:12\nexit 0\n'
     )
-    assert choose_engine(None, environ).options == (
+    assert choose_engine(None, environ)[0] == (
         "--engine",
         "podman",
         "--image",

@@ -115,7 +115,7 @@ class Tour:
 
     def take(self, engine: str | None) -> None:
         """Take all of the tour. Raises `DsvError` if a command fails."""
-        chosen = choose_engine(engine, self._environ)
+        options, note = choose_engine(engine, self._environ)
         self.workspace.mkdir()
         make_pictures(self.workspace)
         (self.folder / "code").mkdir()
@@ -134,8 +134,8 @@ class Tour:
         self.dsv("log", "--oneline")
         self.say("Make the tag appear as plain files in the cache, for an hour at least.")
         self.dsv("cache", "shapes@v1", "--hold", "1h")
-        self.say(f"Run a job on each commit; the record keeps what it saw. {chosen.note}")
-        job = (*chosen.options, "--code", "../code", "-p", "lr=0.1", "--", "sh", "count.sh")
+        self.say(f"Run a job on each commit; the record keeps what it saw. {note}")
+        job = (*options, "--code", "../code", "-p", "lr=0.1", "--", "sh", "count.sh")
         self.dsv("run", "shapes@v1", *job)
         self.dsv("run", "shapes", *job)
         self.dsv("runs")
@@ -205,27 +205,13 @@ class Tour:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """The options of `dsv run` for the tour's jobs, and a sentence about them."""
+def choose_engine(name: str | None, environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    """Return the options of `dsv run` for the tour's jobs, and a sentence about them.
 
-    options: tuple[str, ...]
-    note: str
-
-
-PROCESS = Engine(
-    ("--engine", "process"), "No container engine with an image is here, so the jobs are plain processes."
-)
-
-
-def choose_engine(name: str | None, environ: Mapping[str, str]) -> Engine:
-    """Return the best engine that has an image with a shell and starts it, or else processes.
-
-    Raises `LaunchError` if the named one can't.
+    The best engine is one that has an image with a shell and starts it; without any, jobs are processes. Raises
+    `LaunchError` if the named one can't.
     """
-    if name == "process":
-        return Engine(PROCESS.options, "The jobs are plain processes.")
-    refused = ""
+    note = "No container engine with an image is here, so the jobs are plain processes."
     for program in ("docker", "podman"):
         if name not in (None, program):
             continue
@@ -234,17 +220,14 @@ def choose_engine(name: str | None, environ: Mapping[str, str]) -> Engine:
         if image is not None:
             reason = _ask([program, "run", "--rm", image, "sh", "-c", "true"], environ)[1]
             if not reason:
-                return Engine(
-                    ("--engine", program, "--image", image), f"The jobs run in containers of {program}."
-                )
-            refused = (
-                f"{program} could not start a container here ({reason}), so the jobs are plain processes."
-            )
+                options = ("--engine", program, "--image", image)
+                return options, f"The jobs run in containers of {program}."
+            note = f"{program} could not start a container here ({reason}), so the jobs are plain processes."
         if name == program:
             raise LaunchError(
                 f"{program} can't run the demo: {reason}", subject=program, hint="dsv demo --engine process"
             )
-    return Engine(PROCESS.options, refused) if refused else PROCESS
+    return ("--engine", "process"), "The jobs are plain processes." if name == "process" else note
 
 
 def local_image(program: str, environ: Mapping[str, str]) -> str | None:

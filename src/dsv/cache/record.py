@@ -175,7 +175,8 @@ def lookup(root: CacheRoot, place: Place, *, fresh: bool = False) -> Cached | No
     there or not. It takes the right to write. Raises `Conflict` for a symlink in its place.
     """
     if fresh:
-        refresh(root, place)
+        root.reach(root.visible(place).parent)
+        root.reach(root.claims(place))
     path = root.visible(place)
     record = read_record(root, place) if own_folder(path.parent) and own_folder(path) else None
     return None if record is None else Cached(path, record)
@@ -191,12 +192,6 @@ def local_commit(root: CacheRoot, place: Place) -> Commit | None:
             if data is not None and CommitId.hash(data) == place.commit:
                 return Commit.decode(data)
     return None
-
-
-def refresh(root: CacheRoot, place: Place) -> None:
-    """Make an NFS client forget what it remembers of the names beside and about a commit. Raises `OSError`."""
-    root.reach(root.visible(place).parent)
-    root.reach(root.claims(place))
 
 
 def erasures_folder(root: CacheRoot, store: StoreId) -> Path:

@@ -124,13 +124,21 @@ def _is_anybody(principal: object) -> bool:
     return "*" in principal if isinstance(principal, list) else principal == "*"
 
 
-def _answer(call: Callable[..., Any], bucket: str) -> dict[str, Any]:
-    """Nothing if there is no such setting, no right to see it, or a server that doesn't know the question."""
+def _answer(
+    call: Callable[..., Any], bucket: str, what: str = "", unanswered: list[str] | None = None
+) -> dict[str, Any]:
+    """Nothing if there is no such setting, no right to see it, or a server that doesn't know the question.
+
+    unanswered: gets a sentence that `what` is not known, if it is not known whether there is such a setting.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         answer = call(Bucket=bucket)
-    except (BotoCoreError, ClientError):
+    except (BotoCoreError, ClientError) as error:
+        said = str(error.response.get("Error", {}).get("Code") if isinstance(error, ClientError) else error)
+        if unanswered is not None and said not in _NOT_SET | _UNKNOWN:
+            unanswered.append(f"bucket {bucket} does not say {what}: {said}")
         return {}
     return answer if isinstance(answer, dict) else {}
 
@@ -209,9 +217,15 @@ class BucketVersions:
     def history(self) -> History:
         """Ask the server for the settings of the bucket."""
         unanswered: list[str] = []
-        versioning = self._setting("get_bucket_versioning", "whether old versions are kept", unanswered)
-        lock = self._setting("get_object_lock_configuration", "whether objects are locked", unanswered)
-        replication = self._setting("get_bucket_replication", "whether objects are replicated", unanswered)
+        versioning = _answer(
+            self._client.get_bucket_versioning, self._bucket, "whether old versions are kept", unanswered
+        )
+        lock = _answer(
+            self._client.get_object_lock_configuration, self._bucket, "whether objects are locked", unanswered
+        )
+        replication = _answer(
+            self._client.get_bucket_replication, self._bucket, "whether objects are replicated", unanswered
+        )
         rules = (replication.get("ReplicationConfiguration") or {}).get("Rules") or ()
         return History(
             bool(versioning.get("Status")),
@@ -227,21 +241,6 @@ class BucketVersions:
             ),
             tuple(unanswered),
         )
-
-    def _setting(self, name: str, what: str, unanswered: list[str]) -> dict[str, Any]:
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            answer = getattr(self._client, name)(Bucket=self._bucket)
-        except ClientError as error:
-            code = str(error.response.get("Error", {}).get("Code"))
-            if code not in _NOT_SET | _UNKNOWN:
-                unanswered.append(f"bucket {self._bucket} does not say {what}: {code}")
-            return {}
-        except BotoCoreError as error:
-            unanswered.append(f"bucket {self._bucket} does not say {what}: {error}")
-            return {}
-        return answer if isinstance(answer, dict) else {}
 
     def old_packs(self) -> Iterator[OldVersion]:
         """Yield every version of a pack that was deleted or replaced. Raises `Denied`, `Unreachable`."""

@@ -384,36 +384,25 @@ def do_free_parts(
     the fill end at about the same time; and nothing is claimed for the next one before this one is done.
     """
     most = _FIRST if remote else table.count
+    claimed = 0
+
+    def batch() -> Iterator[Claim]:
+        nonlocal claimed
+        while claimed < most and not stop() and (claim := table.claim_free()) is not None:
+            claimed += 1
+            yield claim
+
     while True:
-        batch = _Batch(table, most, stop)
+        claimed = 0
         began = time.monotonic()
-        do(batch)
-        if not batch.claimed:
+        do(batch())
+        if not claimed:
             return
         took = max(time.monotonic() - began, 0.01)
-        most = round(_TURN * batch.claimed / took)
+        most = round(_TURN * claimed / took)
         if remote:
             most = min(most, table.free // _SHARE)
         most = max(_FIRST, min(most, table.count))
-
-
-class _Batch(Iterator[Claim]):
-    """Claims as they are asked for. One that could not be made, as the disk was full, may be asked for again."""
-
-    def __init__(self, table: ClaimTable, most: int, stop: Callable[[], bool]) -> None:
-        self._table = table
-        self._most = most
-        self._stop = stop
-        self.claimed = 0
-
-    def __next__(self) -> Claim:
-        if self.claimed >= self._most or self._stop():
-            raise StopIteration
-        claim = self._table.claim_free()
-        if claim is None:
-            raise StopIteration
-        self.claimed += 1
-        return claim
 
 
 # How long a folder is emptied again and again while its owner still adds to it. Each file that it adds was written and

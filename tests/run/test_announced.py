@@ -78,5 +78,5 @@ def test_marks_of_earlier_versions_are_read(shop: Shop) -> None:
     document = msgspec.json.decode(path.read_bytes())
     path.write_bytes(msgspec.json.encode({k: v for k, v in document.items() if k not in ("record", "live")}))
     (one,) = under_way(shop.place.state)
-    assert one.run == record.run and one.mark.known() is None and not one.mark.is_dead()
+    assert one.run == record.run and one.mark.known() is None and not one.mark.owner.is_dead
     assert marks.known() == []

@@ -11,7 +11,7 @@ import pytest
 
 from dsv.errors import LaunchError
 from dsv.fs.process import Process as Known
-from dsv.run.active_runs import Mark, Marks, RunRecords
+from dsv.run.active_runs import Marks, Owner, RunRecords
 from dsv.run.completing import Completer
 from dsv.run.dirs import run_folder
 from dsv.run.engine_list import Engines, find_job
@@ -104,7 +104,7 @@ def test_a_run_whose_job_may_begin_yet_stays_under_way(shop: Shop, monkeypatch: 
     assert (known.run, known.state, known.job is not None) == (result.record.run, RunState.RUNNING, True)
     scratch = run_folder(shop.place.state, SCANS, known.run) / "scratch"
     assert scratch.is_dir()
-    monkeypatch.setattr(Mark, "is_dead", lambda self: True)
+    monkeypatch.setattr(Owner, "is_dead", True)
     completed: list[RunRecord] = []
     until(
         lambda: completed.extend(complete_cut_off(shop, marks)) or completed
@@ -116,7 +116,7 @@ def test_a_run_whose_job_may_begin_yet_stays_under_way(shop: Shop, monkeypatch: 
 
 def test_a_reference_from_the_store_ends_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anyone who may write to the store could name a job of somebody else in a record."""
-    monkeypatch.setattr(Mark, "is_dead", lambda self: True)
+    monkeypatch.setattr(Owner, "is_dead", True)
     bystander = Process(shop.environ)
     plan = Plan(engine="process", run="another", where=Known.here().kernel, argv=("true",), env={})
     ref = bystander.submit(plan, Output(None, None), Event())
@@ -151,7 +151,7 @@ def test_a_supervisor_that_is_killed_while_it_sends_the_output_has_told_how_the_
     with pytest.raises(SystemExit):
         start(shop, "sh", "-c", "echo said; exit 6", keep_output=True)
     marks = Marks(shop.place.state, STORE)
-    monkeypatch.setattr(Mark, "is_dead", lambda self: True)
+    monkeypatch.setattr(Owner, "is_dead", True)
     (cut,) = complete_cut_off(shop, marks)
     assert (cut.state, cut.exit_code) == (RunState.ENDED, 6)
     assert cut.output is not None and cut.output.error == "dsv was killed while it sent it"

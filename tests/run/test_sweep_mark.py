@@ -14,7 +14,7 @@ from dsv.fs.process import Process
 from dsv.run import sweep as progress
 from dsv.run.active_runs import this_machine
 from dsv.run.parameters import SweepId
-from dsv.run.sweep import Driver, driving, sweep_folder
+from dsv.run.sweep import Owner, driving, sweep_folder
 from tests.waiting import PATIENCE
 
 SWEEP = SweepId.parse("sweep-20261120-132145-1f2e3d4c")
@@ -25,13 +25,13 @@ def test_of_two_that_find_the_mark_of_a_killed_process_one_begins_the_runs(
 ) -> None:
     folder, here = sweep_folder(tmp_path, SWEEP), Process.here()
     folder.mkdir(parents=True)
-    dead = Driver(msgspec.structs.replace(here, start=here.start + 1), this_machine())
+    dead = Owner(msgspec.structs.replace(here, start=here.start + 1), this_machine())
     (folder / "driver").write_bytes(msgspec.json.encode(dead))
     both, first, over, look, own = Barrier(2), Event(), Event(), progress.driver, local()
     entered: list[str] = []
     refused: list[str] = []
 
-    def looking(state: Path, sweep: SweepId) -> Driver | None:
+    def looking(state: Path, sweep: SweepId) -> Owner | None:
         """Both look before either acts, if they can; then the second acts once the first has."""
         found = look(state, sweep)
         if found is None:

@@ -16,7 +16,7 @@ from dsv.api.cache import NoLease, Stager
 from dsv.api.context import Context
 from dsv.api.pools import Placing
 from dsv.api.run_trees import commit_code, commit_output
-from dsv.api.runs import Runs
+from dsv.api.runs import Runs, open_runs
 from dsv.api.settings import StoreChoice
 from dsv.cache.leases import Lease
 from dsv.cache.root import CacheRoot
@@ -29,7 +29,7 @@ from dsv.run.engine_list import ENGINES
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import CANNOT_LAUNCH, Plan
 from dsv.run.engines.reaper import GRACE
-from dsv.run.listing import run_known_here, show_run
+from dsv.run.listing import run_known_here
 from dsv.run.node_order import StoreAccess
 from dsv.run.pools import GaveUp
 from dsv.run.record import RunId, RunOutput, RunRecord, start_number
@@ -327,9 +327,8 @@ def recorded_run(context: Context, place: RunPlace, text: str, *, offline: bool 
                 hint=f"dsv run --again {text}",
             )
         return view.record
-    with context.repository() as repository:
-        spool = Spool(place.spool, repository.id)
-        return show_run(RunStore(repository.store), spool, text, list(repository.refs.datasets())).record
+    with open_runs(context, place.environ) as found:
+        return found.show(text).record
 
 
 _CERTIFICATE: Final = re.compile(

@@ -81,7 +81,7 @@ def _again(call: Call, typed: Typed, context: Context, place: RunPlace, env: Map
     if record.pool is not None and typed.on is None:
         call.warn(f"it ran on the pool {record.pool}: --on {record.pool} takes it there again")
     if typed.offline:
-        call.say(f"run {record.run} as it waits here to be sent: with --offline the store is not asked")
+        call.say(f"run {record.run} as this machine knows it: with --offline the store is not asked")
     options = parse_options(typed.options)
     repeated = again(record, place, command=call.words, env=env, moves=typed.on is not None, **options)
     for sentence in repeated.cannot:

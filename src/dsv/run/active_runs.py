@@ -31,6 +31,36 @@ _TICK: Final = 0.2
 _LONG: Final = 5.0
 
 
+class Owner(msgspec.Struct, frozen=True):
+    """The process that supervises a run, or that starts those of a sweep, and the machine that it is on."""
+
+    process: Process
+    host: str
+
+    @classmethod
+    def here(cls) -> Owner:
+        return cls(Process.here(), this_machine())
+
+    @property
+    def is_here(self) -> bool:
+        """Check that it is a process of this machine: a home on a file server is that of several machines."""
+        return self.process.kernel == Process.here().kernel
+
+    @property
+    def is_dead(self) -> bool:
+        """Check that it is known to be gone: only its own machine can tell."""
+        fate = self.process.fate()
+        if fate is not Fate.UNKNOWN:
+            return fate is Fate.DEAD
+        boot, now = self.process.kernel.partition(":")[0], Process.here().kernel.partition(":")[0]
+        return self.host == this_machine() and boot != "" and now not in ("", boot)
+
+    @property
+    def host_name(self) -> str:
+        """The name of the host, for people."""
+        return self.host.partition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """The mark of a run. Marks of earlier versions have neither `record` nor `live`."""
@@ -54,12 +84,8 @@ class Mark:
             return None
 
     @property
-    def host_name(self) -> str:
-        """The name of the host, for people."""
-        return self.host.partition("/")[0]
-
-    def is_dead(self) -> bool:
-        return is_dead(Process(*self.process), self.host)
+    def owner(self) -> Owner:
+        return Owner(Process(*self.process), self.host)
 
 
 _MARK = msgspec.json.Decoder(Mark)
@@ -119,9 +145,7 @@ class Marks:
 
     def supervised(self) -> frozenset[RunId]:
         """Return the runs that a process of this machine waits for."""
-        return frozenset(
-            each.run for each in self._marked() if Process(*each.mark.process).fate() is Fate.ALIVE
-        )
+        return frozenset(each.run for each in self._marked() if each.mark.owner.process.fate() is Fate.ALIVE)
 
     def clear(self, dataset: DatasetName, run: RunId) -> None:
         """Remove the mark of a run that was cut off, and what the run left among the user's state but its output."""
@@ -131,7 +155,7 @@ class Marks:
     def of_the_dead(self) -> Iterator[tuple[DatasetName, RunId]]:
         """Yield the runs whose supervisor is known to be gone."""
         for each in self._marked():
-            if each.mark.is_dead():
+            if each.mark.owner.is_dead:
                 with suppress(UsageError):
                     yield DatasetName.parse(each.mark.dataset), each.run
 
@@ -147,23 +171,18 @@ class UnderWay:
     run: RunId
     mark: Mark
 
-    @property
-    def is_here(self) -> bool:
-        """Check that the run's supervisor is or was a process of this machine."""
-        return Process(*self.mark.process).kernel == Process.here().kernel
-
     def ask_to_stop(self, grace: float) -> bool:
         """Ask the run's supervisor to end the job, which gets so many seconds to end by itself.
 
         Return False if somebody else has asked before; then nothing is sent, except that a grace of 0 ends the job at
         once all the same. Raises `Unsupported` for a run of another machine, and `NotFound` if its supervisor is gone.
         """
-        run, host = self.run, self.mark.host_name
-        if not self.is_here:
+        run, owner = self.run, self.mark.owner
+        if not owner.is_here:
             raise Unsupported(
-                f"run {run} is under way on {host}, and can be stopped there alone",
+                f"run {run} is under way on {owner.host_name}, and can be stopped there alone",
                 subject=run,
-                hint=f"ssh {host} dsv stop {run}",
+                hint=f"ssh {owner.host_name} dsv stop {run}",
             )
         with closing(self._watched()) as watched:
             if watched.has_ended():
@@ -193,8 +212,8 @@ class UnderWay:
                     select([watched.descriptor], [], [], _TICK)
 
     def _watched(self) -> Watched:
-        _, pid, start = self.mark.process
-        return Watched(pid, start)
+        process = self.mark.owner.process
+        return Watched(process.pid, process.start)
 
 
 def _send(watched: Watched, number: int) -> None:
@@ -220,15 +239,6 @@ def under_way(state: Path) -> list[UnderWay]:
                 mark = _MARK.decode(file.read(_MAX_MARK))
             found.append(UnderWay(folder, RunId.parse(path.name), mark))
     return found
-
-
-def is_dead(process: Process, host: str) -> bool:
-    """Check that a process of this machine is known to be gone. host: as of `this_machine`, where it was started."""
-    fate = process.fate()
-    if fate is not Fate.UNKNOWN:
-        return fate is Fate.DEAD
-    boot, now = process.kernel.partition(":")[0], Process.here().kernel.partition(":")[0]
-    return host == this_machine() and boot != "" and now not in ("", boot)
 
 
 def stop_request(folder: Path, run: RunId) -> Path:

@@ -146,14 +146,6 @@ def check_spec(spec: JobSpec) -> None:
         raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
 
 
-def _gpus_text(gpus: int | None) -> str | None:
-    return None if gpus is None else "all" if gpus == ALL_GPUS else str(gpus)
-
-
-def _recorded_gpus(text: str | None) -> int | None:
-    return None if text is None else parse_gpus(text)
-
-
 def _parse_jobs(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise UsageError(f"{text!r} is not a number of processes", subject=text)

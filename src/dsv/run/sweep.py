@@ -25,7 +25,7 @@ from dsv.format.keys import runs_prefix
 from dsv.fs.files import list_names, read_json, write_once
 from dsv.fs.process import Process
 from dsv.periodic import now_ms
-from dsv.run.active_runs import is_dead, this_machine
+from dsv.run.active_runs import Owner
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import CANNOT_LAUNCH
@@ -39,34 +39,8 @@ from dsv.store.base import Put, Store, TooLargeError
 from dsv.values.json import Json
 from dsv.values.names import DatasetName
 
-
-class Driver(msgspec.Struct, frozen=True):
-    """The process that starts the runs of a sweep, and the machine that it is on."""
-
-    process: Process
-    host: str
-
-    @classmethod
-    def here(cls) -> Driver:
-        return cls(Process.here(), this_machine())
-
-    @property
-    def is_here(self) -> bool:
-        """Check that it is a process of this machine: a home on a file server is that of several machines."""
-        return self.process.kernel == Process.here().kernel
-
-    @property
-    def is_dead(self) -> bool:
-        """Check that it is known to be gone: only its own machine can tell."""
-        return is_dead(self.process, self.host)
-
-    @property
-    def host_name(self) -> str:
-        return self.host.partition("/")[0]
-
-
-_DECODER = msgspec.json.Decoder(Driver)
-_UNKNOWN = Driver(Process("", 0, 0), "another machine")
+_DECODER = msgspec.json.Decoder(Owner)
+_UNKNOWN = Owner(Process("", 0, 0), "another machine")
 _MAX_NOTE = 4096
 _NOTE = re.compile(r"(stop|turn)-([1-9][0-9]{0,8})", re.ASCII)
 
@@ -82,7 +56,7 @@ class SweepNotes:
         self._sweep = sweep
         self._prefix = f"{runs_prefix(dataset)}{sweep}/"
 
-    def driver(self) -> Driver | None:
+    def driver(self) -> Owner | None:
         """Return the process that starts its runs; None if there is none, or if it is known to be gone."""
         turn, stop = self._last()
         found = self._read(turn) if turn > stop else None
@@ -95,7 +69,7 @@ class SweepNotes:
 
     def take(self, turn: int) -> None:
         """Make this process the driver. Raises `Conflict` if another one has become that since `next_turn`."""
-        here = Driver.here()
+        here = Owner.here()
         put = self._store.put_if_absent(f"{self._prefix}turn-{turn}", msgspec.json.encode(here))
         if put is Put.LOST and (other := self._read(turn)) != here:
             raise self._refusal(other)
@@ -119,13 +93,13 @@ class SweepNotes:
                 last[match[1]] = max(last[match[1]], int(match[2]))
         return last["turn"], last["stop"]
 
-    def _read(self, turn: int) -> Driver:
+    def _read(self, turn: int) -> Owner:
         try:
             return _DECODER.decode(self._store.get(f"{self._prefix}turn-{turn}", _MAX_NOTE))
         except (TooLargeError, msgspec.DecodeError):
             return _UNKNOWN
 
-    def _refusal(self, other: Driver) -> Conflict:
+    def _refusal(self, other: Owner) -> Conflict:
         return Conflict(
             f"the runs of {self._sweep} are being started by dsv on {other.host_name}",
             subject=self._sweep,
@@ -156,7 +130,7 @@ def driving(state: Path, sweep: SweepId) -> Iterator[None]:
 
 
 def _take(path: Path, state: Path, sweep: SweepId) -> None:
-    data = msgspec.json.encode(Driver.here())
+    data = msgspec.json.encode(Owner.here())
     while not write_once(path, data):
         if (other := driver(state, sweep)) is not None:
             where = "here" if other.is_here else f"on {other.host_name}"
@@ -184,7 +158,7 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def driver(state: Path, sweep: SweepId) -> Driver | None:
+def driver(state: Path, sweep: SweepId) -> Owner | None:
     """Return the process that starts its runs, if it lives or may live."""
     with suppress(OSError, msgspec.DecodeError):
         found = read_json(_path(state, sweep), _DECODER)
@@ -193,7 +167,7 @@ def driver(state: Path, sweep: SweepId) -> Driver | None:
     return None
 
 
-def being_started(state: Path, text: str) -> tuple[SweepId, Driver] | None:
+def being_started(state: Path, text: str) -> tuple[SweepId, Owner] | None:
     """Return the sweep that a text means and its process on this machine, also before its first run has a record."""
     for name in list_names(state / "sweeps"):
         with suppress(UsageError):
@@ -585,4 +559,4 @@ class _Going:
         if self.started is not None:
             return self.started.poll()
         one = find_under_way(self.state, self.run)
-        return None if one is not None and not one.mark.is_dead() else -1
+        return None if one is not None and not one.mark.owner.is_dead else -1

@@ -46,7 +46,7 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
         raise UsageError("a log can't be printed as JSON", hint="leave out --json")
     one = find_under_way(call.settings.state, run)
     record = None if one is None else one.mark.known()
-    if one is not None and one.is_here and not one.mark.is_dead():
+    if one is not None and one.mark.owner.is_here and not one.mark.owner.is_dead:
         if one.mark.live is not None and _write_live(call, one, follow):
             return
         if (one.folder / one.run).exists() and not is_in_cluster(call, record):
@@ -57,7 +57,7 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
             )
     if (
         one is not None
-        and one.is_here
+        and one.mark.owner.is_here
         and record is not None
         and _write_engines(call, record, follow, alive=True)
     ):
@@ -93,7 +93,8 @@ def _write_live(call: Call, one: UnderWay, follow: bool) -> bool:
     mark = one.folder / one.run
     try:
         with read_live(
-            Path(one.mark.live or ""), (lambda: mark.exists() and not one.mark.is_dead()) if follow else None
+            Path(one.mark.live or ""),
+            (lambda: mark.exists() and not one.mark.owner.is_dead) if follow else None,
         ) as live:
             for data in live:
                 call.out.write(data)

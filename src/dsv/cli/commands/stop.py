@@ -18,7 +18,7 @@ from dsv.cli.commands.runs import opened_runs, warn_of_cut_off
 from dsv.cli.declare import command, option
 from dsv.cli.failure import of_error
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported
-from dsv.run.active_runs import UnderWay
+from dsv.run.active_runs import Owner, UnderWay
 from dsv.run.dirs import SPOOLS
 from dsv.run.engine_list import find_job
 from dsv.run.engines.base import CANNOT_LAUNCH, Engine, NoEngine
@@ -26,7 +26,7 @@ from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import ended_here, find_under_way
 from dsv.run.parameters import SweepId, names_sweep
 from dsv.run.record import RunRecord, RunState
-from dsv.run.sweep import Driver, SweepView, being_started, driver
+from dsv.run.sweep import SweepView, being_started, driver
 from dsv.values.units import format_count, parse_duration
 
 _TICK = 0.2
@@ -84,7 +84,7 @@ def _end(
     again: this command has asked for it before
     """
     asked = False
-    if one is not None and (one.is_here or not is_in_cluster(call, one.mark.known())):
+    if one is not None and (one.mark.owner.is_here or not is_in_cluster(call, one.mark.known())):
         try:
             asked = one.ask_to_stop(seconds)
             if not (asked or again):
@@ -101,7 +101,7 @@ def _end(
         record = found.show(record.run).record
         if not record.state.is_terminal and is_in_cluster(call, record):
             return _stop_in_cluster(call, record, seconds)
-    if not record.state.is_terminal and one is not None and one.mark.is_dead():
+    if not record.state.is_terminal and one is not None and one.mark.owner.is_dead:
         raise Unreachable(
             f"run {record.run} may still run: {record.engine} did not end its job",
             subject=record.run,
@@ -136,12 +136,12 @@ def _stop_named_sweep(call: Call, text: str, seconds: float) -> None:
     _stop_sweep(call, view, seconds)
 
 
-def _end_driver(process: Driver) -> None:
+def _end_driver(process: Owner) -> None:
     with suppress(ProcessLookupError):
         os.kill(process.process.pid, signal.SIGTERM)
 
 
-def _wait_for_driver(call: Call, sweep: SweepId, process: Driver) -> None:
+def _wait_for_driver(call: Call, sweep: SweepId, process: Owner) -> None:
     while driver(call.settings.state, sweep) == process:
         sleep(_TICK)
 
@@ -161,7 +161,7 @@ def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
         view = found.sweep(view.id)
     for record in view.under_way:
         one = find_under_way(state, record.run)
-        if one is not None and one.is_here:
+        if one is not None and one.mark.owner.is_here:
             with suppress(NotFound):
                 one.ask_to_stop(seconds)
     problems: list[DsvError] = []

@@ -11,13 +11,13 @@ from typing import Any
 
 from dsv.api.workspaces import workspace_above
 from dsv.errors import NotFound
-from dsv.run.active_runs import Marks, RunRecords
+from dsv.run.active_runs import RunRecords
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import Plan
 from dsv.run.node_order import NO_ACCESS, StoreAccess
 from dsv.run.record import RunId, RunOutput, RunRecord
-from dsv.run.record_store import RunStore, Spool
+from dsv.run.record_store import SPOOLS, RunStore, Spool
 from dsv.run.spec import Again, JobSpec, again
 from dsv.run.staged import Staged
 from dsv.run.supervisor import RunResult, dry_run, run
@@ -142,7 +142,7 @@ class Shop:
 
     @property
     def spool(self) -> Spool:
-        return Spool(self.place.spool, STORE)
+        return Spool(self.place.state, STORE)
 
     @property
     def runs(self) -> RunStore:
@@ -162,7 +162,7 @@ class Shop:
         signals: Signals | None = None,
         grace: float = 20.0,
     ) -> RunResult:
-        records = RunRecords(self.spool, None if offline else self.runs, Marks(self.place.state, STORE))
+        records = RunRecords(self.place.state, STORE, None if offline else self.runs)
         with self.output() as (stdout, stderr):
             return run(
                 spec, place=self.place, staging=self.data, records=records, stdout=stdout, stderr=stderr,
@@ -186,7 +186,9 @@ class Shop:
     def everything(self) -> bytes:
         """All bytes in the store and in the spool."""
         stored = b"".join(self.store.get(item.key) for item in self.store.list(""))
-        return stored + b"".join(file.read_bytes() for file in self.place.spool.rglob("*") if file.is_file())
+        return stored + b"".join(
+            file.read_bytes() for file in (self.place.state / SPOOLS).rglob("*") if file.is_file()
+        )
 
     def output(self) -> Any:
         from contextlib import contextmanager

@@ -19,7 +19,7 @@ from tests.run.shop import SCANS, STORE, FolderLease, Folders, Shop
 
 def start(shop: Shop, *command: str) -> tuple[RunRecord, list[RunId]]:
     told: list[RunId] = []
-    records = RunRecords(shop.spool, shop.runs, Marks(shop.place.state, STORE))
+    records = RunRecords(shop.place.state, STORE, shop.runs)
     result = run(
         shop.request(*command),
         place=shop.place,

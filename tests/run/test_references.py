@@ -28,7 +28,7 @@ from tests.waiting import until
 
 
 def start(shop: Shop, *command: str, **more: Any) -> RunResult:
-    records = RunRecords(shop.spool, shop.runs, Marks(shop.place.state, STORE))
+    records = RunRecords(shop.place.state, STORE, shop.runs)
     return run(shop.request(*command, **more), place=shop.place, staging=shop.data, records=records)
 
 

@@ -306,8 +306,8 @@ def test_runs_of_one_id_on_two_datasets_hide_nothing_from_each_other(shop: Shop,
     assert caught.value.hint == f"dsv runs {first.run} --dataset copies/two"
     if not sent:
         with pytest.raises(UsageError, match="means 2 runs"):
-            ended_here(shop.place.spool, first.run)
-        one = ended_here(shop.place.spool, first.run, "copies/one")
+            ended_here(shop.place.state, first.run)
+        one = ended_here(shop.place.state, first.run, "copies/one")
         assert one is not None and one[0] == copies[0]
 
 

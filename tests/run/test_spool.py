@@ -36,13 +36,13 @@ def test_what_is_kept_is_on_the_disk_with_its_name(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", rename)
-    spool = Spool(tmp_path / "state/dsv/runs", STORE)
-    place = f"state/dsv/runs/{STORE}"
+    spool = Spool(tmp_path / "state/dsv", STORE)
+    place = f"state/dsv/unsent-runs/{STORE}"
     for folders in (["state/dsv", "state", "."], []):
         events.clear()
         path = spool.keep(DATASET, RUN, START if folders else LOG, b"data")
         assert path.read_bytes() == b"data"
-        names = [f"{place}/{DATASET.component}", place, "state/dsv/runs", *folders]
+        names = [f"{place}/{DATASET.component}", place, "state/dsv/unsent-runs", *folders]
         assert events == ["the file", "its name", *names]
 
 

@@ -23,7 +23,7 @@ from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, Denied, DsvError, NotFound, Unreachable, UsageError, as_launch_error
 from dsv.repo.session import Session
 from dsv.run import supervisor
-from dsv.run.active_runs import Marks, RunRecords
+from dsv.run.active_runs import RunRecords
 from dsv.run.dirs import RunPlace, code_folder, code_state
 from dsv.run.engine_list import ENGINES
 from dsv.run.engines.attach import Signals
@@ -33,7 +33,7 @@ from dsv.run.listing import run_known_here
 from dsv.run.node_order import StoreAccess
 from dsv.run.pools import GaveUp
 from dsv.run.record import RunId, RunOutput, RunRecord, start_number
-from dsv.run.record_store import RunStore, Spool
+from dsv.run.record_store import RunStore
 from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec
 from dsv.run.staged import Staged
@@ -233,9 +233,7 @@ def run(
             spec,
             place=replace(place, author=context.writer.author),
             staging=staging,
-            records=RunRecords(
-                Spool(place.spool, store), None if offline else runs, Marks(place.state, store)
-            ),
+            records=RunRecords(place.state, store, None if offline else runs),
             signals=signals,
             progress=context.progress,
             grace=grace,

@@ -16,7 +16,7 @@ from dsv.format.keys import run_key
 from dsv.repo.repository import Repository
 from dsv.run.active_runs import Marks
 from dsv.run.completing import Completer
-from dsv.run.dirs import ANSWERS, LIVE_LOG, SPOOLS, run_folder
+from dsv.run.dirs import ANSWERS, LIVE_LOG, run_folder
 from dsv.run.engine_list import Engines
 from dsv.run.engines.output import PART_SIZE, READ_SIZE, read_live
 from dsv.run.listing import Filter, RunView, choose_runs, list_runs, run_log, show_run
@@ -198,7 +198,7 @@ def open_runs(context: Context, environ: Mapping[str, str]) -> Iterator[Runs]:
         yield Runs(
             repository,
             RunStore(repository.store),
-            Spool(state / SPOOLS, repository.id),
+            Spool(state, repository.id),
             Marks(state, repository.id),
             engines_of(environ, context.settings),
             state,

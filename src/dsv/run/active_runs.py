@@ -260,10 +260,10 @@ _START_SECONDS: Final = 35.0
 class RunRecords:
     """Keeps the record of one run: in its mark while it is under way, in the spool, and in the store."""
 
-    def __init__(self, spool: Spool, runs: RunStore | None, marks: Marks) -> None:
-        """runs: None if the store must not be asked (`--offline`)"""
-        self.marks = marks
-        self._spool = spool
+    def __init__(self, state: Path, store: StoreId, runs: RunStore | None) -> None:
+        """state: the user's folder for dsv's state; runs: None if the store must not be asked (`--offline`)"""
+        self.marks = Marks(state, store)
+        self._spool = Spool(state, store)
         self._runs = runs
         self.begun = False
         """True once the start of the job is recorded."""

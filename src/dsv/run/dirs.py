@@ -25,8 +25,6 @@ from dsv.values.names import DatasetName
 MAX_METRICS: Final = 1 << 20
 MAX_BESIDE: Final = 256
 """Entries at the top of a commit that can be mounted one by one, beside further data."""
-SPOOLS: Final = "unsent-runs"
-"""The folder of records to be sent, in the user's folder for dsv's state."""
 ANSWERS: Final = "last-answers"
 """The folder of what clusters said last of each run, below the user's state. A file has the state of one run."""
 LIVE_LOG: Final = "live.log"
@@ -66,10 +64,6 @@ class RunPlace:
     def folder(self, dataset: DatasetName, run: RunId) -> Path:
         """Return the folder of a run, for its scratch and its output, unless that goes elsewhere."""
         return run_folder(self.state, dataset, run)
-
-    @property
-    def spool(self) -> Path:
-        return self.state / SPOOLS
 
 
 def first_time(place: RunPlace, what: str) -> bool:

@@ -17,9 +17,8 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from dsv.errors import DsvError, NotFound, UsageError
 from dsv.run.active_runs import UnderWay, under_way
-from dsv.run.dirs import SPOOLS
 from dsv.run.record import RunId, RunPart, RunRecord
-from dsv.run.record_store import RunStore, Spool, SpooledPart, StoredRun
+from dsv.run.record_store import SPOOLS, RunStore, Spool, SpooledPart, StoredRun
 from dsv.values.ids import StoreId
 from dsv.values.json import Json, json_or_text
 from dsv.values.names import DatasetName
@@ -183,7 +182,7 @@ def runs_known_here(state: Path) -> list[RunView]:
     found = {
         RunKey.of(record): record for each in under_way(state) if (record := each.mark.known()) is not None
     }
-    for spool in _spools(state / SPOOLS):
+    for spool in _spools(state):
         for record in spool.records(lambda part: True, lambda _: None):
             if record.state.is_terminal or RunKey.of(record) not in found:
                 found[RunKey.of(record)] = record
@@ -202,8 +201,8 @@ def _meant(text: str, found: Mapping[RunKey, _T], name: Callable[[_T], str | Non
     return found[only_one(text, keys)] if keys else None
 
 
-def ended_here(folder: Path, text: str, dataset: str | None = None) -> tuple[RunRecord, bytes | None] | None:
-    """Return the record and the log of a run that has ended, if they wait in this folder of spools. No store is asked.
+def ended_here(state: Path, text: str, dataset: str | None = None) -> tuple[RunRecord, bytes | None] | None:
+    """Return the record and the log of a run that has ended, if they wait here to be sent. No store is asked.
 
     Raises `UsageError` if several runs that wait have this id.
 
@@ -212,7 +211,7 @@ def ended_here(folder: Path, text: str, dataset: str | None = None) -> tuple[Run
     """
     found = {
         RunKey.of(record): (record, spool)
-        for spool in _spools(folder)
+        for spool in _spools(state)
         for record in spool.records(
             lambda part: part.run == text and dataset in (None, str(part.dataset)), lambda _: None
         )
@@ -242,13 +241,14 @@ def _view(record: RunRecord, waiting: Mapping[RunKey, RunRecord]) -> RunView:
     return RunView(record, sent=True)
 
 
-def _spools(folder: Path) -> Iterator[Spool]:
+def _spools(state: Path) -> Iterator[Spool]:
+    folder = state / SPOOLS
     for each in folder.iterdir() if folder.is_dir() else ():
         try:
             store = StoreId.parse(each.name)
         except UsageError:
             continue
-        yield Spool(folder, store)
+        yield Spool(state, store)
 
 
 def matches(run: RunId, text: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -183,6 +184,10 @@ def _run_id(text: str) -> RunId | None:
 _ORDER = {LOG: 1, RECORD: 2}
 
 
+SPOOLS: Final = "unsent-runs"
+"""The folder of records to be sent, in the user's folder for dsv's state."""
+
+
 class SpooledPart(msgspec.Struct, frozen=True):
     """One part that the store doesn't have yet, as far as is known here."""
 
@@ -193,10 +198,10 @@ class SpooledPart(msgspec.Struct, frozen=True):
 
 
 class Spool:
-    """The parts that wait for one store."""
+    """The parts that wait for one store, in the user's folder for dsv's state."""
 
-    def __init__(self, folder: Path, store: StoreId) -> None:
-        self._folder = folder / str(store)
+    def __init__(self, state: Path, store: StoreId) -> None:
+        self._folder = state / SPOOLS / str(store)
 
     def keep(self, dataset: DatasetName, run: RunId, part: str, data: bytes) -> Path:
         """Store a part durably, readable by its owner only. Raise `NoRoom` if that fails."""

@@ -15,7 +15,6 @@ from dsv.cli.commands.stop import is_in_cluster
 from dsv.cli.declare import command, option
 from dsv.errors import NotFound, UsageError
 from dsv.run.active_runs import UnderWay
-from dsv.run.dirs import SPOOLS
 from dsv.run.engine_list import find_job
 from dsv.run.engines.output import read_live
 from dsv.run.listing import RunView, ended_here, find_under_way
@@ -63,7 +62,7 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
     ):
         return
     run, dataset = (run, None) if one is None else (one.run, one.mark.dataset)
-    kept = ended_here(call.settings.state / SPOOLS, run, dataset)
+    kept = ended_here(call.settings.state, run, dataset)
     if kept is not None and kept[1] is not None:
         call.out.write(kept[1])
         return

@@ -19,7 +19,6 @@ from dsv.cli.declare import command, option
 from dsv.cli.failure import of_error
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported
 from dsv.run.active_runs import Owner, UnderWay
-from dsv.run.dirs import SPOOLS
 from dsv.run.engine_list import find_job
 from dsv.run.engines.base import CANNOT_LAUNCH, Engine, NoEngine
 from dsv.run.engines.reaper import GRACE
@@ -92,7 +91,7 @@ def _end(
             one.wait_for_end(_told_of_silence(call, one.mark.known()))
         except NotFound:  # its supervisor is gone
             pass
-        kept = ended_here(call.settings.state / SPOOLS, one.run, one.mark.dataset)
+        kept = ended_here(call.settings.state, one.run, one.mark.dataset)
         if kept is not None:
             return kept[0], asked
     with opened_runs(call) as found:

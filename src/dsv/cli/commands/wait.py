@@ -15,7 +15,6 @@ from dsv.cli.call import Call
 from dsv.cli.commands.runs import opened_runs, warn_of_cut_off
 from dsv.cli.declare import command
 from dsv.errors import NotFound, Unreachable
-from dsv.run.dirs import SPOOLS
 from dsv.run.engines.base import CANNOT_LAUNCH
 from dsv.run.listing import ended_here, find_under_way, run_known_here
 from dsv.run.parameters import names_sweep
@@ -58,7 +57,7 @@ def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]
         ids.append(text if one is None else one.run)
         if one is not None and one.mark.owner.is_here:
             one.wait_for_end()
-    there = [ended_here(state / SPOOLS, text) for text in ids]
+    there = [ended_here(state, text) for text in ids]
     records = [each[0] for each in there if each is not None]
     if len(records) < len(ids):  # the others are in the store, or will be
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ from types import FrameType
 from typing import Final
 
 from dsv.errors import Interrupted, LaunchError
+from dsv.fs.process import host_name, user_name
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended, Engine, Handle, ImageNotPulled, NoPlaceYet, Plan
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import GRACE
@@ -23,6 +25,11 @@ ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """They ask a job to end."""
 TELLING: Final = (signal.SIGUSR1, signal.SIGUSR2)
 """They only tell a job something, such as Slurm's warning before the time limit."""
+
+
+def asked_by(how: str) -> str:
+    """Return the words with which a job remembers who asked for its end. how: the signal or the command."""
+    return f"{user_name(os.geteuid())} on {host_name()} ({how})"
 
 
 class Signals:

@@ -24,6 +24,7 @@ from threading import Condition, Event, Lock, Thread
 from time import monotonic, sleep
 from typing import IO, BinaryIO, Final
 
+from dsv.fs.files import write_all
 from dsv.values.secrets import Masker
 
 _PIPE_READ: Final = 1 << 16
@@ -175,6 +176,13 @@ class Output:
         self._stdout.start(stdout, again=again)
         self._stderr.start(stderr, again=again)
 
+    def open_pipes(self) -> tuple[int, int]:
+        """Read two new pipes from now on. Return the descriptors for the job's stdout and stderr, which the caller
+        closes."""
+        streams = (os.pipe(), os.pipe())
+        self.attach(*(os.fdopen(reader, "rb", buffering=0) for reader, _ in streams))
+        return streams[0][1], streams[1][1]
+
     @property
     def fits(self) -> bool:
         """True if what was attached again continued where the reading had ended; if not, nothing of it was taken."""
@@ -203,6 +211,28 @@ class Output:
         lines = [line.strip() for line in self._stderr.tail.decode("utf-8", "replace").splitlines()]
         said = [line for line in lines if line and not line.startswith(("See '", "Run '"))]
         return said[-1] if said else ""
+
+
+class NodeLines:
+    """Writes the output of the nodes of a job into one descriptor. Several threads may write."""
+
+    def __init__(self, sink: int) -> None:
+        self.sink = sink
+        self._begun: dict[int, bytes] = {}
+        self._lock = Lock()
+
+    def write(self, data: bytes, label: int | None) -> None:
+        """label: the number of the node, which each line then starts with; None if the job has one node."""
+        with self._lock:
+            if label is not None:
+                *lines, self._begun[label] = (self._begun.get(label, b"") + data).split(b"\n")
+                data = b"".join(b"[%d] %s\n" % (label, line) for line in lines)
+            write_all(self.sink, data)
+
+    def end_lines(self) -> None:
+        """Write the last line of each node, also if it lacks its end."""
+        for label in [label for label, begun in self._begun.items() if begun]:
+            self.write(b"\n", label)
 
 
 def _waiting(source: IO[bytes]) -> int:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from threading import Event, Lock, Thread
 from time import monotonic, sleep
 from typing import Final
@@ -20,7 +21,7 @@ from dsv.run.engines.kubernetes.job import KubernetesJob
 from dsv.run.engines.kubernetes.job_status import JobSnapshot, Obstacle, Pod, ended, gone, one_line
 from dsv.run.engines.kubernetes.options import HOLDING, MAIN
 from dsv.run.engines.kubernetes.pod_files import METRICS
-from dsv.run.engines.output import Output, through_a_pipe
+from dsv.run.engines.output import NodeLines, Output, through_a_pipe
 from dsv.run.record import EndCause
 
 _ASK: Final = (0.3, 2.0)
@@ -57,9 +58,7 @@ class KubernetesRun:
         self._printed_evictions: set[str] = set()  # pods whose eviction by the queue was printed
         self._asked = 0.0  # when the queue was last asked why the job waits
         self._measured = -_PATIENT  # when its pods were last compared with the machines
-        streams = (os.pipe(), os.pipe())
-        output.attach(*(os.fdopen(reader, "rb", buffering=0) for reader, _ in streams))
-        out, self._err = (writer for _, writer in streams)
+        out, self._err = output.open_pipes()
         self._logs = JobLogs(job, out, self._wake.set)
         Thread(target=self._watch, name="dsv-kubernetes", daemon=True).start()
 
@@ -339,17 +338,17 @@ class JobLogs:
     ) -> None:
         self._job = job
         self._follow = follow
-        self._sink = sink
+        self._lines = NodeLines(sink)
         self._moved = moved
         self._logs: dict[str, PodLog] = {}
-        self._lock = Lock()
 
     def look(self, facts: JobSnapshot) -> None:
         """Start to follow the pods that have begun."""
         for pod in sorted(facts.pods, key=lambda each: (each.attempt, each.number)):
             if pod.uid not in self._logs and pod.begun and not pod.gone:
                 path = f"{self._job.pods_path}/{pod.name}/log"
-                log = PodLog(self._job.api, path, self._writer(pod, facts.nodes), self._moved)
+                write = partial(self._lines.write, label=pod.number if facts.nodes > 1 else None)
+                log = PodLog(self._job.api, path, write, self._moved)
                 self._logs[pod.uid] = log
                 if pod.command_ended or not self._follow:
                     log.complete.set()
@@ -364,20 +363,7 @@ class JobLogs:
         for log in self._logs.values():
             while log.is_alive() and not (stop is not None and stop.is_set()):
                 log.join(_PAUSE)
-        os.close(self._sink)
-
-    def _writer(self, pod: Pod, nodes: int) -> Callable[[bytes], None]:
-        label = f"[{pod.number}] ".encode() if nodes > 1 else b""
-
-        def write(data: bytes) -> None:
-            if label:
-                data = b"".join(label + line for line in data.splitlines(keepends=True))
-            view = memoryview(data)
-            with self._lock:
-                while view:
-                    view = view[os.write(self._sink, view) :]
-
-        return write
+        os.close(self._lines.sink)
 
 
 def read_logs(job: KubernetesJob, follow: bool) -> AbstractContextManager[Iterator[bytes]]:

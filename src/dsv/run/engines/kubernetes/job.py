@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from typing import Any, Final
 
 from dsv.errors import LaunchError
-from dsv.fs.process import host_name, user_name
+from dsv.run.engines.attach import asked_by
 from dsv.run.engines.base import JobStatus, NoPlaceYet
 from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.capacity import (
@@ -184,7 +184,7 @@ class KubernetesJob:
         """Write into the Job who ended it, and let the cluster make no further attempt. The first one is recorded.
         Return False if the cluster refuses it."""
         by = None if self.raw is None else JobSnapshot(self.raw).stopped
-        by = by or f"{user_name(os.geteuid())} on {host_name()} ({how})"
+        by = by or asked_by(how)
         body = {"metadata": {"annotations": {STOPPED_KEY: by}}, "spec": {"backoffLimit": 0}}
         with suppress(Refusal):
             self.raw = self.api.patch(self.path, body)

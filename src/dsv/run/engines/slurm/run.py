@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import disk_usage
 from tempfile import NamedTemporaryFile
@@ -15,10 +14,9 @@ from time import monotonic
 from typing import Final
 
 from dsv.fs.files import open_plain
-from dsv.fs.process import host_name, user_name
-from dsv.run.engines.attach import ENDING
+from dsv.run.engines.attach import ENDING, asked_by
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended
-from dsv.run.engines.output import Output, through_a_pipe
+from dsv.run.engines.output import NodeLines, Output, through_a_pipe
 from dsv.run.engines.slurm.job_status import (
     ATTENDED,
     STOPPED,
@@ -59,9 +57,7 @@ class SlurmRun:
         self._kills = 0
         self._untold: int | None = None  # a signal that should end the job, and has not reached its command
         self._lock = Lock()
-        streams = (os.pipe(), os.pipe())
-        output.attach(*(os.fdopen(reader, "rb", buffering=0) for reader, _ in streams))
-        self._out, self._err = (writer for _, writer in streams)
+        self._out, self._err = output.open_pipes()
         self._over = Event()
         Thread(target=self._watch, name="dsv-slurm", daemon=True).start()
         Thread(target=self._await_end, name="dsv-slurm-end", daemon=True).start()
@@ -151,19 +147,18 @@ class SlurmRun:
                 self._untold = None
 
 
-@dataclass(slots=True)
 class Follower:
     """Copies what the nodes of a job write to one of the two streams into a descriptor, as it is written.
 
     Several nodes: each line begins with the number of its node.
     """
 
-    folder: Path
-    stream: str
-    sink: int
-    labelled: bool | None = None
-    _read: dict[str, int] = field(default_factory=dict)
-    _begun: dict[str, bytes] = field(default_factory=dict)
+    def __init__(self, folder: Path, stream: str, sink: int) -> None:
+        self.folder = folder
+        self.stream = stream
+        self._labelled: bool | None = None
+        self._lines = NodeLines(sink)
+        self._read: dict[str, int] = {}
 
     def step(self, *, last: bool = False) -> int:
         """Read what is new, and return the number of bytes. last: the job is over, so that half a line is a line."""
@@ -171,13 +166,11 @@ class Follower:
         for path in sorted(self.folder.glob(f"{self.stream}.*")):
             while data := self._piece(path):
                 total += len(data)
-                self._write(path.name, data)
+                self._write(path, data)
         if last:
-            for name in [*self._begun]:
-                if self._begun[name]:
-                    self._write(name, b"\n")
+            self._lines.end_lines()
             if self.stream == "err" and disk_usage(self.folder).free < _NO_ROOM:
-                self._put(_CUT)
+                self._lines.write(_CUT, None)
         return total
 
     def _piece(self, path: Path) -> bytes:
@@ -188,20 +181,10 @@ class Follower:
             return data
         return b""
 
-    def _write(self, name: str, data: bytes) -> None:
-        if self.labelled is None:
-            self.labelled = nodes_of(self.folder) > 1
-        if self.labelled:
-            label = b"[" + name.rpartition(".")[2].encode() + b"] "
-            lines = (self._begun.get(name, b"") + data).split(b"\n")
-            self._begun[name] = lines.pop()
-            data = b"".join(label + line + b"\n" for line in lines)
-        self._put(data)
-
-    def _put(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self.sink, view) :]
+    def _write(self, path: Path, data: bytes) -> None:
+        if self._labelled is None:
+            self._labelled = nodes_of(self.folder) > 1
+        self._lines.write(data, int(path.suffix[1:]) if self._labelled else None)
 
 
 def _attend(folder: Path) -> None:
@@ -239,7 +222,7 @@ def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> AbstractConte
 def tell_stopped(folder: Path, how: str) -> None:
     """Write down who ended the job, so that no further attempt of it is made. The first one counts."""
     with suppress(OSError), (folder / STOPPED).open("x") as file:
-        file.write(f"{user_name(os.geteuid())} on {host_name()} ({how})\n")
+        file.write(f"{asked_by(how)}\n")
 
 
 def send(program: SlurmProgram, number: str, folder: Path, which: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import subprocess
 import sys
 from abc import abstractmethod
@@ -121,19 +120,10 @@ class ContainerProgram(LocalEngine):
 
 
 def wait_for(program: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """Return the exit code of a child, as soon as there is one; None after so long."""
-    try:
-        descriptor = os.pidfd_open(program.pid)
-    except OSError:  # it was reaped already, or the kernel is old
-        with suppress(subprocess.TimeoutExpired):
-            return program.wait(seconds)
-        return None
-    try:
-        ready = select.poll()
-        ready.register(descriptor, select.POLLIN)
-        return program.wait() if ready.poll(seconds * 1000) else None
-    finally:
-        os.close(descriptor)
+    """Return the exit code of a child; None after so many seconds."""
+    with suppress(subprocess.TimeoutExpired):
+        return program.wait(seconds)
+    return None
 
 
 def _state(details: Mapping[str, Any]) -> dict[str, Any]:

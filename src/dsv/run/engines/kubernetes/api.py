@@ -38,7 +38,13 @@ _TRANSIENT: Final = re.compile(
 """Refusals that another attempt a moment later may not get, such as while a new quota is being counted."""
 _TRIES, _BETWEEN = 10, 1.0
 """The number of attempts after such a refusal, and the seconds between them."""
-_OTHER_NAMESPACE: Final = "kubectl get namespaces; dsv config pools.NAME.kubernetes.namespace NAMESPACE"
+_ERRORS: Final[dict[int | None, tuple[type[DsvError], str | None]]] = {
+    401: (Denied, "log in to the cluster again; kubectl auth whoami"),
+    403: (Denied, "kubectl auth can-i --list"),
+    404: (NotFound, "kubectl get namespaces; dsv config pools.NAME.kubernetes.namespace NAMESPACE"),
+    409: (Conflict, None),
+}
+"""The error of a command and its hint, by the status of the refusal."""
 _EXEC_FORMATS: Final = "client.authentication.k8s.io/"
 
 
@@ -65,22 +71,12 @@ class Refusal(DsvError):
 
     def as_error(self, what: str | None = None, subject: str = NAME) -> DsvError:
         """Return the error of a command. what: the first half of its sentence; None for a question."""
-        if what is None and not self.is_denied:
-            text = f"Kubernetes does not answer: {self.message}"
-            return Unreachable(text, subject=subject, hint="kubectl cluster-info")
-        text = f"{what or 'Kubernetes refuses'}: {self.message}"
-        if self.is_away:
-            return Unreachable(text, subject=subject, hint="kubectl cluster-info")
-        if self.status == 401:
-            return Denied(text, subject=subject, hint="log in to the cluster again; kubectl auth whoami")
-        if self.status == 403:
-            return Denied(text, subject=subject, hint="kubectl auth can-i --list")
-        if self.status == 404:
-            hint = None if "namespaces" not in self.message else _OTHER_NAMESPACE
-            return NotFound(text, subject=subject, hint=hint)
-        if self.status == 409:
-            return Conflict(text, subject=subject)
-        return LaunchError(text, subject=subject, hint="dsv run --dry-run prints the manifest")
+        is_away = self.is_away or (what is None and not self.is_denied)
+        said = what or f"Kubernetes {'does not answer' if is_away else 'refuses'}"
+        kind, hint = _ERRORS.get(self.status, (LaunchError, "dsv run --dry-run prints the manifest"))
+        if is_away:
+            kind, hint = Unreachable, "kubectl cluster-info"
+        return kind(f"{said}: {self.message}", subject=subject, hint=hint)
 
 
 class KubernetesApi:

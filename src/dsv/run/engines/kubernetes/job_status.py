@@ -30,8 +30,7 @@ from dsv.run.engines.kubernetes.pod_files import (
     CAUSES,
     TOGETHER,
     ended_with_others,
-    error_hint,
-    error_message,
+    stage_error,
     usage_of,
 )
 from dsv.run.record import (
@@ -550,8 +549,8 @@ def _never_began(job: JobSnapshot, failed: Mapping[str, Any]) -> Ended:
     if job.stopped is not None:
         cause, reason = EndCause.CANCELLED, f"it was cancelled by {job.stopped}"
     elif staged is not None:
-        reason = error_message(staged.stage_message) or f"dsv ended with {staged.stage_code}"
-        hint = error_hint(staged.stage_message)
+        reason, hint = stage_error(staged.stage_message)
+        reason = reason or f"dsv ended with {staged.stage_code}"
     elif disrupted is not None:
         cause, reason = disrupted[0] or cause, disrupted[1]
     elif obstacle is not None:

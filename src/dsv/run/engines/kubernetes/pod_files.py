@@ -159,24 +159,22 @@ def _text(path: Path) -> str:
     return _begin(path).decode("utf-8", "replace")
 
 
-def error_message(log: str) -> str | None:
-    """Return the error message of dsv, from its JSON or from its text."""
-    with suppress(ValueError, KeyError, TypeError):
-        return str(json.loads(log)["error"]["message"])
-    lines = [line.strip() for line in log.splitlines()]
-    said = [line for line in lines if line and not line.startswith(("hint:", "{"))]
-    if any(_NO_MODULE.search(line) for line in said):
-        return "the pool's image has a dsv that is too old for this one"
-    errors = [line for line in said if line.startswith("error:")]
-    found = errors or said
-    return found[-1].removeprefix("error: ") if found else None
+def stage_error(log: str) -> tuple[str | None, str | None]:
+    """Return the error message of dsv and its hint, from its JSON or from its text.
 
-
-def error_hint(log: str) -> str | None:
-    """Return the hint beside the error of dsv, or name another image if this one has no dsv or an old one."""
-    if _NO_PROGRAM in log or _TOO_OLD.search(log):
-        return _OTHER_IMAGE
-    with suppress(ValueError, KeyError, TypeError):
-        return json.loads(log)["error"]["hint"] or None
-    found = re.findall(r"^\s*hint: (.+)$", log, re.MULTILINE)
-    return found[-1].strip() if found else None
+    If the image has no dsv or an old one, the hint names another image.
+    """
+    try:
+        error = json.loads(log)["error"]
+        message: str | None = str(error["message"])
+        hint: str | None = error["hint"] or None
+    except (ValueError, KeyError, TypeError):
+        lines = [line.strip() for line in log.splitlines()]
+        said = [line for line in lines if line and not line.startswith(("hint:", "{"))]
+        errors = [line for line in said if line.startswith("error:")] or said
+        hints = [line for line in lines if line.startswith("hint: ")]
+        message = errors[-1].removeprefix("error: ") if errors else None
+        hint = hints[-1].removeprefix("hint: ") if hints else None
+        if any(_NO_MODULE.search(line) for line in said):
+            message = "the pool's image has a dsv that is too old for this one"
+    return message, _OTHER_IMAGE if _NO_PROGRAM in log or _TOO_OLD.search(log) else hint

@@ -206,8 +206,8 @@ class Slurm(Engine):
         )
 
     def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
-        number = job_id(ref)
-        if not number or self._elsewhere(ref):
+        number = self._number(ref)
+        if not number:
             raise LaunchError(f"{ref.id} is no job of this cluster", subject=ref.run)
         job, answer = self._program.find(number, fresh=0)
         if job is not None and job.run_state is RunState.SUBMITTED and job.lives:
@@ -218,8 +218,8 @@ class Slurm(Engine):
         return SlurmRun(self._program, ref, output, on_end)
 
     def status(self, ref: JobRef) -> JobStatus | None:
-        number = job_id(ref)
-        if ref.engine != self.name or not number or self._elsewhere(ref):
+        number = self._number(ref)
+        if not number:
             return None
         left = read_exit_files(job_folder(ref))
         job, answer = self._program.find(number)
@@ -254,7 +254,7 @@ class Slurm(Engine):
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
         before = self._over(ref) or self.status(ref)
         number, folder = job_id(ref), job_folder(ref)
-        if before is None and ref.engine == self.name and number and not self._elsewhere(ref):
+        if before is None and self._number(ref):
             tell_stopped(folder, "dsv stop")
             if self._program.call("scancel", number).problem is not None:
                 return None
@@ -296,10 +296,11 @@ class Slurm(Engine):
             raise _unreachable(answer)
         return answer.text
 
-    def _elsewhere(self, ref: JobRef) -> bool:
-        """Check that the job is another cluster's. A missing answer does not tell."""
-        answer = self._program.cluster()
-        return answer.problem is None and answer.text != ref.where
+    def _number(self, ref: JobRef) -> str:
+        """Return the number of a job; empty if it is none of this cluster. A missing answer does not tell that."""
+        number = job_id(ref) if ref.engine == self.name else ""
+        answer = self._program.cluster() if number else Answer()
+        return number if answer.problem is not None or answer.text == ref.where else ""
 
     def _end(self, ref: JobRef, seconds: float) -> JobStatus | None:
         """Wait for the job's end for this time; None if it has not ended."""

@@ -21,7 +21,7 @@ from dsv.repo.format_log import NODE_LOCATORS, features
 from dsv.repo.merge_indexes import merge_indexes
 from dsv.store.base import Bytes, Put
 from dsv.store.directory import DirectoryStore
-from dsv.upkeep import schedule
+from dsv.upkeep import packs as packs_file
 from dsv.upkeep.verify import Verification
 from dsv.values.ids import CommitId
 from dsv.values.names import Target
@@ -177,7 +177,7 @@ def test_every_slice_is_verified_before_any_twice(ann: Person, monkeypatch: pyte
     for number in range(40):
         ann.write({"f": b"%d" % number})
         ann.sync()
-    monkeypatch.setattr(schedule, "_PACKS", 2)
+    monkeypatch.setattr(packs_file, "_SLICE", 2)
     people = [ann, on_another_machine(ann, "bob")]
     read = 0
     packs = len(list((Path(ann.store) / "packs").glob("*/*")))
@@ -200,13 +200,13 @@ def test_slices_that_another_machine_makes_smaller_are_all_read(
     for number in range(20):
         ann.write({"f": b"%d" % number})
         ann.sync()
-    note = schedule.Schedule.note
+    note = packs_file.Schedule.note
 
-    def noting(self: schedule.Schedule, done: Iterable[int]) -> None:
+    def noting(self: packs_file.Schedule, done: Iterable[int]) -> None:
         note(self, done)
-        self.fit(schedule._PACKS * 16 + 1)
+        self.fit(packs_file._SLICE * 16 + 1)
 
-    monkeypatch.setattr(schedule.Schedule, "note", noting)
+    monkeypatch.setattr(packs_file.Schedule, "note", noting)
     monkeypatch.setattr("dsv.upkeep.verify._NOTE_SECONDS", 0.0)
     found = verify(ann.context(), FULL)
     assert found.packs_read == len(list((Path(ann.store) / "packs").glob("*/*"))) and found.is_whole
@@ -217,15 +217,15 @@ def test_what_another_machine_verifies_meanwhile_is_not_read_again(
 ) -> None:
     synced_often(ann, 12)
     bob = on_another_machine(ann, "bob")
-    note, others = schedule.Schedule.note, list[Verification]()
+    note, others = packs_file.Schedule.note, list[Verification]()
 
-    def noting(self: schedule.Schedule, done: Iterable[int]) -> None:
+    def noting(self: packs_file.Schedule, done: Iterable[int]) -> None:
         if not others:
             others.append(Verification())
             others[0] = verify(bob.context(ann.home), VerifyRequest(budget=1e6))
         note(self, done)
 
-    monkeypatch.setattr(schedule.Schedule, "note", noting)
+    monkeypatch.setattr(packs_file.Schedule, "note", noting)
     monkeypatch.setattr("dsv.upkeep.verify._NOTE_SECONDS", -1.0)
     first = verify(ann.context(), VerifyRequest(budget=1e6))
     packs = len(list((Path(ann.store) / "packs").glob("*/*")))

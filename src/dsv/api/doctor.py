@@ -32,7 +32,7 @@ from dsv.store.base import Store
 from dsv.store.open import OpenStore, split_of
 from dsv.store.options import StoreOptions
 from dsv.store.probe import KEYS, PROCESSES, THREADS, Proof, prove, prove_data, race
-from dsv.upkeep.schedule import Schedule
+from dsv.upkeep.packs import Schedule
 from dsv.values.units import format_bytes, format_count, rfc3339
 
 CLOCK_SECONDS = 60.0

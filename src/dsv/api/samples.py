@@ -11,8 +11,7 @@ from blake3 import blake3
 from dsv.cache.record import lookup, mark_used
 from dsv.cache.root import CacheRoot, Place, folder_name
 from dsv.errors import DsvError, NotFound, UsageError
-from dsv.training.index import Index, open_index
-from dsv.training.samples import Samples
+from dsv.training.samples import Index, Samples, open_index
 from dsv.values.names import Rev, Target, clean_path
 from dsv.values.patterns import PathPattern, is_pattern
 

@@ -14,8 +14,8 @@ from dsv.api.undisturbed import listed_epochs, room, until_undisturbed
 from dsv.errors import IntegrityError, UsageError
 from dsv.format import keys
 from dsv.repo.repository import Repository
+from dsv.upkeep.packs import Schedule
 from dsv.upkeep.repair import Repair
-from dsv.upkeep.schedule import Schedule
 from dsv.upkeep.verify import Verification, Verifier
 from dsv.values.names import Target
 

@@ -1,26 +1,249 @@
-"""The samples of a commit, read from a cache, from one window of memory on this host, or from the store."""
+"""The samples of a commit, read from a cache, from one window of memory on this host, or from the store.
+
+Their index says which files of the commit are samples, and where their contents lie, in columns. It is made once, and
+mapped into memory by each process that reads samples, so that none but the first asks the store for the tree.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from dsv.format.codec import Codec
+from dsv.format.locator import Location
+from dsv.format.recipe import SINGLE_CHUNK_MAX
+from dsv.format.tree import Entry, Kind
+from dsv.repo.objects.metadata import MetadataCache
 from dsv.training.order import Shape
 from dsv.training.window import Window, can_share
 from dsv.values.cached import cached
+from dsv.values.ids import FileId, PackId, RecipeId
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dsv.format.locator import Location
     from dsv.format.tree import Entry
-    from dsv.training.index import Index
+    from dsv.repo.objects.erasures import Erasures
+    from dsv.repo.tree.read import LocatedSegment
 
+
+_KIND, _MAGIC = "samples", b"dsv samples 1\n"
+_KEPT_DAYS = 30
+"""Days that an index is kept after its last use."""
+_COLUMNS = {
+    "sizes": "<u8",
+    "path_ends": "<u8",
+    "file_ids": "V32",
+    "packs": "<u4",
+    "offsets": "<u4",
+    "stored": "<u4",
+    "lengths": "<u4",
+    "tails": "<u4",
+    "codecs": "u1",
+    "large": "<u8",
+    "recipe_ids": "V32",
+    "pack_ids": "V16",
+    "paths": "u1",
+}
+"""Rows of samples; `large` are the samples with a recipe. A sample of no known place has no pack, which is
+`_NOWHERE`."""
+_NOWHERE = 0xFFFFFFFF
 WINDOW = 4 << 30
 _LOOK_EVERY = 10.0
 """Seconds after which the cache is looked at again, which somebody may be filling."""
+
+
+class _Header(msgspec.Struct, frozen=True):
+    lengths: list[int]
+    erased: int
+
+
+_HEADER = msgspec.msgpack.Decoder(_Header)
+
+
+class Index:
+    """The samples of a commit, numbered in the order of their paths. Can be pickled, without what it maps."""
+
+    def __init__(self, folder: Path, name: str, data: bytes | memoryview) -> None:
+        """Raises `ValueError` for bytes that are no index."""
+        self._folder, self.name = folder, name
+        self._data = data if isinstance(data, bytes) else None
+        view = memoryview(data)
+        begin = len(_MAGIC) + 4
+        end = begin + int.from_bytes(view[len(_MAGIC) : begin], "little")
+        try:
+            if view[: len(_MAGIC)] != _MAGIC:
+                raise ValueError(f"{name} has another version")
+            header = _HEADER.decode(view[begin:end])
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{name} is damaged") from error
+        self.erased = header.erased
+        """How many files of the commit are left out, as they were erased."""
+        columns = {}
+        for (column, kind), count in zip(_COLUMNS.items(), header.lengths, strict=True):
+            at = -(-end // 8) * 8
+            columns[column] = np.frombuffer(view, kind, count, at)
+            end = at + columns[column].nbytes
+        self._columns: dict[str, Any] = columns
+        self.sizes: Any = columns["sizes"]
+        """Bytes of each sample."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self._folder, self.name, self._data)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def path(self, number: int) -> bytes:
+        ends = self._columns["path_ends"]
+        first = int(ends[number - 1]) if number else 0
+        return self._columns["paths"][first : int(ends[number])].tobytes()  # type: ignore[no-any-return]
+
+    def entry(self, number: int) -> tuple[Entry, Location | None]:
+        """Return the sample as an entry of the tree, and where its content lies, if that is known."""
+        columns, size = self._columns, int(self.sizes[number])
+        recipe = None
+        if size > SINGLE_CHUNK_MAX:
+            row = int(np.searchsorted(columns["large"], number))
+            recipe = RecipeId(columns["recipe_ids"][row].tobytes())
+        entry = Entry(
+            self.path(number), Kind.FILE, size, FileId(columns["file_ids"][number].tobytes()), recipe
+        )
+        pack = int(columns["packs"][number])
+        if pack == _NOWHERE:
+            return entry, None
+        offset, stored, length, tail = (
+            int(columns[one][number]) for one in ("offsets", "stored", "lengths", "tails")
+        )
+        codec = Codec(int(columns["codecs"][number]))
+        return entry, Location(
+            PackId(columns["pack_ids"][pack].tobytes()), offset, stored, length, codec, tail
+        )
+
+
+def _reopened(folder: Path, name: str, data: bytes | None) -> Index:
+    found = MetadataCache(folder).map(_KIND, name) if data is None else data
+    if found is None:
+        raise FileNotFoundError(f"the index of samples {name} in {folder} was removed: make the samples anew")
+    if data is None:
+        MetadataCache(folder).used(_KIND, name, _KEPT_DAYS)
+    return Index(folder, name, found)
+
+
+def open_index(
+    folder: Path,
+    name: str,
+    segments: Callable[[], Iterator[LocatedSegment]],
+    accepts: Callable[[bytes], bool] | None,
+    erasures: Erasures,
+) -> Index:
+    """Return the index that is kept by this name in a folder, or make it.
+
+    segments: of the tree, to make it. accepts: tells which paths are samples; None for all. Where nothing can be
+    kept, it is in memory alone.
+    """
+    copies = MetadataCache(folder)
+    known = copies.map(_KIND, name)
+    if known is not None and blake3(known[:-32], max_threads=blake3.AUTO).digest() == known[-32:]:
+        copies.used(_KIND, name, _KEPT_DAYS)
+        return Index(folder, name, known)
+    copies.drop(_KIND, name)
+    data = _made(segments(), accepts, erasures)
+    data += blake3(data, max_threads=blake3.AUTO).digest()
+    copies.put(_KIND, name, data)
+    copies.used(_KIND, name, _KEPT_DAYS)
+    kept = copies.map(_KIND, name)
+    return Index(folder, name, data if kept is None or kept != data else kept)
+
+
+def _made(
+    segments: Iterator[LocatedSegment], accepts: Callable[[bytes], bool] | None, erasures: Erasures
+) -> bytes:
+    parts: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    packs: dict[PackId, int] = {}
+    count = erased = length = 0
+    for located in segments:
+        found, paths, gone = _rows(located, packs, accepts, erasures)
+        found["path_ends"] = np.cumsum([len(path) for path in paths], dtype="<u8") + np.uint64(length)
+        found["paths"] = np.frombuffer(b"".join(paths), "u1")
+        found["large"] = found["large"] + count
+        length += len(found["paths"])
+        count, erased = count + len(paths), erased + gone
+        for name, column in found.items():
+            parts[name].append(column)
+    parts["pack_ids"] = [np.frombuffer(b"".join(packs), "V16")]
+    columns = [
+        np.concatenate([np.empty(0, kind), *(one.astype(kind, copy=False) for one in parts[name])])
+        for name, kind in _COLUMNS.items()
+    ]
+    header = msgspec.msgpack.encode(_Header([len(column) for column in columns], erased))
+    out = bytearray(_MAGIC + len(header).to_bytes(4, "little") + header)
+    for column in columns:
+        out += bytes(-len(out) % 8) + column.tobytes()
+    return bytes(out)
+
+
+def _rows(
+    located: LocatedSegment,
+    packs: dict[PackId, int],
+    accepts: Callable[[bytes], bool] | None,
+    erasures: Erasures,
+) -> tuple[dict[str, Any], Sequence[bytes], int]:
+    """Return the columns of one segment, the paths, and how many files of it were erased."""
+    segment = located.segment
+    is_file = np.frombuffer(segment.kinds, "u1") <= Kind.EXECUTABLE
+    sizes = np.asarray(segment.sizes)
+    keep = is_file
+    if accepts is not None:
+        keep = keep & np.fromiter(map(accepts, segment.paths), bool, len(segment))
+    ids = (
+        np.frombuffer(segment.file_ids, "V32")[np.cumsum(is_file) - 1]
+        if segment.files
+        else np.empty(0, "V32")
+    )
+    gone = np.zeros(len(segment), bool)
+    if erasures:
+        for at in np.flatnonzero(keep):
+            gone[at] = erasures.file(FileId(ids[at].tobytes())) is not None
+        keep = keep & ~gone
+    rows = np.flatnonzero(keep)
+    large = sizes > SINGLE_CHUNK_MAX
+    recipes = np.frombuffer(segment.recipe_ids, "V32")
+    chosen = np.flatnonzero(large[rows])
+    found = {
+        "sizes": sizes[rows],
+        "file_ids": ids[rows] if segment.files else np.empty(0, "V32"),
+        "large": chosen,
+        "recipe_ids": recipes[(np.cumsum(large) - 1)[rows[chosen]]] if len(chosen) else np.empty(0, "V32"),
+    }
+    found |= _places(located, np.cumsum(sizes > 0)[rows] - 1, sizes[rows] > 0, packs)
+    return found, [segment.paths[at] for at in rows], int(gone.sum())
+
+
+def _places(located: LocatedSegment, rows: Any, has_content: Any, packs: dict[PackId, int]) -> dict[str, Any]:
+    """rows: of the locator, one for each sample, if it has content."""
+    locator = located.locator
+    known = has_content & (rows < (0 if locator is None else len(locator)))
+    names = ("packs", "offsets", "stored", "lengths", "tails", "codecs")
+    found: dict[str, Any] = {name: np.zeros(len(rows), _COLUMNS[name]) for name in names}
+    found["packs"][:] = _NOWHERE
+    if locator is not None and known.any():
+        numbers = np.array([packs.setdefault(one, len(packs)) for one in locator.packs], "<u4")
+        columns = (locator.offsets, locator.stored, locator.lengths, locator.tails)
+        for name, column in zip(names[1:5], columns, strict=True):
+            found[name][known] = np.asarray(column)[rows[known]]
+        found["packs"][known] = numbers[np.asarray(locator.places)[rows[known]]]
+        found["codecs"][known] = np.frombuffer(locator.codecs, "u1")[rows[known]]
+    return found
 
 
 class Sample(NamedTuple):

@@ -31,7 +31,7 @@ from dsv.repo.objects.erasures import NONE
 from dsv.repo.objects.objects import Located
 from dsv.repo.tree.read import LocatedSegment
 from dsv.store.base import Put
-from dsv.upkeep.gc_plan import Erased, list_packs
+from dsv.upkeep.gc_packs import Erased, list_packs
 from dsv.upkeep.ids import Seen
 from dsv.upkeep.index_rows import IndexRows
 from dsv.upkeep.reach import walk_segments

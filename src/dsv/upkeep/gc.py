@@ -39,8 +39,19 @@ from dsv.repo.refs.tags import named_parts
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.base import Put, StoreMissing, ask_each, batches, if_there, listed_size, parsed, together
-from dsv.upkeep.gc_plan import MAX_REPACK, Erased, ListedPacks, Missing, Needed, Plan, list_packs, look_again
-from dsv.upkeep.gc_rewrite import AT_ONCE, Copies, replace_indexes
+from dsv.upkeep.gc_packs import (
+    AT_ONCE,
+    MAX_REPACK,
+    Copies,
+    Erased,
+    ListedPacks,
+    Missing,
+    Needed,
+    Plan,
+    list_packs,
+    look_again,
+    replace_indexes,
+)
 from dsv.upkeep.ids import IdSet, Seen
 from dsv.upkeep.index_rows import IndexRows
 from dsv.upkeep.reach import reach

@@ -20,7 +20,7 @@ from dsv.repo.damage import read_damage
 from dsv.repo.objects.objects import Located, Objects
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
-from dsv.upkeep.gc_plan import MAX_REPACK, Erased, Needed, Plan, list_packs
+from dsv.upkeep.gc_packs import MAX_REPACK, Erased, Needed, Plan, list_packs
 from dsv.upkeep.ids import IdSet, Seen, heads_of, is_in
 from dsv.upkeep.index_rows import IndexRows, Rows
 from dsv.upkeep.reach import Found, Large, contents, not_erased, reach, reach_recipes, walk_segments

@@ -31,10 +31,9 @@ from dsv.store.base import StoreMissing, ask_each, listed_size, parsed
 from dsv.upkeep.hints import wrong_hints
 from dsv.upkeep.ids import Heads, IdSet, Seen, is_in
 from dsv.upkeep.index_rows import IndexRows, are_external, row_sums
-from dsv.upkeep.packs import CheckedPack, check_packs
+from dsv.upkeep.packs import CheckedPack, Schedule, check_packs
 from dsv.upkeep.reach import Losses, Part, reach
 from dsv.upkeep.roots import Name, read_names, readable_names
-from dsv.upkeep.schedule import Schedule
 from dsv.values.ids import CommitId, Id, IndexId, Nonce, PackId
 from dsv.values.names import DatasetName
 from dsv.values.progress import NoProgress, Progress

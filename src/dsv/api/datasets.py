@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,15 +18,6 @@ if TYPE_CHECKING:
     from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
     from dsv.values.names import DatasetName
-
-
-@dataclass(frozen=True, slots=True)
-class DeletedItem:
-    """A dataset that was deleted."""
-
-    dataset: DatasetName
-    deleted_by: str
-    deleted_ms: int
 
 
 def delete(
@@ -67,14 +57,12 @@ def rename(context: Context, old: DatasetName, new: DatasetName, message: str = 
         return rename_dataset(repository, context.writer, old, new, message)
 
 
-def deleted_datasets(context: Context) -> list[DeletedItem]:
-    """Return the datasets that were deleted, by name."""
+def deleted_datasets(context: Context) -> list[Head]:
+    """Return the last moves of `main` of the datasets that were deleted, by name."""
     with context.repository() as repository:
         names = repository.refs.datasets()
         found = together([partial(repository.refs.deleted_dataset, name) for name in names])
-    return [
-        DeletedItem(head.dataset, head.entry.author, head.entry.time_ms) for head in found if head is not None
-    ]
+    return [head for head in found if head is not None]
 
 
 def _described(repository: Repository, dataset: DatasetName, main: Head) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -265,7 +264,7 @@ class Needed:
             marked = self._marked.among(found, first)
             self._suspect[places[marked]] = True
             if priority is not None and len(found):
-                group = groups(found)
+                group = np.cumsum(~are_repeated(found)) - 1
                 outside = self._external[places]  # what is in the store, too, stays there
                 order = np.lexsort((places, -priority[places], outside, marked, group))
                 firsts = np.ones(len(order), np.bool_)
@@ -282,15 +281,13 @@ def _packed(stored: int) -> int:
     return stored + _OVERHEAD * -(-stored // PACK_TARGET)
 
 
-def groups(rows: Rows) -> NDArray[Any]:
-    """Return a number for each row, equal for rows of one object that follow each other."""
-    new = np.zeros(len(rows), np.int64)
-    new[1:] = (
-        (rows["head"][1:] != rows["head"][:-1])
-        | (rows["kind"][1:] != rows["kind"][:-1])
-        | (rows["id"][1:] != rows["id"][:-1])
-    )
-    return np.cumsum(new)
+def are_repeated(rows: Rows) -> NDArray[np.bool_]:
+    """Return for each row whether the row before it is of the same object, in another place."""
+    again = np.zeros(len(rows), np.bool_)
+    alike = np.flatnonzero(rows["head"][1:] == rows["head"][:-1]) + 1
+    one, other = rows[alike], rows[alike - 1]
+    again[alike] = (one["id"] == other["id"]) & (one["kind"] == other["kind"])
+    return again
 
 
 def look_again(
@@ -321,7 +318,7 @@ def look_again(
         found, places, erased = found[some], places[some], erased[some]
         if not len(found):
             continue
-        group = groups(found)
+        group = np.cumsum(~are_repeated(found)) - 1
         inside = found["where"] == index.IN_PACK
         kept = (places >= 0) & ~doomed[places] & ~marked.among(found, first) & inside | erased
         elsewhere = np.zeros(int(group[-1]) + 1, np.bool_)

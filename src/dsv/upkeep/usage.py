@@ -20,7 +20,7 @@ from dsv.repo.damage import read_damage
 from dsv.repo.objects.objects import Located, Objects
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
-from dsv.upkeep.gc_packs import MAX_REPACK, Erased, Needed, Plan, list_packs
+from dsv.upkeep.gc_packs import MAX_REPACK, Erased, Needed, Plan, are_repeated, list_packs
 from dsv.upkeep.ids import IdSet, Seen, heads_of, is_in
 from dsv.upkeep.index_rows import IndexRows, Rows
 from dsv.upkeep.reach import Found, Large, contents, not_erased, reach, reach_recipes, walk_segments
@@ -344,7 +344,7 @@ class _Counted:
         stored = rows["stored"] + tails + np.uint64(pack.ROW_SIZE) * (1 + (tails > 0).astype(np.uint64))
         lengths = rows["length"].astype(np.uint64)
         counts = np.bincount(at, minlength=len(rows))
-        again = _again(rows)
+        again = are_repeated(rows)
         reached = counts > 0
 
         def total(chosen: Any) -> Sum:
@@ -374,15 +374,6 @@ class _Counted:
                 mine = np.bincount(at[np.isin(labels, group)], minlength=len(counts))
                 part.total.add(total(mine > 0))
                 part.alone.add(total((mine > 0) & (mine == counts)))
-
-
-def _again(rows: Rows) -> NDArray[np.bool_]:
-    """Return for each row whether the row before it is of the same object, in another place."""
-    again = np.zeros(len(rows), np.bool_)
-    alike = np.flatnonzero(rows["head"][1:] == rows["head"][:-1]) + 1
-    one, other = rows[alike], rows[alike - 1]
-    again[alike] = (one["id"] == other["id"]) & (one["kind"] == other["kind"])
-    return again
 
 
 def list_sizes(store: Store) -> dict[str, int]:

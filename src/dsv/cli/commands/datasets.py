@@ -98,8 +98,7 @@ def datasets(
 def _delete(call: Call, context: Context, name: DatasetName, message: str, *, yes: bool) -> None:
     gone = api.delete(context, name, lambda what: call.confirm(what, name, yes=yes), message)
     if call.json:
-        deleted = rfc3339(gone.time_ms)
-        call.items([_item(call, None, dataset=name, deleted=deleted, deleted_by=gone.author)])
+        call.items([_gone(call, name, gone.time_ms, gone.author)])
         return
     if gone.already:
         call.say(f"dataset {name} was already deleted by {gone.author} ({local_time(gone.time_ms)})")
@@ -134,9 +133,9 @@ def _undelete(call: Call, context: Context, name: DatasetName, message: str) -> 
 def _list_deleted(call: Call, context: Context) -> None:
     found = api.deleted_datasets(context)
     if call.json:
-        call.items(call.item(one, renamed_from=None) for one in found)
+        call.items(_gone(call, one.dataset, one.entry.time_ms, one.entry.author) for one in found)
         return
-    rows = [[str(one.dataset), local_time(one.deleted_ms), one.deleted_by] for one in found]
+    rows = [[str(one.dataset), local_time(one.entry.time_ms), one.entry.author] for one in found]
     call.table(["dataset", "deleted~", "by~"], rows)
 
 
@@ -163,3 +162,7 @@ def _list(call: Call, context: Context) -> None:
 
 def _item(call: Call, found: object, **more: object) -> dict[str, object]:
     return call.item(found, **{"deleted": None, "deleted_by": None, "renamed_from": None, **more})
+
+
+def _gone(call: Call, name: DatasetName, time_ms: int, author: str) -> dict[str, object]:
+    return _item(call, None, dataset=name, deleted=rfc3339(time_ms), deleted_by=author)

@@ -31,7 +31,6 @@ from dsv.errors import DsvError
 from dsv.format import codec, keys, pack
 from dsv.format.envelope import sealed
 from dsv.format.index import Index, IndexBuilder, IndexFilter
-from dsv.format.index_merge import IndexMerge
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.recipe import Recipe
 from dsv.format.records import (
@@ -40,6 +39,7 @@ from dsv.format.records import (
     FormatEntry,
     GcCondemned,
     GcDecision,
+    IndexMerge,
     RefEntry,
     SessionOpen,
     TagValue,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsv.format import keys
-from dsv.format.index_merge import IndexMerge
+from dsv.format.records import IndexMerge
 from tests.kit.dsv import Dsv, write_files
 
 

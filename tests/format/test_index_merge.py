@@ -15,8 +15,10 @@ from msgspec.structs import replace
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.format.codec import Codec
 from dsv.format.index import BLOCK_ROWS, ROW_SIZE, Index, IndexFilter, encode_filter, merge_all
-from dsv.format.index_merge import IndexMerge, MergedFile, Unit, choose, crowd, stand, units
 from dsv.format.locator import Location, ObjectKind
+from dsv.format.records import IndexMerge, MergedFile
+from dsv.repo.merge_indexes import Unit, choose, crowd, units
+from dsv.repo.objects.indexes import stand
 from dsv.values.ids import Id, IndexId, PackId
 from tests.format.strategies import mutations
 from tests.format.test_index import KINDS, ROWS, Rows, built

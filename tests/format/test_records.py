@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from dsv.errors import IntegrityError, Unsupported
 from dsv.format.envelope import CHECK_SIZE, sealed
-from dsv.format.index_merge import IndexMerge, MergedFile
 from dsv.format.locator import ObjectKind
 from dsv.format.records import (
     BranchRule,
@@ -29,7 +28,9 @@ from dsv.format.records import (
     GcCondemned,
     GcDecision,
     GcDone,
+    IndexMerge,
     Limits,
+    MergedFile,
     RefEntry,
     SessionBeat,
     SessionClosed,
@@ -353,7 +354,7 @@ def test_a_feature_with_an_unknown_rule_is_refused() -> None:
 
 FIRST_READ = """
 import importlib, sys, threading
-from dsv.format import index_merge, records
+from dsv.format import records
 
 def read(kind, data):
     together.wait()
@@ -362,7 +363,8 @@ def read(kind, data):
 sys.setswitchinterval(1e-6)
 merge, entry = map(bytes.fromhex, sys.argv[1:])
 for _ in range(150):
-    reads = [(importlib.reload(index_merge).IndexMerge, merge), (importlib.reload(records).FormatEntry, entry)]
+    fresh = importlib.reload(records)
+    reads = [(fresh.IndexMerge, merge), (fresh.FormatEntry, entry)]
     together = threading.Barrier(16)
     threads = [threading.Thread(target=read, args=reads[number % 2]) for number in range(16)]
     for thread in threads:

@@ -29,7 +29,6 @@ from msgspec.structs import replace
 
 from dsv.format import keys
 from dsv.format.index import Index, encode_filter, merge_all
-from dsv.format.index_merge import IndexMerge, MergedFile
 from dsv.format.locator import ObjectKind
 from dsv.format.recipe import build_recipe, cut_points
 from dsv.format.records import (
@@ -45,7 +44,9 @@ from dsv.format.records import (
     GcCondemned,
     GcDecision,
     GcDone,
+    IndexMerge,
     Limits,
+    MergedFile,
     RefEntry,
     SessionBeat,
     SessionClosed,

@@ -18,8 +18,8 @@ from dsv.errors import IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.codec import Codec
 from dsv.format.index import ERASED, EXTERNAL, FIXED_SIZE, Index, IndexBuilder
-from dsv.format.index_merge import IndexMerge, MergedFile
 from dsv.format.locator import Location, ObjectKind
+from dsv.format.records import IndexMerge, MergedFile
 from dsv.repo import session as session_module
 from dsv.repo.merge_indexes import GRACE_SECONDS, IndexReport, Merged, check_indexes, merge_indexes
 from dsv.repo.objects import indexes as indexes_module

@@ -13,8 +13,8 @@ from dsv.errors import Denied
 from dsv.format import keys
 from dsv.format.codec import Codec
 from dsv.format.index import Index, IndexBuilder
-from dsv.format.index_merge import IndexMerge
 from dsv.format.locator import Location, ObjectKind
+from dsv.format.records import IndexMerge
 from dsv.repo import merge_indexes as module
 from dsv.repo import session as session_module
 from dsv.repo.merge_indexes import GRACE_SECONDS, Merged, merge_indexes, tidy

@@ -4,8 +4,9 @@ datasets, and what is expired, erased or damaged."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -15,7 +16,7 @@ from dsv.format import recipe
 from dsv.format.envelope import U32, Count, Long, Millis, Record, Short, is_sorted, learn
 from dsv.format.locator import ObjectKind
 from dsv.format.tree import MAX_LEVEL, MAX_TREE_ENTRIES
-from dsv.values.ids import CommitId, ErasedId, FileId, Id, NodeId, Nonce, PackId, StoreId
+from dsv.values.ids import CommitId, ErasedId, FileId, Id, IndexId, NodeId, Nonce, PackId, StoreId
 from dsv.values.json import LONG_MAX, SHORT_MAX, check_length
 from dsv.values.names import BranchName, DatasetName, TagName
 
@@ -524,4 +525,64 @@ class Verified(Record, frozen=True):
             return "it does not have a time for each slice"
         if not is_sorted(self.fresh) or any(one >= 16**self.digits for one in self.fresh):
             return "its slices are not sorted, each once"
+        return None
+
+
+MAX_FILES = 1 << 18
+MERGE_MAX = (1 << 12) + 30 * MAX_FILES
+"""Bytes of an `index-merge` record."""
+
+
+class MergedFile(NamedTuple):
+    """An index file of a run."""
+
+    id: IndexId
+    first: U32
+    """The first 4 bytes of the id of its first row, as a number."""
+    last: U32
+    """The same of its last row."""
+
+
+learn(MergedFile)
+
+
+Run = tuple[MergedFile, ...]
+"""The files that one merge has written."""
+
+
+class IndexMerge(Record, frozen=True):
+    """The record of a merge of index files: `files` have all rows of the `replaced` files, which then need not be read,
+    and may be deleted some time later. It is true whatever others do meanwhile, so everybody may merge.
+    """
+
+    kind = "index-merge"
+    limit = MERGE_MAX
+    files: tuple[MergedFile, ...]
+    runs: tuple[U32, ...]
+    """The number of files in each run."""
+    replaced: tuple[IndexId, ...]
+    time_ms: Millis
+    tool: Short
+
+    @classmethod
+    def of(cls, runs: Iterable[Run], replaced: Iterable[IndexId], time_ms: int, tool: str) -> IndexMerge:
+        grouped = tuple(runs)
+        files = tuple(chain.from_iterable(grouped))
+        return cls(files, tuple(map(len, grouped)), tuple(sorted(set(replaced))), time_ms, tool)
+
+    @property
+    def by_run(self) -> tuple[Run, ...]:
+        """The files of each run."""
+        files = iter(self.files)
+        return tuple(tuple(islice(files, count)) for count in self.runs)
+
+    def fault(self) -> str | None:
+        if not self.files or not all(self.runs) or sum(self.runs) != len(self.files):
+            return "its runs are not those of its files"
+        if not is_sorted(self.replaced):
+            return "the files that were replaced are not sorted, each once"
+        if len(self.files) + len(self.replaced) > MAX_FILES:
+            return "it names too many files"
+        if any(one.first > one.last for one in self.files):
+            return "the last row of a file is before its first"
         return None

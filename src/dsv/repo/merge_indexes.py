@@ -1,9 +1,12 @@
-"""Merging and checking the index files of a store."""
+"""Merging and checking the index files of a store.
+
+A merge writes new index files with all the rows of others, a run, and then its record.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
@@ -13,21 +16,10 @@ import msgspec
 from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unsupported
 from dsv.format import index, keys
 from dsv.format.index import FILTER_MAX, ROW_SIZE, Index, encode_filter, merge_all
-from dsv.format.index_merge import (
-    MAX_FILES,
-    MERGE_MAX,
-    IndexMerge,
-    MergedFile,
-    Run,
-    Unit,
-    choose,
-    crowd,
-    units,
-)
 from dsv.format.locator import Location, ObjectKind
-from dsv.format.records import Writer
+from dsv.format.records import MAX_FILES, MERGE_MAX, IndexMerge, MergedFile, Run, Writer
 from dsv.repo.errors import put_back, read_record
-from dsv.repo.objects.indexes import Indexes, ListedIndexes
+from dsv.repo.objects.indexes import Indexes, ListedIndexes, Standing
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.base import Store, TooLargeError, if_there, together
@@ -106,6 +98,41 @@ class Merged(msgspec.Struct, frozen=True):
     """Files that readers need now."""
     deleted: int
     """Files that were deleted."""
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """A unit of merging: a loose file, or a run."""
+
+    files: tuple[IndexId, ...]
+    rows: int
+
+
+def units(standing: Standing, rows: Mapping[IndexId, int]) -> list[Unit]:
+    found = [Unit(tuple(one.id for one in run), sum(rows[one.id] for one in run)) for run in standing.runs]
+    return found + [Unit((one,), rows[one]) for one in standing.loose]
+
+
+def crowd(found: Sequence[Unit], most_rows: int) -> int:
+    """Return how many units may still be merged: one with half of the most rows stays as it is."""
+    return sum(2 * unit.rows <= most_rows for unit in found)
+
+
+def choose(found: Sequence[Unit], most_rows: int) -> list[Unit]:
+    """Return the units to merge, smallest first, so that each of the others has at least twice the rows of all smaller
+    ones.
+
+    A row is then merged again only when what it lies in has grown by half: in all n log n rows are written for n, and
+    log n units are left. Nothing is merged to more than `most_rows`.
+    """
+    ordered = sorted(found, key=lambda unit: unit.rows)
+    chosen = total = 0
+    for at, unit in enumerate(ordered):
+        if total + unit.rows > most_rows or 2 * unit.rows > most_rows:
+            break
+        if unit.rows <= 2 * total:
+            chosen = at + 1
+        total += unit.rows
+    return ordered[:chosen]
 
 
 def tidy(repository: Repository, writer: Writer) -> None:

@@ -16,10 +16,9 @@ from dsv.format import index, keys
 from dsv.format.codec import Codec
 from dsv.format.columns import cut
 from dsv.format.index import Index, IndexBuilder
-from dsv.format.index_merge import IndexMerge, MergedFile
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.pack import FOOTER_SIZE, MAGIC, PACK_TARGET, ROW_SIZE
-from dsv.format.records import Damage
+from dsv.format.records import Damage, IndexMerge, MergedFile
 from dsv.repo.errors import may_write
 from dsv.repo.merge_indexes import delete_index
 from dsv.repo.objects.metadata import release

@@ -131,7 +131,7 @@ class PackList(Sequence[PackId]):
 
 
 class IndexRows:
-    """The rows of all index files that stand (`index_merge.Standing`), as the store has them now.
+    """The rows of all index files that stand (`objects.indexes.Standing`), as the store has them now.
 
     packs: every pack that a row names, sorted; a row's `pack` is a place in it. Raises `IntegrityError` for a file that
     is damaged or lost, unless others have all its rows, and what the store raises.

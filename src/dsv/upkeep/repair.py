@@ -11,10 +11,9 @@ from pathlib import Path
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.format import keys
 from dsv.format.index import Index, IndexBuilder
-from dsv.format.index_merge import IndexMerge, MergedFile
 from dsv.format.locator import ObjectKind
 from dsv.format.recipe import SINGLE_CHUNK_MAX, FileCutter, Recipe, build_recipe
-from dsv.format.records import Writer
+from dsv.format.records import IndexMerge, MergedFile, Writer
 from dsv.format.tree import Node
 from dsv.repo.objects.objects import Objects
 from dsv.repo.session import Session

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -13,21 +13,55 @@ import msgspec
 from dsv.errors import IntegrityError, Unsupported
 from dsv.format import index, keys
 from dsv.format.index import FILTER_MAX, ROW_SIZE, Index, IndexFilter
-from dsv.format.index_merge import MERGE_MAX, IndexMerge, Standing, stand
 from dsv.format.locator import ObjectKind
+from dsv.format.records import MERGE_MAX, IndexMerge
 from dsv.repo.errors import put_back
 from dsv.repo.objects.metadata import release
 from dsv.store.base import ask_each, if_there, together
 from dsv.values.ids import Id, IndexId, PackId
 
 if TYPE_CHECKING:
-    from dsv.format.index_merge import MergedFile
     from dsv.format.locator import Location
+    from dsv.format.records import MergedFile, Run
     from dsv.repo.objects.metadata import MetadataCache
     from dsv.store.base import Store
 
 # Of records that can't be used, so many numbers back are looked at.
 _NUMBERS = 3
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """The index files of a store that together have all rows."""
+
+    runs: tuple[Run, ...]
+    loose: tuple[IndexId, ...]
+    """Files outside runs."""
+    replaced: frozenset[IndexId]
+
+    @property
+    def files(self) -> dict[IndexId, MergedFile | None]:
+        """Return what is to be read, and of the files of runs what they may hold."""
+        found: dict[IndexId, MergedFile | None] = {one.id: one for run in self.runs for one in run}
+        return found | dict.fromkeys(self.loose)
+
+
+def stand(listed: Iterable[IndexId], records: Iterable[IndexMerge]) -> Standing:
+    """Return what stands, of the files that were listed, by the latest records.
+
+    A record counts only if all files of its runs were listed. If one of them was replaced in turn, by a merge that ran
+    at the same time, the newer ones have its rows.
+    """
+    there = set(listed)
+    valid = [record for record in records if all(one.id in there for one in record.files)]
+    replaced = {index_id for record in valid for index_id in record.replaced} & there
+    runs: dict[Run, None] = {}
+    for record in valid:
+        for run in record.by_run:
+            left = tuple(one for one in run if one.id not in replaced)
+            if left:
+                runs[left] = None
+    in_runs = {one.id for run in runs for one in run}
+    return Standing(tuple(runs), tuple(sorted(there - replaced - in_runs)), frozenset(replaced))
 
 
 class ListedIndexes(msgspec.Struct, frozen=True):

@@ -26,22 +26,20 @@ _KEPT = 8
 _LISTINGS = 10
 
 
-def learn_damage(repository: Repository, listed: Iterable[str]) -> None:
-    """Make the last mark of these keys known to the repository's packs. Asks nothing if there is none."""
+def learn_damage(repository: Repository, listed: Iterable[str]) -> tuple[int, Damage] | None:
+    """Return the last mark of these keys with its number, and make it known to the repository's packs. Asks nothing if
+    there is none."""
     found = _last(repository.store, listed)
     if found is not None:
         repository.objects.packs.learn(*found)
+    return found
 
 
 def read_damage(repository: Repository) -> tuple[int, Damage] | None:
     """Return the last mark with its number, and make it known. Asks nothing of a store that never had any."""
     if not repository.format.has(DAMAGE_MARKS):
         return None
-    listed = [item.key for item in repository.store.list(keys.DAMAGE_PREFIX)]
-    found = _last(repository.store, listed)
-    if found is not None:
-        repository.objects.packs.learn(*found)
-    return found
+    return learn_damage(repository, [item.key for item in repository.store.list(keys.DAMAGE_PREFIX)])
 
 
 def _last(store: Store, listed: Iterable[str]) -> tuple[int, Damage] | None:

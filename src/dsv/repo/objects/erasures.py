@@ -109,11 +109,9 @@ def erased_error(what: str, erasure: Erasure) -> Erased:
 
 def lacks_erased(target: str, count: int) -> Conflict:
     """Return the error for a target of which files were erased, where all of it is wanted."""
-    files = "1 file" if count == 1 else f"{count:,} files"
+    files, were = ("1 file", "was") if count == 1 else (f"{count:,} files", "were")
     return Conflict(
-        f"{files} of {target} were erased from the store"
-        if count > 1
-        else f"{files} of {target} was erased from the store",
+        f"{files} of {target} {were} erased from the store",
         subject=target,
         hint="without --strict the rest is written; dsv ls TARGET --json shows which were erased",
     )

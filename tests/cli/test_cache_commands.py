@@ -167,7 +167,7 @@ def test_a_file_that_the_disk_cannot_read_is_replaced(pets: Dsv, tmp_path: Path)
     assert broken[0].samefile(broken[1])
     before = broken[0].stat().st_ino
     at_fault = [part for path in broken for part in ("-P", str(path))]
-    upset = ["strace", "-f", "-o", str(tmp_path / "strace"), *at_fault, "-e", "inject=read:error=EIO"]
+    upset = ["strace", "-f", "-o", str(tmp_path / "strace"), *at_fault, "-e", "inject=read,pread64:error=EIO"]
 
     def check(*options: str) -> Result:
         line = [*upset, *PROGRAM, "cached", "--check", "--json", *options]

@@ -59,6 +59,17 @@ def test_the_start_names_the_job_before_it_begins(shop: Shop, monkeypatch: pytes
     assert found is not None and found.status == JobStatus(RunState.ENDED)
 
 
+def test_a_job_whose_program_is_being_loaded_has_not_begun(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel shows no words of a process between its exec and their copy."""
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: b"" if path.name == "cmdline" else read(path))
+    here = Known.here()
+    ref = JobRef("process", RunId.make(0, bytes(4)), here.kernel, f"{here.pid}:{here.start}")
+    assert Process(shop.environ).status(ref) == JobStatus(RunState.SUBMITTED)
+
+
 def test_a_job_whose_start_cannot_be_kept_does_not_begin(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

@@ -377,10 +377,12 @@ def _lives(status: JobStatus | None) -> bool:
 
 
 def _is_launcher(pid: int) -> bool:
+    """Check that a process has not become the command yet. For a moment after each exec its words are empty."""
     try:
-        return os.fsencode(COMMAND[-1]) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+    return not words or os.fsencode(COMMAND[-1]) in words.split(b"\0")
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -174,7 +174,7 @@ class Stager:
         objects = self.targets.repository.objects
         objects.forget_erasures()  # something may have been erased meanwhile
         if objects.erasures:
-            from dsv.cache.obey import obey_at
+            from dsv.cache.erasures import obey_at
 
             obey_at(self.root, found.place, self.targets.repository)
         return made

@@ -329,7 +329,7 @@ class Targets:
     def _obey(self, repository: Repository) -> None:
         """Remove from the cache what was erased from the store since the last such command."""
         if repository.objects.erasures:
-            from dsv.cache.obey import obey
+            from dsv.cache.erasures import obey
 
             with explaining(self.root.path):
                 obey(self.root, repository, self._context.progress.note)

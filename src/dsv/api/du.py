@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dsv.api.undisturbed import room, until_undisturbed
+from dsv.api.consistent_read import read_consistently, room
 from dsv.errors import UsageError
 from dsv.repo.expiry import read_expiry
 from dsv.repo.resolve import resolve
@@ -86,7 +86,7 @@ def usage(
         raise UsageError("--by-folder measures one target", hint="dsv du DATASET@REV --by-folder 1")
     if only_unused and (texts or depth is not None):
         raise UsageError("--unused is about the whole store, and takes no target", hint="dsv du --unused")
-    return until_undisturbed(
+    return read_consistently(
         context,
         lambda repository: _usage(context, repository, texts, depth, only_unused),
         lambda found: not found.lost and (found.store is None or not found.store.packs.missing),

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from dsv.api.consistent_read import room
 from dsv.api.context import Context
-from dsv.api.undisturbed import room
-from dsv.cache.obey import OBEYED
+from dsv.cache.erasures import OBEYED
 from dsv.errors import Conflict, DsvError, Unsupported, UsageError
 from dsv.format import keys
 from dsv.format.locator import ObjectKind

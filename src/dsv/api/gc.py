@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dsv.api.undisturbed import room, until_undisturbed
+from dsv.api.consistent_read import read_consistently, room
 from dsv.errors import Conflict, IntegrityError
 from dsv.format import keys
 from dsv.format.pack import PACK_TARGET
@@ -104,7 +104,7 @@ def forecast(context: Context, options: Options) -> Forecast:
 
     Raises `IntegrityError` if something that is needed is lost, and what the store raises.
     """
-    return until_undisturbed(context, partial(_forecast, context, options))
+    return read_consistently(context, partial(_forecast, context, options))
 
 
 def _forecast(context: Context, options: Options, repository: Repository) -> Forecast:

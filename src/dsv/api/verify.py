@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsv.api.consistent_read import listed_epochs, read_consistently, room
 from dsv.api.context import Context, reads_outside
-from dsv.api.undisturbed import listed_epochs, room, until_undisturbed
 from dsv.errors import IntegrityError, UsageError
 from dsv.format import keys
 from dsv.repo.repository import Repository
@@ -81,7 +81,7 @@ def _once(
                 repair.run()
                 return result, repair.repaired
 
-    return until_undisturbed(context, attempt)
+    return read_consistently(context, attempt)
 
 
 def _sources(context: Context, names: Sequence[str], opened: ExitStack) -> tuple[list[Path], list[Objects]]:

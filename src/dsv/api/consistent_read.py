@@ -26,7 +26,7 @@ def listed_epochs(store: Store) -> set[tuple[int, str]]:
     return set(filter(None, (keys.parse_gc_key(item.key) for item in store.list(keys.GC_PREFIX))))
 
 
-def until_undisturbed(
+def read_consistently(
     context: Context, look: Callable[[Repository], T], is_right: Callable[[T], bool] = lambda _: True
 ) -> T:
     """Return what `look` finds. If something is missing there and a garbage collection was at work meanwhile, which may

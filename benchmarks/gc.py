@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 from blake3 import blake3
-from dsv.store.opened import OpenStore
 
 from benchmarks.usage import DATASET, LIMIT, WRITER, commit, fill
 from dsv.format import index, keys
@@ -38,6 +37,7 @@ from dsv.repo.expiry import append
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.store.directory import DirectoryStore
+from dsv.store.open import OpenStore
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.values.ids import CommitId, IndexId, PackId
 from dsv.values.names import MAIN

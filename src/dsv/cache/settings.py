@@ -186,6 +186,12 @@ class _StrictFile(_File, forbid_unknown_fields=True):
     datasets: Mapping[str, _StrictRule] = {}
 
 
+for _kind in (_File, _StrictFile):
+    msgspec.json.Decoder(
+        _kind
+    )  # learned now: two threads that are the first to use a class crash the process
+
+
 def parse_settings(data: bytes, name: str) -> CacheSettings:
     """Parse a settings file. Raise `UsageError` with the place of a fault.
 

@@ -108,6 +108,11 @@ class _Binding(msgspec.Struct, omit_defaults=True):
     only: list[str] | None = None
 
 
+msgspec.json.Decoder(
+    _Binding, dec_hook=_parse
+)  # learned now: two threads that are the first to use it crash the process
+
+
 class Workspace(msgspec.Struct, frozen=True):
     """`root` is absolute and has no symlinks. `store` is what the user called the store when binding the folder;
     `store_id` identifies the store wherever it moves. `names`: the place of its names, if it was given when

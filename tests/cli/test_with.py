@@ -253,7 +253,7 @@ def test_a_command_whose_data_is_lost_is_ended(tmp_path: Path) -> None:
     [
         (("pets@nosuch", "--", "true"), 125, "no branch or tag nosuch"),
         (("nosuch@v1", "--", "true"), 125, "nosuch"),
-        (("pets@v1", "--", "nosuch-command"), 127, "nosuch-command: command not found"),
+        (("pets@v1", "--", "nosuch-command"), 127, "command not found: nosuch-command"),
         (("pets@v1", "--", "/nosuch/command"), 127, "command not found"),
         (("pets@v1", "--", "./a.txt"), 126, "./a.txt can't be run: Permission denied"),
         (("pets@v1", "--"), 2, "no command given"),

@@ -24,11 +24,9 @@ the command, so what only `lease` needs is imported there.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import resource
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -53,7 +51,7 @@ PASSED_ON = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-CANNOT_LAUNCH, CANNOT_INVOKE, NO_SUCH_COMMAND = 125, 126, 127
+CANNOT_LAUNCH = 125
 GRACE = 20.0
 """Seconds that a command whose data is lost gets to end."""
 _RELEASED_WITHIN = 10.0  # seconds; while a file server is away, a release would wait for ever
@@ -218,8 +216,12 @@ def exec_command(argv: Sequence[str]) -> int:
         usual = [signal.SIGPIPE, signal.SIGXFSZ]
         child = os.posix_spawnp(command[0], command, os.environ, setsigmask=before, setsigdef=usual)
     except OSError as error:
+        from dsv.fs.process import why_not_started
+
         hold.release()
-        return _not_started(command[0], error)
+        code, why = why_not_started(command[0], error.errno or 0, os.environ)
+        _complain(why)
+        return code
     hold.watch(child)
     status, lost = _wait(child, hold, [*passed, signal.SIGCHLD])
     hold.release()
@@ -256,16 +258,6 @@ def _reap(child: int) -> int | None:
             return None
         if pid == child:
             return status
-
-
-def _not_started(command: str, error: OSError) -> int:
-    is_there = os.path.lexists(command) if "/" in command else shutil.which(command, os.F_OK)
-    if error.errno in (errno.ENOENT, errno.ENOTDIR) and not is_there:
-        _complain(f"{command}: command not found")
-        return NO_SUCH_COMMAND
-    _complain(f"{command} can't be run: {error.strerror}")
-    cannot = (errno.E2BIG, errno.ENOMEM, errno.EAGAIN)
-    return CANNOT_LAUNCH if error.errno in cannot else CANNOT_INVOKE
 
 
 def _die_of(number: int) -> int:

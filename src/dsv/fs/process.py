@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import functools
 import os
 import platform
 import pwd
 import select
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -136,3 +138,23 @@ def _exists(pid: int) -> bool:
 def processors() -> int:
     """Return those that this process may use, which a batch system may have made fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def why_not_started(
+    command: str, number: int, environ: Mapping[str, str], cwd: Path | None = None
+) -> tuple[int, str]:
+    """Return the exit code and the reason, as a shell has them, if exec gave this error: 127 if no file was found, 126
+    if it is there and can't be run, 125 if the system had no room for it.
+
+    The error is EACCES also for a command that is nowhere, if this user may not enter a folder of PATH.
+    """
+    missing = number in (errno.ENOENT, errno.ENOTDIR)
+    if "/" in command:
+        missing = missing and not os.path.lexists(Path(cwd or ".", command))
+    elif missing or number == errno.EACCES:
+        files = (Path(cwd or ".", folder, command) for folder in os.get_exec_path(environ))
+        missing = not any(os.path.isfile(file) for file in files)  # noqa: PTH113 (Path.is_file raises EACCES)
+    if missing:
+        return 127, f"command not found: {command}"
+    no_room = number in (errno.E2BIG, errno.ENOMEM, errno.EAGAIN)
+    return 125 if no_room else 126, f"{command} can't be run: {os.strerror(number)}"

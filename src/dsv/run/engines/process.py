@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
@@ -15,14 +14,12 @@ from time import monotonic, sleep
 from typing import ClassVar, Final
 
 from dsv.errors import LaunchError, UsageError
-from dsv.fs.process import Fate, Watched
+from dsv.fs.process import Fate, Watched, why_not_started
 from dsv.fs.process import Process as Known
 from dsv.periodic import Periodic
 from dsv.run.engines.base import (
-    CANNOT_INVOKE,
     CANNOT_LAUNCH,
     NO_OPTIONS,
-    NOT_FOUND,
     Ended,
     Facts,
     Handle,
@@ -352,17 +349,10 @@ def _give(held: _Held, environ: Mapping[str, str]) -> Ended | None:
         with suppress(BrokenPipeError), os.fdopen(held.order, "wb") as order:
             order.write(b"%d\n" % len(data) + data)
         answer = problem.read()
-    return None if not answer else _not_started(int(answer), held.plan, environ)
-
-
-def _not_started(number: int, plan: Plan, environ: Mapping[str, str]) -> Ended:
-    """127 if command not found, 126 if it is there and can't be run, as in a shell."""
-    command, why = plan.argv[0], os.strerror(number)
-    if number in (errno.ENOENT, errno.ENOTDIR) and not _is_there(command, plan.cwd, environ):
-        return Ended(exit_code=NOT_FOUND, launched=False, reason=f"command not found: {command}")
-    if number in (errno.E2BIG, errno.ENOMEM, errno.EAGAIN):
-        return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=f"{command}: {why}")
-    return Ended(exit_code=CANNOT_INVOKE, launched=False, reason=f"{command} can't be run: {why}")
+    if not answer:
+        return None
+    code, why = why_not_started(held.plan.argv[0], int(answer), environ, held.plan.cwd)
+    return Ended(exit_code=code, launched=False, reason=why)
 
 
 def _known(ref: JobRef) -> Known:
@@ -391,9 +381,3 @@ def _cpu_seconds(pid: int) -> float:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
-
-
-def _is_there(command: str, cwd: Path | None, environ: Mapping[str, str]) -> bool:
-    """Check that the command's file exists: in the folders of PATH, unless the command names a folder."""
-    folders = [""] if "/" in command else os.get_exec_path(environ)
-    return any(Path(cwd or ".", folder, command).exists() for folder in folders)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -138,7 +140,14 @@ def _command(command: Command) -> Iterator[str]:
         yield ""
         yield "JSON:"
         yield ""
-        yield from _table(("key", "meaning"), [(f"`{key}`", text) for key, text in command.result.items()])
+        yield from _table(("key", "meaning"), [(f"`{key}`", text) for key, text in meanings(command).items()])
+
+
+def meanings(command: Command) -> dict[str, str]:
+    """Return the keys of a command's JSON, each with what it means. Raises `KeyError` for one that json.toml lacks."""
+    known = tomllib.loads((Path(__file__).parent / "json.toml").read_text("utf-8"))
+    texts = {**known["shared"], **known.get(str(command.name), {})}
+    return {key: texts[key] for key in command.result.dotted()}
 
 
 def _table(head: tuple[str, str], rows: object) -> Iterator[str]:

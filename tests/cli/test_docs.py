@@ -6,6 +6,7 @@ import pkgutil
 import re
 import runpy
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,8 +104,15 @@ def test_help_fits_the_window(command: Command) -> None:
 
 def test_what_returns_a_result_documents_its_keys(command: Command) -> None:
     assert command.result or command.name in ("cat", "demo", "logs", "node", "with")
-    for key in command.result:
+    for key in command.result.dotted():
         assert re.fullmatch(r"[a-z_]+(\.[a-z_]+)*", key)
+
+
+def test_the_meanings_of_keys_are_of_keys_that_there_are() -> None:
+    known = tomllib.loads((Path(__file__).parents[2] / "docs/json.toml").read_text("utf-8"))
+    keys = {name: set(load(name).result.dotted()) for name in COMMANDS}
+    keys["shared"] = set().union(*keys.values())
+    assert {name: set(texts) - keys[name] for name, texts in known.items() if set(texts) - keys[name]} == {}
 
 
 def test_the_list_names_every_section_and_command_but_the_hidden_ones() -> None:

@@ -110,7 +110,7 @@ def test_json_has_the_documented_keys(zoo: Dsv) -> None:
     found = {key for key in document if key not in ("schema", "path", "folders")}
     found |= {f"path.{key}" for key in document["path"]}
     found |= {f"folders.{key}" for key in document["folders"][0]}
-    assert found == set(load("show").result)
+    assert found == set(load("show").result.dotted())
     assert document["path"]["old_path"] == "moved" and document["names"] == ["main", "v2"]
     assert zoo.ok("show", "--json").json["path"] is None
 

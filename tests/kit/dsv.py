@@ -100,7 +100,7 @@ def assert_documented(command: str, document: Mapping[str, Any], without: str | 
 
     `without` begins the keys that another option is asked for.
     """
-    documented = {key for key in load(command).result if not (without and key.startswith(without))}
+    documented = {key for key in load(command).result.dotted() if not (without and key.startswith(without))}
     assert document["schema"] == 1
     found: set[str] = set()
     for key, value in document.items():

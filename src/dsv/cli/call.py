@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from dsv.cli.catalogue import MODES
-from dsv.cli.output import document, printable, to_item, to_json, write_items, write_table
+from dsv.cli.output import Keys, document, printable, to_item, to_json, write_items, write_table
 from dsv.cli.terminal import Style, wrapped
 from dsv.errors import Conflict, NotFound, UsageError
 
@@ -158,17 +158,18 @@ class Call(typer.Context):
 
     def item(self, found: object, /, **more: object) -> dict[str, object]:
         """Return a result with the keys that the command declares below `items`: see `to_item`."""
-        keys = [key.removeprefix("items.") for key in self._keys if key.startswith("items.")]
-        return to_item(found, keys, getattr(self.command, "nulls", False), **more)
+        return to_item(found, self._keys["items"], getattr(self.command, "nulls", False), **more)
 
     def head(self, found: object, /, **more: object) -> dict[str, object]:
         """Return a result with the keys that the command declares beside `items`: see `to_item`."""
-        keys = [key for key in self._keys if not key.startswith("items.")]
+        keys = Keys(self._keys)
+        keys.pop("items", None)
         return to_item(found, keys, getattr(self.command, "nulls", False), **more)
 
     @property
-    def _keys(self) -> Iterable[str]:
-        return getattr(self.command, "result", ())
+    def _keys(self) -> Keys:
+        keys: Keys = self.command.result  # type: ignore[attr-defined]
+        return keys
 
     def items(
         self,

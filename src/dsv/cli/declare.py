@@ -1,6 +1,6 @@
 """Declaration of a command: a function for typer, its examples, and the keys of its JSON.
 
-@command("resolve", examples=[("dsv resolve xrays@v1", "the id of a tag")], result={"commit": "…"})
+@command("resolve", examples=[("dsv resolve xrays@v1", "the id of a tag")], result="commit")
 def resolve(call: Call, target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "") -> None: ...
 
 The metavar of an argument appears in the usage line. The function returns the exit code.
@@ -22,6 +22,7 @@ from typer.main import get_command
 
 from dsv.cli.call import Call, Session
 from dsv.cli.catalogue import GLOBAL_OPTIONS
+from dsv.cli.output import Keys
 from dsv.errors import UsageError
 from dsv.values.json import LONG_MAX, check_length, is_text
 
@@ -38,7 +39,7 @@ class Command(TyperCommand):
 
     context_class = Call
     examples: tuple[Example, ...] = ()
-    result: Mapping[str, str] = {}
+    result = Keys()
     nulls = False
     """Keys of `result` that a form of the command has no value for are null, and not left out."""
     takes_words: str | None = None
@@ -154,12 +155,13 @@ def command(
     name: str,
     *,
     examples: Sequence[Example],
-    result: Mapping[str, str] | None = None,
+    result: str = "",
     nulls: bool = False,
     words: str | None = None,
     unused: Iterable[str] = (),
 ) -> Callable[[Body], Command]:
-    """Declare a command. `result` describes each key of its JSON document; keys below `items` are written `items.key`.
+    """Declare a command. `result` has the keys of its JSON document, `commit items(path size)`; docs/json.toml says
+    what they mean.
 
     With `words`, what follows `--` is in `call.words`, and is called so in the help. `unused` are global options, such
     as `--cache`, that would have no effect.
@@ -171,7 +173,7 @@ def command(
         made = get_command(app)
         assert isinstance(made, Command)
         take_as_typed(made.params, body)
-        made.examples, made.result, made.takes_words = tuple(examples), dict(result or {}), words
+        made.examples, made.result, made.takes_words = tuple(examples), Keys.parse(result), words
         made.nulls, made.unused = nulls, frozenset(unused)
         return made
 

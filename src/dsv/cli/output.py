@@ -5,9 +5,11 @@ there: as JSON, as text, and in tables.
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import cache
 from select import select
 from typing import IO, TYPE_CHECKING, BinaryIO
 
@@ -149,19 +151,40 @@ _SECONDS = frozenset({"until", "since", "held_until", "last_use", "may_go"})
 """Attributes that are times in seconds, as those that end in `_at`. Those in milliseconds end in `_ms`."""
 
 
-def to_item(found: object, keys: Iterable[str], nulls: bool = False, /, **more: object) -> dict[str, object]:
+class Keys(dict[str, "Keys"]):
+    """The keys of a JSON object in their order, each with those of the object, or of the objects of the list, below."""
+
+    @classmethod
+    @cache
+    def parse(cls, text: str) -> Keys:
+        """Return the keys of a text like `commit items(path size)`."""
+        top = last = cls()
+        above: list[Keys] = []
+        for word in re.findall(r"\w+|[()]", text):
+            if word == "(":
+                above.append(top)
+                top = last
+            elif word == ")":
+                top = above.pop()
+            else:
+                last = top.setdefault(word, cls())
+        return top
+
+    def dotted(self) -> Iterator[str]:
+        """Yield each key as the documentation names it: `items.path`."""
+        for name, below in self.items():
+            yield from [f"{name}.{each}" for each in below.dotted()] or [name]
+
+
+def to_item(found: object, keys: str | Keys, nulls: bool = False, /, **more: object) -> dict[str, object]:
     """Return a result as a JSON object: the values of `more`, and the attributes that are named like a key.
 
-    With a key `a.b`, `a` is an object with `b`, or a list of them. Keys that neither has are left out, or with `nulls`
-    null.
+    Keys that neither has are left out, or with `nulls` null.
     """
-    below: dict[str, list[str]] = {}
-    for key in keys:
-        name, _, inner = key.partition(".")
-        below.setdefault(name, []).extend([inner] if inner else [])
-    assert more.keys() <= below.keys(), f"keys that are not declared: {sorted(more.keys() - below.keys())}"
+    keys = Keys.parse(keys) if isinstance(keys, str) else keys
+    assert more.keys() <= keys.keys(), f"keys that are not declared: {sorted(more.keys() - keys.keys())}"
     item: dict[str, object] = {}
-    for name, inner_keys in below.items():
+    for name, inner_keys in keys.items():
         if name in more:
             item[name] = _plain(more[name], inner_keys)
         elif hasattr(found, name):
@@ -177,7 +200,7 @@ def to_item(found: object, keys: Iterable[str], nulls: bool = False, /, **more: 
     return item
 
 
-def _plain(value: object, keys: Iterable[str] = ()) -> object:
+def _plain(value: object, keys: Keys) -> object:
     """Return a value of the api as JSON has it."""
     match value:
         case Enum():
@@ -189,8 +212,9 @@ def _plain(value: object, keys: Iterable[str] = ()) -> object:
             return str(value) if is_id else value.decode("utf-8", "surrogateescape")
         case list() | tuple():
             return [_plain(each, keys) for each in value]
-    fields = keys or getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", None)
-    return str(value) if fields is None else to_item(value, fields)
+    fields: Iterable[str] = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))
+    keys = keys or Keys({name: Keys() for name in fields})
+    return to_item(value, keys) if keys else str(value)
 
 
 def local_time(time_ms: float | None) -> str:
@@ -217,16 +241,8 @@ def patterns_of(lines: Sequence[str] | None) -> str:
     return ", ".join([*lines[:5], *more]) or "nothing"
 
 
-CACHED_KEYS = {
-    "cached_files": "how many files came from caches on this machine",
-    "cached_bytes": "their size",
-}
-WRITTEN_KEYS = {
-    "created": "how many paths are new here",
-    "replaced": "how many have other content now",
-    "removed": "how many were removed",
-    **CACHED_KEYS,
-}
+CACHED_KEYS = "cached_files cached_bytes"
+WRITTEN_KEYS = f"created replaced removed {CACHED_KEYS}"
 
 
 def written(done: Pulled | Restored | RolledBack | Switched) -> str:

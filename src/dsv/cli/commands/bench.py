@@ -17,39 +17,11 @@ from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, parse_duration, parse_size
 
 _NO_RESULT = "like MLPerf Storage, not a result of it"
-_RESULT = {
-    "note": _NO_RESULT,
-    "load.model": "the model",
-    "load.accelerator": "the accelerator",
-    "load.versions": "the versions of MLPerf Storage that measure it so",
-    "load.batch": "samples of a step",
-    "load.seconds": "the computation time of a step",
-    "load.sample": "the mean bytes of the model's samples",
-    "load.workers": "reading processes of each accelerator",
-    "load.mark": "the accelerator utilization (AU) that has to be reached",
-    "from": "store, cache or folder",
-    "place": "what was read",
-    "made": "the data was made for this, and is gone",
-    "files": "how many files that has",
-    "bytes": "their size",
-    "sample_bytes": "the mean bytes of a sample here",
-    "demand": "bytes for each second that one accelerator asks for at an AU of 1",
-    "memory": "bytes of memory of this host",
-    "five_times_memory": "the data is five times as large or more, as in MLPerf Storage",
-    "page_cache": "the share of files that this host had in its page cache when they were read, or null",
-    "page_cache_dropped": "the page cache gave up each file before it was read",
-    "most": "the most accelerators whose AU reaches the mark; null if one number was measured",
-    "at_limit": "more were not tried: see --up-to",
-    "items.accelerators": "how many were simulated",
-    "items.au": "computation time / time, without the first step",
-    "items.passed": "the AU reaches the mark",
-    "items.steps": "steps that count, with the first one",
-    "items.seconds": "the time of these, without the first one",
-    "items.bytes": "bytes that the accelerators took in that time",
-    "items.bytes_per_second": "the same for each second",
-    "items.cpu_per_gb": "processor seconds of the reading processes for each GB (10^9 bytes), or null",
-    "items.host_cpu_per_gb": "the same of all processes and the kernel of this host",
-}
+_RESULT = (
+    "note load(model accelerator versions batch seconds sample workers mark) from place made files bytes "
+    "sample_bytes demand memory five_times_memory page_cache page_cache_dropped most at_limit "
+    "items(accelerators au passed steps seconds bytes bytes_per_second cpu_per_gb host_cpu_per_gb)"
+)
 
 
 _Folder = Annotated[

@@ -58,20 +58,7 @@ Message = Annotated[str, option("-m --message TEXT", "Why, for the log of moves.
         ("dsv branch --protect main --only-merge --max-removals 5", "a rule that every dsv keeps to"),
         ("dsv branch --unprotect main", ""),
     ],
-    result={
-        "items.dataset": "the dataset",
-        "items.branch": "the branch's name",
-        "items.commit": "what it names; null before its first commit, and when it was just deleted",
-        "items.before": "what it named before this command; null if nothing else",
-        "items.author": "who made that commit",
-        "items.time": "when",
-        "items.moved_by": "who moved the branch last",
-        "items.moved": "when",
-        "items.ahead": "how many commits it has and main has not; null for main, and in what is no list",
-        "items.behind": "how many commits main has and it has not",
-        "items.followed": "whether this workspace follows it",
-        "items.protected": "its rule: only_merge, who, max_removals; null if it is not protected",
-    },
+    result=("items(dataset branch commit before author time moved_by moved ahead behind followed protected)"),
 )
 def branch(
     call: Call,

@@ -43,19 +43,7 @@ Link = Annotated[str | None, option("--link LINK", "Make this symlink point to t
         ("dsv cache chest-xray@v2 --link data --hold 3d", "data/ is that commit from now on"),
         ("dsv cache chest-xray --offline", "as the cache last knew it, when the store is away"),
     ],
-    result={
-        "items.path": "the folder that has the files",
-        "items.dataset": "the dataset",
-        "items.commit": "the commit",
-        "items.files": "files in the commit, or in the part of it",
-        "items.bytes": "their size",
-        "items.fetched_bytes": "bytes read from the store by this command",
-        "items.linked_files": "files that another cached commit had",
-        "items.erased": "files that it lacks, as they were erased from the store",
-        "items.hit": "true if all of it was cached already",
-        "items.hold": "the id of the hold, for 'dsv release --id'; null without one",
-        "items.held_until": "when the hold ends; null without one",
-    },
+    result=("items(path dataset commit files bytes fetched_bytes linked_files erased hit hold held_until)"),
 )
 def cache(
     call: Call,
@@ -122,7 +110,7 @@ def _hold(hold: str | None, environ: Mapping[str, str]) -> tuple[float | None, s
 
 def item_of(item: Staged) -> dict[str, object]:
     """Return one of the `items` of the JSON document."""
-    return to_item(item, [key.removeprefix("items.") for key in cache.result])
+    return to_item(item, cache.result["items"])
 
 
 def _story(item: Staged, while_pid: int | None) -> str:

@@ -25,53 +25,12 @@ from dsv.values.units import format_bytes, format_count, format_duration
         ("dsv cached --check chest-xray@v1", "read it again, and repair what a bad disk did"),
         ("dsv cached --json | jq -r '.items[] | select(.leases == []) | .path'", "what nobody is using"),
     ],
-    result={
-        "cache": "the cache's folder",
-        "items.path": "the folder that has the files",
-        "items.dataset": "the dataset",
-        "items.commit": "the commit",
-        "items.selection": "the paths that were asked for, if it is a part of the commit",
-        "items.names": "tags and branches that name it, as far as this cache knows",
-        "items.made_for": "code of a run, or output of run ID; null for any other commit",
-        "items.files": "how many files",
-        "items.bytes": "their size",
-        "items.own_bytes": "disk space that it does not share with other commits",
-        "items.cached_by": "who cached it",
-        "items.cached_on": "on which host",
-        "items.cached": "when",
-        "items.last_use": "when it was last asked for",
-        "items.leases": "who uses it: id, purpose (run, hold, stage), user, host, run, job, process, "
-        "program, until; process: the use ends with it",
-        "items.pins": "who holds it with 'dsv hold': id, user, why, since, until (null: until it is released)",
-        "items.protected": "true if the cache's owner protects the dataset",
-        "items.complete": "false if its record is missing",
-        "items.may_go": "when it may be evicted for not being used; null: not by age",
-        "fills.dataset": "the dataset of a commit that is being cached",
-        "fills.commit": "its commit",
-        "fills.files": "files that it will have",
-        "fills.files_done": "files that are there",
-        "fills.bytes": "bytes that it will have",
-        "fills.bytes_done": "bytes that are there",
-        "fills.room_left": "bytes that are still reserved for it",
-        "fills.workers": "who is at work on it",
-        "fills.live": "false if it was interrupted",
-        "room": "used_bytes (with metadata_bytes), used_files, reserved_bytes, free_bytes, total_bytes; the limits "
-        "max_size, max_files, min_free and unused_for (seconds); exceeded: limits that are not met",
-        "foreign": "names in the cache that dsv did not create",
-        "trash.path": "a folder of evicted data that is not deleted yet",
-        "trash.bytes": "disk space that it takes",
-        "trash.files": "files in it",
-        "trash.counted": "false if it has more than that",
-        "checked.path": "with --check only: a folder that was read",
-        "checked.dataset": "its dataset",
-        "checked.commit": "its commit",
-        "checked.files": "files that were read",
-        "checked.bytes": "bytes that were read",
-        "checked.wrong": "what was not as committed: path, problem, links (other names of the same file)",
-        "checked.repaired": "how many of them are right now",
-        "checked.foreign": "files in it that were never committed",
-        "checked.removed": "how many of these were removed",
-    },
+    result=(
+        "cache items(path dataset commit selection names made_for files bytes own_bytes cached_by cached_on "
+        "cached last_use leases pins protected complete may_go) fills(dataset commit files files_done bytes "
+        "bytes_done room_left workers live) room foreign trash(path bytes files counted) checked(path "
+        "dataset commit files bytes wrong repaired foreign removed)"
+    ),
 )
 def cached(
     call: Call,
@@ -105,7 +64,7 @@ def cached(
     report = report_cache(call.settings.cache().path)
     if call.json:
         trash = [
-            {"path": str(one.path), **to_item(one.room, ("bytes", "files")), "counted": one.counted}
+            {"path": str(one.path), **to_item(one.room, "bytes files"), "counted": one.counted}
             for one in report.trash
         ]
         call.result(report, cache=report.folder, trash=trash)

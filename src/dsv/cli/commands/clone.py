@@ -29,18 +29,7 @@ from dsv.values.units import format_bytes, format_count
         ),
         ("dsv clone chest-xray /data/xrays --keep", "files there that differ are local changes"),
     ],
-    result={
-        "workspace": "the new workspace's folder",
-        "dataset": "the dataset",
-        "branch": "the branch that it follows",
-        "commit": "its base; null for a dataset without a commit",
-        "files": "how many files the commit has",
-        "bytes": "their size",
-        "created": "how many paths were written",
-        "erased": "files of the commit that were not written, as they were erased from the store",
-        "only": "the patterns of a sparse workspace; null if it has everything",
-        **CACHED_KEYS,
-    },
+    result=f"workspace dataset branch commit files bytes created erased only {CACHED_KEYS}",
 )
 def clone(
     call: Call,

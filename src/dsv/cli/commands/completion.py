@@ -270,7 +270,7 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
         ("dsv completion zsh", 'in ~/.zshrc, after compinit: eval "$(dsv completion zsh)"'),
         ("dsv completion fish", "for ~/.config/fish/completions/dsv.fish"),
     ],
-    result={"shell": "the shell it is for", "script": "what the shell has to read"},
+    result="shell script",
     unused=("--store", "--cache"),
 )
 def completion(call: Call, shell: Annotated[str, typer.Argument(metavar="[bash|zsh|fish]")] = "") -> None:

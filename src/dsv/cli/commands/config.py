@@ -37,11 +37,7 @@ NAMES = "names"
         ("dsv config pool a100,cloud", "where runs go without --on"),
         ("dsv config --unset store", "remove a value from the user's file"),
     ],
-    result={
-        "items.key": "the setting",
-        "items.value": "its value; a password in a URL is shown as ***",
-        "items.origin": "flag, variable or file it is from",
-    },
+    result="items(key value origin)",
 )
 def config(
     call: Call,

@@ -33,23 +33,10 @@ from dsv.values.units import format_bytes, format_count
         ),
         ("dsv copy --all --to mirror --dry-run", "show how much the mirror lacks"),
     ],
-    result={
-        "source": "the store that was read",
-        "to": "the store that was written",
-        "commits": "how many commits were copied",
-        "bytes": "bytes of packs and index files that were sent",
-        "objects": "with --dry-run, how many objects would be sent; else null",
-        "requests": "requests to both stores; with --dry-run, about how many the copy would take",
-        "erasures": "how many erasures were taken over, or would be",
-        "items.dataset": "the dataset",
-        "items.name": "the branch or tag",
-        "items.kind": "branch or tag",
-        "items.state": "copied, up to date, ahead (the other store has more commits) or diverged (it has others)",
-        "items.commit": "what it names; null before its first commit",
-        "items.before": "what it named in the other store; null if nothing",
-        "items.commits": "how many commits were copied for it",
-        "items.expired": "how many further ones came without content, as they are expired or older than --history",
-    },
+    result=(
+        "source to commits bytes objects requests erasures items(dataset name kind state commit before "
+        "commits expired)"
+    ),
 )
 def copy(
     call: Call,

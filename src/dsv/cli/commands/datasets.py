@@ -40,16 +40,7 @@ Message = Annotated[
         ("dsv datasets --undelete old-xrays", "with all branches, until gc has removed the content"),
         ("dsv datasets --rename xrays chest-xray", "with all branches, tags and rules; nothing is copied"),
     ],
-    result={
-        "items.dataset": "its name",
-        "items.commit": "head of its main; null before the first commit, and with all options",
-        "items.time": "when that was committed",
-        "items.files": "how many files it has",
-        "items.bytes": "their size",
-        "items.deleted": "when the dataset was deleted; null if it was not",
-        "items.deleted_by": "by whom",
-        "items.renamed_from": "with --rename: its old name; else null",
-    },
+    result="items(dataset commit time files bytes deleted deleted_by renamed_from)",
 )
 def datasets(
     call: Call,

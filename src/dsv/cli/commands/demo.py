@@ -27,7 +27,7 @@ from dsv.errors import DsvError, LaunchError
         ("dsv demo", "the whole tour, in seconds, with nothing but this machine"),
         ("dsv demo --engine process", "without a container, even if an engine is installed"),
     ],
-    result={"items.command": "a command as it was typed", "items.output": "what it printed"},
+    result="items(command output)",
 )
 def demo(
     call: Call,

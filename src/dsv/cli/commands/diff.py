@@ -49,22 +49,10 @@ _STYLES = {"+": Style.ADDED, "-": Style.REMOVED, "@": Style.HINT}
         ("dsv diff @v1 @v2 -q --exit-code || echo changed", "1 if anything differs"),
         ("dsv diff @v1 @v2 --jsonl | jq -r 'select(.change == \"added\") | .path'", "paths that are new"),
     ],
-    result={
-        "before": "the commit on the left; null before a dataset's first one",
-        "before_dataset": "its dataset",
-        "after": "the commit on the right; null for the workspace",
-        "after_dataset": "its dataset",
-        "workspace": "the folder that is compared; null between two commits",
-        **told.SUM_KEYS,
-        "unsearched": "large files that were too many to find out whether they were renamed and changed; else 0",
-        "note": "what to know of a command that did not end in the workspace; else null",
-        "problems.path": "a path of the workspace that can't be compared",
-        "problems.reason": "why",
-        **told.ITEM_KEYS,
-        "items.lines": "with --text: the lines of a unified diff; null for what is no text below 1 MiB",
-        "items.table": "with --table: columns and rows that differ; null for what is no table",
-        **told.FOLDER_KEYS,
-    },
+    result=(
+        f"before before_dataset after after_dataset workspace {told.SUM_KEYS} unsearched note problems(path "
+        f"reason) {told.ITEM_KEYS} items(lines table) {told.FOLDER_KEYS}"
+    ),
 )
 def diff(
     call: Call,
@@ -210,7 +198,7 @@ def _head(found: Comparison, summary: Summary) -> dict[str, object]:
         **told.sums_item(summary.total),
         "unsearched": found.found.unsearched,
     }
-    return to_item(found, (*fields, "note", "problems.path", "problems.reason"), **fields)
+    return to_item(found, f"{' '.join(fields)} note problems(path reason)", **fields)
 
 
 def _write_contents(call: Call, found: Comparison, shown: _Shown) -> None:

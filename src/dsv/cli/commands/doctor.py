@@ -23,12 +23,7 @@ _STYLES = {State.OK: Style.ADDED, State.WARN: Style.WARNING, State.FAIL: Style.E
         ("dsv doctor --store s3://lake/dsv", "another store, before it is used"),
         ("dsv doctor --json | jq -r '.items[] | select(.state != \"ok\")'", "what needs attention"),
     ],
-    result={
-        "items.check": "what was looked at",
-        "items.state": "ok, warn or fail",
-        "items.text": "what was found",
-        "items.hint": "the command that mends it, or null",
-    },
+    result="items(check state text hint)",
 )
 def doctor(call: Call) -> int:
     """Check the settings, store, cache and engines in effect here.

@@ -27,36 +27,10 @@ from dsv.values.units import format_bytes, format_count
         ("dsv du --unused", "what dsv gc would free"),
         ("dsv du --json | jq '.store.unused.stored'", ""),
     ],
-    result={
-        "url": "the store",
-        "store.total": "bytes of all its keys; store is null if targets are named",
-        "store.needed": "objects that some commit has: objects, stored (bytes in packs), original (before compression)",
-        "store.expired": "commits that are expired, and whose content is still there: commits, stored, alone (what gc "
-        "frees after their grace) and the other keys of items",
-        "store.unused": "as store.needed, of objects that no commit has",
-        "store.duplicates": "the same of further places of objects that some commit has",
-        "store.packs": "count and bytes; free, free_bytes: packs of which nothing is needed; rewritten, "
-        "rewritten_bytes: packs of which less than half is needed, and what gc frees by writing that anew; partly, "
-        "partly_unused_bytes: packs of which more is needed, and what is not, which gc leaves there; unindexed, "
-        "unindexed_bytes: those of the free ones that no index names; missing: packs that "
-        "an index names and that are not there",
-        "store.indexes": "bytes of index files and their filters",
-        "store.commits": "bytes of commits and their locators",
-        "store.names": "bytes of branches and tags",
-        "store.runs": "bytes of the records of runs",
-        "store.other": "bytes of sessions, garbage collections, erasures and the format log",
-        "lost": "objects of commits that are in no pack that is there; the exit code is 5 if it is not 0",
-        "items.name": "the dataset, branch, commit, range or folder",
-        "items.kind": "dataset, branch, commit, range, folder, or trees (the nodes and segments of all folders)",
-        "items.commits": "how many commits that is",
-        "items.objects": "how many chunks, recipes, segments and nodes these have",
-        "items.stored": "their bytes in packs, compressed, with locators and rows of tables",
-        "items.alone": "of these, what nothing else in the store has",
-        "items.shared": "of these, what something else has too",
-        "items.original": "their bytes before compression",
-        "items.alone_original": "of these, what nothing else in the store has",
-        "items.shared_original": "of these, what something else has too",
-    },
+    result=(
+        "url store(total needed expired unused duplicates packs indexes commits names runs other) lost "
+        "items(name kind commits objects stored alone shared original alone_original shared_original)"
+    ),
 )
 def du(
     call: Call,

@@ -65,40 +65,11 @@ Deadline = Annotated[
         ("dsv erase --purge", "after dsv gc, in a bucket with versioning"),
         ("dsv erase scans --successor scans2", "a dataset that has never listed the erased paths"),
     ],
-    result={
-        "dry_run": "true if nothing was done; null with --status, as the next five",
-        "reason": "why",
-        "erasures": "the ids of the records that were written",
-        "files": "how many contents were erased",
-        "bytes": "their size",
-        "kept_bytes": "how much of that stays, as other files have it, too",
-        "packs": "with --status: packs that have erased contents, until dsv gc has run; else null, as the next four",
-        "unindexed": "packs in no index, which may have them; dsv gc removes these, too",
-        "versions": "old versions of packs in the bucket that have them",
-        "removed_versions": "those that --purge has deleted",
-        "overdue": "true if a cache has not obeyed by its deadline",
-        "unanswered": "what could not be found out, or not be removed",
-        "elsewhere": "other places that may have copies",
-        "successor": "with --successor: the dataset that was made; else null, as the next four",
-        "commits": "how many commits it has",
-        "paths": "how many erased paths were left out, counted in each commit that listed them",
-        "branches": "how many branches it has",
-        "tags": "how many tags it has",
-        "items.dataset": "the dataset of a path; null with --status, as the next five",
-        "items.path": "a path whose content was erased, or that shares a part of it",
-        "items.id": "the id of the file, which stays in the trees that list it",
-        "items.size": "its size, which stays there, too",
-        "items.state": "erased; shared, if it stays with what it shares; kept, if a file was not erased as this path "
-        "has the same content; damaged, if it was stored meanwhile and has lost a part",
-        "items.shared_bytes": "how much it shares with what was named; null for what was named, and with --status",
-        "items.erasure": "with --status: the id of an erasure; else null, as the next six",
-        "items.time": "when it was made",
-        "items.author": "by whom",
-        "items.reason": "why",
-        "items.caches": "the caches that have removed what was erased",
-        "items.waiting": "caches that are known, and have not yet",
-        "items.deadline": "until when they should have",
-    },
+    result=(
+        "dry_run reason erasures files bytes kept_bytes packs unindexed versions removed_versions overdue "
+        "unanswered elsewhere successor commits paths branches tags items(dataset path id size state "
+        "shared_bytes erasure time author reason caches waiting deadline)"
+    ),
     nulls=True,
 )
 def erase(

@@ -26,31 +26,11 @@ from dsv.values.units import format_bytes, format_count, parse_duration, parse_s
         ("dsv evict chest-xray@v1", "this commit, whenever it was last used"),
         ("dsv evict --all", "everything that nobody uses or holds"),
     ],
-    result={
-        "evicted.path": "the folder that it had, or has: parts of one commit differ in it",
-        "evicted.dataset": "the dataset",
-        "evicted.commit": "the commit that was evicted, or would be",
-        "evicted.bytes": "size of its files",
-        "evicted.freed_bytes": "disk space that this frees",
-        "evicted.reason": "why",
-        "kept.path": "its folder",
-        "kept.dataset": "the dataset",
-        "kept.commit": "a commit that was due, and was kept",
-        "kept.reason": "why it was kept",
-        "failed.path": "its folder",
-        "failed.dataset": "the dataset",
-        "failed.commit": "a commit that could not be evicted",
-        "failed.problem": "why",
-        "failed.half_removed": "true if it is no longer cached; the next evict removes the rest",
-        "stuck.path": "a folder of evicted data that still can't be deleted",
-        "stuck.of": "the commit that it was of; null if unknown",
-        "stuck.bytes": "disk space that it takes",
-        "stuck.files": "files in it",
-        "stuck.problem": "why it can't be deleted",
-        "freed_bytes": "disk space that was freed: blocks of files whose last link was removed",
-        "exceeded": "limits that are still not met",
-        "dry_run": "true if nothing was done",
-    },
+    result=(
+        "evicted(path dataset commit bytes freed_bytes reason) kept(path dataset commit reason) failed(path "
+        "dataset commit problem half_removed) stuck(path of bytes files problem) freed_bytes exceeded "
+        "dry_run"
+    ),
 )
 def evict(
     call: Call,
@@ -108,8 +88,8 @@ def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
     if call.json:
         call.result(
             report,
-            failed=_problems(report.failed, "path", "dataset", "commit", "half_removed"),
-            stuck=_problems(report.stuck, "path", "of", "bytes", "files"),
+            failed=_problems(report.failed, "path dataset commit half_removed"),
+            stuck=_problems(report.stuck, "path of bytes files"),
         )
     else:
         for item in report.evicted:
@@ -137,5 +117,5 @@ def _name(item: EvictionItem) -> str:
     return cached_name(item.dataset, item.commit, item.path)
 
 
-def _problems(items: Sequence[EvictionItem | StuckItem], *keys: str) -> list[dict[str, object]]:
-    return [to_item(item, (*keys, "problem"), problem=item.error and item.error.message) for item in items]
+def _problems(items: Sequence[EvictionItem | StuckItem], keys: str) -> list[dict[str, object]]:
+    return [to_item(item, f"{keys} problem", problem=item.error and item.error.message) for item in items]

@@ -46,17 +46,7 @@ Message = Annotated[str, option("-m --message TEXT", "Why, for the log.", parser
         ("dsv expire chest-xray --undo", "keep again what the last expire took"),
         ("dsv expire chest-xray --undo 3f2a9c41", "keep one commit again"),
     ],
-    result={
-        "dataset": "the dataset",
-        "dry_run": "true if nothing was done",
-        "items.commit": "a commit that was not expired before, newest first; with --undo: that is kept again",
-        "items.time": "when it was made",
-        "items.author": "who made it",
-        "items.branch": "the branch that it was made for; null in an old store",
-        "items.message": "its message",
-        "items.expired": "whether it is expired now, or would be",
-        "items.reasons": "why it stays; empty if it does not",
-    },
+    result="dataset dry_run items(commit time author branch message expired reasons)",
 )
 def expire(
     call: Call,

@@ -49,26 +49,10 @@ Yes = Annotated[bool, option("--yes", "Do not ask.")]
         ("dsv gc --yes --max-wait 12h", "wait longer for syncs that are under way"),
         ("dsv gc --dry-run --grace 0s", "also what expired today"),
     ],
-    result={
-        "url": "the store",
-        "dry_run": "true if nothing was done",
-        "continued": "whether it has finished, or would finish, an earlier garbage collection",
-        "deleted": "how many packs are gone",
-        "deleted_bytes": "their bytes",
-        "rewritten": "of these packs, those of which something was copied before",
-        "copied_bytes": "the bytes of that",
-        "freed": "deleted_bytes without copied_bytes",
-        "spared": "packs that were to go, and that somebody needs after all",
-        "left": "packs that are worth writing anew, and are left to the next time",
-        "unused": "with --dry-run: bytes that no commit has; null otherwise",
-        "shared": "with --dry-run: bytes that only expired commits of several datasets have; null otherwise",
-        "requests": "to the store: list, put, get, delete; with --dry-run about how many there would be",
-        "price_usd": "what these cost; null if the store is a folder",
-        "price_list": "the prices, or null",
-        "items.dataset": "a dataset with expired commits whose grace is over",
-        "items.commits": "how many",
-        "items.stored": "with --dry-run: bytes that nothing else has; null otherwise",
-    },
+    result=(
+        "url dry_run continued deleted deleted_bytes rewritten copied_bytes freed spared left unused shared "
+        "requests price_usd price_list items(dataset commits stored)"
+    ),
     nulls=True,
 )
 def gc(

@@ -16,15 +16,7 @@ from dsv.errors import UsageError
 from dsv.values.names import Target
 from dsv.values.units import parse_duration
 
-_RESULT = {
-    "items.path": "the cached commit's folder",
-    "items.dataset": "the dataset",
-    "items.commit": "the commit",
-    "items.count": "how many holds were taken or released",
-    "items.ids": "their ids",
-    "items.until": "when the hold ends; null for one without an end, and for one that was released",
-    "items.why": "why it is held",
-}
+_RESULT = "items(path dataset commit count ids until why)"
 
 
 @command(

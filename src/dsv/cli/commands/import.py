@@ -53,15 +53,7 @@ DvcRemote = Annotated[
             "data of DVC, a commit for each revision",
         ),
     ],
-    result={
-        **EDIT_RESULT,
-        "found": "files at the URL",
-        "known": "how many of them an import before has stored, so that they were not read",
-        "read": "how many were read",
-        "read_bytes": "their size",
-        "revisions.revision": "each revision of --rev or --history that is new; with --dry-run the last",
-        "revisions.commit": "its commit; that before it if they have the same files",
-    },
+    result=f"{EDIT_RESULT} found known read read_bytes revisions(revision commit)",
 )
 def import_(
     call: Call,

@@ -30,14 +30,7 @@ from dsv.values.names import DatasetName
             "in a bucket that lets several writers win",
         ),
     ],
-    result={
-        "dataset": "its name",
-        "store": "URL of the store",
-        "workspace": "the folder, absolute",
-        "branch": "the branch that the workspace follows",
-        "new_store": "true if this command made the store too",
-        "warnings": "sentences about the settings of a new store's bucket",
-    },
+    result="dataset store workspace branch new_store warnings",
 )
 def init(
     call: Call,

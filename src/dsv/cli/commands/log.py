@@ -72,26 +72,8 @@ Reflog = Annotated[
 Follow = Annotated[str | None, option("--follow PATH", "Where a file's content comes from, through renames.")]
 
 
-COMMIT_KEYS = {
-    "commit": "its id",
-    "parents": "ids of the commits before it",
-    "author": "who made it",
-    "time": "when, in UTC",
-    "message": "why",
-    "files": "how many files it has",
-    "bytes": "their size",
-}
-_MOVE_KEYS = {
-    "number": "with --reflog: which move of the branch it is, from 0; then there are moves, and no items",
-    "commit": "where the branch went; null if it was deleted, or made without a commit",
-    "before": "where it was; null if nowhere",
-    "deleted": "whether this move deleted it",
-    "author": "who moved it",
-    "time": "when, in UTC",
-    "action": "sync, merge, create, reset, delete, restore, rename, protect, …",
-    "forced": "whether the rule of the protected branch was overridden",
-    "message": "why: of the move, or of the commit that it brought",
-}
+COMMIT_KEYS = "commit parents author time message files bytes"
+_MOVE_KEYS = "number commit before deleted author time action forced message"
 
 
 @command(
@@ -111,19 +93,10 @@ _MOVE_KEYS = {
         ("dsv log --offline", "as far as is known here, without the store"),
         ("dsv log --json | jq -r '.items[0].commit'", "the newest commit's id"),
     ],
-    result={
-        **{f"items.{key}": meaning for key, meaning in COMMIT_KEYS.items()},
-        "items.names": "branches and tags that name it now",
-        "items.expired": "when and by whom it was expired (time, author), and whether gc has removed its content "
-        "(freed); else null",
-        "items.folders": "with --stat: its change, as the folders of 'dsv diff --stat --json'; else null",
-        "items.path": "with --follow: the path of the file in this commit; else null",
-        "items.change": "with --follow: added, changed, renamed or retyped; else null",
-        "items.old_path": "with --follow: the path in the commit before; else null",
-        "items.similarity": "with --follow: percent of the content that a renamed file kept; else null",
-        "items.present": "with --follow: whether the file has its content since this commit; else null",
-        **{f"moves.{key}": meaning for key, meaning in _MOVE_KEYS.items()},
-    },
+    result=(
+        f"items({COMMIT_KEYS} names expired folders path change old_path similarity present) "
+        f"moves({_MOVE_KEYS})"
+    ),
 )
 def log(
     call: Call,

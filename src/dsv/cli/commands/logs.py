@@ -30,7 +30,6 @@ Follow = Annotated[bool, option("-f --follow", "Go on until the run has ended.")
         ("dsv logs -f 4f2a9c01 | tail", "of one run of a sweep as well: dsv runs sweep-1f2e3d4c lists them"),
         ("dsv logs -f baseline", "as it is written, of the run with this --name"),
     ],
-    result={},
     unused=["--cache"],
 )
 def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow: Follow = False) -> None:

@@ -27,13 +27,7 @@ from dsv.values.units import rfc3339
         ("dsv ls --offline chest-xray@v1", "of a commit that was cached here, without the store"),
         ("dsv ls --jsonl chest-xray | jq -r 'select(.size > 1000000) | .path'", "files above 1 MB"),
     ],
-    result={
-        "items.path": "the path in the dataset",
-        "items.kind": "file, executable, symlink, or directory (an empty one)",
-        "items.size": "bytes of a file, else 0",
-        "items.id": "BLAKE3 of a file's bytes, as b3sum prints it; null for what is no file",
-        "items.erased": "when, by whom and why its content was erased from the store; null if it was not",
-    },
+    result="items(path kind size id erased)",
 )
 def ls(
     call: Call,
@@ -118,7 +112,7 @@ def cat(
         ("dsv resolve --offline chest-xray", "where main was when the store was last asked from here"),
         ("COMMIT=$(dsv resolve)", "the base of this workspace"),
     ],
-    result={"dataset": "the dataset's name", "commit": "the full commit id"},
+    result="dataset commit",
 )
 def resolve(call: Call, target: TargetOrBase = "", offline: Offline = False) -> None:
     """Print the full commit id that a target names.

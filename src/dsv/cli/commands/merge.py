@@ -71,28 +71,12 @@ _OPTIONS: dict[str, Any] = {
 """Of all three commands."""
 _PICK_OPTIONS = {"into": Into, "mainline": Mainline} | _OPTIONS
 
-_COUNTS = ("added", "changed", "removed", "merged")
-_RESULT = {
-    "added": "how many paths are new on the branch",
-    "changed": "how many have other content or another mode now",
-    "removed": "how many were removed",
-    "merged": "how many files were put together from both sides' contents",
-    "settled.path": "a file that was put together from both sides, or a conflict that a choice has settled",
-    **{f"settled.{key}": meaning for key, meaning in SETTLED_KEYS.items()},
-    "uploaded_bytes": "what was sent to the store",
-    **CONFLICT_KEYS,
-    "workspace.status": "updated, or not-updated; workspace is null if none here follows the branch",
-    "workspace.reason": "why the workspace was not updated, else null",
-}
-_PICKED = {
-    "dataset": "the dataset",
-    "branch": "the branch that got the commit",
-    "commit": "its head now; null with --dry-run or conflicts",
-    "before": "its head before",
-    "source": "the commit whose changes are meant",
-    "any_change": "false if the branch had these changes already",
-    **_RESULT,
-}
+_COUNTS = "added changed removed merged"
+_RESULT = (
+    f"added changed removed merged settled(path {SETTLED_KEYS}) uploaded_bytes {CONFLICT_KEYS} "
+    "workspace(status reason)"
+)
+_PICKED = f"dataset branch commit before source any_change {_RESULT}"
 
 
 @command(
@@ -107,16 +91,7 @@ _PICKED = {
         ("dsv merge relabel --resolved labels.csv=/tmp/l.csv", "with a file that you put together yourself"),
         ("dsv merge relabel --table-key image_id", "merge CSV and Parquet files row by row"),
     ],
-    result={
-        "dataset": "the dataset",
-        "branch": "the branch that was merged into",
-        "commit": "its head now; null with --dry-run or conflicts",
-        "before": "its head before",
-        "source": "the commit that was merged into it",
-        "bases": "the commits that both sides were made from; several after a criss-cross merge",
-        "outcome": "merged, fast-forward, up-to-date or conflict",
-        **_RESULT,
-    },
+    result=f"dataset branch commit before source bases outcome {_RESULT}",
 )
 @with_parameters(_OPTIONS)
 def merge(

@@ -19,7 +19,6 @@ from dsv.run.node_order import MAX_ORDER, NodeOrder
 @command(
     "node",
     examples=[("dsv node order.json --left /nfs/runs/chest-xray/ID.job", "a job on Slurm has ended")],
-    result={},
 )
 def node(
     call: Call,

@@ -26,20 +26,7 @@ from dsv.values.units import format_bytes
         ("dsv pools chest-xray@v1", "also: where that is cached already"),
         ("dsv pools --json | jq -r '.items[] | select(.gpus[]?.free > 0) | .pool'", "pools with a free GPU"),
     ],
-    result={
-        "items.pool": "its name; here is this machine",
-        "items.engine": "what runs jobs there",
-        "items.reachable": "false if it gave no answer in time",
-        "items.problem": "why it is not reachable, or can't be used",
-        "items.hint": "what to do about that; null if nothing is known",
-        "items.unseen": "what you may not see there, so that less is known of it, each with the reason",
-        "items.gpus": "kind, free and total of each kind of GPU; null if it was not reached",
-        "items.nodes": "how many machines it has; null if it was not reached",
-        "items.waiting": "jobs in its queue; null if that is not known",
-        "items.cache": "the folder of its cache, as the configuration has it",
-        "items.free_bytes": "room of the disk that its cache is on; null if that can't be seen from here",
-        "items.cached": "with TARGET: whether its cache has it; null if that can't be seen from here",
-    },
+    result=("items(pool engine reachable problem hint unseen gpus nodes waiting cache free_bytes cached)"),
 )
 def pools(
     call: Call,

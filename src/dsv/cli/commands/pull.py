@@ -32,17 +32,9 @@ from dsv.merge.paths import MergeConflict
         ("dsv pull --both labels.csv", "keep yours, and theirs beside it as labels.theirs.csv"),
         ("dsv -C /data/xrays pull -q", "from a script"),
     ],
-    result={
-        "dataset": "the dataset",
-        "branch": "the branch that the workspace follows",
-        "before": "the base before",
-        "commit": "the base now",
-        **WRITTEN_KEYS,
-        "any_change": "false if the workspace was up to date",
-        "merged.path": "a file that was put together from what is here and what the branch has",
-        **{f"merged.{key}": meaning for key, meaning in SETTLED_KEYS.items()},
-        **CONFLICT_KEYS,
-    },
+    result=(
+        f"dataset branch before commit {WRITTEN_KEYS} any_change merged(path {SETTLED_KEYS}) {CONFLICT_KEYS}"
+    ),
 )
 def pull(
     call: Call,

@@ -34,25 +34,10 @@ from dsv.values.units import format_bytes, format_count
 
 FromFile = Annotated[str | None, option("--from-file LIST", "Read paths from a CSV file; - is stdin.")]
 
-EDIT_RESULT: Mapping[str, str] = {
-    "commit": "the branch's head now; null where there is none yet",
-    "parent": "the branch's head before",
-    "dataset": "the dataset",
-    "branch": "the branch",
-    "files": "files in the commit; null with --dry-run",
-    "bytes": "their size; null with --dry-run",
-    "added": "how many paths are new",
-    "changed": "how many were replaced",
-    "moved": "how many have another name",
-    "removed": "how many went",
-    "any_change": "false where there was nothing to publish",
-    "dry_run": "whether nothing was written",
-    "uploaded_bytes": "bytes written to the store",
-    "uploaded_objects": "objects written to the store",
-    "items.path": "with --dry-run, each path that would change; without it there is no items",
-    "items.change": "added, changed, moved or removed",
-    "items.old": "the path before it is moved; else null",
-}
+EDIT_RESULT = (
+    "commit parent dataset branch files bytes added changed moved removed any_change dry_run uploaded_bytes "
+    "uploaded_objects items(path change old)"
+)
 
 
 @command(
@@ -347,4 +332,4 @@ def _summary(done: Edited, counts: Mapping[str, int], dry_run: bool) -> str:
 
 
 def _item(path: PathEdit) -> dict[str, object]:
-    return to_item(path, ("path", "change", "old"), change=path.what)
+    return to_item(path, "path change old", change=path.what)

@@ -36,10 +36,7 @@ from dsv.values.names import Target
             "the whole workspace, whose base it then is; refused where work would be lost",
         ),
     ],
-    result={
-        "commit": "the commit that the files come from",
-        **WRITTEN_KEYS,
-    },
+    result=f"commit {WRITTEN_KEYS}",
 )
 def restore(
     call: Call,
@@ -75,15 +72,7 @@ def restore(
         ("dsv rollback @v1 --dry-run", "what would change here"),
         ("dsv rollback @main~1 -m 'wrong labels'", "without the last commit's changes"),
     ],
-    result={
-        "dataset": "the dataset",
-        "branch": "the branch that the workspace follows",
-        "commit": "the branch's head now, and the workspace's base; null with --dry-run",
-        "before": "the branch's head before",
-        "source": "the commit whose files the branch has now",
-        **WRITTEN_KEYS,
-        "any_change": "false if the branch had these files already",
-    },
+    result=f"dataset branch commit before source {WRITTEN_KEYS} any_change",
 )
 def rollback(
     call: Call,

@@ -47,21 +47,10 @@ _NAMED: dict[str, Any] = {
         ("dsv run --again 20261120-132145-1f2e3d4c", "the same commit, image and command"),
         ("dsv run --again sweep-1f2e3d4c", "the runs of a sweep that have not begun"),
     ],
-    result={
-        "run": "its id",
-        "dataset": "the dataset",
-        "commit": "the commit that it saw",
-        "engine": "what started it",
-        "exit_code": "the command's own, or 125 to 127",
-        "cache_hit": "true where the data was cached already",
-        "stage_seconds": "how long getting the data took",
-        "params": "the parameters",
-        "metrics": "what the job wrote to metrics.json; null for nothing",
-        "out": "the output folder on this machine",
-        "sweep.id": "with --sweep: its id",
-        "sweep.exit_code": "with --sweep: 0 if all runs have succeeded, else that of the first that has not",
-        "sweep.runs": "with --sweep: its runs, as dsv runs --json shows them",
-    },
+    result=(
+        "run dataset commit engine exit_code cache_hit stage_seconds params metrics out sweep(id exit_code "
+        "runs)"
+    ),
 )
 @with_parameters(_NAMED)
 def run(

@@ -23,14 +23,7 @@ ACTIONS = ("list", "add", "remove")
         ("dsv sparse remove train/raw", "free the space; the dataset keeps the files"),
         ("dsv sparse add '**'", "everything: the workspace is no longer sparse"),
     ],
-    result={
-        "workspace": "the workspace's folder",
-        "sparse": "whether it has only a part of its dataset",
-        "only": "its patterns; the last one that matches a path or a folder above it decides; "
-        "one that begins with ! leaves out; none if it is not sparse",
-        "created": "how many paths were fetched",
-        "removed": "how many files and symlinks were removed here",
-    },
+    result="workspace sparse only created removed",
 )
 def sparse(
     call: Call,

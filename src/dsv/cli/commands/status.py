@@ -35,35 +35,11 @@ as a whole is one line."""
         ("dsv status --fetch", "ask the store first where the branch is now"),
         ("dsv status -q --exit-code || dsv sync -m nightly", "sync only where something changed"),
     ],
-    result={
-        "workspace": "the workspace's folder",
-        "dataset": "the dataset",
-        "branch": "the branch that it follows",
-        "base": "the commit it is compared with; null if there is none yet",
-        "branch_at": "where the branch was when the store was last asked from here; null if unknown",
-        "asked": "when that was; null if unknown",
-        "position": "up-to-date, behind, ahead or diverged: how the base stands to the branch, as git counts; elsewhere"
-        ": the branch has moved, and more is not known here; no-commit; gone: deleted or renamed; unknown: the "
-        "store was not asked yet",
-        "ahead": "commits that the base has and the branch lacks; null if unknown",
-        "behind": "commits that the branch has and the base lacks; null if unknown",
-        "protected": "what the rule of a protected branch says; null if none is known",
-        "sync": "what the next sync will do: nothing, publish, or refused",
-        "reason": "why it would be refused; null if it would not",
-        "next": "the command lines to type next, in this order; none if nothing is to be done. NAME is yours to choose",
-        "instead": "the command line that publishes the removal of what next restores; else null",
-        "only": "the patterns of a sparse workspace; null if it has everything",
-        "collisions.path": "a new path that can't be committed together with a path that this workspace leaves out",
-        "collisions.other": "that path",
-        "clean": "true where a sync would find nothing to do, and nothing to complain about",
-        "items.path": "a path that differs",
-        "items.change": "added, changed, removed, or retyped (a file became a symlink, say)",
-        "problems.path": "a path that can't be stored",
-        "problems.reason": "why",
-        "clashes": "pairs of new paths that are one name where case or Unicode is folded",
-        "unfinished": "a note about an interrupted pull, clone or restore; null if there is none",
-        "suspicious": "why a sync would want --allow-removals; null where it wouldn't",
-    },
+    result=(
+        "workspace dataset branch base branch_at asked position ahead behind protected sync reason next "
+        "instead only collisions(path other) clean items(path change) problems(path reason) clashes "
+        "unfinished suspicious"
+    ),
 )
 def status(
     call: Call,

@@ -41,12 +41,7 @@ Grace = Annotated[str | None, option("--grace DURATION", "How long the job gets 
         ("dsv stop sweep-1f2e3d4c", "the running runs of a sweep; no more of them are started"),
         ("dsv stop 4f2a9c01 --grace 0", "at once, also if it has been asked to stop before"),
     ],
-    result={
-        "run": "its id",
-        "stopped": "false if it was being stopped, or had ended, already",
-        "state": "ended, not-launched, or cut-off",
-        "exit_code": "how it ended: the command's own, or 125 to 127",
-    },
+    result="run stopped state exit_code",
     unused=["--cache"],
 )
 def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: Grace = None) -> None:

@@ -30,28 +30,10 @@ ACTIONS = ("check", "merge-indexes", "move-names", "rebuild-names")
         ("dsv store rebuild-names --names /nfs/new-names --dry-run", "show which names can be recovered"),
         ("dsv store rebuild-names --names /nfs/new-names", "recover them"),
     ],
-    result={
-        "items.check": "check: what was looked at",
-        "items.state": "check: ok, warn or fail",
-        "items.text": "check: what was found",
-        "items.hint": "check: what mends it, or null",
-        "merged": "merge-indexes: how many index files were merged to others",
-        "files": "merge-indexes: how many a sync needs to know now",
-        "deleted": "merge-indexes: how many are gone",
-        "names": "move-names: where the names are",
-        "before": "move-names: where they were",
-        "keys": "move-names: how many objects were copied",
-        "taken_back": "move-names: an interrupted move has been undone",
-        "setting": "move-names: what everybody has to change in the configuration, or null",
-        "value": "move-names: its new value, or null if it is not needed any more",
-        "items.commit": "rebuild-names: the id of a commit",
-        "items.dataset": "rebuild-names: the dataset that it was made for; `recovered` if it doesn't say",
-        "items.branch": "rebuild-names: the branch that it was made for, or null",
-        "items.head_of": "rebuild-names: the branch that it becomes the head of, or null",
-        "items.author": "rebuild-names: who made it",
-        "items.time": "rebuild-names: when, in UTC",
-        "items.message": "rebuild-names: why",
-    },
+    result=(
+        "items(check state text hint commit dataset branch head_of author time message) merged files "
+        "deleted names before keys taken_back setting value"
+    ),
 )
 def store(
     call: Call,
@@ -149,7 +131,7 @@ def _rebuild(call: Call, *, dry_run: bool) -> int:
     with call.context(writes=not dry_run) as context:
         done = rebuild_names(context, dry_run=dry_run)
     if call.json:
-        names, keys = ("commit", "dataset", "head_of"), ("author", "branch", "time", "message")
+        names, keys = "commit dataset head_of", "author branch time message"
         call.items(
             {**to_item(one, names, commit=one.id), **to_item(one.commit, keys)} for one in done.commits
         )

@@ -24,16 +24,7 @@ from dsv.values.names import BranchName
         ("dsv switch relabel --create", "a new branch at the base; no file changes"),
         ("dsv switch main", "back again"),
     ],
-    result={
-        "dataset": "the dataset",
-        "branch": "the branch that the workspace follows now",
-        "commit": "the base now; null before the branch's first commit",
-        "before_branch": "the branch that it followed before",
-        "before": "the base before",
-        "made": "whether this has made the branch",
-        **WRITTEN_KEYS,
-        "any_change": "false if the workspace was there already, under the name that its dataset has",
-    },
+    result=f"dataset branch commit before_branch before made {WRITTEN_KEYS} any_change",
 )
 def switch(
     call: Call,

@@ -57,22 +57,10 @@ Reupload = Annotated[
         ),
         ("COMMIT=$(dsv sync -q)", "the commit id is all that goes to stdout"),
     ],
-    result={
-        "commit": "id of the workspace's base after the sync; null where there is none yet",
-        "parent": "the commit before it",
-        "dataset": "the dataset",
-        "branch": "the branch it was published on",
-        "files": "files in the commit",
-        "bytes": "their size",
-        "added": "how many paths are new",
-        "changed": "how many have other content",
-        "removed": "how many were removed",
-        "any_change": "false where there was nothing to publish",
-        "uploaded_bytes": "bytes written to the store by this sync",
-        "uploaded_objects": "objects written to the store by this sync",
-        "reuploaded": "objects that were lost or damaged in the store, and that were uploaded again",
-        "lost": "paths whose content the store has lost and this folder does not have; the exit code is then 5",
-    },
+    result=(
+        "commit parent dataset branch files bytes added changed removed any_change uploaded_bytes "
+        "uploaded_objects reuploaded lost"
+    ),
 )
 def sync(
     call: Call,

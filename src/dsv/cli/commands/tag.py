@@ -36,14 +36,7 @@ Force = Annotated[bool, option("--force", "With --delete: nothing brings a delet
         ("dsv tag --list chest-xray", "or of another one"),
         ("dsv tag --delete v1 --force", "the name is gone for good: it is never used again"),
     ],
-    result={
-        "items.dataset": "the dataset",
-        "items.tag": "the tag's name",
-        "items.commit": "what it names",
-        "items.author": "who tagged",
-        "items.time": "when",
-        "items.message": "why",
-    },
+    result="items(dataset tag commit author time message)",
 )
 def tag(
     call: Call,

@@ -33,12 +33,7 @@ _PAUSE, _LONGEST_PAUSE = 2.0, 15.0
         ("dsv wait 4f2a9c01 baseline", "until both have ended"),
         ("dsv wait sweep-1f2e3d4c", "until all runs of a sweep have"),
     ],
-    result={
-        "items.run": "its id",
-        "items.state": "ended, not-launched, or cut-off",
-        "items.exit_code": "how it ended: the command's own, or 125 to 127",
-        "items.error": "why it was not launched, or was cut off",
-    },
+    result="items(run state exit_code error)",
     unused=["--cache"],
 )
 def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]) -> int:

@@ -34,7 +34,6 @@ from dsv.values.names import Target, parse_data
         ),
         ("dsv with chest-xray@v1 -- bash", "a shell that keeps the data while it is open"),
     ],
-    result={},
 )
 def with_(
     call: Call,

@@ -26,21 +26,8 @@ TableKey = Annotated[
     str | None,
     option("--table-key COLUMN", "Merge CSV and Parquet files row by row; COLUMN tells rows apart."),
 ]
-SETTLED_KEYS = {
-    "choice": "ours, theirs, both or resolved; null if nothing had to be settled",
-    "from_theirs": "rows or lines taken from the other side; at most ten are named",
-    "settled": "rows or lines that both sides changed, likewise",
-    "from_theirs_count": "how many these are",
-    "settled_count": "how many were settled; null if the whole path was",
-}
-CONFLICT_KEYS = {
-    "conflicts.path": "a path that both sides changed; the exit code is then 4, and nothing was written",
-    "conflicts.kind": "both-changed, both-added, ours-removed, theirs-removed, file-and-folder or in-the-way",
-    "conflicts.ours": "what the branch has there: kind, size, file_id, target; null if nothing",
-    "conflicts.theirs": "what the other side has there, likewise",
-    "conflicts.reason": "why the contents could not be put together, if that was tried",
-    "without_effect": "paths of --ours, --theirs and --both that have no conflict at or below them",
-}
+SETTLED_KEYS = "choice from_theirs settled from_theirs_count settled_count"
+CONFLICT_KEYS = "conflicts(path kind ours theirs reason) without_effect"
 
 
 def choices(
@@ -115,7 +102,7 @@ def tell_conflicts(call: Call, error: MergeConflict, **head: object) -> int:
     warn_without_effect(call, error.without_effect)
     if not call.json:
         raise error
-    keys = ("path", "kind", "ours", "theirs", "reason")
+    keys = "path kind ours theirs reason"
     conflicts = [
         to_item(
             one, keys, ours=_entry_json(one.ours), theirs=_entry_json(one.theirs), reason=one.reason or None
@@ -136,4 +123,4 @@ def _entry_json(entry: Entry | None) -> dict[str, object] | None:
     if entry is None:
         return None
     kind = entry.kind.name.lower().replace("_", "-")
-    return to_item(entry, ("kind", "size", "file_id", "target"), kind=kind)
+    return to_item(entry, "kind size file_id target", kind=kind)

@@ -24,39 +24,12 @@ if TYPE_CHECKING:
 _MODES = {Kind.FILE: "644", Kind.EXECUTABLE: "755"}
 _LETTERS = {What.ADDED: "A", What.REMOVED: "D", What.CHANGED: "M", What.RETYPED: "T", What.RENAMED: "R"}
 _COUNTED = ("added", "changed", "renamed", "removed")
-ITEM_KEYS = {
-    "items.path": "a path that differs; of what was removed, the path that it had",
-    "items.change": "added, removed, changed, renamed, or retyped (a file became a symlink, say)",
-    "items.old_path": "the path before; null for what was added",
-    "items.similarity": "percent of the contents that a renamed file has in common with the old one; else null",
-    "items.kind": "file, executable, symlink, or directory (an empty one) as it is now; null for what was removed",
-    "items.old_kind": "as it was; null for what was added",
-    "items.size": "bytes of the file now; null for what is none",
-    "items.old_size": "bytes of the file before; null for what was none",
-    "items.id": "BLAKE3 of the file now; null for what is none, or was not read",
-    "items.old_id": "BLAKE3 of the file before; null for what was none",
-    "items.target": "where a symlink leads now; else null",
-    "items.old_target": "where it led before; else null",
-}
-FOLDER_KEYS = {
-    "folders.folder": "a folder, with a slash at its end",
-    "folders.added": "paths that were added in and below it",
-    "folders.removed": "paths that were removed",
-    "folders.changed": "paths with other contents, mode or kind",
-    "folders.renamed": "files that were renamed, or moved into it",
-    "folders.added_bytes": "bytes of the files that were added",
-    "folders.removed_bytes": "bytes of the files that were removed",
-    "folders.changed_bytes": "bytes of the files that changed, as they are now",
-    "folders.renamed_bytes": "bytes of the files that were renamed, as they are now",
-    "folders.net_bytes": "by how many bytes the folder has grown",
-}
-SUM_KEYS = {
-    "added": "paths that were added",
-    "removed": "paths that were removed",
-    "changed": "paths with other contents, mode or kind",
-    "renamed": "files that were renamed",
-    "net_bytes": "by how many bytes the files have grown",
-}
+ITEM_KEYS = "items(path change old_path similarity kind old_kind size old_size id old_id target old_target)"
+FOLDER_KEYS = (
+    "folders(folder added removed changed renamed added_bytes removed_bytes changed_bytes renamed_bytes "
+    "net_bytes)"
+)
+SUM_KEYS = "added removed changed renamed net_bytes"
 
 Dirs = Annotated[int | None, option("--dirs DEPTH", "Sum up by so many levels of folders.", parser=whole(0))]
 NameOnly = Annotated[bool, option("--name-only", "Print the paths alone.")]
@@ -123,7 +96,7 @@ def folder_item(row: FolderSums) -> dict[str, object]:
 def sums_item(total: Sums) -> dict[str, object]:
     """Return the sums of a JSON document."""
     values = asdict(total)
-    return {name: values[name] for name in SUM_KEYS}
+    return {name: values[name] for name in SUM_KEYS.split()}
 
 
 FOLDERS = 20

@@ -14,9 +14,17 @@ from dsv.errors import UsageError
 from dsv.run.engines.base import Facts, Job, Mount
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.slurm.engine import Slurm, read_capacity
-from dsv.run.engines.slurm.options import SlurmOptions, contained
 from dsv.run.engines.slurm.program import Answer, SlurmProgram, read_queue
-from dsv.run.engines.slurm.script import MEETING, Batch, passing, render, sbatch_options, warning_of
+from dsv.run.engines.slurm.script import (
+    CONTAINERS,
+    MEETING,
+    Batch,
+    SlurmOptions,
+    passing,
+    render,
+    sbatch_options,
+    warning_of,
+)
 from dsv.run.node_order import node_environment
 from dsv.run.record import RunState
 from dsv.run.resources import ALL_GPUS, GpuCount, Resources, fit
@@ -175,7 +183,7 @@ def test_settings_that_mean_nothing_are_refused(options: dict[str, object]) -> N
 )  # fmt: skip
 def test_an_image_is_run_by_what_the_pool_names(container: str, words: str) -> None:
     mounts = (Mount(Path("/c/x"), "/data"), Mount(Path("/o"), "/out", writable=True))
-    found = contained(container, job(image="team/x", mounts=mounts, workdir="/code", gpus=1), ("A",))
+    found = CONTAINERS[container](job(image="team/x", mounts=mounts, workdir="/code", gpus=1), ("A",))
     assert shlex.join(found) == words
 
 

@@ -19,9 +19,8 @@ from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.engines.slurm.engine import Slurm
 from dsv.run.engines.slurm.job_status import read_exit_files
-from dsv.run.engines.slurm.options import SlurmOptions
 from dsv.run.engines.slurm.run import Follower
-from dsv.run.engines.slurm.script import Batch, render
+from dsv.run.engines.slurm.script import Batch, SlurmOptions, render
 from dsv.run.node_order import NodeOrder
 from dsv.run.record import JobRef, RunId
 from dsv.values.names import DatasetName

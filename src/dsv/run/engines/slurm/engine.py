@@ -38,10 +38,9 @@ from dsv.run.engines.slurm.job_status import (
     status,
     status_of,
 )
-from dsv.run.engines.slurm.options import SlurmOptions
 from dsv.run.engines.slurm.program import NAME, Answer, Queued, SlurmProgram, job_folder, job_id
 from dsv.run.engines.slurm.run import SlurmRun, read_logs, send, tell_stopped
-from dsv.run.engines.slurm.script import Batch, passing, render
+from dsv.run.engines.slurm.script import Batch, SlurmOptions, passing, render
 from dsv.run.record import JobRef, RunState
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, Resources
 from dsv.values.json import Json

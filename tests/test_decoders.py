@@ -89,5 +89,5 @@ def test_only_what_is_learned_at_import_is_converted() -> None:
         "workspace/workspace.py",
         "run/record.py",
         "run/engines/base.py",
-        "run/engines/kubernetes/options.py",
+        "run/engines/kubernetes/api.py",
     }

@@ -12,7 +12,7 @@ import pytest
 from dsv.errors import Denied, LaunchError, Unreachable
 from dsv.run.engines.base import JobStatus, Mount, NoEngine
 from dsv.run.engines.kubernetes.engine import Kubernetes
-from dsv.run.engines.kubernetes.options import object_name
+from dsv.run.engines.kubernetes.manifest import object_name
 from dsv.run.engines.output import Output
 from dsv.run.record import EndCause, RunState
 from tests.engines.cluster_conformance import ClusterConformance

@@ -11,9 +11,8 @@ import pytest
 from lightkube.core.exceptions import ConfigError
 
 from dsv.errors import UsageError
-from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal, too_old
+from dsv.run.engines.kubernetes.api import KubernetesApi, KubernetesOptions, Refusal, too_old
 from dsv.run.engines.kubernetes.capacity import ask_capacity
-from dsv.run.engines.kubernetes.options import KubernetesOptions
 from dsv.run.resources import Capacity, Resources
 
 

@@ -12,11 +12,10 @@ import yaml
 
 from dsv.errors import UsageError
 from dsv.run.engines.base import Facts, Job, Mount
-from dsv.run.engines.kubernetes.api import Refusal
+from dsv.run.engines.kubernetes.api import KubernetesOptions, Refusal
 from dsv.run.engines.kubernetes.capacity import ask_capacity, quantity, quota_refuses, requests_of, rooms
 from dsv.run.engines.kubernetes.engine import Kubernetes
-from dsv.run.engines.kubernetes.manifest import merge
-from dsv.run.engines.kubernetes.options import KubernetesOptions, object_name
+from dsv.run.engines.kubernetes.manifest import merge, object_name
 from dsv.run.engines.machine import Machine
 from dsv.run.node_order import NodeOrder, StoreAccess
 from dsv.run.plan import output_of

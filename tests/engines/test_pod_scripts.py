@@ -14,14 +14,8 @@ from pathlib import Path
 import pytest
 
 from dsv.run.engines.base import NodeLeft
-from dsv.run.engines.kubernetes.options import OWN
-from dsv.run.engines.kubernetes.pod_files import (
-    SIGNALS,
-    read_left,
-    read_log,
-    run_script,
-    script,
-)
+from dsv.run.engines.kubernetes.manifest import OWN, SIGNALS, run_script, script
+from dsv.run.engines.kubernetes.pod_files import read_left, read_log
 from dsv.run.record import EndCause
 from dsv.values.secrets import Masker
 from tests.exhaustive import is_full

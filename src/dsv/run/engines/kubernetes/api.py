@@ -1,4 +1,4 @@
-"""Requests to the API of Kubernetes, as JSON: a manifest is submitted exactly as `--dry-run` prints it.
+"""The options of a pool on Kubernetes, and requests to the API of its cluster, as JSON.
 
 lightkube finds the cluster and the user, and makes the TLS connection. It is an extra of the package, so it is imported
 only here.
@@ -10,17 +10,120 @@ import json
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from time import sleep
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias
+
+import msgspec
 
 from dsv.errors import Conflict, Denied, DsvError, LaunchError, NotFound, Unreachable, Unsupported, UsageError
-from dsv.run.engines.kubernetes.options import NAME, KubernetesOptions
+from dsv.run.engines.base import OptionKind, of_type, read_options
+from dsv.values.json import Json
 
 if TYPE_CHECKING:
     from httpx2 import Client, Response
     from lightkube.config.kubeconfig import SingleConfig
+
+
+NAME: Final = "kubernetes"
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A volume of the cluster. Paths below prefix are in it; source is as in the manifest of a pod."""
+
+    prefix: PurePosixPath
+    source: Mapping[str, Json] = field(hash=False)
+
+    def holds(self, path: PurePosixPath) -> bool:
+        return path == self.prefix or self.prefix in path.parents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesOptions:
+    context: str | None = None
+    """Of the kubeconfig; None for the current one."""
+    kubeconfig: str | None = None
+    """The path; None for the file that kubectl uses."""
+    namespace: str | None = None
+    """None for that of the context."""
+    image: str | None = None
+    """The image of dsv, for the containers that fetch and hold the data."""
+    dsv: str = "dsv"
+    """The program in that image."""
+    queue: str | None = None
+    """Of Kueue."""
+    gpu: str = "nvidia.com/gpu"
+    """The name of the resource for GPUs."""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Json], ...] = ()
+    priority_class: str | None = None
+    service_account: str | None = None
+    secret: str | None = None
+    """The name of a Secret with credentials for the store."""
+    image_pull_secrets: tuple[str, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    root: bool = False
+    """Let images run as root."""
+    autoscaling: bool = False
+    """Nodes are created on demand."""
+    overlay: Mapping[str, Json] = field(default_factory=dict)
+    """Merged into the Job."""
+
+    @classmethod
+    def read(cls, options: Mapping[str, Json], where: str = NAME) -> Self:
+        """Raise `UsageError` for an unknown key or a value of the wrong type."""
+        return cls(**read_options(options, where, NAME, _KINDS))
+
+    def volume_of(self, path: PurePosixPath) -> Volume | None:
+        """Return the volume with the longest prefix: a folder in a volume may be a volume of its own."""
+        fitting = [each for each in self.volumes if each.holds(path)]
+        return max(fitting, key=lambda each: len(each.prefix.parts), default=None)
+
+
+def _volumes(value: Json) -> tuple[Volume, ...]:
+    """Raise `ValueError`."""
+    return tuple(_volume(*each) for each in msgspec.convert(value, dict[str, dict[str, Any]]).items())
+
+
+def _volume(prefix: str, said: Mapping[str, Any]) -> Volume:
+    folder = PurePosixPath(prefix)
+    if not folder.is_absolute() or ".." in folder.parts or folder == PurePosixPath("/"):
+        raise ValueError(f"{prefix} is no folder below /")
+    match said:
+        case {"claim": str(claim), **rest} if not rest:
+            return Volume(folder, {"persistentVolumeClaim": {"claimName": claim}})
+        case {"nfs": str(server), "path": str(path), **rest} if not rest:
+            return Volume(folder, {"nfs": {"server": server, "path": path}})
+        case {"host": str(path), **rest} if not rest:
+            return Volume(folder, {"hostPath": {"path": path, "type": "Directory"}})
+    raise ValueError(f"{prefix} is a claim, or an nfs server and a path, or a folder of the host")
+
+
+def _flag(value: Json) -> bool:
+    return msgspec.convert(value, bool | Literal["true", "false"]) in (True, "true")
+
+
+_Word: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[^\s\0]+\Z")]
+_WORDS: Final = (
+    "context", "kubeconfig", "namespace", "image", "dsv", "queue", "gpu", "priority_class", "service_account", "secret"
+)  # fmt: skip
+_KINDS: Final[dict[str, OptionKind]] = {
+    **dict.fromkeys(_WORDS, ("a word", "NAME", of_type(_Word))),
+    "node_selector": ("a table of labels", '{"pool": "a100"}', of_type(dict[_Word, str])),
+    "tolerations": (
+        "a list of tables",
+        '[{"key": "nvidia.com/gpu", "operator": "Exists"}]',
+        of_type(tuple[dict[str, Any], ...]),
+    ),
+    "image_pull_secrets": ("a list of names", '["registry"]', of_type(tuple[_Word, ...])),
+    "volumes": ("a table of folders", '{"/nfs": {"claim": "datasets"}}', _volumes),
+    "root": ("true or false", "true", _flag),
+    "autoscaling": ("true or false", "true", _flag),
+    "overlay": ("a table", '{"spec": {"ttlSecondsAfterFinished": 3600}}', of_type(dict[str, Any])),
+}
 
 
 EXTRA: Final = "dsv[kubernetes]"

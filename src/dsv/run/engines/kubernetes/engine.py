@@ -12,6 +12,7 @@ machine that reaches the cluster can follow the job and end it.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -21,7 +22,7 @@ from threading import Event
 from time import time
 from typing import ClassVar, Final
 
-from dsv.errors import DsvError, LaunchError, as_launch_error
+from dsv.errors import DsvError, LaunchError, UsageError, as_launch_error
 from dsv.run.engines.base import (
     NO_OPTIONS,
     Engine,
@@ -38,9 +39,11 @@ from dsv.run.engines.base import (
     check_image,
 )
 from dsv.run.engines.kubernetes.api import (
+    NAME,
     PROBE_SECONDS,
     SECONDS,
     KubernetesApi,
+    KubernetesOptions,
     Refusal,
     is_installed,
     too_old,
@@ -50,21 +53,15 @@ from dsv.run.engines.kubernetes.follow import KubernetesRun, read_logs, read_met
 from dsv.run.engines.kubernetes.job import KubernetesJob, make
 from dsv.run.engines.kubernetes.job_status import JobSnapshot, status
 from dsv.run.engines.kubernetes.manifest import (
-    as_yaml,
-    check_credentials,
-    credentials_in,
-    header_comments,
-    manifests,
-    secrets_of,
-)
-from dsv.run.engines.kubernetes.options import (
     GRACE_SECONDS,
     LABEL,
     MANAGED,
-    NAME,
     QUEUE_LABEL,
-    KubernetesOptions,
+    RUN_KEY,
     Manifest,
+    as_yaml,
+    credentials_name,
+    manifests,
     object_name,
 )
 from dsv.run.engines.kubernetes.pod_files import is_over, read_left
@@ -367,3 +364,76 @@ class Kubernetes(Engine):
 
 def _no_engine(error: DsvError) -> NoEngine:
     return NoEngine.of(error.as_error() if isinstance(error, Refusal) else error)
+
+
+_CREDENTIALS: Final = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_CLIENT_ID",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_TENANT_ID",
+)
+"""Variables that `forward_credentials` of a pool passes on, to the containers of dsv alone."""
+
+
+def credentials_in(environ: Mapping[str, str]) -> dict[str, str]:
+    return {each: environ[each] for each in _CREDENTIALS if each in environ}
+
+
+def check_credentials(job: Job, options: KubernetesOptions, forwarded: Mapping[str, str]) -> None:
+    """Raise `UsageError` if the store's credentials are those of a local profile, and the pool names none for the
+    cluster."""
+    setting = job.access.profile
+    if setting is None or options.secret is not None or options.service_account is not None or forwarded:
+        return
+    raise UsageError(
+        f"{setting} names a profile of this machine, and the cluster has no credentials in its place",
+        subject=setting,
+        hint="dsv config pools.NAME.kubernetes.secret SECRET, or service_account; or "
+        "aws configure export-credentials --format env, and forward_credentials of the pool",
+    )
+
+
+def secrets_of(plan: Plan, name: str) -> list[Manifest]:
+    wanted = {name: {key: value.encode("utf-8", "surrogateescape") for key, value in plan.env.items()}}
+    for file in plan.files:
+        wanted[credentials_name(name)] = {
+            key: value.encode("utf-8", "surrogateescape") for key, value in json.loads(file.content).items()
+        }
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {
+                "name": each,
+                "labels": {LABEL: name, MANAGED[0]: MANAGED[1]},
+                "annotations": {RUN_KEY: plan.run},
+            },
+            "data": {key: base64.b64encode(value).decode("ascii") for key, value in values.items()},
+        }
+        for each, values in wanted.items()
+        if values
+    ]
+
+
+def header_comments(job: Job, credentials: Mapping[str, str], namespace: str | None) -> str:
+    """Return comments about the Secrets that the manifest needs and does not contain."""
+    name = object_name(job.run)
+    kubectl = "kubectl" if namespace is None else f"kubectl -n {namespace}"
+    lines = [f"# Run {job.run}. To submit it: kubectl create -f THIS-FILE"]
+    for each, keys in ((name, job.hidden), (credentials_name(name), credentials)):
+        if keys:
+            given = " ".join(f"--from-literal={key}={_placeholder(key)}" for key in sorted(keys))
+            lines.append(f"# It needs a Secret: {kubectl} create secret generic {each} {given}")
+    return "\n".join(lines) + "\n"
+
+
+def _placeholder(key: str) -> str:
+    """Return a placeholder for the value of a variable. Parameters are one JSON object."""
+    return """'{"NAME": VALUE}'""" if key == "DSV_PARAMS" else "VALUE"

@@ -19,7 +19,7 @@ from dsv.run.engines.base import CANNOT_LAUNCH, Ended
 from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.job import KubernetesJob
 from dsv.run.engines.kubernetes.job_status import JobSnapshot, Obstacle, Pod, ended, gone, one_line
-from dsv.run.engines.kubernetes.options import HOLDING, MAIN
+from dsv.run.engines.kubernetes.manifest import HOLDING, MAIN
 from dsv.run.engines.kubernetes.pod_files import METRICS
 from dsv.run.engines.output import NodeLines, Output, through_a_pipe
 from dsv.run.record import EndCause

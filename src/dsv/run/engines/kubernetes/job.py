@@ -33,7 +33,7 @@ from dsv.run.engines.kubernetes.job_status import (
     condition,
     status,
 )
-from dsv.run.engines.kubernetes.options import (
+from dsv.run.engines.kubernetes.manifest import (
     GRACE_SECONDS,
     JOB_UID_LABEL,
     RUN_KEY,

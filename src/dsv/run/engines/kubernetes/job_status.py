@@ -14,7 +14,7 @@ from time import time
 from typing import Any, Final
 
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus, stage_facts
-from dsv.run.engines.kubernetes.options import (
+from dsv.run.engines.kubernetes.manifest import (
     FAILED_KEY,
     GANG_PORT,
     HOLDING,

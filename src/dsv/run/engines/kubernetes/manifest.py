@@ -6,47 +6,55 @@ names. dsv creates the Secrets when it submits the job, so their values are not 
 
 from __future__ import annotations
 
-import base64
+import hashlib
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import PurePath, PurePosixPath
-from typing import Any, Final
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, Final, TypeAlias
 
 from dsv.errors import UsageError
-from dsv.run.engines.base import OUT, Facts, Job, Plan
-from dsv.run.engines.kubernetes.options import (
-    COMMIT_KEY,
-    FAILED_KEY,
-    GANG_PORT,
-    GRACE_SECONDS,
-    HOLDING,
-    IGNORED_KEY,
-    INDEX_KEY,
-    JOB_UID_LABEL,
-    KEPT_SECONDS,
-    LABEL,
-    LATE_SECONDS,
-    MAIN,
-    MANAGED,
-    NOT_AGAIN,
-    OWN,
-    QUEUE_LABEL,
-    RUN_KEY,
-    SIGNAL_KEY,
-    STAGING,
-    KubernetesOptions,
-    Manifest,
-    Volume,
-    credentials_name,
-    object_name,
-)
-from dsv.run.engines.kubernetes.pod_files import AGAIN_CODE, SIGNALS, STAGED, run_script, script
+from dsv.run.engines.base import OUT, Facts, Job
+from dsv.run.engines.kubernetes.api import KubernetesOptions, Volume
 from dsv.run.node_order import OUTPUT_SECONDS, PASSED, NodeOrder, meeting_port, node_environment
 from dsv.run.resources import ALL_GPUS, is_type, tpu_chips
 
+Manifest: TypeAlias = dict[str, Any]
+
+RUN_KEY: Final = "dsv.run/run"
+COMMIT_KEY: Final = "dsv.run/commit"
+SIGNAL_KEY: Final = "dsv.run/signal"
+STOPPED_KEY: Final = "dsv.run/stopped"
+"""Annotations: the id of the run, its commit, the signals sent to the pod, and who asked dsv to end the job."""
+LABEL: Final = "dsv.run/run"
+MANAGED: Final = ("app.kubernetes.io/managed-by", "dsv")
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+INDEX_KEY: Final = "batch.kubernetes.io/job-completion-index"
+JOB_UID_LABEL: Final = "batch.kubernetes.io/controller-uid"
+FAILED_KEY: Final = "batch.kubernetes.io/job-index-failure-count"
+IGNORED_KEY: Final = "batch.kubernetes.io/job-index-ignored-failure-count"
+MAIN, STAGING, HOLDING = "main", "stage", "hold"
+GANG_PORT: Final = "DSV_GANG_PORT"
+"""The variable with the port at which the nodes of a job agree to start and end together."""
+GRACE_SECONDS: Final = 30
+OWN: Final = "/dsv/own"
+"""The empty folder that the containers of a pod share."""
+KEPT_SECONDS: Final = 7 * 86_400
+LATE_SECONDS: Final = 300
+"""Seconds that a pod may live longer than `--time`, as it also fetches the data."""
+_LONGEST_NAME: Final = 52  # the names of pods add the number of the node and five letters
+NOT_AGAIN: Final = [124, 125, 126, 127]
+SIGNALS: Final = "/dsv/signals"
+"""The folder in which Kubernetes shows a pod its own annotation with the signals for the command."""
+STAGED: Final = f"{OWN}/staged.json"
+"""The result of `dsv with`, about the data that it has fetched."""
+AGAIN_CODE: Final = 190
+"""The exit code of a container that ended because the attempt was over on another node."""
+_SCRIPTS: Final = Path(__file__).with_name("pod")
+"""Plain shell, as the image of a job need not have more."""
 _LARGEST: Final = 1_500_000
 """Bytes of a manifest: etcd takes 1.5 MiB, including what the cluster adds."""
 
@@ -502,74 +510,24 @@ def gpu_affinity(job: Job, facts: Facts) -> Manifest:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
-_CREDENTIALS: Final = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_REGION",
-    "AWS_DEFAULT_REGION",
-    "AZURE_STORAGE_ACCOUNT_NAME",
-    "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_SAS_TOKEN",
-    "AZURE_CLIENT_ID",
-    "AZURE_CLIENT_SECRET",
-    "AZURE_TENANT_ID",
-)
-"""Variables that `forward_credentials` of a pool passes on, to the containers of dsv alone."""
+def object_name(run: str) -> str:
+    """Return the name of all objects of a run: always the same, so that they are created once."""
+    text = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
+    name = f"dsv-{text}"
+    if f"dsv-{run}" == name and len(name) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(run.encode()).hexdigest()[:10]
+    return f"{name[: _LONGEST_NAME - 11].rstrip('-')}-{digest}"
 
 
-def credentials_in(environ: Mapping[str, str]) -> dict[str, str]:
-    return {each: environ[each] for each in _CREDENTIALS if each in environ}
+def credentials_name(name: str) -> str:
+    return f"{name}-store"
 
 
-def check_credentials(job: Job, options: KubernetesOptions, forwarded: Mapping[str, str]) -> None:
-    """Raise `UsageError` if the store's credentials are those of a local profile, and the pool names none for the
-    cluster."""
-    setting = job.access.profile
-    if setting is None or options.secret is not None or options.service_account is not None or forwarded:
-        return
-    raise UsageError(
-        f"{setting} names a profile of this machine, and the cluster has no credentials in its place",
-        subject=setting,
-        hint="dsv config pools.NAME.kubernetes.secret SECRET, or service_account; or "
-        "aws configure export-credentials --format env, and forward_credentials of the pool",
-    )
+def script(*names: str) -> str:
+    """Return the text of these scripts, one after the other."""
+    return "\n".join((_SCRIPTS / f"{name}.sh").read_text("utf-8") for name in names)
 
 
-def secrets_of(plan: Plan, name: str) -> list[Manifest]:
-    wanted = {name: {key: value.encode("utf-8", "surrogateescape") for key, value in plan.env.items()}}
-    for file in plan.files:
-        wanted[credentials_name(name)] = {
-            key: value.encode("utf-8", "surrogateescape") for key, value in json.loads(file.content).items()
-        }
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {
-                "name": each,
-                "labels": {LABEL: name, MANAGED[0]: MANAGED[1]},
-                "annotations": {RUN_KEY: plan.run},
-            },
-            "data": {key: base64.b64encode(value).decode("ascii") for key, value in values.items()},
-        }
-        for each, values in wanted.items()
-        if values
-    ]
-
-
-def header_comments(job: Job, credentials: Mapping[str, str], namespace: str | None) -> str:
-    """Return comments about the Secrets that the manifest needs and does not contain."""
-    name = object_name(job.run)
-    kubectl = "kubectl" if namespace is None else f"kubectl -n {namespace}"
-    lines = [f"# Run {job.run}. To submit it: kubectl create -f THIS-FILE"]
-    for each, keys in ((name, job.hidden), (credentials_name(name), credentials)):
-        if keys:
-            given = " ".join(f"--from-literal={key}={_placeholder(key)}" for key in sorted(keys))
-            lines.append(f"# It needs a Secret: {kubectl} create secret generic {each} {given}")
-    return "\n".join(lines) + "\n"
-
-
-def _placeholder(key: str) -> str:
-    """Return a placeholder for the value of a variable. Parameters are one JSON object."""
-    return """'{"NAME": VALUE}'""" if key == "DSV_PARAMS" else "VALUE"
+def run_script() -> str:
+    return script("watch", "wait_for_nodes", "copy_log", "run")

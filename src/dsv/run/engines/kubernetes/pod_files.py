@@ -1,7 +1,4 @@
-"""The scripts of a pod, and the files that they write into the folder that the containers of the pod share.
-
-The scripts are the files of the folder `pod`. They are plain shell, as the image of a job need not have more.
-"""
+"""The files that the scripts of a pod write into the folder that the containers of the pod share."""
 
 from __future__ import annotations
 
@@ -15,14 +12,10 @@ from typing import Final
 
 from dsv.fs.files import open_plain
 from dsv.run.engines.base import NodeLeft, stage_facts
-from dsv.run.engines.kubernetes.options import NOT_AGAIN, OWN
+from dsv.run.engines.kubernetes.manifest import NOT_AGAIN
 from dsv.run.engines.output import LogKeeper
 from dsv.run.record import EndCause, RunPart, Usage, deciding_part, exit_signal, may_try_again
 
-SIGNALS: Final = "/dsv/signals"
-"""The folder in which Kubernetes shows a pod its own annotation with the signals for the command."""
-STAGED: Final = f"{OWN}/staged.json"
-"""The result of `dsv with`, about the data that it has fetched."""
 TOGETHER: Final = "together"
 """The reason of a script that ended the command because the attempt was over on another node."""
 CAUSES: Final = {
@@ -30,11 +23,8 @@ CAUSES: Final = {
     "lease-lost": (EndCause.LEASE_LOST, "the data was not held any more"),
 }
 """Its other reasons, with their descriptions."""
-AGAIN_CODE: Final = 190
-"""The exit code of a container that ended because the attempt was over on another node."""
 METRICS: Final = "--- metrics.json"
 """The line after which the container `hold` prints metrics.json."""
-_SCRIPTS: Final = Path(__file__).with_name("pod")
 _KILLED: Final = 137
 _MOST: Final = 64 << 20
 """Bytes of a file that are read at most; the script keeps files much smaller."""
@@ -46,15 +36,6 @@ _OTHER_IMAGE: Final = (
     "dsv config pools.NAME.kubernetes.image REGISTRY/dsv:VERSION names an image of this version of dsv, and "
     "pools.NAME.kubernetes.dsv the program in it"
 )
-
-
-def script(*names: str) -> str:
-    """Return the text of these scripts, one after the other."""
-    return "\n".join((_SCRIPTS / f"{name}.sh").read_text("utf-8") for name in names)
-
-
-def run_script() -> str:
-    return script("watch", "wait_for_nodes", "copy_log", "run")
 
 
 def is_over(parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:

@@ -39,7 +39,7 @@ from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import Final, Self, TypeAlias
 
-from dsv.run.engines.kubernetes.options import OWN
+from dsv.run.engines.kubernetes.manifest import OWN
 
 LOST: Final = 60.0
 """Seconds of silence after which a node is lost: longer than a busy machine pauses."""

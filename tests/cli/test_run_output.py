@@ -160,19 +160,36 @@ def test_a_copy_that_is_killed_at_any_step_is_never_seen_half_and_goes_on(made: 
 
 
 def test_what_an_interrupted_copy_left_is_not_fetched_again_and_not_trusted(
-    made: Made, tmp_path: Path
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = run_output._machine()  # of each machine the draft has another name
-    partial = tmp_path / f".r.{made.stored['run']}.{machine}.part" / "tree"
+    with monkeypatch.context() as patch:
+        patch.setattr(Source, "write", _interrupted)
+        assert made.at(tmp_path)("runs", made.stored["run"], "--out", "r").code == 130
+    (partial,) = tmp_path.glob(f".r.{made.stored['run']}.*.part/tree")
     (partial / "sub").mkdir(parents=True)
     (partial / "sub/model").write_text("weighty\n")  # damaged, with the right size
     (partial / "run.sh").write_text("#!/bin/sh\n")
-    (partial / "stranger").write_text("x")
     (partial / "run.sh").chmod(0o755)
     before = (partial / "run.sh").stat().st_ino
     made.at(tmp_path).ok("runs", made.stored["run"], "--out", "r")
     check(tmp_path / "r")
     assert (tmp_path / "r/run.sh").stat().st_ino == before
+
+
+def test_what_an_output_has_no_more_is_not_in_a_copy_that_goes_on(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Source, "write", _interrupted)
+        assert made.at(tmp_path)("runs", made.folder["run"], "--out", "r").code == 130
+    (partial,) = tmp_path.glob(".r.*.part/tree")
+    write_files(partial, {"metrics.json/deep": b"x", "stranger": b"x"})
+    made.at(tmp_path).ok("runs", made.folder["run"], "--out", "r")
+    check(tmp_path / "r")
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_folder_with_other_data_is_refused(made: Made, tmp_path: Path) -> None:

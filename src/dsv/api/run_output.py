@@ -6,11 +6,11 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 from blake3 import blake3
 
@@ -19,6 +19,7 @@ from dsv.format.tree import Kind
 from dsv.fs.errors import about
 from dsv.fs.folders import sync_folder
 from dsv.fs.process import host_name
+from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.run.active_runs import this_machine
@@ -26,7 +27,7 @@ from dsv.run.record import RunRecord
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.values.ids import CommitId
 from dsv.values.names import Rev, Target
-from dsv.values.paths import show
+from dsv.values.paths import folders_above, show
 from dsv.values.progress import Progress
 from dsv.values.units import format_bytes
 
@@ -74,9 +75,6 @@ class _Item:
         return folder / os.fsdecode(self.path)
 
 
-_Contents: TypeAlias = Iterator[tuple[_Item, Iterator[bytes]]]
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """An output, in a folder that can be seen from here or in the store."""
@@ -84,10 +82,7 @@ class Source:
     name: str
     items: Sequence[_Item]
     left_out: tuple[str, ...]
-    folder: Path | None
-    """None for the store."""
-    contents: Callable[[Sequence[_Item], ExitStack], _Contents]
-    """Yields the files with their contents, one after the other; the caller closes the stack after each of them."""
+    place: Path | Objects
 
     def copied(self, *, known: bool = False) -> Copied:
         files = [item for item in self.items if item.is_file]
@@ -102,6 +97,13 @@ class Source:
             return False
         return all(self._has(folder, item) for item in self.items if item.is_file)
 
+    def is_begun(self, folder: Path) -> bool:
+        """Check that an interrupted copy in this folder has nothing that is no part of the output any more."""
+        above = {(folder, True) for item in self.items for folder in folders_above(item.path)}
+        known = above | {(item.path, item.kind is Kind.EMPTY_DIRECTORY) for item in self.items}
+        items, left_out = _list(folder)
+        return not left_out and {(item.path, item.kind is Kind.EMPTY_DIRECTORY) for item in items} <= known
+
     def _has(self, folder: Path, item: _Item) -> bool:
         """Check that the file is there with this content, and with its time if it comes from a folder."""
         try:
@@ -110,15 +112,17 @@ class Source:
             return False
         if not stat.S_ISREG(info.st_mode) or info.st_size != item.size:
             return False
-        if item.wanted is not None:
-            return _hash(item.at(folder)) == item.wanted.entry.file_id
-        assert self.folder is not None  # else all files are wanted from the store
-        return info.st_mtime_ns == item.mtime_ns and _hash(item.at(folder)) == _hash(item.at(self.folder))
+        if item.mtime_ns not in (None, info.st_mtime_ns):
+            return False
+        here = _hash(item.at(folder))
+        if isinstance(self.place, Path):
+            return here == _hash(item.at(self.place))
+        return item.wanted is not None and here == item.wanted.entry.file_id
 
     def write(self, folder: Path, draft: Path, progress: Progress) -> None:
         """Make in the folder what is not there yet; symlinks last, so that nothing is written through one.
 
-        draft: where a file lies until it is whole, on the same file system
+        draft: where a file lies until it is whole, on the same file system. Raises `NoRoom` before it writes one.
         """
         missing = []
         for item in self.items:
@@ -130,11 +134,28 @@ class Source:
                 missing.append(item)
                 continue
             progress.advance(files=1, bytes=item.size)
-        with ExitStack() as opened:
-            for item, pieces in self.contents(missing, opened):
-                _write(item.at(folder), draft, item, pieces)
-                opened.close()
-                progress.advance(files=1, bytes=item.size, transferred=item.size)
+        needed, free = sum(item.size for item in missing), shutil.disk_usage(folder).free
+        if needed > free:
+            raise NoRoom(
+                f"the output needs {format_bytes(needed)} more, and its disk has {format_bytes(free)}",
+                subject=str(folder),
+                hint=f"df -h {folder.parent.parent}",
+            )
+
+        def save(item: _Item, pieces: Iterable[bytes]) -> None:
+            _write(item.at(folder), draft, item, pieces)
+            progress.advance(files=1, bytes=item.size, transferred=item.size)
+
+        if isinstance(self.place, Path):
+            for item in missing:
+                path = item.at(self.place)
+                with about(path), _open(path) as file:
+                    save(item, _unchanging(file, item, self.place))
+        else:
+            by_path = {item.path: item for item in missing}
+            wanted = [item.wanted for item in missing if item.wanted is not None]
+            for one, pieces in Fetcher(self.place).files(wanted):
+                save(by_path[one.entry.path], map(bytes, pieces))
         for item in self.items:
             if item.target is not None:
                 path = item.at(folder)
@@ -142,35 +163,25 @@ class Source:
                 path.symlink_to(os.fsdecode(item.target))
 
 
-def _folder_source(folder: Path) -> Source:
-    def pieces(item: _Item, opened: ExitStack) -> Iterator[bytes]:
-        path = item.at(folder)
-        with about(path):
-            file = opened.enter_context(_open(path))
-            while piece := file.read(_PIECE):
-                yield piece
-            info = os.fstat(file.fileno())
-        if (info.st_size, info.st_mtime_ns) != (item.size, item.mtime_ns):
-            raise Conflict(
-                f"{show(item.path)} in {folder} changed while it was copied",
-                subject=str(path),
-                hint="run the same command again",
-            )
-
-    def contents(items: Sequence[_Item], opened: ExitStack) -> _Contents:
-        for item in items:
-            yield item, pieces(item, opened)
-
-    with about(folder):
-        return Source(str(folder), *_list(folder), folder, contents)
+def _unchanging(file: BinaryIO, item: _Item, folder: Path) -> Iterator[bytes]:
+    """Yield what the file holds. Raise `Conflict` at its end if it has changed since the folder was listed."""
+    while piece := file.read(_PIECE):
+        yield piece
+    info = os.fstat(file.fileno())
+    if (info.st_size, info.st_mtime_ns) != (item.size, item.mtime_ns):
+        raise Conflict(
+            f"{show(item.path)} in {folder} changed while it was copied",
+            subject=str(item.at(folder)),
+            hint="run the same command again",
+        )
 
 
-def _tree_source(repository: Repository, record: RunRecord, commit: CommitId) -> Source:
-    tree = TreeReader(repository.objects, commit)
+def _items_of_tree(objects: Objects, commit: CommitId) -> list[_Item]:
+    tree = TreeReader(objects, commit)
     found = list(tree.below(b""))
     if any(entry.kind is Kind.SYMLINK for entry, _ in found):
         tree.check_links(tree.links())
-    items = [
+    return [
         _Item(
             entry.path,
             entry.kind,
@@ -180,17 +191,8 @@ def _tree_source(repository: Repository, record: RunRecord, commit: CommitId) ->
             wanted=Wanted(entry, where) if entry.is_file else None,
         )
         for entry, where in sorted(found, key=lambda each: each[0].path)
-        if repository.objects.erasures.of(entry) is None
+        if objects.erasures.of(entry) is None
     ]
-
-    def contents(items: Sequence[_Item], opened: ExitStack) -> _Contents:
-        by_path = {item.path: item for item in items}
-        wanted = [item.wanted for item in items if item.wanted is not None]
-        for one, pieces in Fetcher(repository.objects).files(wanted):
-            yield by_path[one.entry.path], iter(map(bytes, pieces))
-
-    left_out = () if record.output is None else record.output.left_out
-    return Source(str(Target(record.dataset, Rev(commit.hex()))), items, left_out, None, contents)
 
 
 def _list(folder: Path) -> tuple[list[_Item], tuple[str, ...]]:
@@ -264,20 +266,29 @@ def copy_output(repository: Repository, record: RunRecord, to: Path, progress: P
     source = _source(repository, record)
     with about(to):
         whole = Path(os.path.abspath(to))  # noqa: PTH100 (a symlink is the caller's to resolve)
-        partial = whole.parent / f".{whole.name}.{record.run}.{_machine()}.part"
+        # On a file server two machines may copy to one place, and each sees only its own locks.
+        machine = blake3(this_machine().encode()).hexdigest()[:12]
+        partial = whole.parent / f".{whole.name}.{record.run}.{machine}.part"
         if _has_anything(whole):
             if whole.parent == whole or not source.is_same(whole):
                 raise _in_the_way(to)
             shutil.rmtree(partial, ignore_errors=True)  # of one that was killed right at its end
             return source.copied(known=True)
-        _check_not_here(whole, record)
+        if whole.is_dir() and whole.samefile(
+            "."
+        ):  # the copy takes the place of an empty folder, which is gone then
+            raise UsageError(
+                f"{whole} is the folder that you are in, which the copy can't replace",
+                subject=str(whole),
+                hint=f"dsv runs {record.run} --out {record.run}",
+            )
         whole.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir(mode=0o700, exist_ok=True)
         with _alone(partial, record):
             tree = partial / "tree"
+            if tree.exists() and not source.is_begun(tree):
+                shutil.rmtree(tree)
             tree.mkdir(exist_ok=True)
-            _clear(tree, {item.path for item in source.items})
-            _check_room(source.items, tree)
             progress.start(len(source.items), sum(item.size for item in source.items))
             source.write(tree, partial / "draft", progress)
             progress.finish()
@@ -285,12 +296,6 @@ def copy_output(repository: Repository, record: RunRecord, to: Path, progress: P
             sync_folder(whole.parent)
             shutil.rmtree(partial)
     return source.copied(known=known)
-
-
-def _machine() -> str:
-    """Part of the name of a draft. On a file server two machines may copy to one place, and a lock on a folder of
-    theirs is one of each machine alone."""
-    return blake3(this_machine().encode()).hexdigest()[:12]
 
 
 def _put_in_place(tree: Path, whole: Path, source: Source, to: Path) -> bool:
@@ -306,65 +311,23 @@ def _put_in_place(tree: Path, whole: Path, source: Source, to: Path) -> bool:
         raise
 
 
-def _check_not_here(whole: Path, record: RunRecord) -> None:
-    """Refuse the working directory: the copy takes the place of an empty folder, which is gone then."""
-    if whole.is_dir() and whole.samefile("."):
-        raise UsageError(
-            f"{whole} is the folder that you are in, which the copy can't replace",
-            subject=str(whole),
-            hint=f"dsv runs {record.run} --out {record.run}",
-        )
-
-
 def _source(repository: Repository, record: RunRecord) -> Source:
     kept = record.output
     if kept is not None and kept.tree is not None:
-        return _tree_source(repository, record, CommitId.parse(kept.tree))
+        name = str(Target(record.dataset, Rev(kept.tree)))
+        items = _items_of_tree(repository.objects, CommitId.parse(kept.tree))
+        return Source(name, items, kept.left_out, repository.objects)
     folder = Path(record.out)
     # A folder of the run's own has its id in its path; any other may be another one on another machine.
     if (record.host == host_name() or record.run in folder.parts) and folder.is_dir():
-        return _folder_source(folder)
+        with about(folder):
+            return Source(str(folder), *_list(folder), folder)
     why = f", and is not in the store: {kept.error}" if kept is not None and kept.error else ""
     raise NotFound(
         f"the output of run {record.run} is in {record.out} on {record.host}, which can't be seen from here{why}",
         subject=record.run,
         hint=f"on {record.host}: dsv runs {record.run} --out DIR",
     )
-
-
-def _clear(partial: Path, wanted: set[bytes]) -> None:
-    """Remove what an earlier copy left there and is no part of the output any more."""
-    parents = {parent for path in wanted for parent in _above(path)}
-    top = os.fsencode(partial)
-    for place, folders, files in os.walk(top, topdown=False):
-        for name in (*folders, *files):
-            path = os.path.join(place, name)  # noqa: PTH118
-            relative = os.path.relpath(path, top)
-            is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
-            if relative in parents if is_folder else relative in wanted:
-                continue
-            if is_folder and relative not in wanted:
-                Path(os.fsdecode(path)).rmdir()
-            elif not is_folder:
-                Path(os.fsdecode(path)).unlink()
-
-
-def _above(path: bytes) -> Iterator[bytes]:
-    while (path := os.path.dirname(path)) != b"":  # noqa: PTH120
-        yield path
-
-
-def _check_room(items: Iterable[_Item], partial: Path) -> None:
-    there = sum(
-        info.st_size for path in partial.rglob("*") if not stat.S_ISDIR((info := path.lstat()).st_mode)
-    )
-    needed, free = sum(item.size for item in items) - there, shutil.disk_usage(partial).free
-    if needed > free:
-        raise NoRoom(
-            f"the output needs {format_bytes(needed)} more, and its disk has {format_bytes(free)}",
-            subject=str(partial.parent),
-            hint=f"df -h {partial.parent.parent}",
-        )
 
 
 @contextmanager

@@ -191,7 +191,7 @@ def test_what_is_known_here_is_told_while_the_store_is_away(pets: Dsv) -> None:
         7,
         False,
     ) and "only the runs that this machine knows" in listed.err
-    assert "exit code" in away.ok("runs", item["run"][-8:]).out
+    assert re.search(r"^exit_code +7$", away.ok("runs", item["run"][-8:]).out, re.MULTILINE)
     waited = away("wait", item["run"][-8:])
     assert (waited.code, waited.out) == (7, f"{item['run']} 7\n") and "not reachable" in waited.err
     for words in (

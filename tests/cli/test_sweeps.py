@@ -122,7 +122,8 @@ def test_runs_shows_a_sweep_as_a_group_and_a_metrics_best_first(ended: tuple[Dsv
 def test_one_run_of_a_sweep_is_shown_logged_and_repeated_by_itself(ended: tuple[Dsv, Any]) -> None:
     here, result = ended
     run = result.json["sweep"]["runs"][1]
-    assert f"{run['sweep']['id']}, run 2 of 3 of grid" in here.ok("runs", run["run"]).out
+    shown = dict(line.split(maxsplit=1) for line in here.ok("runs", run["run"]).lines)
+    assert (shown["sweep.id"], shown["sweep.number"], shown["sweep.of"]) == (run["sweep"]["id"], "2", "3")
     assert here("logs", run["run"]).code == 0
     for words in (("logs", "grid"), ("runs", "grid", "--log"), ("runs", "grid", "--out", "x")):
         refused = here(*words)
@@ -287,11 +288,3 @@ def test_a_detached_sweep_goes_on_by_itself(here: Dsv) -> None:
     waited = here.process("wait", begun.out.strip())
     assert waited.code == 0, waited
     assert states(here, "grid") == {1: "ended", 2: "ended"}
-
-
-def test_on_a_terminal_each_run_has_a_line(here: Dsv) -> None:
-    drawn = here(*sweep(here, SCORES, "--parallel", "2", values="n=1,3"), terminal=True, width=80)
-    assert drawn.code == 0, drawn
-    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.err).splitlines()[-2:]
-    assert [line.split()[:2] for line in last] == [["1/2", "n=1"], ["2/2", "n=3"]]
-    assert all("ok after" in line and "acc=0." in line for line in last)

@@ -50,7 +50,7 @@ def test_a_run_goes_on_to_the_next_pool_if_it_does_not_begin(site: Site) -> None
     until(lambda: site.last().get("pool") == "c" and site.last()["state"] == "queued", "the second queue")
     run = site.last()["run"]
     shown = site.dsv("runs", run)
-    assert "not on a" in shown and "0 of 6 GPUs are free, for 1.0 s" in shown
+    assert "pool=a " in shown and "0 of 6 GPUs are free, for 1.0 s" in shown
     assert len(site.queued()) == 1, "the first job is gone"
     site.slurm.call("scancel", blocker)
     _, err = terminal.communicate(timeout=PATIENCE)

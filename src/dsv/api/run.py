@@ -29,7 +29,7 @@ from dsv.run.engine_list import ENGINES
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import CANNOT_LAUNCH, Plan
 from dsv.run.engines.reaper import GRACE
-from dsv.run.listing import run_known_here
+from dsv.run.listing import RunView, run_known_here
 from dsv.run.node_order import StoreAccess
 from dsv.run.pools import GaveUp
 from dsv.run.record import RunId, RunOutput, RunRecord, start_number
@@ -38,7 +38,7 @@ from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec
 from dsv.run.staged import Staged
 from dsv.run.supervisor import Announce, RunResult, Turns
-from dsv.run.sweep import Started, SweepDriver, SweepPlan, SweepView, Watcher
+from dsv.run.sweep import Started, SweepDriver, SweepPlan, SweepView
 from dsv.store.base import Bytes, Store
 from dsv.store.options import StoreOptions, read_certificates
 from dsv.values.ids import CommitId, StoreId
@@ -397,7 +397,8 @@ def open_sweep(
     *,
     parallel: int,
     start: Callable[[SweepPlan, int], Started],
-    watcher: Watcher,
+    watch: Callable[[int, RunId | RunView], None],
+    note: Callable[[str], None],
     placing: Placing | None = None,
     force: bool = False,
 ) -> Iterator[SweepDriver]:
@@ -405,6 +406,7 @@ def open_sweep(
     held if they are to run here. The caller is `driving` the sweep.
 
     start: starts one run
+    watch: told of the number of each run that has begun, with its id, or has ended, with its record
     """
     first, _ = dry_run(context, cache, plan.spec, place, placing=placing)
     stage = placing is None and not ENGINES[first.engine].queues
@@ -419,7 +421,8 @@ def open_sweep(
             found.notes(dataset, plan.seat.id),
             show=lambda run: found.show(run, dataset),
             start=lambda number: start(whole, number),
-            watcher=watcher,
+            watch=watch,
+            note=note,
         )
 
 

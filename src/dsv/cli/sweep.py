@@ -1,18 +1,12 @@
-"""`dsv run --sweep`: its options, the start of the sweep, its progress and its result.
-
-On a terminal the progress is a line for each run, else a line for each event.
-"""
+"""`dsv run --sweep`: its options, the start of the sweep, its progress and its result."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGHUP
-from time import monotonic
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
 
 from dsv.api.context import Context
 from dsv.api.pools import Placing
@@ -22,23 +16,15 @@ from dsv.api.workspaces import workspace_above
 from dsv.cli.call import Call
 from dsv.cli.detach import Supervisor, detach
 from dsv.cli.launch import Typed, launching, placing_of, plan_document, show_plan, spec_of
-from dsv.cli.output import printable
 from dsv.cli.views.runs import params_text, result_text, write_table
 from dsv.errors import UsageError
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import spared
-from dsv.run.listing import as_text, flattened
-from dsv.run.parameters import combination, names_sweep, parse_axes, varied
+from dsv.run.listing import RunView, as_text, flattened
+from dsv.run.parameters import SweepSeat, combination, names_sweep, parse_axes, varied
+from dsv.run.record import RunId
 from dsv.run.sweep import SweepDriver, SweepPlan, continued_sweep, driving, new_sweep, sweep_folder
 from dsv.values.units import format_count, format_duration
-
-if TYPE_CHECKING:
-    from rich.live import Live
-
-    from dsv.cli.call import Call
-    from dsv.run.listing import RunView
-    from dsv.run.parameters import SweepSeat
-    from dsv.run.record import RunId
 
 
 def is_sweep(typed: Typed) -> bool:
@@ -68,19 +54,17 @@ def sweep(call: Call, typed: Typed) -> int:
                 return 0
         held.enter_context(driving(place.state, plan.seat.id))
         become_driver(found, plan)
-        lines = SweepLines.of(call, plan.seat, plan.left)
         with launching():
             driver = held.enter_context(
                 open_sweep(
                     context, found, cache, plan, place,
                     parallel=typed.parallel or 1,
                     start=lambda whole, number: Supervisor.start(call, whole.member(number)),
-                    watcher=lines, placing=placing, force=typed.force,
+                    watch=_watcher(call, plan.seat), note=call.say, placing=placing, force=typed.force,
                 )
             )  # fmt: skip
         _announce(call, place, plan, driver.parallel)
-        with lines:
-            driver.drive()
+        driver.drive()
         return _tell(call, found, driver)
 
 
@@ -157,118 +141,15 @@ _METRICS = 4
 """Metrics that a line has room for."""
 
 
-class SweepLines:
-    """Writes, in a pipe, a line when a run begins, and one when it has ended."""
+def _watcher(call: Call, seat: SweepSeat) -> Callable[[int, RunId | RunView], None]:
+    """Return a function that says that a run of this number has begun, or has ended."""
 
-    def __init__(self, call: Call, seat: SweepSeat) -> None:
-        self._call = call
-        self._seat = seat
+    def say(number: int, run: RunId | RunView) -> None:
+        params = params_text(varied(combination(seat.axes, number), seat.axes))
+        what = f"{run.record.run} {_ending(run)}" if isinstance(run, RunView) else f"{run} begun"
+        call.say(f"{number}/{seat.of} {params}: run {what}")
 
-    @classmethod
-    def of(cls, call: Call, seat: SweepSeat, numbers: Sequence[int]) -> SweepLines:
-        """numbers: of the runs to come. Nothing is drawn with --quiet, and on a terminal that can't be drawn on."""
-        around = call.around
-        if around.stderr_is_terminal and not around.is_dumb and not call.quiet:
-            return _Drawn(call, seat, numbers)
-        return cls(call, seat)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
-
-    def begun(self, number: int, run: RunId) -> None:
-        self._call.say(f"{self._title(number)}: run {run} begun")
-
-    def ended(self, number: int, view: RunView) -> None:
-        self._call.say(f"{self._title(number)}: run {view.record.run} {_ending(view)}")
-
-    def note(self, text: str) -> None:
-        self._call.say(text)
-
-    def tick(self) -> None:
-        """Called several times a second while nothing happens."""
-
-    def _title(self, number: int) -> str:
-        params = combination(self._seat.axes, number)
-        return f"{number}/{self._seat.of} {params_text(varied(params, self._seat.axes))}"
-
-
-class _Drawn(SweepLines):
-    """Draws one line for each run, on a terminal."""
-
-    def __init__(self, call: Call, seat: SweepSeat, numbers: Sequence[int]) -> None:
-        super().__init__(call, seat)
-        self._states = dict.fromkeys(numbers, "waits")
-        self._since: dict[int, float] = {}
-        self._notes: list[str] = []
-        self._live: Live | None = None
-
-    def __enter__(self) -> Self:
-        from rich.console import Console
-        from rich.live import Live
-
-        around = self._call.around
-        console = Console(
-            file=around.stderr, force_terminal=True, no_color=not around.colour, width=around.columns()
-        )
-        self._live = Live(console=console, auto_refresh=False, transient=False, vertical_overflow="ellipsis")
-        self._live.start()
-        self._draw()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._draw()
-            self._live.stop()
-
-    def begun(self, number: int, run: RunId) -> None:
-        self._states[number] = f"{run[-8:]}  runs"
-        self._since[number] = monotonic()
-        self._draw()
-
-    def ended(self, number: int, view: RunView) -> None:
-        self._since.pop(number, None)
-        self._states[number] = f"{view.record.run[-8:]}  {_ending(view)}"
-        self._draw()
-
-    def note(self, text: str) -> None:
-        self._notes.append(text)
-        self._draw()
-
-    def tick(self) -> None:
-        self._draw()
-
-    def _draw(self) -> None:
-        from rich.text import Text
-
-        assert self._live is not None  # it was entered
-        room = max((len(self._title(number)) for number in self._states), default=0)
-        lines = [f"{self._title(number):<{room}}  {self._said(number)}" for number in self._in_sight()]
-        text = Text(
-            "\n".join(printable(line) for line in (*lines, *self._notes)), no_wrap=True, overflow="ellipsis"
-        )
-        self._live.update(text, refresh=True)
-
-    def _in_sight(self) -> list[int]:
-        """Return all of them, or of very many those that go on and the last that ended, as far as there is room."""
-        assert self._live is not None  # it was entered
-        room = max(1, self._live.console.height - len(self._notes) - 1)
-        numbers = list(self._states)
-        if len(numbers) <= room:
-            return numbers
-        begun = [number for number in numbers if self._states[number] != "waits"]
-        first = max(0, len(begun) - room + 1)
-        return numbers[first : first + room]
-
-    def _said(self, number: int) -> str:
-        since = self._since.get(number)
-        took = "" if since is None else f" for {format_duration(int(monotonic() - since))}"
-        return self._states[number] + took
+    return say
 
 
 def _ending(view: RunView) -> str:

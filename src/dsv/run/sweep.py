@@ -414,20 +414,6 @@ class Started(Protocol):
         ...
 
 
-class Watcher(Protocol):
-    """Shows the progress of a sweep to a person."""
-
-    def begun(self, number: int, run: RunId) -> None: ...
-
-    def ended(self, number: int, view: RunView) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def tick(self) -> None:
-        """Called several times a second while nothing happens."""
-        ...
-
-
 @dataclass(slots=True)
 class SweepDriver:
     """Starts the runs that are due, and watches those that go on, until nothing is left of either."""
@@ -440,7 +426,9 @@ class SweepDriver:
     """Returns a run as the store knows it. Raises `DsvError`."""
     start: Callable[[int], Started]
     """Starts the run of a number, and returns once it has announced itself or failed."""
-    watcher: Watcher
+    watch: Callable[[int, RunId | RunView], None]
+    """Told of the number of each run that has begun, with its id, or has ended, with its record."""
+    note: Callable[[str], None]
     signals: Signals = field(default_factory=Signals)
     ended_by: int | None = None
     """The signal that ended it before all runs were started."""
@@ -483,14 +471,14 @@ class SweepDriver:
             self._away_until = monotonic() + _AWAY
             if not self._told_away:
                 self._told_away = True
-                self.watcher.note(f"the next run is started once the store answers: {error.message}")
+                self.note(f"the next run is started once the store answers: {error.message}")
             return False
         except DsvError as error:
             self._refuse(number, error.message, error.exit_code)
             return False
         self._told_away = False
         if self._stopping:
-            self.watcher.note("the sweep is being stopped: no more runs are started")
+            self.note("the sweep is being stopped: no more runs are started")
         return not self._stopping
 
     def _start(self, number: int) -> None:
@@ -505,13 +493,13 @@ class SweepDriver:
             self._refuse(number, started.said, started.poll())
             return
         self._going[number] = _Going(run, started, self.state)
-        self.watcher.begun(number, run)
+        self.watch(number, run)
 
     def _refuse(self, number: int, why: str, code: int | None) -> None:
         """Start no more runs: what keeps one from being started before it has a record keeps all others from it too."""
         self._begun.discard(number)
         self._stopping, self.refused = True, code or CANNOT_LAUNCH
-        self.watcher.note(f"run {number} could not be started, so no more runs are started: {why}")
+        self.note(f"run {number} could not be started, so no more runs are started: {why}")
 
     def _look(self) -> None:
         for number, one in list(self._going.items()):
@@ -521,13 +509,12 @@ class SweepDriver:
             try:
                 view = self.show(one.run)
             except DsvError as error:
-                self.watcher.note(f"run {one.run} has ended, and its record can't be read: {error.message}")
+                self.note(f"run {one.run} has ended, and its record can't be read: {error.message}")
             else:
-                self.watcher.ended(number, view)
+                self.watch(number, view)
 
     def _heed(self, number: int | None) -> None:
         if number is None:
-            self.watcher.tick()
             return
         again, self._stopping = self.ended_by is not None, True
         self.ended_by = number
@@ -538,7 +525,7 @@ class SweepDriver:
                 f"no more runs are started, and those that run have {GRACE:.0f} s to exit; "
                 "send the signal again to kill them now"
             )
-            self.watcher.note("the runs are ended at once" if again else patient)
+            self.note("the runs are ended at once" if again else patient)
         for one in self._going.values():
             found = find_under_way(self.state, one.run)
             if found is not None:

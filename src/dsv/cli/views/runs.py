@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from dsv.cli.call import Call
-from dsv.cli.output import GAP, Column, local_time, to_json, width
+from dsv.cli.output import GAP, Column, local_time, width
 from dsv.fs.process import host_name
 from dsv.run.listing import RunView, as_text, flattened
-from dsv.run.record import EndCause, RunPart, RunRecord, RunState
+from dsv.run.record import EndCause, RunRecord, RunState
 from dsv.run.sweep import SweepView, grouped
 from dsv.values.json import Json
 from dsv.values.units import format_bytes, format_count, format_duration
@@ -164,10 +163,33 @@ def write_differences(
 
 
 def write_one(call: Call, view: RunView) -> None:
-    lines = [(title, text) for title, text in (*_asked(view), *_happened(view)) if text]
-    room = max(len(title) for title, _ in lines)
-    for title, text in lines:
-        call.line(f"{title:<{room}}  {text}")
+    """Write a line for each key of its JSON that has a value."""
+    record = view.record
+    item = view.item() | {"started": local_time(record.started_ms), "argv": None}
+    if record.ended_ms is not None:
+        item["ended"] = local_time(record.ended_ms)
+    lines = []
+    for key, value in flattened(item).items():
+        if isinstance(value, list | tuple) and value and isinstance(value[0], dict):
+            for one in value:
+                known = {
+                    name: each for name, each in flattened(one).items() if each not in (None, "", [], ())
+                }
+                lines.append((key, params_text(known)))
+        elif value not in (None, "", [], (), {}):
+            lines.append((key, _readable(key, value)))
+    room = max(len(key) for key, _ in lines)
+    for key, text in lines:
+        call.line(f"{key:<{room}}  {text}")
+
+
+def _readable(key: str, value: Json) -> str:
+    if isinstance(value, int | float) and not key.startswith(("params.", "metrics.")):
+        if key.endswith("bytes"):
+            return format_bytes(int(value))
+        if key.endswith("seconds"):
+            return format_duration(value)
+    return as_text(value)
 
 
 def _row(call: Call, view: RunView) -> list[str]:
@@ -266,117 +288,3 @@ def _write_csv(call: Call, rows: Sequence[Sequence[str]]) -> None:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     call.out.write(text.getvalue().encode("utf-8", "surrogateescape"))
-
-
-Lines = Iterator[tuple[str, str | None]]
-"""Titles and texts; those without a text are left out."""
-
-
-def _asked(view: RunView) -> Lines:
-    """Yield what was asked for, and where it went."""
-    record = view.record
-    yield "run", record.run
-    yield "name", record.name
-    if (seat := record.sweep) is not None:
-        named = "" if seat.name is None else f" of {seat.name}"
-        yield "sweep", f"{seat.id}, run {seat.number} of {seat.of}{named}"
-    yield "target", record.target
-    yield "state", str(record.state) + ("" if view.sent else ", not sent to the store yet")
-    for data in record.data:
-        path = "" if data.path is None else f":{data.path}"
-        yield data.name or "data", f"{data.dataset}@{data.commit}{path}"
-    for data in record.data[:1]:
-        yield "size", f"{format_count(data.files, 'file')}, {format_bytes(data.bytes)}"
-    yield "pool", record.pool
-    for passed in record.passed_over:
-        yield f"not on {passed.pool}", passed.reason
-    yield "then", None if record.state.is_terminal else ", ".join(record.then)
-    yield "engine", " ".join(filter(None, (record.engine, record.engine_version)))
-    if record.job is not None and record.engine != "process":
-        yield "job", record.job.id.partition(":")[0]  # as the engine's own programs call it: 1234 on Slurm
-    if record.image is not None:
-        yield "image", f"{record.image} {record.image_digest or record.image_id or ''}"
-    yield "command", shlex.join(record.command)
-    yield "parameters", _pairs(record.params)
-    if (code := record.code) is not None:
-        yield "code", f"{code.path} {code.commit or ''}{' with changes' if code.dirty else ''}"
-        yield "code in the store", None if code.tree is None else f"{record.dataset}@{code.tree}"
-    yield "resources", ", ".join(_resources(record))
-
-
-def _resources(record: RunRecord) -> Iterator[str]:
-    """Yield `2 GPUs of type A100`, `4 CPUs`, `16.0 GB of memory`."""
-    if record.nodes > 1:
-        yield f"{record.nodes} nodes"
-    if record.gpus is not None:
-        count = "all GPUs" if record.gpus == "all" else format_count(int(record.gpus), "GPU")
-        yield count + (f" of type {record.gpu_type}" if record.gpu_type else "")
-    if record.tpu:
-        yield f"TPU {record.tpu} {record.tpu_topology or ''}".rstrip()
-    if record.cpus:
-        yield f"{record.cpus:g} CPUs"
-    if record.memory_bytes:
-        yield f"{format_bytes(record.memory_bytes)} of memory"
-    if record.time_seconds:
-        yield f"at most {format_duration(record.time_seconds)}"
-    if record.retries:
-        yield "1 retry" if record.retries == 1 else f"{record.retries} retries"
-
-
-def _happened(view: RunView) -> Lines:
-    """Yield what became of it."""
-    record = view.record
-    yield "host", f"{record.host}, by {record.user}"
-    yield "started", local_time(record.started_ms)
-    yield "took", None if view.took_seconds is None else format_duration(view.took_seconds)
-    yield "exit code", None if record.exit_code is None else str(record.exit_code)
-    if record.end not in (None, EndCause.CANCELLED):
-        yield "end", cause_text(record)
-    elif (by := record.cancelled_by or record.signal) is not None:
-        yield "end", f"cancelled by {by}"
-    for part in record.parts if len(record.parts) > 1 else ():
-        yield f"attempt {part.attempt}", _part(part)
-    yield "waits" if record.state is RunState.QUEUED else "error", record.error
-    fetched = f"{format_bytes(record.stage_bytes)} fetched in {format_duration(record.stage_seconds)}"
-    yield "staging", "cache hit" if record.cache_hit else fetched
-    if (usage := record.usage) is not None:
-        yield "memory", None if usage.peak_memory_bytes is None else format_bytes(usage.peak_memory_bytes)
-        yield "processor", None if usage.cpu_seconds is None else format_duration(usage.cpu_seconds)
-        for gpu in usage.gpus:
-            used = f"{gpu.utilization:.0f}% busy, {format_bytes(gpu.peak_memory_bytes)}"
-            yield "GPU", f"{gpu.name}, {used}"
-    yield "metrics", _pairs(record.metrics or {}) or record.metrics_error
-    yield "output", record.out
-    if (kept := record.output) is not None:
-        more = f", {len(kept.left_out)} left out" if kept.left_out else ""
-        size = f"{format_count(kept.files, 'file')}, {format_bytes(kept.bytes)}"
-        yield (
-            "in the store",
-            f"{record.dataset}@{kept.tree}, {size}{more}" if kept.tree else f"no: {kept.error}",
-        )
-    yield "repeats", record.again_of
-
-
-def _part(part: RunPart) -> str:
-    """Return `gpu-7, 3m 5s, exit code 137 (SIGKILL), out of memory`."""
-    took = None
-    if part.started_ms is not None and part.ended_ms is not None:
-        took = format_duration((part.ended_ms - part.started_ms) / 1000)
-    code = None if part.exit_code is None else f"exit code {part.exit_code}"
-    words = [
-        f"node {part.node}" if part.node else None,
-        part.host,
-        took,
-        f"{code} ({part.exit_signal})" if code and part.exit_signal else code,
-        "goes on" if part.end is None else str(part.end).replace("-", " "),
-        part.error,
-    ]
-    return ", ".join(word for word in words if word)
-
-
-def _pairs(values: Mapping[str, Json]) -> str:
-    """Return `lr=0.1 epochs=3`; what isn't a number or a word is shown as JSON."""
-    return " ".join(
-        f"{key}={value if isinstance(value, str | int | float) else to_json({'': value})[5:-1]}"
-        for key, value in values.items()
-    )

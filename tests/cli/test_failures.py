@@ -20,7 +20,7 @@ Add = Callable[[Command], None]
 
 
 def failing(error: BaseException) -> Command:
-    @command("fail", examples=[])
+    @command("fail", examples="")
     def fail(call: Call) -> None:
         """Says something, then fails."""
         call.line("half a result")

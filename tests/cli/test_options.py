@@ -17,7 +17,7 @@ from tests.kit.dsv import Dsv
 Add = Callable[[Command], None]
 
 
-@command("echo", examples=[("dsv echo hi", "")])
+@command("echo", examples="dsv echo hi")
 def echo(
     call: Call,
     words: Annotated[list[str] | None, typer.Argument(metavar="[WORDS]...")] = None,
@@ -119,7 +119,7 @@ def test_help_of_a_command_has_its_examples(dsv: Dsv, add_command: Add, argument
 
 
 def test_an_unknown_progress_is_a_usage_error(dsv: Dsv, add_command: Add) -> None:
-    @command("work", examples=[])
+    @command("work", examples="")
     def work(call: Call) -> None:
         """Works."""
         with call.progress():

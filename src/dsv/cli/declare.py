@@ -1,6 +1,6 @@
 """Declaration of a command: a function for typer, its examples, and the keys of its JSON.
 
-@command("resolve", examples=[("dsv resolve xrays@v1", "the id of a tag")], result="commit")
+@command("resolve", examples="dsv resolve xrays@v1  # the id of a tag", result="commit")
 def resolve(call: Call, target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "") -> None: ...
 
 The metavar of an argument appears in the usage line. The function returns the exit code.
@@ -12,7 +12,7 @@ import gc
 import inspect
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -27,8 +27,6 @@ from dsv.errors import UsageError
 from dsv.values.json import LONG_MAX, check_length, is_text
 
 Body = Callable[..., int | None]
-Example = tuple[str, str]
-"""A command line, and what it does in a few words."""
 COMMAND = "-- CMD..."
 PATHS = "[-- PATH...]"
 """Words after `--` in a usage line."""
@@ -38,7 +36,8 @@ class Command(TyperCommand):
     """A command that knows its examples and the JSON it prints, and takes the global options."""
 
     context_class = Call
-    examples: tuple[Example, ...] = ()
+    examples: tuple[tuple[str, str], ...] = ()
+    """Command lines, each with what it does in a few words."""
     result = Keys()
     nulls = False
     """Keys of `result` that a form of the command has no value for are null, and not left out."""
@@ -154,14 +153,16 @@ class Command(TyperCommand):
 def command(
     name: str,
     *,
-    examples: Sequence[Example],
+    examples: str,
     result: str = "",
     nulls: bool = False,
     words: str | None = None,
     unused: Iterable[str] = (),
 ) -> Callable[[Body], Command]:
-    """Declare a command. `result` has the keys of its JSON document, `commit items(path size)`; docs/json.toml says
-    what they mean.
+    """Declare a command.
+
+    `examples` are lines, each with its meaning as a comment. `result` has the keys of its JSON document, such as
+    `commit items(path size)`; docs/json.toml says what they mean.
 
     With `words`, what follows `--` is in `call.words`, and is called so in the help. `unused` are global options, such
     as `--cache`, that would have no effect.
@@ -173,7 +174,9 @@ def command(
         made = get_command(app)
         assert isinstance(made, Command)
         take_as_typed(made.params, body)
-        made.examples, made.result, made.takes_words = tuple(examples), Keys.parse(result), words
+        rows = (line.strip().partition("  # ") for line in examples.strip().splitlines())
+        made.examples = tuple((typed, meaning) for typed, _, meaning in rows)
+        made.result, made.takes_words = Keys.parse(result), words
         made.nulls, made.unused = nulls, frozenset(unused)
         return made
 

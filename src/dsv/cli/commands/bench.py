@@ -60,20 +60,12 @@ _KeepPageCache = Annotated[
 
 @command(
     "bench",
-    examples=[
-        ("dsv bench feed chest-xray@v1 --model retinanet", "read from the store"),
-        (
-            "dsv bench feed chest-xray@v1 --model retinanet --from cache",
-            "from the cache, which gets it first",
-        ),
-        ("dsv bench feed --folder /nfs/images --model retinanet", "from plain files, for comparison"),
-        (
-            "dsv bench feed --make 200G --folder /nfs",
-            "from files like the model's, which are made and removed",
-        ),
-        ("dsv bench feed --make 200G", "from a store of its own beside yours, which is made and removed"),
-        ("dsv bench feed pets --accelerators 8 --duration 5m", "one number of accelerators, for longer"),
-    ],
+    examples="""
+        dsv bench feed chest-xray@v1 --model retinanet  # read from the store
+        dsv bench feed chest-xray@v1 --model retinanet --from cache  # from the cache, which gets it first
+        dsv bench feed --folder /nfs/images --model retinanet  # from plain files, for comparison
+        dsv bench feed --make 200G --folder /nfs  # from files like the model's, which are made and removed
+    """,
     result=_RESULT,
 )
 def bench(

@@ -43,21 +43,12 @@ Message = Annotated[str, option("-m --message TEXT", "Why, for the log of moves.
 @command(
     "branch",
     unused=["--cache"],
-    examples=[
-        ("dsv branch", "list the branches of this workspace's dataset"),
-        ("dsv branch --list chest-xray", "or of another one"),
-        (
-            "dsv branch relabel",
-            "a branch at the base commit of this workspace; dsv switch relabel follows it",
-        ),
-        ("dsv branch chest-xray@relabel chest-xray@v1", "at any commit, without a workspace"),
-        ("dsv branch --move relabel labels-2", "another name"),
-        ("dsv branch --delete relabel", "refused if its commits have no other name"),
-        ("dsv branch --restore relabel", "where it was when it was deleted"),
-        ("dsv branch relabel @main~2 --reset", "moved to another commit"),
-        ("dsv branch --protect main --only-merge --max-removals 5", "a rule that every dsv keeps to"),
-        ("dsv branch --unprotect main", ""),
-    ],
+    examples="""
+        dsv branch relabel  # a branch at the base commit of this workspace; dsv switch relabel follows it
+        dsv branch chest-xray@relabel chest-xray@v1  # at any commit, without a workspace
+        dsv branch --delete relabel  # refused if its commits have no other name
+        dsv branch --protect main --only-merge --max-removals 5  # a rule that every dsv keeps to
+    """,
     result=("items(dataset branch commit before author time moved_by moved ahead behind followed protected)"),
 )
 def branch(

@@ -32,17 +32,12 @@ Link = Annotated[str | None, option("--link LINK", "Make this symlink point to t
 
 @command(
     "cache",
-    examples=[
-        ("DATA=$(dsv cache chest-xray@v1 --hold 3d)", "the folder, safe from eviction for three days"),
-        ("dsv cache chest-xray@v1 --while 4711", "while process 4711 lives; a script names itself by $$"),
-        (
-            "dsv cache chest-xray@v1:train chest-xray@v1:labels.csv",
-            "parts of a commit, with their full paths",
-        ),
-        ("dsv cache chest-xray@v1 --cache gpu-nfs --jobs 8", "in another cache, by eight processes"),
-        ("dsv cache chest-xray@v2 --link data --hold 3d", "data/ is that commit from now on"),
-        ("dsv cache chest-xray --offline", "as the cache last knew it, when the store is away"),
-    ],
+    examples="""
+        DATA=$(dsv cache chest-xray@v1 --hold 3d)  # the folder, safe from eviction for three days
+        dsv cache chest-xray@v1 --while 4711  # while process 4711 lives; a script names itself by $$
+        dsv cache chest-xray@v1:train chest-xray@v1:labels.csv  # parts of a commit, with their full paths
+        dsv cache chest-xray@v2 --link data --hold 3d  # data/ is that commit from now on
+    """,
     result=("items(path dataset commit files bytes fetched_bytes linked_files erased hit hold held_until)"),
 )
 def cache(

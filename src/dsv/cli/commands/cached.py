@@ -19,12 +19,11 @@ from dsv.values.units import format_bytes, format_count, format_duration
 
 @command(
     "cached",
-    examples=[
-        ("dsv cached", "the cache in effect"),
-        ("dsv cached --cache gpu-nfs --json | jq '.room.free_bytes'", ""),
-        ("dsv cached --check chest-xray@v1", "read it again, and repair what a bad disk did"),
-        ("dsv cached --json | jq -r '.items[] | select(.leases == []) | .path'", "what nobody is using"),
-    ],
+    examples="""
+        dsv cached  # the cache in effect
+        dsv cached --check chest-xray@v1  # read it again, and repair what a bad disk did
+        dsv cached --json | jq -r '.items[] | select(.leases == []) | .path'  # what nobody is using
+    """,
     result=(
         "cache items(path dataset commit selection names made_for files bytes own_bytes cached_by cached_on "
         "cached last_use leases pins protected complete may_go) fills(dataset commit files files_done bytes "

@@ -20,15 +20,11 @@ from dsv.values.units import format_bytes, format_count
 
 @command(
     "clone",
-    examples=[
-        ("dsv clone chest-xray --store s3://lake/dsv", "into the folder chest-xray"),
-        ("dsv clone team-a/lungs@relabel work", "another branch, into the folder work"),
-        (
-            "dsv clone chest-xray --only labels --only '**/*.json'",
-            "a part of it; dsv sparse add fetches more",
-        ),
-        ("dsv clone chest-xray /data/xrays --keep", "files there that differ are local changes"),
-    ],
+    examples="""
+        dsv clone chest-xray --store s3://lake/dsv  # into the folder chest-xray
+        dsv clone team-a/lungs@relabel work  # another branch, into the folder work
+        dsv clone chest-xray --only labels --only '**/*.json'  # a part of it; dsv sparse add fetches more
+    """,
     result=f"workspace dataset branch commit files bytes created erased only {CACHED_KEYS}",
 )
 def clone(

@@ -265,11 +265,11 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 @declare_command(
     "completion",
-    examples=[
-        ("dsv completion bash", 'in ~/.bashrc: eval "$(dsv completion bash)"'),
-        ("dsv completion zsh", 'in ~/.zshrc, after compinit: eval "$(dsv completion zsh)"'),
-        ("dsv completion fish", "for ~/.config/fish/completions/dsv.fish"),
-    ],
+    examples="""
+        dsv completion bash  # in ~/.bashrc: eval "$(dsv completion bash)"
+        dsv completion zsh  # in ~/.zshrc, after compinit: eval "$(dsv completion zsh)"
+        dsv completion fish  # for ~/.config/fish/completions/dsv.fish
+    """,
     result="shell script",
     unused=("--store", "--cache"),
 )

@@ -24,19 +24,12 @@ NAMES = "names"
 
 @command(
     "config",
-    examples=[
-        ("dsv config", "every setting, and where it comes from"),
-        ("dsv config stores.lake.url s3://lake/dsv", "name a store; then --store lake works"),
-        ("dsv config stores.lake.endpoint https://s3.example.org", "if its S3 server is not AWS"),
-        ("dsv config store lake", "the default store"),
-        ("dsv config stores.lake.names /nfs/names", "where its names are kept, if not in the store itself"),
-        ("dsv config names", "where the names of the store in effect are kept"),
-        ("dsv config caches.gpu-nfs.path /nfs/gpu/dsv", "name a cache"),
-        ("dsv config cache", "which cache is in effect"),
-        ("dsv config pools.a100.engine docker", "name a pool of machines; then dsv run --on a100 works"),
-        ("dsv config pool a100,cloud", "where runs go without --on"),
-        ("dsv config --unset store", "remove a value from the user's file"),
-    ],
+    examples="""
+        dsv config  # every setting, and where it comes from
+        dsv config stores.lake.url s3://lake/dsv  # name a store; then --store lake works
+        dsv config store lake  # the default store
+        dsv config pools.a100.engine docker  # name a pool of machines; then dsv run --on a100 works
+    """,
     result="items(key value origin)",
 )
 def config(

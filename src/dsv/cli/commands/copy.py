@@ -20,19 +20,11 @@ from dsv.values.units import format_bytes, format_count
 @command(
     "copy",
     unused=["--cache"],
-    examples=[
-        (
-            "dsv copy chest-xray --to s3://backup/dsv --create",
-            "all branches with all their commits, to a new store",
-        ),
-        ("dsv copy chest-xray@v1 --to partner", "one tag with its history, to the configured store partner"),
-        ("dsv copy --all --tags --to mirror", "every dataset; from cron, this keeps a mirror"),
-        (
-            "dsv copy chest-xray --to mirror --history 1",
-            "the newest commit of each branch; older ones count as expired",
-        ),
-        ("dsv copy --all --to mirror --dry-run", "show how much the mirror lacks"),
-    ],
+    examples="""
+        dsv copy chest-xray --to s3://backup/dsv --create  # all branches, to a new store
+        dsv copy --all --tags --to mirror  # every dataset; from cron, this keeps a mirror
+        dsv copy --all --to mirror --dry-run  # show how much the mirror lacks
+    """,
     result=(
         "source to commits bytes objects requests erasures items(dataset name kind state commit before "
         "commits expired)"

@@ -33,13 +33,11 @@ Message = Annotated[
 @command(
     "datasets",
     unused=["--cache"],
-    examples=[
-        ("dsv datasets", "of the store in effect"),
-        ("dsv datasets --store s3://lake/dsv --json | jq -r '.items[].dataset'", ""),
-        ("dsv datasets --delete old-xrays", "asks for its name first"),
-        ("dsv datasets --undelete old-xrays", "with all branches, until gc has removed the content"),
-        ("dsv datasets --rename xrays chest-xray", "with all branches, tags and rules; nothing is copied"),
-    ],
+    examples="""
+        dsv datasets  # of the store in effect
+        dsv datasets --delete old-xrays  # asks for its name first
+        dsv datasets --undelete old-xrays  # with all branches, until gc has removed the content
+    """,
     result="items(dataset commit time files bytes deleted deleted_by renamed_from)",
 )
 def datasets(

@@ -23,10 +23,10 @@ from dsv.errors import DsvError, LaunchError
 @command(
     "demo",
     unused=["--store", "--cache", "-C"],
-    examples=[
-        ("dsv demo", "the whole tour, in seconds, with nothing but this machine"),
-        ("dsv demo --engine process", "without a container, even if an engine is installed"),
-    ],
+    examples="""
+        dsv demo  # the whole tour, in seconds, with nothing but this machine
+        dsv demo --engine process  # without a container, even if an engine is installed
+    """,
     result="items(command output)",
 )
 def demo(

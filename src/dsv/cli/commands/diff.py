@@ -39,16 +39,12 @@ _STYLES = {"+": Style.ADDED, "-": Style.REMOVED, "@": Style.HINT}
     "diff",
     unused=["--cache"],
     words=PATHS,
-    examples=[
-        ("dsv diff", "what differs between this folder and its base"),
-        ("dsv diff @v1", "between a tag and this folder"),
-        ("dsv diff chest-xray@v1 chest-xray@v2 --stat", "between two tags, summed by folder"),
-        ("dsv diff @v1 @v2 --stat --dirs 2 -- train", "two levels of folders, below train/"),
-        ("dsv diff --text -- labels.txt", "line by line"),
-        ("dsv diff @v1 @v2 --table --key image -- labels.csv", "row by row"),
-        ("dsv diff @v1 @v2 -q --exit-code || echo changed", "1 if anything differs"),
-        ("dsv diff @v1 @v2 --jsonl | jq -r 'select(.change == \"added\") | .path'", "paths that are new"),
-    ],
+    examples="""
+        dsv diff  # what differs between this folder and its base
+        dsv diff @v1  # between a tag and this folder
+        dsv diff chest-xray@v1 chest-xray@v2 --stat  # between two tags, summed by folder
+        dsv diff @v1 @v2 --table --key image -- labels.csv  # row by row
+    """,
     result=(
         f"before before_dataset after after_dataset workspace {told.SUM_KEYS} unsearched note problems(path "
         f"reason) {told.ITEM_KEYS} items(lines table) {told.FOLDER_KEYS}"

@@ -18,11 +18,11 @@ _STYLES = {State.OK: Style.ADDED, State.WARN: Style.WARNING, State.FAIL: Style.E
 
 @command(
     "doctor",
-    examples=[
-        ("dsv doctor", "the store, the cache and the engines in effect here"),
-        ("dsv doctor --store s3://lake/dsv", "another store, before it is used"),
-        ("dsv doctor --json | jq -r '.items[] | select(.state != \"ok\")'", "what needs attention"),
-    ],
+    examples="""
+        dsv doctor  # the store, the cache and the engines in effect here
+        dsv doctor --store s3://lake/dsv  # another store, before it is used
+        dsv doctor --json | jq -r '.items[] | select(.state != "ok")'  # what needs attention
+    """,
     result="items(check state text hint)",
 )
 def doctor(call: Call) -> int:

@@ -17,16 +17,12 @@ from dsv.values.units import format_bytes, format_count
 @command(
     "du",
     unused=["--cache"],
-    examples=[
-        ("dsv du", "the store, and each of its datasets"),
-        ("dsv du chest-xray chest-masks", "two datasets, with all their branches, tags and runs"),
-        ("dsv du chest-xray@main", "the history of a branch"),
-        ("dsv du chest-xray@v1", "one commit"),
-        ("dsv du chest-xray@v1..v2", "the commits that came after v1, up to v2: what they added"),
-        ("dsv du chest-xray@v2 --by-folder 1", "one commit, by its top folders"),
-        ("dsv du --unused", "what dsv gc would free"),
-        ("dsv du --json | jq '.store.unused.stored'", ""),
-    ],
+    examples="""
+        dsv du  # the store, and each of its datasets
+        dsv du chest-xray@v1  # one commit
+        dsv du chest-xray@v1..v2  # the commits that came after v1, up to v2: what they added
+        dsv du --unused  # what dsv gc would free
+    """,
     result=(
         "url store(total needed expired unused duplicates packs indexes commits names runs other) lost "
         "items(name kind commits objects stored alone shared original alone_original shared_original)"

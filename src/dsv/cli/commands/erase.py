@@ -50,21 +50,11 @@ Deadline = Annotated[
 @command(
     "erase",
     unused=["--cache"],
-    examples=[
-        (
-            'dsv erase scans:patients/4711 --reason "consent withdrawn" --dry-run',
-            "what would go, and who shares it",
-        ),
-        (
-            'dsv erase scans:patients/4711 --reason "consent withdrawn"',
-            "asks for the name of the dataset first",
-        ),
-        ('dsv erase scans@v1:a.dcm --shared erase --reason "order 17"', "with all that share its content"),
-        ('dsv erase --id 8e4c7c1b… --reason "order 17" --yes', "a file by its id, wherever it is"),
-        ("dsv erase --status", "what is left, and which caches have obeyed"),
-        ("dsv erase --purge", "after dsv gc, in a bucket with versioning"),
-        ("dsv erase scans --successor scans2", "a dataset that has never listed the erased paths"),
-    ],
+    examples="""
+        dsv erase scans:patients/4711 --reason "consent withdrawn" --dry-run  # what would go
+        dsv erase scans:patients/4711 --reason "consent withdrawn"  # asks for the name of the dataset first
+        dsv erase --status  # what is left, and which caches have obeyed
+    """,
     result=(
         "dry_run reason erasures files bytes kept_bytes packs unindexed versions removed_versions overdue "
         "unanswered elsewhere successor commits paths branches tags items(dataset path id size state "

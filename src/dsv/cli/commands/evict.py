@@ -19,13 +19,11 @@ from dsv.values.units import format_bytes, format_count, parse_duration, parse_s
 
 @command(
     "evict",
-    examples=[
-        ("dsv evict", "apply the cache owner's limits (by default: unused for a day); use it in cron"),
-        ("dsv evict --dry-run --unused-for 12h", "show what would be evicted"),
-        ("dsv evict --max-size 500G --min-free 10%", "stricter limits, least recently used first"),
-        ("dsv evict chest-xray@v1", "this commit, whenever it was last used"),
-        ("dsv evict --all", "everything that nobody uses or holds"),
-    ],
+    examples="""
+        dsv evict  # apply the cache owner's limits (by default: unused for a day); use it in cron
+        dsv evict --dry-run --unused-for 12h  # show what would be evicted
+        dsv evict --max-size 500G --min-free 10%  # stricter limits, least recently used first
+    """,
     result=(
         "evicted(path dataset commit bytes freed_bytes reason) kept(path dataset commit reason) failed(path "
         "dataset commit problem half_removed) stuck(path of bytes files problem) freed_bytes exceeded "

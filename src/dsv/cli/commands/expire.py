@@ -39,13 +39,11 @@ Message = Annotated[str, option("-m --message TEXT", "Why, for the log.", parser
 @command(
     "expire",
     unused=["--cache"],
-    examples=[
-        ("dsv expire chest-xray --keep-last 20 --keep-daily 30 --dry-run", "what would expire, and why not"),
-        ("dsv expire chest-xray --keep-daily 30 --keep-monthly 12 --older-than 90d", "use it in cron"),
-        ("dsv expire chest-xray --keep-tagged", "all but heads of branches and what has a tag"),
-        ("dsv expire chest-xray --undo", "keep again what the last expire took"),
-        ("dsv expire chest-xray --undo 3f2a9c41", "keep one commit again"),
-    ],
+    examples="""
+        dsv expire chest-xray --keep-last 20 --keep-daily 30 --dry-run  # what would expire, and why not
+        dsv expire chest-xray --keep-daily 30 --keep-monthly 12 --older-than 90d  # use it in cron
+        dsv expire chest-xray --undo  # keep again what the last expire took
+    """,
     result="dataset dry_run items(commit time author branch message expired reasons)",
 )
 def expire(

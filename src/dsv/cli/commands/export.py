@@ -20,14 +20,11 @@ from dsv.values.units import format_bytes, format_count
 @command(
     "export",
     unused=["--cache"],
-    examples=[
-        ("dsv export chest-xray@v1 xrays.tar.gz", "one file to hand on"),
-        ("dsv export chest-xray@v1:val - | ssh lab tar x -C /data", "a folder, as a tar on stdout"),
-        ("dsv export chest-xray@v1 xrays", "a folder of plain files that nobody has to release"),
-        ("dsv export chest-xray@v1 s3://partner/xrays", "into a bucket; again: what is not there yet"),
-        ("dsv export chest-xray@v1 s3://partner/xrays.tar", "into a bucket, as one tar"),
-        ("dsv export chest-xray@v1 xrays --skip-damaged", "all that can be read of a damaged dataset"),
-    ],
+    examples="""
+        dsv export chest-xray@v1 xrays.tar.gz  # one file to hand on
+        dsv export chest-xray@v1:val - | ssh lab tar x -C /data  # a folder, as a tar on stdout
+        dsv export chest-xray@v1 s3://partner/xrays  # into a bucket; again: what is not there yet
+    """,
     result=(
         "commit to paths files bytes known written written_bytes left_out erased stays damaged(path upto "
         "entries text)"

@@ -42,13 +42,11 @@ Yes = Annotated[bool, option("--yes", "Do not ask.")]
 @command(
     "gc",
     unused=["--cache"],
-    examples=[
-        ("dsv gc --dry-run", "what it would delete, the requests, and their price"),
-        ("dsv gc", "shows the same, asks, and deletes"),
-        ("dsv gc --yes --budget 2h", "use it in cron"),
-        ("dsv gc --yes --max-wait 12h", "wait longer for syncs that are under way"),
-        ("dsv gc --dry-run --grace 0s", "also what expired today"),
-    ],
+    examples="""
+        dsv gc --dry-run  # what it would delete, the requests, and their price
+        dsv gc  # shows the same, asks, and deletes
+        dsv gc --yes --budget 2h  # use it in cron
+    """,
     result=(
         "url dry_run continued deleted deleted_bytes rewritten copied_bytes freed spared left unused shared "
         "requests price_usd price_list items(dataset commits stored)"

@@ -21,10 +21,10 @@ _RESULT = "items(path dataset commit count ids until why)"
 
 @command(
     "hold",
-    examples=[
-        ("dsv hold chest-xray@v1 -m 'the paper uses it'", "until somebody releases it"),
-        ("dsv hold chest-xray@v1 --for 2w", "for two weeks"),
-    ],
+    examples="""
+        dsv hold chest-xray@v1 -m 'the paper uses it'  # until somebody releases it
+        dsv hold chest-xray@v1 --for 2w  # for two weeks
+    """,
     result=_RESULT,
 )
 def hold(
@@ -48,13 +48,11 @@ def hold(
 
 @command(
     "release",
-    examples=[
-        ("dsv release chest-xray@v1", "end your hold of it, if it is the only one"),
-        ("dsv release --id 3f9c2a7b41d0", "end this hold, and no other"),
-        ("dsv release chest-xray@v1 --job $SLURM_JOB_ID", "those that this batch job took"),
-        ("dsv release chest-xray@v1 --all", "all that you hold of it"),
-        ("dsv release chest-xray@v1 --everyone", "and what others hold with 'dsv hold'"),
-    ],
+    examples="""
+        dsv release chest-xray@v1  # end your hold of it, if it is the only one
+        dsv release chest-xray@v1 --job $SLURM_JOB_ID  # those that this batch job took
+        dsv release chest-xray@v1 --everyone  # and what others hold with 'dsv hold'
+    """,
     result=_RESULT,
 )
 def release(

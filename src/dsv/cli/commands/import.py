@@ -41,18 +41,12 @@ DvcRemote = Annotated[
 @command(
     "import",
     unused=["--cache"],
-    examples=[
-        ("dsv import s3://lab/scans scans:raw --create", "makes the dataset if it is not there yet"),
-        ("dsv import s3://lab/scans scans:raw --mirror", "again: reads what is new, removes what is gone"),
-        ("dsv import hf://datasets/team/pets pets:", "from Hugging Face; --history for each revision"),
-        ("dsv import https://example.org/labels.csv pets:labels/", "one file"),
-        ("dsv import archive.tar.gz pets:", "what is in a tar"),
-        ("dsv import s3://lab/scans scans: --reference", "reads each file once, and stores none"),
-        (
-            "dsv import dvc+https://example.org/pets.git pets: --history",
-            "data of DVC, a commit for each revision",
-        ),
-    ],
+    examples="""
+        dsv import s3://lab/scans scans:raw --create  # makes the dataset if it is not there yet
+        dsv import s3://lab/scans scans:raw --mirror  # again: reads what is new, removes what is gone
+        dsv import hf://datasets/team/pets pets:  # from Hugging Face; --history for each revision
+        dsv import dvc+https://example.org/pets.git pets: --history  # data of DVC, a commit for each revision
+    """,
     result=f"{EDIT_RESULT} found known read read_bytes revisions(revision commit)",
 )
 def import_(

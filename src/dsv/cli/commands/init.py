@@ -21,15 +21,11 @@ from dsv.values.names import DatasetName
 @command(
     "init",
     unused=["--cache"],
-    examples=[
-        ("cd xrays && dsv init chest-xray --store s3://lake/dsv", "a new dataset in that store"),
-        ("dsv init", "named after the folder, in the store in effect ('dsv config store' shows it)"),
-        ("dsv -C /data/lungs init team-a/lungs", "another folder than this one"),
-        (
-            "dsv init chest-xray --store s3://grid/dsv --names /nfs/dsv-names",
-            "in a bucket that lets several writers win",
-        ),
-    ],
+    examples="""
+        cd xrays && dsv init chest-xray --store s3://lake/dsv  # a new dataset in that store
+        dsv init  # named after the folder, in the store in effect ('dsv config store' shows it)
+        dsv init chest-xray --store s3://grid/dsv --names /nfs/names  # in a bucket without put-if-absent
+    """,
     result="dataset store workspace branch new_store warnings",
 )
 def init(

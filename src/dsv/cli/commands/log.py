@@ -79,20 +79,12 @@ _MOVE_KEYS = "number commit before deleted author time action forced message"
 @command(
     "log",
     words=PATHS,
-    examples=[
-        ("dsv log", "the branch of this workspace"),
-        ("dsv log chest-xray@v1 -n 5", "five commits, from a tag backwards"),
-        ("dsv log --oneline --graph", "what was merged with what"),
-        ("dsv log --stat -- train labels.csv", "what changed there, and in which commit"),
-        ("dsv log --follow train/1.png", "since when a file has its content, and from which path it came"),
-        ("dsv log chest-xray --since 2w --author ann", ""),
-        (
-            "dsv log --reflog main -n 5",
-            "the last five moves of a branch: who, when, from where to where, why",
-        ),
-        ("dsv log --offline", "as far as is known here, without the store"),
-        ("dsv log --json | jq -r '.items[0].commit'", "the newest commit's id"),
-    ],
+    examples="""
+        dsv log  # the branch of this workspace
+        dsv log --oneline --graph  # what was merged with what
+        dsv log --stat -- train labels.csv  # what changed there, and in which commit
+        dsv log --reflog main -n 5  # the last five moves of a branch: who, when, from where to where, why
+    """,
     result=(
         f"items({COMMIT_KEYS} names expired folders path change old_path similarity present) "
         f"moves({_MOVE_KEYS})"

@@ -25,11 +25,11 @@ Follow = Annotated[bool, option("-f --follow", "Go on until the run has ended.")
 
 @command(
     "logs",
-    examples=[
-        ("dsv logs 4f2a9c01", "what a run wrote, or has written so far"),
-        ("dsv logs -f 4f2a9c01 | tail", "of one run of a sweep as well: dsv runs sweep-1f2e3d4c lists them"),
-        ("dsv logs -f baseline", "as it is written, of the run with this --name"),
-    ],
+    examples="""
+        dsv logs 4f2a9c01  # what a run wrote, or has written so far
+        dsv logs -f 4f2a9c01 | tail  # of one run of a sweep as well: dsv runs sweep-1f2e3d4c lists them
+        dsv logs -f baseline  # as it is written, of the run with this --name
+    """,
     unused=["--cache"],
 )
 def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow: Follow = False) -> None:

@@ -21,12 +21,11 @@ from dsv.values.units import rfc3339
 
 @command(
     "ls",
-    examples=[
-        ("dsv ls chest-xray@v1", "every path of the tag"),
-        ("dsv ls -l @v1:train/cats", "in this workspace's dataset, below a folder, with sizes and ids"),
-        ("dsv ls --offline chest-xray@v1", "of a commit that was cached here, without the store"),
-        ("dsv ls --jsonl chest-xray | jq -r 'select(.size > 1000000) | .path'", "files above 1 MB"),
-    ],
+    examples="""
+        dsv ls chest-xray@v1  # every path of the tag
+        dsv ls -l @v1:train/cats  # in this workspace's dataset, below a folder, with sizes and ids
+        dsv ls --jsonl chest-xray | jq -r 'select(.size > 1000000) | .path'  # files above 1 MB
+    """,
     result="items(path kind size id erased)",
 )
 def ls(
@@ -80,14 +79,11 @@ def _long(entry: Entry) -> str:
 
 @command(
     "cat",
-    examples=[
-        ("dsv cat chest-xray@v1:labels.csv | head", "without materializing anything else"),
-        (
-            "dsv cat --offline chest-xray@v1:labels.csv",
-            "from a commit that was cached here, without the store",
-        ),
-        ("dsv cat :notes.txt", "as the base commit of this workspace has it"),
-    ],
+    examples="""
+        dsv cat chest-xray@v1:labels.csv | head  # without materializing anything else
+        dsv cat --offline chest-xray@v1:labels.csv  # from a commit that was cached here, without the store
+        dsv cat :notes.txt  # as the base commit of this workspace has it
+    """,
 )
 def cat(
     call: Call, target: Annotated[str, typer.Argument(metavar="TARGET")], offline: Offline = False
@@ -106,12 +102,11 @@ def cat(
 
 @command(
     "resolve",
-    examples=[
-        ("dsv resolve chest-xray@v1", "the commit that the tag names"),
-        ("dsv resolve @main~2", "in this workspace's dataset, two commits before the head of main"),
-        ("dsv resolve --offline chest-xray", "where main was when the store was last asked from here"),
-        ("COMMIT=$(dsv resolve)", "the base of this workspace"),
-    ],
+    examples="""
+        dsv resolve chest-xray@v1  # the commit that the tag names
+        dsv resolve @main~2  # in this workspace's dataset, two commits before the head of main
+        COMMIT=$(dsv resolve)  # the base of this workspace
+    """,
     result="dataset commit",
 )
 def resolve(call: Call, target: TargetOrBase = "", offline: Offline = False) -> None:

@@ -82,15 +82,12 @@ _PICKED = f"dataset branch commit before source any_change {_RESULT}"
 @command(
     "merge",
     unused=["--cache"],
-    examples=[
-        ("dsv merge relabel", "in a workspace: bring branch relabel into the workspace's branch"),
-        ("dsv merge chest-xray@relabel --into main", "anywhere, without the files"),
-        ("dsv merge relabel --dry-run", "what would change, and what conflicts"),
-        ("dsv merge relabel --theirs labels/ --both notes.txt", "settle conflicts by path"),
-        ("dsv merge relabel --theirs .", "settle all of them"),
-        ("dsv merge relabel --resolved labels.csv=/tmp/l.csv", "with a file that you put together yourself"),
-        ("dsv merge relabel --table-key image_id", "merge CSV and Parquet files row by row"),
-    ],
+    examples="""
+        dsv merge relabel  # in a workspace: bring branch relabel into the workspace's branch
+        dsv merge chest-xray@relabel --into main  # anywhere, without the files
+        dsv merge relabel --theirs labels/ --both notes.txt  # settle conflicts by path
+        dsv merge relabel --table-key image_id  # merge CSV and Parquet files row by row
+    """,
     result=f"dataset branch commit before source bases outcome {_RESULT}",
 )
 @with_parameters(_OPTIONS)
@@ -117,15 +114,11 @@ def merge(
 @command(
     "cherry-pick",
     unused=["--cache"],
-    examples=[
-        (
-            "dsv cherry-pick @relabel",
-            "in a workspace: the last commit of relabel, onto the workspace's branch",
-        ),
-        ("dsv cherry-pick chest-xray@3f2a9c01 --into v2", "anywhere, without the files"),
-        ("dsv cherry-pick @relabel -- train/labels.csv", "only its changes to some paths"),
-        ("dsv cherry-pick @main --mainline 1 --into v2", "what a merge commit brought to its first parent"),
-    ],
+    examples="""
+        dsv cherry-pick @relabel  # in a workspace: the last commit of relabel, onto the workspace's branch
+        dsv cherry-pick chest-xray@3f2a9c01 --into v2  # anywhere, without the files
+        dsv cherry-pick @relabel -- train/labels.csv  # only its changes to some paths
+    """,
     result=_PICKED,
 )
 @with_parameters(_PICK_OPTIONS)
@@ -148,12 +141,11 @@ def cherry_pick(
 @command(
     "revert",
     unused=["--cache"],
-    examples=[
-        ("dsv revert 3f2a9c01", "in a workspace: undo this commit's changes on the workspace's branch"),
-        ("dsv revert chest-xray@main", "the last commit of main, anywhere and without the files"),
-        ("dsv revert 3f2a9c01 -- train/", "only its changes below a folder"),
-        ("dsv revert 9b1c44d0 --mainline 1", "all that a merge commit brought to its first parent"),
-    ],
+    examples="""
+        dsv revert 3f2a9c01  # in a workspace: undo this commit's changes on the workspace's branch
+        dsv revert chest-xray@main  # the last commit of main, anywhere and without the files
+        dsv revert 3f2a9c01 -- train/  # only its changes below a folder
+    """,
     result=_PICKED,
 )
 @with_parameters(_PICK_OPTIONS)

@@ -18,7 +18,9 @@ from dsv.run.node_order import MAX_ORDER, NodeOrder
 
 @command(
     "node",
-    examples=[("dsv node order.json --left /nfs/runs/chest-xray/ID.job", "a job on Slurm has ended")],
+    examples="""
+        dsv node order.json --left /nfs/runs/chest-xray/ID.job  # a job on Slurm has ended
+    """,
 )
 def node(
     call: Call,

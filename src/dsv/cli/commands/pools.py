@@ -21,11 +21,11 @@ from dsv.values.units import format_bytes
 
 @command(
     "pools",
-    examples=[
-        ("dsv pools", "every pool: whether it answers, its GPUs, its queue, its cache"),
-        ("dsv pools chest-xray@v1", "also: where that is cached already"),
-        ("dsv pools --json | jq -r '.items[] | select(.gpus[]?.free > 0) | .pool'", "pools with a free GPU"),
-    ],
+    examples="""
+        dsv pools  # every pool: whether it answers, its GPUs, its queue, its cache
+        dsv pools chest-xray@v1  # also: where that is cached already
+        dsv pools --json | jq -r '.items[] | select(.gpus[]?.free > 0) | .pool'  # pools with a free GPU
+    """,
     result=("items(pool engine reachable problem hint unseen gpus nodes waiting cache free_bytes cached)"),
 )
 def pools(

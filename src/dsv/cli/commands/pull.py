@@ -26,12 +26,11 @@ from dsv.merge.paths import MergeConflict
 
 @command(
     "pull",
-    examples=[
-        ("dsv pull", "what others have synced to this workspace's branch"),
-        ("dsv pull --theirs labels/ --ours notes.txt", "settle conflicts by path"),
-        ("dsv pull --both labels.csv", "keep yours, and theirs beside it as labels.theirs.csv"),
-        ("dsv -C /data/xrays pull -q", "from a script"),
-    ],
+    examples="""
+        dsv pull  # what others have synced to this workspace's branch
+        dsv pull --theirs labels/ --ours notes.txt  # settle conflicts by path
+        dsv pull --both labels.csv  # keep yours, and theirs beside it as labels.theirs.csv
+    """,
     result=(
         f"dataset branch before commit {WRITTEN_KEYS} any_change merged(path {SETTLED_KEYS}) {CONFLICT_KEYS}"
     ),

@@ -43,14 +43,12 @@ EDIT_RESULT = (
 @command(
     "put",
     unused=["--cache"],
-    examples=[
-        ("dsv put labels.csv chest-xray:", "one file, at the top of the dataset"),
-        ("dsv put new/*.png chest-xray@relabel:train/", "into the folder train of branch relabel"),
-        ("dsv put images chest-xray:train/", "a folder, as train/images, merged into what is there"),
-        ("dsv put images/. chest-xray:train/", "what is in the folder, as train/..."),
-        ("zcat all.csv.gz | dsv put - chest-xray:all.csv", "what a command prints"),
-        ("dsv put data cats: --create", "makes the dataset if it is not there yet"),
-    ],
+    examples="""
+        dsv put labels.csv chest-xray:  # one file, at the top of the dataset
+        dsv put images chest-xray:train/  # a folder, as train/images, merged into what is there
+        zcat all.csv.gz | dsv put - chest-xray:all.csv  # what a command prints
+        dsv put data cats: --create  # makes the dataset if it is not there yet
+    """,
     result=EDIT_RESULT,
 )
 def put(
@@ -102,12 +100,11 @@ def _source_name(source: str) -> str:
 @command(
     "rm",
     unused=["--cache"],
-    examples=[
-        ("dsv rm chest-xray:train/00017.png", "one file"),
-        ("dsv rm chest-xray:old/ :notes.txt", "a folder and a file, in one commit"),
-        ("dsv rm 'chest-xray@relabel:train/**/*.tmp' --dry-run", "what a pattern matches; quote it"),
-        ("dsv rm --from-file bad.csv chest-xray -m 'unreadable'", "a path a line"),
-    ],
+    examples="""
+        dsv rm chest-xray:train/00017.png  # one file
+        dsv rm 'chest-xray@relabel:train/**/*.tmp' --dry-run  # what a pattern matches; quote it
+        dsv rm --from-file bad.csv chest-xray -m 'unreadable'  # a path a line
+    """,
     result=EDIT_RESULT,
 )
 def rm(
@@ -141,15 +138,11 @@ def rm(
 @command(
     "mv",
     unused=["--cache"],
-    examples=[
-        ("dsv mv chest-xray:cats/017.png dogs/", "relabel one image"),
-        ("dsv mv chest-xray:trian train", "rename a folder"),
-        ("dsv mv 'chest-xray@relabel:unsorted/*.png' train/", "what a pattern matches; quote it"),
-        (
-            "dsv mv --from-file relabel.csv chest-xray",
-            "one commit for lines such as cats/017.png,dogs/017.png",
-        ),
-    ],
+    examples="""
+        dsv mv chest-xray:cats/017.png dogs/  # relabel one image
+        dsv mv 'chest-xray@relabel:unsorted/*.png' train/  # what a pattern matches; quote it
+        dsv mv --from-file relabel.csv chest-xray  # one commit for lines such as cats/017.png,dogs/017.png
+    """,
     result=EDIT_RESULT,
 )
 def mv(

@@ -26,16 +26,12 @@ from dsv.values.names import Target
 
 @command(
     "restore",
-    examples=[
-        ("dsv restore labels.csv", "as the base has it; your change to it is gone"),
-        ("dsv restore", "every file that was deleted here"),
-        ("dsv restore train/ --from @v1", "a folder as the tag has it"),
-        ("dsv restore --offline labels.csv", "from a commit that was cached here, without the store"),
-        (
-            "dsv restore --from @v1",
-            "the whole workspace, whose base it then is; refused where work would be lost",
-        ),
-    ],
+    examples="""
+        dsv restore labels.csv  # as the base has it; your change to it is gone
+        dsv restore  # every file that was deleted here
+        dsv restore train/ --from @v1  # a folder as the tag has it
+        dsv restore --from @v1  # the whole workspace, whose base it then is; refused where work would be lost
+    """,
     result=f"commit {WRITTEN_KEYS}",
 )
 def restore(
@@ -67,11 +63,11 @@ def restore(
 
 @command(
     "rollback",
-    examples=[
-        ("dsv rollback @v1", "a new commit with the files of v1"),
-        ("dsv rollback @v1 --dry-run", "what would change here"),
-        ("dsv rollback @main~1 -m 'wrong labels'", "without the last commit's changes"),
-    ],
+    examples="""
+        dsv rollback @v1  # a new commit with the files of v1
+        dsv rollback @v1 --dry-run  # what would change here
+        dsv rollback @main~1 -m 'wrong labels'  # without the last commit's changes
+    """,
     result=f"dataset branch commit before source {WRITTEN_KEYS} any_change",
 )
 def rollback(

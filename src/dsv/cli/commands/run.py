@@ -23,30 +23,12 @@ _NAMED: dict[str, Any] = {
 @command(
     "run",
     words=COMMAND,
-    examples=[
-        ("dsv run chest-xray@v1 --image team/resnet --code . --gpus 2 -p lr=0.1 -- python train.py", ""),
-        ("dsv run chest-xray@v1 -- sh -c 'ls $DSV_DATA'", "without an image: a plain process"),
-        (
-            "dsv run images@v3 --data masks=masks@v3 --image team/unet -- python train.py",
-            "/data and /data/masks",
-        ),
-        (
-            "dsv run chest-xray@v1 --cpus 4 --memory 16G --time 12h --retries 2 -- python train.py",
-            "ended by TERM, then KILL, if an attempt takes longer; begun again if it fails",
-        ),
-        ("dsv run chest-xray --image team/resnet --dry-run -- python train.py", "what would be executed"),
-        (
-            "dsv run chest-xray@v1 --on a100,cloud --gpus 8 --image team/resnet -- python train.py",
-            "the first that can",
-        ),
-        (
-            "dsv run chest-xray@v1 -p lr=0.1,0.01,0.001 --sweep --parallel 2 --code . -- python train.py",
-            "a run for each; then: dsv runs --sort metrics.acc",
-        ),
-        ("dsv run --detach chest-xray@v1 -- python train.py", "then: dsv logs, dsv stop, dsv wait"),
-        ("dsv run --again 20261120-132145-1f2e3d4c", "the same commit, image and command"),
-        ("dsv run --again sweep-1f2e3d4c", "the runs of a sweep that have not begun"),
-    ],
+    examples="""
+        dsv run chest-xray@v1 --image team/resnet --code . --gpus 2 -p lr=0.1 -- python train.py
+        dsv run chest-xray@v1 -- sh -c 'ls $DSV_DATA'  # without an image: a plain process
+        dsv run chest-xray@v1 -p lr=0.1,0.01 --sweep --code . -- python train.py  # a run for each value
+        dsv run --detach chest-xray@v1 -- python train.py  # then: dsv logs, dsv stop, dsv wait
+    """,
     result=(
         "run dataset commit engine exit_code cache_hit stage_seconds params metrics out sweep(id exit_code "
         "runs)"

@@ -58,25 +58,12 @@ Out = Annotated[str | None, option("--out DIR", "Copy the output of the run ID t
 
 @command(
     "runs",
-    examples=[
-        ("dsv runs", "the newest runs on this workspace's dataset, else on all of the store"),
-        ("dsv runs --dataset chest-xray --json | jq '.items[] | [.run, .metrics.accuracy]'", ""),
-        (
-            "dsv runs --sort metrics.acc --filter 'params.lr<0.1' --filter state=ended",
-            "the best of some first",
-        ),
-        ("dsv runs sweep-1f2e3d4c --sort metrics.acc", "the runs of a sweep, the best first"),
-        ("dsv runs --compare 4f2a9c01 baseline", "in what two runs differ, by an id and by a --name"),
-        (
-            "dsv runs --csv > runs.csv",
-            "for a spreadsheet: params.*, metrics.* and the rest, a row for each run",
-        ),
-        ("dsv runs 4f2a9c01", "one run, by the end of its id"),
-        ("dsv runs 4f2a9c01 --log", "what it wrote"),
-        ("dsv runs --delete 4f2a9c01 baseline", "for good; asks first"),
-        ("dsv runs --delete --older-than 1y --dataset chest-xray --yes", "use it in cron"),
-        ("dsv runs 4f2a9c01 --out results", "its output, from the pool's folder or from the store"),
-    ],
+    examples="""
+        dsv runs  # the newest runs on this workspace's dataset, else on all of the store
+        dsv runs --sort metrics.acc --filter 'params.lr<0.1' --filter state=ended  # the best of some first
+        dsv runs --compare 4f2a9c01 baseline  # in what two runs differ, by an id and by a --name
+        dsv runs 4f2a9c01  # one run, by the end of its id
+    """,
     result=(
         "items(run dataset commit target data state engine pool passed_over then engine_version job image "
         "image_id image_digest command engine_args argv env params gpus gpu_type tpu tpu_topology cpus "

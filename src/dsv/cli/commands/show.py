@@ -18,13 +18,11 @@ from dsv.values.units import format_bytes, format_count, rfc3339
 @command(
     "show",
     unused=["--cache"],
-    examples=[
-        ("dsv show", "the base commit of this workspace"),
-        ("dsv show chest-xray@v2", "a tag: who, when, why, and what changed in which folder"),
-        ("dsv show @v2 --name-status", "each path that it changed"),
-        ("dsv show @v2:train/1.png", "one file: size, id, chunks, what it shares with the version before"),
-        ("dsv show @v2 --json | jq .files", "how many files it has"),
-    ],
+    examples="""
+        dsv show  # the base commit of this workspace
+        dsv show @v2 --name-status  # each path that it changed
+        dsv show @v2:train/1.png  # one file: size, id, chunks, what it shares with the version before
+    """,
     result=(
         f"dataset {COMMIT_KEYS} names {told.SUM_KEYS} path(path kind size files id target chunks change "
         f"old_path shared_bytes) {told.FOLDER_KEYS}"

@@ -17,12 +17,11 @@ ACTIONS = ("list", "add", "remove")
 
 @command(
     "sparse",
-    examples=[
-        ("dsv sparse list", "which part of its dataset this workspace has"),
-        ("dsv sparse add val 'test/**/*.json'", "fetch a folder, and what a pattern matches; quote it"),
-        ("dsv sparse remove train/raw", "free the space; the dataset keeps the files"),
-        ("dsv sparse add '**'", "everything: the workspace is no longer sparse"),
-    ],
+    examples="""
+        dsv sparse add val 'test/**/*.json'  # fetch a folder, and what a pattern matches; quote it
+        dsv sparse remove train/raw  # free the space; the dataset keeps the files
+        dsv sparse add '**'  # everything: the workspace is no longer sparse
+    """,
     result="workspace sparse only created removed",
 )
 def sparse(

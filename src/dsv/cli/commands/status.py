@@ -28,13 +28,11 @@ as a whole is one line."""
 @command(
     "status",
     unused=["--cache"],
-    examples=[
-        ("dsv status", "how this folder differs from its base"),
-        ("dsv status train/", "only below this path"),
-        ("dsv status --all", "every path, however many there are"),
-        ("dsv status --fetch", "ask the store first where the branch is now"),
-        ("dsv status -q --exit-code || dsv sync -m nightly", "sync only where something changed"),
-    ],
+    examples="""
+        dsv status  # how this folder differs from its base
+        dsv status --fetch  # ask the store first where the branch is now
+        dsv status -q --exit-code || dsv sync -m nightly  # sync only where something changed
+    """,
     result=(
         "workspace dataset branch base branch_at asked position ahead behind protected sync reason next "
         "instead only collisions(path other) clean items(path change) problems(path reason) clashes "

@@ -35,12 +35,11 @@ Grace = Annotated[str | None, option("--grace DURATION", "How long the job gets 
 
 @command(
     "stop",
-    examples=[
-        ("dsv stop 4f2a9c01", "SIGTERM, and 20 seconds later SIGKILL"),
-        ("dsv stop baseline --grace 5m", "five minutes to save a model"),
-        ("dsv stop sweep-1f2e3d4c", "the running runs of a sweep; no more of them are started"),
-        ("dsv stop 4f2a9c01 --grace 0", "at once, also if it has been asked to stop before"),
-    ],
+    examples="""
+        dsv stop 4f2a9c01  # SIGTERM, and 20 seconds later SIGKILL
+        dsv stop baseline --grace 5m  # five minutes to save a model
+        dsv stop sweep-1f2e3d4c  # the running runs of a sweep; no more of them are started
+    """,
     result="run stopped state exit_code",
     unused=["--cache"],
 )

@@ -22,14 +22,11 @@ ACTIONS = ("check", "merge-indexes", "move-names", "rebuild-names")
 @command(
     "store",
     unused=["--cache"],
-    examples=[
-        ("dsv store check", "test the store in effect, as dsv init did"),
-        ("dsv store merge-indexes", "merge index files, so that the first sync on a new machine is fast"),
-        ("dsv store move-names /nfs/names", "keep the store's names there from now on"),
-        ("dsv store move-names s3://lake/dsv", "keep them in the store s3://lake/dsv itself again"),
-        ("dsv store rebuild-names --names /nfs/new-names --dry-run", "show which names can be recovered"),
-        ("dsv store rebuild-names --names /nfs/new-names", "recover them"),
-    ],
+    examples="""
+        dsv store check  # test the store in effect, as dsv init did
+        dsv store move-names /nfs/names  # keep the store's names there from now on
+        dsv store rebuild-names --names /nfs/new-names --dry-run  # show which names can be recovered
+    """,
     result=(
         "items(check state text hint commit dataset branch head_of author time message) merged files "
         "deleted names before keys taken_back setting value"

@@ -19,11 +19,11 @@ from dsv.values.names import BranchName
 
 @command(
     "switch",
-    examples=[
-        ("dsv switch relabel", "fetch its files, and publish on it from then on"),
-        ("dsv switch relabel --create", "a new branch at the base; no file changes"),
-        ("dsv switch main", "back again"),
-    ],
+    examples="""
+        dsv switch relabel  # fetch its files, and publish on it from then on
+        dsv switch relabel --create  # a new branch at the base; no file changes
+        dsv switch main  # back again
+    """,
     result=f"dataset branch commit before_branch before made {WRITTEN_KEYS} any_change",
 )
 def switch(

@@ -47,16 +47,12 @@ Reupload = Annotated[
 @command(
     "sync",
     unused=["--cache"],
-    examples=[
-        ('dsv sync -m "NIH release, 15 classes"', "commit everything here, and publish it"),
-        ("dsv sync labels.csv train/", "only these paths"),
-        ("dsv sync --new-branch relabel", "on a new branch, which this workspace follows from then on"),
-        (
-            "dsv sync --rehash model.h5",
-            "read it again: programs that map a file may leave its times as they were",
-        ),
-        ("COMMIT=$(dsv sync -q)", "the commit id is all that goes to stdout"),
-    ],
+    examples="""
+        dsv sync -m "NIH release, 15 classes"  # commit everything here, and publish it
+        dsv sync labels.csv train/  # only these paths
+        dsv sync --new-branch relabel  # on a new branch, which this workspace follows from then on
+        COMMIT=$(dsv sync -q)  # the commit id is all that goes to stdout
+    """,
     result=(
         "commit parent dataset branch files bytes added changed removed any_change uploaded_bytes "
         "uploaded_objects reuploaded lost"

@@ -29,13 +29,11 @@ Force = Annotated[bool, option("--force", "With --delete: nothing brings a delet
 @command(
     "tag",
     unused=["--cache"],
-    examples=[
-        ("dsv tag v1", "the base commit of this workspace is v1 from now on"),
-        ("dsv tag v1 chest-xray@3f2a9c01 -m 'as published'", "any commit, without a workspace"),
-        ("dsv tag", "list the tags of this workspace's dataset"),
-        ("dsv tag --list chest-xray", "or of another one"),
-        ("dsv tag --delete v1 --force", "the name is gone for good: it is never used again"),
-    ],
+    examples="""
+        dsv tag v1  # the base commit of this workspace is v1 from now on
+        dsv tag v1 chest-xray@3f2a9c01 -m 'as published'  # any commit, without a workspace
+        dsv tag --delete v1 --force  # the name is gone for good: it is never used again
+    """,
     result="items(dataset tag commit author time message)",
 )
 def tag(

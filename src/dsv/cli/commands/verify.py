@@ -26,15 +26,12 @@ _COMMITS = 20
 @command(
     "verify",
     unused=["--cache"],
-    examples=[
-        ("dsv verify", "is everything there that commits refer to: every name, commit, index file and pack"),
-        ("dsv verify --full", "the same, and read every byte of every pack"),
-        ("dsv verify chest-xray --full", "what one dataset refers to, with all of its history"),
-        ("dsv verify chest-xray@v1", "what one commit refers to"),
-        ("dsv verify --budget 2h", "from cron: read packs for two hours, those read longest ago first"),
-        ("dsv verify --repair --from /data/xrays", "store again what is lost, from files that are there"),
-        ("dsv verify --repair --from s3://backup/dsv", "the same, from another store"),
-    ],
+    examples="""
+        dsv verify  # is everything there that commits refer to: every name, commit, index file and pack
+        dsv verify --full  # the same, and read every byte of every pack
+        dsv verify --budget 2h  # from cron: read packs for two hours, those read longest ago first
+        dsv verify --repair --from s3://backup/dsv  # the same, from another store
+    """,
     result=(
         "whole commits packs packs_read bytes_read lost_objects at_risk repaired oldest_unverified "
         "damaged_packs faults unasked items(path upto entries commits names)"

@@ -28,11 +28,11 @@ _PAUSE, _LONGEST_PAUSE = 2.0, 15.0
 
 @command(
     "wait",
-    examples=[
-        ("dsv wait 4f2a9c01", "ends with the exit code of the run"),
-        ("dsv wait 4f2a9c01 baseline", "until both have ended"),
-        ("dsv wait sweep-1f2e3d4c", "until all runs of a sweep have"),
-    ],
+    examples="""
+        dsv wait 4f2a9c01  # ends with the exit code of the run
+        dsv wait 4f2a9c01 baseline  # until both have ended
+        dsv wait sweep-1f2e3d4c  # until all runs of a sweep have
+    """,
     result="items(run state exit_code error)",
     unused=["--cache"],
 )

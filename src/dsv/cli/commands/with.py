@@ -26,14 +26,11 @@ from dsv.values.names import Target, parse_data
 @command(
     "with",
     words=COMMAND,
-    examples=[
-        ("dsv with chest-xray@v1 -- python train.py", "the folder is in $DSV_DATA"),
-        (
-            "dsv with images@v3 --data masks=masks@v3 -- ./train.sh",
-            "and that of the masks in $DSV_DATA_MASKS",
-        ),
-        ("dsv with chest-xray@v1 -- bash", "a shell that keeps the data while it is open"),
-    ],
+    examples="""
+        dsv with chest-xray@v1 -- python train.py  # the folder is in $DSV_DATA
+        dsv with images@v3 --data masks=masks@v3 -- ./train.sh  # and that of the masks in $DSV_DATA_MASKS
+        dsv with chest-xray@v1 -- bash  # a shell that keeps the data while it is open
+    """,
 )
 def with_(
     call: Call,

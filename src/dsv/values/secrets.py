@@ -7,22 +7,23 @@
 
 Known values of eight characters or more are hidden anywhere, within a longer word too; those of four to seven, and
 numbers of six digits or more, only as a word of their own; shorter ones only right behind their name (`token='ab'`).
-Each pattern reads a text once, however long. Only sets of characters are possessive: groups are not right in Python
-below 3.11.5 (gh-106052).
+A command is searched as one text, with NUL before each argument. Each pattern reads a text once, however long. Only
+sets of characters are possessive: groups are not right in Python below 3.11.5 (gh-106052).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
 from typing import Final
 from urllib.parse import quote, quote_plus, unquote
 
+from dsv.values.cached import cached
+
 HIDDEN: Final = "***"
-ANYWHERE, A_WORD, _GIVEN, _LINE = 8, 4, 6, 16
+_ANYWHERE, _A_WORD, _GIVEN, _LINE = 8, 4, 6, 16
 """Characters from which on a known value is hidden anywhere, as a word, if given with `-e`, and each line of it."""
 _NO_SECRETS: Final = frozenset(("true", "false", "yes", "no", "on", "off", "none", "null", "auto", "default"))
 
@@ -76,27 +77,28 @@ _SHAPES = re.compile(
 _QUERY = re.compile(r"(?P<head>[?&](?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})=)(?P<value>[^\s&\"'<>#]+)")
 
 # To the closing quote, which does not follow a backslash, or to the end if there is none.
-_QUOTED = r"""(?:"(?:[^"\\]++|\\.?)*"?|'(?:[^'\\]++|\\.?)*'?)"""
+_QUOTED = r"""(?:"(?:[^"\\\0]++|\\[^\0]?)*"?|'(?:[^'\\\0]++|\\[^\0]?)*'?)"""
 _SCHEME = r"(?:bearer|basic|token)\s+"
-# A name and what stands between it and its value, within a longer text such as the argument of `sh -c`.
-_ASSIGNED = re.compile(
-    r"""(?<![A-Za-z0-9_.-])[0-9_.-]*+(?P<name>[A-Za-z][A-Za-z0-9_.-]*+)["']?+\s*+[=:]\s*+""", re.IGNORECASE
+_WORD = r"[A-Za-z][A-Za-z0-9_.-]*+"
+# What stands before a value; the group has its name, or the user of a login. Only after `-c` comes a script.
+_HEADS = re.compile(
+    rf"""(?<![\w-])(?:-u|--user|--proxy-user)[ =\0]{{0,4}}["']?(?P<login>[^\s\0:/"']{{1,256}}):
+    |(?<=\0)--?(?P<option>{_WORD})\0(?!--)
+    |(?<=\0)(?<!-c\0)(?<!-[le]c\0)-{{0,2}}(?P<whole>{_WORD})=
+    |(?<![A-Za-z0-9_.-])[0-9_.-]*+(?P<assigned>{_WORD})["']?+\s*+[=:]\s*+
+    |(?<![A-Za-z0-9_.-])(?:[A-Za-z0-9_.]|-(?!-?[A-Za-z]))*--?(?P<followed>{_WORD})\s++""",
+    re.VERBOSE,
 )
-_FOLLOWED = re.compile(
-    r"(?<![A-Za-z0-9_.-])(?:[A-Za-z0-9_.]|-(?!-?[A-Za-z]))*--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*+)\s++"
-)
-_VALUE = re.compile(rf"""{_QUOTED}|(?:{_SCHEME})?(?:\\.?+|[^\s"'&;,|)}}\\])+""", re.IGNORECASE | re.DOTALL)
-_FLAG = re.compile(r"--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*)")
-_WHOLE = re.compile(r"(?P<head>-{0,2}(?P<name>[A-Za-z][A-Za-z0-9_.-]*+)=)(?P<value>.+)", re.DOTALL)
-_LOGIN = re.compile(
-    r"(?P<head>(?<![\w-])(?:-u|--user|--proxy-user)[ =]{0,4}[\"']?(?=\S))"
-    r"(?P<user>[^\s:/\"']{1,256}):(?P<password>[^\s\"']{1,1024})"
-)
-_SHORT = re.compile(rf"(?P<head>(?<!\S)-p(?=\S))(?P<value>{_QUOTED}|[^\s\"';|&)]++)", re.DOTALL)
+_VALUES: Final = {
+    "login": re.compile(r"[^\s\0\"']{1,1024}"),
+    "option": re.compile(r"[^\0]+"),
+    "whole": re.compile(r"[^\0]+"),
+}
+_VALUE = re.compile(rf"""{_QUOTED}|(?:{_SCHEME})?(?:\\[^\0]?+|[^\s\0"'&;,|)}}\\])+""", re.IGNORECASE)
+_SHORT = re.compile(rf"(?<=[\s\0])-p(?P<value>{_QUOTED}|[^\s\0\"';|&)]++)")
 _TAKES_P = re.compile(r"(?<![\w.-])(?:mysql|mariadb|sshpass)")
 _PASSWORD = re.compile(r"(?=[^A-Za-z]*[A-Za-z])(?=[a-z]*[^a-z])(?![./~$-]|[A-Za-z_-]+=|rint0$)[^\s/]{6,}")
-_VARIABLE = re.compile(r"(?P<head>(?P<name>[^=]*)=)(?P<value>.*)", re.DOTALL)
-_ENV_OPTION = re.compile(r"(?P<head>(?:--env=|-e=?)(?P<name>[^=]+)=)(?P<value>.*)", re.DOTALL)
+_ENV_OPTION = re.compile(r"(?P<head>(?<=\0)(?:--env[=\0]|-e[=\0]?)(?P<name>[^=\0]+)=)(?P<value>[^\0]*)")
 _GLANCE = 512
 """Characters of a value that are looked at before it is known to be secret: a text is still read once."""
 
@@ -110,16 +112,10 @@ def is_secret_name(name: str) -> bool:
     return name not in ("PWD", "OLDPWD") and _NAME.fullmatch(words) is not None
 
 
-def is_secret(name: str, value: str) -> bool:
+def _is_secret(name: str, value: str) -> bool:
     """Check that a value is taken to be secret by its name or, for a key of any kind, because it looks random."""
-    words = _WORDS.findall(name)
-    is_key = bool(words) and words[-1].lower() == "key"
+    is_key = _WORDS.findall(name)[-1:] in (["key"], ["Key"], ["KEY"])
     return is_secret_name(name) or (is_key and _RANDOM.search(value) is not None)
-
-
-def hide_shapes(text: str) -> str:
-    """Return the text without what can only be a secret."""
-    return _SHAPES.sub(lambda found: (found["head"] or "") + HIDDEN, _hide_queries(text))
 
 
 def hide_in_urls(text: str) -> str:
@@ -129,75 +125,65 @@ def hide_in_urls(text: str) -> str:
 
 def _hide_queries(text: str) -> str:
     def hide(found: re.Match[str]) -> str:
-        secret = is_secret(found["name"], found["value"]) or found["name"].lower() == "sig"
+        secret = _is_secret(found["name"], found["value"]) or found["name"].lower() == "sig"
         return found["head"] + HIDDEN if secret else found[0]
 
     return _QUERY.sub(hide, text)
 
 
-def hide_in_command(argv: Sequence[str]) -> tuple[tuple[str, ...], list[Named]]:
-    """Return as many arguments, without the values of secret names, and those values."""
-    kept: list[str] = []
-    found: list[Named] = []
-    takes_p = any(_TAKES_P.match(argument.rpartition("/")[2]) for argument in argv)
-    before = ""
-    for argument in argv:
-        flag = _FLAG.fullmatch(before)
-        if flag is not None and not argument.startswith("--") and is_secret(flag["name"], argument):
-            found.append((flag["name"], argument))
-            kept.append(HIDDEN)
-            before = ""
-            continue
-        head = f"{before} " if before in ("-u", "--user", "--proxy-user") else ""
-        shown = _LOGIN.sub(partial(_hide_login, found), head + argument).removeprefix(head)
-        whole = None if before in ("-c", "-lc", "-ec") else _WHOLE.fullmatch(shown)
-        if whole is not None and is_secret(whole["name"], whole["value"]):
-            found.append((whole["name"], whole["value"]))
-            kept.append(whole["head"] + HIDDEN)
-        else:
-            always = takes_p or _TAKES_P.search(argument) is not None
-            shown = _SHORT.sub(partial(_hide_short, found, always), shown)
-            kept.append(_hide_values(_FOLLOWED, _hide_values(_ASSIGNED, shown, found), found))
-        for url in _IN_URLS.finditer(argument):
-            password = url[0].partition(":")[2] or url[0]
-            found += [("password", password), ("password", unquote(password))]
-        before = argument
-    return tuple(kept), found
+def hide_env_values(arguments: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the arguments of a container engine without the values of `-e K=V`, `--env=K=V` and the like, and those
+    variables."""
+    text = _joined(arguments)
+    values = {found["name"]: found["value"] for found in _ENV_OPTION.finditer(text)}
+    return _arguments(_ENV_OPTION.sub(lambda found: found["head"] + HIDDEN, text)), values
 
 
-def _hide_login(found: list[Named], match: re.Match[str]) -> str:
-    """Hide `user:password`; numbers are the ids of a user and a group, and a password like its user hides nothing."""
-    user, password = match["user"], match["password"]
-    if user.isdigit() and password.isdigit():
-        return match[0]
-    if user != password:
-        found.append(("password", password))
-    return match[0][: -len(password)] + HIDDEN
+def _joined(argv: Sequence[str]) -> str:
+    return "".join("\0" + argument.replace("\0", " ") for argument in argv)
 
 
-def _hide_short(found: list[Named], always: bool, match: re.Match[str]) -> str:
-    """Hide `-pX`, if the program is known to take a password so, or if it looks like no port or path."""
-    value = match["value"]
-    if not always and _PASSWORD.fullmatch(value.strip("\"'")) is None:
-        return match[0]
-    found += [("password", each) for each in _meanings(value)]
-    return match["head"] + HIDDEN
+def _arguments(text: str) -> tuple[str, ...]:
+    return tuple(text.split("\0")[1:])
 
 
-def _hide_values(names: re.Pattern[str], text: str, found: list[Named]) -> str:
-    """Hide values of secret names, also inside the values of other names: `url=http://host/?token=X`."""
+def _hide_in_command(argv: Sequence[str]) -> tuple[tuple[str, ...], list[Named]]:
+    """Return as many arguments, without the values of secret names and the passwords of `-u` and `-p`, and those
+    values. They are found inside the values of other names too: `url=http://host/?token=X`."""
+    text = _joined(argv)
+    takes_p = _TAKES_P.search(text) is not None
+    found = [("password", each[0].partition(":")[2] or each[0]) for each in _IN_URLS.finditer(text)]
+    found += [(name, unquote(password)) for name, password in found]
+
+    def hide_short(match: re.Match[str]) -> str:
+        """Hide `-pX`, if a program takes a password so, or if X looks like no port or path."""
+        value = match["value"]
+        if not takes_p and _PASSWORD.fullmatch(value.strip("\"'")) is None:
+            return match[0]
+        found.extend(("password", each) for each in _meanings(value))
+        return "-p" + HIDDEN
+
     parts, done, position = [], 0, 0
-    while (head := names.search(text, position)) is not None:
-        position = head.end()
-        glance = _VALUE.match(text, position, position + _GLANCE)
-        if glance is not None and is_secret(head["name"], glance[0]):
-            value = _VALUE.match(text, position)
-            assert value is not None  # as a part of it did
+    while (head := _HEADS.search(text, position)) is not None:
+        position, kind = head.end(), str(head.lastgroup)
+        name, pattern = head[kind], _VALUES.get(kind, _VALUE)
+        glance = pattern.match(text, position, position + _GLANCE)
+        if glance is None:
+            position = head.start("login") if kind == "login" else position
+            continue
+        if kind == "login":
+            secret = not (name.isdigit() and glance[0].isdigit())  # else the ids of a user and a group
+            user, name = name, "password"
+        else:
+            secret, user = _is_secret(name, glance[0]), ""
+        value = pattern.match(text, position) if secret else None
+        if value is not None:
+            if value[0] != user:  # a password like its user is no secret elsewhere
+                found += [(name, each) for each in _meanings(value[0])]
             quoted = value[0][0] if value[0][0] in "\"'" else ""
-            found += [(head["name"], each) for each in _meanings(value[0])]
             parts += [text[done:position], quoted, HIDDEN, quoted]
             done = position = value.end()
-    return "".join((*parts, text[done:]))
+    return _arguments(_SHORT.sub(hide_short, "".join((*parts, text[done:])))), found
 
 
 def _meanings(value: str) -> set[str]:
@@ -208,7 +194,7 @@ def _meanings(value: str) -> set[str]:
     return {value, re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Masker:
     """Replaces secrets in what is about to be recorded."""
 
@@ -229,18 +215,26 @@ class Masker:
     ) -> Masker:
         """Collect secrets from the values given with `-e`, the caller's environment, the command with the engine's
         options, and the parameters."""
-        pairs = [pair for pair in (*given.items(), *environ.items()) if is_secret(*pair)]
-        pairs += hide_in_command(command)[1]
-        pairs += _pairs_in(params or {})
-        pairs = [(name, value) for name, value in pairs if _may_be_secret(value)]
-        secret = {value for _, value in pairs if len(value) >= (_GIVEN if _is_number(value) else A_WORD)}
-        plain = {value for value in given.values() if len(value) >= _GIVEN and not _is_number(value)}
-        longest_first = sorted(secret | plain, key=lambda value: (-len(value), value))
-        return cls(
-            tuple(longest_first),
-            tuple(value for value in longest_first if value in secret),
-            tuple(sorted({(name, value) for name, value in pairs if value not in secret})),
+        pairs = [*given.items(), *environ.items()]
+        _mapped(
+            params or {}, lambda name, each: pairs.append((name, each)) if isinstance(each, str) else None
         )
+        pairs = [pair for pair in pairs if _is_secret(*pair)] + _hide_in_command(command)[1]
+        pairs = [(name, value) for name, value in pairs if _may_be_secret(value)]
+        secret = {value for _, value in pairs if len(value) >= (_GIVEN if _is_number(value) else _A_WORD)}
+        plain = {value for value in given.values() if len(value) >= _GIVEN and not _is_number(value)}
+        known = sorted(secret | plain, key=lambda value: (-len(value), value))
+        named = sorted({pair for pair in pairs if pair[1] not in secret})
+        return cls(tuple(known), tuple(value for value in known if value in secret), tuple(named))
+
+    @cached
+    def _looked_for(self) -> tuple[list[str], re.Pattern[str] | None]:
+        """Texts to hide anywhere, the longest first, and a pattern of words, and of heads in groups before values."""
+        long = [value for value in self.known if _anywhere(value)]
+        forms = dict.fromkeys(form for value in long for form in _forms(value))
+        parts = [_word(value) for value in self.known if not _anywhere(value)]
+        parts += [_behind(*pair) for pair in self.named]
+        return sorted(forms, key=len, reverse=True), re.compile("|".join(parts)) if parts else None
 
     @property
     def longest(self) -> int:
@@ -254,18 +248,18 @@ class Masker:
 
     def text(self, text: str) -> str:
         """Do the same for any string, even one that no encoding has bytes for."""
-        forms, pattern = _forms_and_pattern(self.known, self.named)
+        forms, pattern = self._looked_for
         for form in forms:
             text = text.replace(form, HIDDEN)
         if pattern is not None:
             text = pattern.sub(
-                lambda found: (found[found.lastindex] if found.lastindex else "") + HIDDEN, text
+                lambda found: (found[found.lastindex or 0] if found.lastindex else "") + HIDDEN, text
             )
-        return hide_shapes(text)
+        return _SHAPES.sub(lambda found: (found["head"] or "") + HIDDEN, _hide_queries(text))
 
     def name(self, text: str) -> str:
         """Hide only long secrets, in a name or a path that has to stay what it is."""
-        return Masker(tuple(value for value in self.surely if len(value) >= ANYWHERE)).text(text)
+        return Masker(tuple(value for value in self.surely if len(value) >= _ANYWHERE)).text(text)
 
     def value(self, value: object, *, surely: bool = False) -> object:
         """Mask all strings and keys of a JSON value, and hide members whose names say secret.
@@ -274,60 +268,29 @@ class Masker:
         """
         if surely:
             return Masker(self.surely, named=self.named).value(value)
-        return self._value(value, "")
+
+        def masked(name: str, each: object) -> object:
+            if isinstance(each, str):
+                return HIDDEN if _may_be_secret(each) and _is_secret(name, each) else self.text(each)
+            is_number = isinstance(each, int | float) and not isinstance(each, bool)
+            return HIDDEN if is_number and repr(each) in self.known else each
+
+        return _mapped(value, masked, self.text)
 
     def argv(self, argv: Sequence[str]) -> tuple[str, ...]:
         """Return as many arguments, without secrets by name and by value."""
-        return tuple(self.text(argument) for argument in hide_in_command(argv)[0])
-
-    def _value(self, value: object, name: str) -> object:
-        if isinstance(value, str):
-            return HIDDEN if _may_be_secret(value) and is_secret(name, value) else self.text(value)
-        if isinstance(value, Mapping):
-            return {self.text(str(key)): self._value(each, str(key)) for key, each in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._value(each, name) for each in value]
-        if isinstance(value, int | float) and not isinstance(value, bool) and self.known:
-            return HIDDEN if repr(value) in self.known else value
-        return value
+        return tuple(map(self.text, _hide_in_command(argv)[0]))
 
 
-@lru_cache(maxsize=4)
-def _forms_and_pattern(
-    known: tuple[str, ...], named: tuple[Named, ...]
-) -> tuple[list[str], re.Pattern[str] | None]:
-    """Return the texts to hide anywhere, the longest first, and a pattern of words, and of heads in groups before
-    values."""
-    forms = dict.fromkeys(form for value in known if _anywhere(value) for form in _forms(value))
-    parts = [_word(value) for value in known if not _anywhere(value)] + [_behind(*pair) for pair in named]
-    return sorted(forms, key=lambda form: -len(form)), re.compile("|".join(parts)) if parts else None
-
-
-def hide_env_values(arguments: Iterable[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the arguments of a container engine without the values of `-e K=V`, `--env=K=V` and the like, and those
-    variables."""
-    kept: list[str] = []
-    values: dict[str, str] = {}
-    follows = False
-    for argument in arguments:
-        found = (_VARIABLE if follows else _ENV_OPTION).fullmatch(argument)
-        if found is not None:
-            values[found["name"]] = found["value"]
-        kept.append(argument if found is None else found["head"] + HIDDEN)
-        follows = not follows and argument in ("-e", "--env")
-    return tuple(kept), values
-
-
-def _pairs_in(value: object, name: str = "") -> Iterable[Named]:
-    """Yield the strings in a JSON value that are secret by the names of their members."""
+def _mapped(
+    value: object, leaf: Callable[[str, object], object], key: Callable[[str], str] = str, name: str = ""
+) -> object:
+    """Return a JSON value with what `leaf` makes of each string and number and the name that it is under."""
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _pairs_in(each, str(key))
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _pairs_in(each, name)
-    elif isinstance(value, str) and is_secret(name, value):
-        yield name, value
+        return {key(str(one)): _mapped(each, leaf, key, str(one)) for one, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(each, leaf, key, name) for each in value]
+    return leaf(name, value)
 
 
 def _may_be_secret(value: str) -> bool:
@@ -336,7 +299,7 @@ def _may_be_secret(value: str) -> bool:
 
 
 def _anywhere(value: str) -> bool:
-    return len(value) >= ANYWHERE and not _is_number(value)
+    return len(value) >= _ANYWHERE and not _is_number(value)
 
 
 def _forms(value: str) -> list[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits, hexdigits, punctuation, whitespace
 
 import msgspec
@@ -17,7 +16,6 @@ from dsv.values.paths import folders_above, show, sort_key
 _SLASH = ord("/")
 _SPECIAL = b"*?[\\"
 _ALL = (1 << 256) - 1  # sets of bytes are bit sets
-_NO_SLASH = _ALL & ~(1 << _SLASH)
 _CLASSES = {
     b"alnum": ascii_letters + digits,
     b"alpha": ascii_letters,
@@ -33,19 +31,9 @@ _CLASSES = {
     b"xdigit": hexdigits,
 }
 """The classes of the C locale, which are git's."""
-
-
-class _Mark(enum.Enum):
-    """A class that matches no single byte."""
-
-    STAR = "any run of bytes without a slash"
-    STARS = "any run of bytes"
-    MAYBE = "the two tokens that follow may be left out"
-
-
-_Token = int | _Mark
-"""A set of bytes, one of which matches, or a mark."""
-_FOLDERS: list[_Token] = [_Mark.MAYBE, _Mark.STARS, 1 << _SLASH]  # `**/`
+_STAR, _STARS, _FOLDERS = b"[^/]*", b".*", b"(?:.*/)?"
+"""Expressions of `*`, of `**` at the end, and of `**/`."""
+_NOTHING = b"(?!)"
 
 
 class Pattern(msgspec.Struct, frozen=True, dict=True):
@@ -87,77 +75,12 @@ class Pattern(msgspec.Struct, frozen=True, dict=True):
     @cached
     def _accepts(self) -> Callable[[bytes, int], object]:
         """Return whether a text matches from a place on, which is where the literal beginning ends."""
-        tokens = _tokens(self.text, len(self._literal))
-        if tokens is None:
-            return lambda text, start: False
-        if sum(token in (_Mark.STAR, _Mark.STARS) for token in tokens) > 1:
-            return _Automaton(tokens).accepts
-        # One star leaves little to try again, and the regular expressions of Python are faster.
-        return re.compile(_expression(tokens), re.DOTALL).fullmatch
+        return re.compile(_expression(self.text, len(self._literal)), re.DOTALL).fullmatch
 
 
 def _wildcard(text: bytes) -> int:
     """Return where the first byte is that does not stand for itself."""
     return next((at for at, byte in enumerate(text) if byte in _SPECIAL), len(text))
-
-
-class _Automaton:
-    """Runs all ways to match at once, each a bit."""
-
-    __slots__ = ("_crossing", "_final", "_maybe", "_moves", "_stars", "_start")
-
-    def __init__(self, tokens: list[_Token]) -> None:
-        self._moves = [0] * 256
-        self._stars = self._crossing = self._maybe = 0
-        for place, token in enumerate(tokens):
-            bit = 1 << place
-            if token is _Mark.MAYBE:
-                self._maybe |= bit
-            elif isinstance(token, _Mark):
-                self._stars |= bit
-                self._crossing |= bit if token is _Mark.STARS else 0
-            else:
-                for byte in range(256):
-                    if token >> byte & 1:
-                        self._moves[byte] |= bit
-        self._final = 1 << len(tokens)
-        self._start = self._closed(1)
-
-    def accepts(self, text: bytes, start: int) -> bool:
-        moves, stars, crossing = self._moves, self._stars, self._crossing
-        state = self._start
-        for byte in text[start:]:
-            stay = state & (crossing if byte == _SLASH else stars)
-            state = self._closed((state & moves[byte]) << 1 | stay)
-            if not state:
-                return False
-        return bool(state & self._final)
-
-    def _closed(self, state: int) -> int:
-        """With what is reached without taking a byte."""
-        while True:
-            maybe = state & self._maybe
-            further = state | (state & self._stars) << 1 | maybe << 1 | maybe << 3
-            if further == state:
-                return state
-            state = further
-
-
-def _expression(tokens: list[_Token]) -> bytes:
-    """Return the tokens of a pattern with one star at most, as a regular expression."""
-    marks = {_Mark.STAR: b"[^/]*", _Mark.STARS: b".*"}
-    out = b""
-    for place, token in enumerate(tokens):
-        if token is _Mark.MAYBE:
-            out += b"(?:"
-        elif isinstance(token, _Mark):
-            out += marks[token]
-        else:
-            members = [b"\\x%02x" % byte for byte in range(256) if token >> byte & 1]
-            out += b"[%b]" % b"".join(members) if members else b"(?!)"
-        if place >= 2 and tokens[place - 2] is _Mark.MAYBE:
-            out += b")?"
-    return out
 
 
 def parse(line: bytes) -> Pattern | None:
@@ -189,9 +112,41 @@ def _trimmed(line: bytes) -> bytes:
     return line[: len(text) + 1] if escaped and len(line) > len(text) else text
 
 
-def _tokens(text: bytes, at: int) -> list[_Token] | None:
-    """Return what the text asks for from a place on; None if nothing can match it."""
-    tokens: list[_Token] = []
+def _expression(text: bytes, at: int) -> bytes:
+    """Return the regular expression of a text from a place on.
+
+    What stands between two stars is looked for once, at the first place that has it: a later place leaves less to the
+    second star. So the time is no more than the length of the path by that of its longest name.
+    """
+    parts: list[bytes] = []
+    star = stars = None  # where the last ones are: a star of this name, and `**`
+    for part in _parts(text, at):
+        if part == _NOTHING:
+            return part
+        if part == _STAR:
+            _once(parts, star)
+            star = len(parts)
+        elif part in (_STARS, _FOLDERS):
+            _once(parts, stars)
+            stars = len(parts)
+        elif part == b"/":
+            star = None
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _once(parts: list[bytes], start: int | None) -> None:
+    """Join the parts from a star on, if there is one, to one that matches in one way only: as few bytes as can be."""
+    if start is None:
+        return
+    lazy = {_STAR: b"[^/]*?", _STARS: b".*?", _FOLDERS: b"(?:.*?/)??"}[parts[start]]
+    group = b"g%d" % sum(part.count(b"(?P<") for part in parts)
+    parts[start:] = [b"(?=(?P<%b>%b%b))(?P=%b)" % (group, lazy, b"".join(parts[start + 1 :]), group)]
+
+
+def _parts(text: bytes, at: int) -> Iterator[bytes]:
+    """Yield the expressions of stars, sets and single bytes; `_NOTHING` where nothing can match."""
+    last = b""
     while at < len(text):
         byte = text[at]
         if byte == ord("*"):
@@ -200,32 +155,33 @@ def _tokens(text: bytes, at: int) -> list[_Token] | None:
                 at += 1
             alone = start == 0 or text[start - 1] == _SLASH
             following = text[at : at + 1] == b"/" or text[at : at + 2] == b"\\/"
-            crosses = at - start > 1 and alone and (at == len(text) or following)
-            if crosses and text[at : at + 1] == b"/":
+            part = _STARS if at - start > 1 and alone and (at == len(text) or following) else _STAR
+            if part == _STARS and text[at : at + 1] == b"/":
                 at += 1
-                tokens += [] if tokens[-3:] == _FOLDERS else _FOLDERS  # `**/**/` is `**/`
-            else:
-                tokens.append(_Mark.STARS if crosses else _Mark.STAR)
-            continue
-        if byte == ord("["):
+                part = _FOLDERS
+        elif byte == ord("["):
             found = _set(text, at + 1)
             if found is None:
-                return None
+                yield _NOTHING
+                return
             members, at = found
-            tokens.append(members & _NO_SLASH)
-            continue
-        if byte == ord("\\"):
-            at += 1
+            within = b"".join(b"\\x%02x" % one for one in range(256) if members >> one & 1 and one != _SLASH)
+            part = b"[%b]" % within if within else _NOTHING
+        else:
+            at += byte == ord("\\")
             if at == len(text):  # it was before the slash that means folders
-                return None
-        tokens.append(_NO_SLASH if byte == ord("?") else 1 << text[at])
-        at += 1
-    return tokens
+                yield _NOTHING
+                return
+            part = b"[^/]" if byte == ord("?") else re.escape(text[at : at + 1])
+            at += 1
+        if part != _FOLDERS or last != _FOLDERS:  # `**/**/` is `**/`
+            yield part
+        last = part
 
 
 def _set(text: bytes, at: int) -> tuple[int, int] | None:
-    """Return the set of bytes in brackets, `at` being behind the opening one, and where it ends. None: it has no
-    end."""
+    """Return the set of bytes in brackets as bits, `at` being behind the opening one, and where it ends. None: it has
+    no end."""
     negated = text[at : at + 1] in (b"!", b"^")
     at += negated
     members, previous, first = 0, 0, True

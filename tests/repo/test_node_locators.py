@@ -243,9 +243,8 @@ def test_the_history_of_a_path_is_found_without_an_index_file() -> None:
     one = commit(repository, everything())
     two = commit(repository, {name(17): b"changed"})
     reader = without_index(store)
-    loaded = [(each, reader.objects.commit(each)) for each in (one, two)]
-    assert PathHistory(reader.objects, PathSet.of([name(17).encode()])).differs(*loaded)
-    assert not PathHistory(reader.objects, PathSet.of([name(500).encode()])).differs(*loaded)
+    assert PathHistory(reader.objects, PathSet.of([name(17).encode()])).differs(one, two)
+    assert not PathHistory(reader.objects, PathSet.of([name(500).encode()])).differs(one, two)
 
 
 def test_an_older_store_takes_a_tree_that_is_too_large_for_a_commits_locator(

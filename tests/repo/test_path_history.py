@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from dsv.format import keys
 from dsv.format import tree as model_tree
-from dsv.format.records import Commit
 from dsv.repo.history import CommitsAhead, PathHistory
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import diff_trees
@@ -36,10 +35,6 @@ def grow(repository: Repository, rounds: Iterable[dict[str, bytes | None]]) -> l
         removed = tuple(path for path, content in edit.items() if content is None)
         made.append(commit(repository, {p: c for p, c in edit.items() if c is not None}, removed))
     return made
-
-
-def loaded(repository: Repository, commit_id: CommitId) -> tuple[CommitId, Commit]:
-    return commit_id, repository.objects.commit(commit_id)
 
 
 numbers = st.integers(0, FILES - 1)
@@ -73,10 +68,9 @@ def test_it_says_of_every_two_commits_what_a_diff_of_their_trees_says(
         for other in made:
             left, right = (TreeReader(repository.objects, each) for each in (one, other))
             expected = next(diff_trees(left, right, scope), None) is not None
-            pair = loaded(repository, one), loaded(repository, other)
-            assert history.differs(*pair) == expected
+            assert history.differs(one, other) == expected
     nothing = next(diff_trees(None, TreeReader(repository.objects, made[-1]), scope), None) is None
-    assert history.differs(None, loaded(repository, made[-1])) == (not nothing)
+    assert history.differs(None, made[-1]) == (not nothing)
 
 
 def test_trees_of_other_heights_are_compared() -> None:
@@ -85,7 +79,7 @@ def test_trees_of_other_heights_are_compared() -> None:
     large = commit(repository, {name(number): b"x" for number in range(FILES)})
     for path, expected in ((b"d00/f00000", False), (b"d03/only", False), (b"d03", True), (b"zzz", False)):
         history = PathHistory(repository.objects, PathSet.of([path]))
-        assert history.differs(loaded(repository, small), loaded(repository, large)) == expected
+        assert history.differs(small, large) == expected
 
 
 @pytest.fixture
@@ -109,10 +103,7 @@ def test_a_high_tree_is_read_on_the_way_to_the_paths_alone(tmp_path: Path) -> No
         repository = Repository.open(store, lambda _: tmp_path / "metadata", writer.clock)
         history = PathHistory(repository.objects, PathSet.of([b"d00"]))
         before = store.counts
-        changed = [
-            history.differs(loaded(repository, parent), loaded(repository, child))
-            for parent, child in pairwise(made)
-        ]
+        changed = [history.differs(parent, child) for parent, child in pairwise(made)]
         assert changed == [False] * 10 + [True]
         asked = store.counts - before
         if cold:

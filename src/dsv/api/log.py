@@ -119,7 +119,7 @@ def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) ->
     found_content = False
     while now is not None:
         parents = [(parent, objects.commit(parent)) for parent in kept.of(commit)]
-        same = next((one for one in parents if not looked.differs(one, (commit_id, commit))), None)
+        same = next((one for one in parents if not looked.differs(one[0], commit_id)), None)
         if same is not None:
             commit_id, commit = same
             continue
@@ -269,7 +269,7 @@ def _items(
         found = (LogItem(one.id, one.commit, step=one) for one in made if query.fits(one.commit))
         return islice(found, query.limit)
     walked = _line(commits, start) if query.first_parent else history.walk(commits, [start])
-    chosen = _chosen(repository, commits, _until_too_old(walked, query.since_ms), query, kept)
+    chosen = _chosen(repository, _until_too_old(walked, query.since_ms), query, kept)
     if query.graph and not query.takes_all:
         return _graph(chosen, query)
     items = (LogItem(one, commit, above=_parents(commit, query)) for one, commit, fits in chosen if fits)
@@ -313,7 +313,6 @@ def _until_too_old(walked: Iterable[LogEntry], since_ms: float | None) -> Iterat
 
 def _chosen(
     repository: Repository,
-    commits: CommitsAhead,
     walked: Iterable[LogEntry],
     query: Query,
     kept: KeptParents,
@@ -336,7 +335,7 @@ def _chosen(
         if not waiting:
             break
         looked.asked_store = False
-        calls = [partial(_touches, commits, looked, one, query, kept) for one in waiting]
+        calls = [partial(_touches, looked, one, query, kept) for one in waiting]
         for (commit_id, commit), touches in zip(waiting, together(calls), strict=True):
             any_change = any_change or touches
             yield commit_id, commit, touches and query.fits(commit)
@@ -350,9 +349,7 @@ def _chosen(
         )
 
 
-def _touches(
-    commits: CommitsAhead, looked: PathHistory, one: LogEntry, query: Query, kept: KeptParents
-) -> bool:
+def _touches(looked: PathHistory, one: LogEntry, query: Query, kept: KeptParents) -> bool:
     """Return whether a commit differs at the paths from each of its parents; a merge that took one side as it was does
     not."""
     commit_id, commit = one
@@ -361,8 +358,8 @@ def _touches(
         return False
     parents = kept.of(commit, first_only=query.first_parent)
     if not parents:
-        return looked.differs(None, one)
-    return all(looked.differs((parent, commits.commit(parent)), one) for parent in parents)
+        return looked.differs(None, commit_id)
+    return all(looked.differs(parent, commit_id) for parent in parents)
 
 
 def _change(repository: Repository, item: LogItem, kept: KeptParents, scope: PathSet) -> Found:

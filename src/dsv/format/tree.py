@@ -170,31 +170,6 @@ class Node(msgspec.Struct, frozen=True):
         return cls(level, tuple(map(Child, last, ids, *totals)))
 
 
-class Outline(NamedTuple):
-    """The part of a node that a search needs: the last path and the id of each child."""
-
-    level: int
-    lasts: list[bytes]
-    ids: bytes
-    """32 bytes for each child."""
-
-    @classmethod
-    def decode(cls, data: Buffer) -> Outline:
-        """As `Node.decode`, but what the children sum up to is not looked at. A tenth of its work."""
-        read = ColumnReader("node", data)
-        level = read.u32(MAX_LEVEL, "levels")
-        count = read.u32(MAX_ENTRIES, "children")
-        paths = bytes(read.raw(read.u32(PATHS_LIMIT, "bytes of paths")))
-        ids = bytes(read.raw(32 * count))
-        if level < 1 or (level > 1 and not count):
-            raise damaged("node", "it has no level or no children")
-        return cls(level, split_paths("node", paths, count), ids)
-
-    def child(self, number: int) -> Id:
-        kind: type[Id] = SegmentId if self.level == 1 else NodeId
-        return kind(self.ids[32 * number : 32 * number + 32])
-
-
 def count_of_children(data: Buffer) -> int:
     """Return how many children an encoded node says that it has, unchecked. Raises `IntegrityError`, `Unsupported`."""
     read = ColumnReader("node", data)

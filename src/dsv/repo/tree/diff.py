@@ -145,22 +145,24 @@ class _Side:
 
     def begin(self) -> None:
         if self._tree is not None:
-            self.parts = self._chosen(self._tree.top())
+            self.parts = self._tree.top()
 
-    def leave_out(self, ids: set[Id]) -> None:
-        self.parts = [part for part in self.parts if part.child.id not in ids]
+    def choose(self, common: set[Id]) -> None:
+        """Leave out what both trees have, and what lies outside the scope."""
+        scope = self._scope
+        self.parts = [
+            part
+            for part in self.parts
+            if part.child.id not in common and (scope.whole or scope.overlaps(part.before, part.child.last))
+        ]
 
     def descend(self) -> None:
         assert self._tree is not None
-        self.parts = self._chosen(self._tree.below_nodes(self.parts, self.level))
+        self.parts = self._tree.below_nodes(self.parts, self.level)
         self.level -= 1
 
     def segments(self) -> Iterator[LocatedSegment]:
         return iter(()) if self._tree is None else self._tree.segments(self.parts)
-
-    def _chosen(self, parts: list[Leaf]) -> list[Leaf]:
-        scope = self._scope
-        return [part for part in parts if scope.whole or scope.overlaps(part.before, part.child.last)]
 
 
 def _unlike(before: TreeReader | None, after: TreeReader | None, scope: Scope) -> tuple[_Side, _Side]:
@@ -172,10 +174,11 @@ def _unlike(before: TreeReader | None, after: TreeReader | None, scope: Scope) -
     old.begin()
     new.begin()
     while True:
+        common: set[Id] = set()
         if old.level == new.level:
             common = {part.child.id for part in old.parts} & {part.child.id for part in new.parts}
-            old.leave_out(common)
-            new.leave_out(common)
+        old.choose(common)
+        new.choose(common)
         level = max(old.level, new.level)
         if not level:
             return old, new

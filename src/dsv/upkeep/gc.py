@@ -49,7 +49,6 @@ from dsv.upkeep.gc_packs import (
     Needed,
     Plan,
     list_packs,
-    look_again,
     replace_indexes,
 )
 from dsv.upkeep.ids import IdSet, Seen
@@ -491,9 +490,9 @@ class Collector:
         self._reach(needed)
         with self._rows() as rows:
             listed = list_packs(self._store)
-            delete, missing = look_again(rows, needed, listed, condemned.packs, self._damage())
-            self._check_missing(missing, rows, listed)
-            return delete, listed
+            found = Needed(rows, needed, listed, self._damage(), condemned=condemned.packs)
+            self._check_missing(found.missing, rows, listed)
+            return found.deletable(), listed
 
     def _delete_packs(self, packs: tuple[PackId, ...]) -> None:
         if packs:

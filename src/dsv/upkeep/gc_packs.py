@@ -167,7 +167,8 @@ class Erased:
 
 
 class Needed:
-    """What is needed of each pack of a listing. An object that lies in several packs counts where most is needed."""
+    """What is needed of each pack of a listing. An object that lies in several packs counts where most is needed. It
+    counts in all of them if each is condemned, is marked as damaged there, or has it outside the store."""
 
     def __init__(
         self,
@@ -176,7 +177,10 @@ class Needed:
         listed: ListedPacks,
         damage: Damage | None = None,
         erased: Erased | None = None,
+        condemned: Collection[PackId] = (),
     ) -> None:
+        self._condemned = condemned
+        self._doomed = listed.marked(condemned)
         self._erased = Erased() if erased is None else erased
         self._with_erased = np.zeros(len(listed.ids), np.bool_)
         self._marked = Marked(damage, rows.packs)
@@ -189,7 +193,7 @@ class Needed:
         self.missing: Missing | None = None
         self._suspect = np.zeros(len(listed.ids), np.bool_)
         """Packs in which something that is needed is marked as damaged: they are not rewritten."""
-        self._bytes, self._count = self._sum(None)
+        self._bytes, _ = self._sum(None)
         self._bytes, self._count = self._sum(self._bytes)
 
     def choose(self, most_bytes: int) -> Plan:
@@ -216,6 +220,12 @@ class Needed:
             partly=int(partly.sum()),
             partly_unused=int(unused[partly].sum()),
         )
+
+    def deletable(self) -> tuple[PackId, ...]:
+        """Return the condemned packs that can go: nothing that is needed is in them alone. Those that are gone count as
+        deleted."""
+        spared = set(self._listed.chosen(self._doomed & (self._count > 0)))
+        return tuple(one for one in sorted(set(self._condemned)) if one not in spared)
 
     @property
     def absent(self) -> int:
@@ -264,11 +274,13 @@ class Needed:
             self._suspect[places[marked]] = True
             if priority is not None and len(found):
                 group = np.cumsum(~are_repeated(found)) - 1
-                outside = self._external[places]  # what is in the store, too, stays there
-                order = np.lexsort((places, -priority[places], outside, marked, group))
+                good = ~marked & ~self._external[places] & ~self._doomed[places]
+                has_good = np.zeros(int(group[-1]) + 1, np.bool_)
+                has_good[group[good]] = True
+                order = np.lexsort((places, -priority[places], ~good, group))
                 firsts = np.ones(len(order), np.bool_)
                 firsts[1:] = group[order][1:] != group[order][:-1]
-                order = np.sort(order[firsts])
+                order = np.sort(order[firsts | ~has_good[group[order]]])
                 found, places = found[order], places[order]
             yield found, places
         if lacking:
@@ -287,46 +299,6 @@ def are_repeated(rows: Rows) -> NDArray[np.bool_]:
     one, other = rows[alike], rows[alike - 1]
     again[alike] = (one["id"] == other["id"]) & (one["kind"] == other["kind"])
     return again
-
-
-def look_again(
-    rows: IndexRows,
-    reached: IdSet,
-    listed: ListedPacks,
-    condemned: Iterable[PackId],
-    damage: Damage | None = None,
-) -> tuple[tuple[PackId, ...], Missing | None]:
-    """Look again at the end of the wait, and of condemned packs choose those to delete: all but the ones with something
-    that is needed and that no other pack has which is there, not condemned, not marked as damaged, and has it itself.
-    Condemned packs that are gone count as deleted."""
-    marked = Marked(damage, rows.packs)
-    wanted = sorted(set(condemned))
-    doomed = listed.marked(wanted)
-    places_of = listed.ids.places(rows.packs)
-    spared = np.zeros(len(listed.ids), np.bool_)
-    lacking, named = 0, set[int]()
-    for first in range(256):
-        found, heads = rows.bucket(first), reached.bucket(first)
-        places = _places(found, places_of)
-        erased = found["where"] == index.ERASED
-        absent = heads[~is_in(heads, found["head"][(places >= 0) | erased])]
-        if len(absent):
-            lacking += len(absent)
-            named.update(np.unique(found["pack"][is_in(found["head"], absent)]).tolist())
-        some = is_in(found["head"], heads)
-        found, places, erased = found[some], places[some], erased[some]
-        if not len(found):
-            continue
-        group = np.cumsum(~are_repeated(found)) - 1
-        inside = found["where"] == index.IN_PACK
-        kept = (places >= 0) & ~doomed[places] & ~marked.among(found, first) & inside | erased
-        elsewhere = np.zeros(int(group[-1]) + 1, np.bool_)
-        elsewhere[group[kept]] = True
-        alone = (places >= 0) & ~elsewhere[group]
-        spared[places[alone]] = True
-    missing = Missing(lacking, tuple(rows.packs[at] for at in sorted(named))) if lacking else None
-    keep = set(listed.chosen(spared & doomed))
-    return tuple(one for one in wanted if one not in keep), missing
 
 
 def _places(rows: Rows, of_packs: NDArray[np.int64]) -> NDArray[np.int64]:

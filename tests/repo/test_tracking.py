@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsv.format.records import Limits, RefEntry, TagDeleted, TagValue
 from dsv.repo.refs.branches import Head, Moved, Refs
-from dsv.repo.tracking import Answers, Tracked, Tracking, file_of, read, set_seen, tracked_datasets
+from dsv.repo.tracking import Answers, Tracked, Tracking, file_of, read, tracked_datasets
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
@@ -75,35 +75,6 @@ def test_a_listing_of_datasets_is_the_whole_truth(tmp_path: Path) -> None:
         answers.list_datasets(names)
         answers.write_all(tmp_path, "", 1)
         assert sorted(tracked_datasets(tmp_path)) == sorted(names)
-
-
-def test_notes_of_an_older_dsv_in_a_workspace_are_read_and_taken_over(tmp_path: Path) -> None:
-    (tmp_path / "asked").write_text(
-        json.dumps(
-            {
-                "version": 1, "branch": "main", "commit": str(FIRST), "time_ms": 7, "gone": False,
-                "protected": True, "only_merge": False, "who": ["ann"], "max_removals": 5, "number": 3,
-                "names": "place",
-            }
-        )
-    )  # fmt: skip
-    (tmp_path / "seen").write_text(f"main {SECOND}\n")
-    path = tmp_path / "tracking.json"
-    known = {"main": Tracked(7, str(FIRST), False, 3, "place", Limits(False, ("ann",), 5))}
-    assert read(path) == Tracking(known, seen=("main", str(SECOND)))
-    set_seen(path, MAIN, FIRST)
-    (tmp_path / "asked").unlink()
-    (tmp_path / "seen").unlink()
-    assert read(path) == Tracking(known, seen=("main", str(FIRST)))
-
-
-def test_names_of_an_older_dsv_in_a_cache_are_read(tmp_path: Path) -> None:
-    for kind, commit in (("branches/main", FIRST), ("tags/v1", SECOND)):
-        path = tmp_path / "refs" / SCANS.component / kind
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({"version": 1, "commit": str(commit), "seen": 2.5}))
-    found = read(file_of(tmp_path, SCANS))
-    assert found == Tracking({"main": Tracked(2500, str(FIRST))}, {"v1": Tracked(2500, str(SECOND))})
 
 
 def test_what_somebody_else_wrote_into_a_shared_file_is_left_out(tmp_path: Path) -> None:

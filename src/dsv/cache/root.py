@@ -500,7 +500,7 @@ def refuse_symlinks(root: CacheRoot) -> None:
         for name, levels in _LEVELS.items():
             _check(root.dot / name, levels)
         for store in list_names(root.dot / "stores"):
-            for folder in (".", "objects", "tracking", "refs"):  # beside the last two are records
+            for folder in (".", "objects", "tracking"):  # beside the last one are records
                 own_folder(root.dot / "stores" / store / folder)
 
 

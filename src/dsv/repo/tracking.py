@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from dsv.errors import UsageError
 from dsv.format.records import Limits
-from dsv.fs.files import list_names, read_json, read_small, replace_file
+from dsv.fs.files import list_names, read_json, replace_file
 from dsv.fs.folders import make_shared_folder
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, TagName
@@ -113,13 +113,15 @@ class Answers:
 
     def __init__(self) -> None:
         self._datasets: list[DatasetName] | None = None
-        self._found: dict[tuple[DatasetName, Kind], dict[str, Tracked]] = {}
+        self._found: dict[DatasetName, Tracking] = {}
         self._listed: set[tuple[DatasetName, Kind]] = set()
-        self._commits: dict[DatasetName, dict[str, str]] = {}
+
+    def _of(self, dataset: DatasetName) -> Tracking:
+        return self._found.setdefault(dataset, Tracking())
 
     def datasets(self) -> set[DatasetName]:
         """Return the datasets that something was answered about."""
-        return {dataset for dataset, _ in self._found} | self._commits.keys()
+        return set(self._found)
 
     def list_datasets(self, names: Iterable[DatasetName]) -> None:
         self._datasets = list(names)
@@ -127,7 +129,7 @@ class Answers:
     def list_names(self, dataset: DatasetName, kind: Kind) -> None:
         """All names of this kind were added."""
         self._listed.add((dataset, kind))
-        self._found.setdefault((dataset, kind), {})
+        self._of(dataset)
 
     def add_branch(
         self,
@@ -139,24 +141,22 @@ class Answers:
     ) -> None:
         """The newest move of a branch that was read or made, or its deletion."""
         commit = None if entry.deleted or entry.commit is None else str(entry.commit)
-        found = Tracked(0, commit, entry.deleted, number, None, limits)
-        self._found.setdefault((dataset, "branches"), {})[str(branch)] = found
+        self._of(dataset).branches[str(branch)] = Tracked(0, commit, entry.deleted, number, None, limits)
 
     def add_limits(self, dataset: DatasetName, branch: BranchName, limits: Limits | None) -> None:
         """The rule of a branch that was read or made."""
-        branches = self._found.get((dataset, "branches"), {})
+        branches = self._found[dataset].branches if dataset in self._found else {}
         if str(branch) in branches:
             branches[str(branch)] = replace(branches[str(branch)], limits=limits)
 
     def add_tag(self, dataset: DatasetName, tag: TagName, commit: CommitId | None) -> None:
         """A tag that was read, set or (None) deleted."""
-        found = Tracked(0, None if commit is None else str(commit), commit is None)
-        self._found.setdefault((dataset, "tags"), {})[str(tag)] = found
+        self._of(dataset).tags[str(tag)] = Tracked(0, None if commit is None else str(commit), commit is None)
 
     def add_commit(self, commit_id: CommitId, commit: Commit) -> None:
         """A commit that was read. One that doesn't name its dataset is left out."""
         if commit.dataset is not None:
-            rows = self._commits.setdefault(commit.dataset, {})
+            rows = self._of(commit.dataset).commits
             if len(rows) < _COMMITS:
                 rows.setdefault(str(commit_id), commit.message.partition("\n")[0][:_MESSAGE])
 
@@ -191,21 +191,28 @@ class Answers:
         renewed_ms: int = _RENEWED_MS,
     ) -> None:
         """Add the answers about a dataset to one file. Raises `OSError`."""
-        if dataset not in self.datasets() and path.exists():
+        if dataset not in self._found and path.exists():
             return
-        before = read(path)
-        branches, tags = (self._merged(before, dataset, kind, names, now_ms) for kind in ("branches", "tags"))
-        commits = {**self._commits.get(dataset, {}), **before.commits}
-        after = Tracking(branches, tags, dict([*commits.items()][:_COMMITS]), before.seen)
+        before, found = read(path), self._of(dataset)
+        after = Tracking(
+            self._merged(before.branches, found.branches, names, now_ms, (dataset, "branches")),
+            self._merged(before.tags, found.tags, names, now_ms, (dataset, "tags")),
+            dict([*(found.commits | before.commits).items()][:_COMMITS]),
+            before.seen,
+        )
         if not path.exists() or _has_news(before, after, renewed_ms):
             replace_file(path, msgspec.json.encode(after) + b"\n", mode=mode, sync=False)
 
     def _merged(
-        self, before: Tracking, dataset: DatasetName, kind: Kind, names: str, now_ms: int
+        self,
+        before: Mapping[str, Tracked],
+        found: Mapping[str, Tracked],
+        names: str,
+        now_ms: int,
+        which: tuple[DatasetName, Kind],
     ) -> dict[str, Tracked]:
-        known: dict[str, Tracked] = dict(getattr(before, kind))
-        found = self._found.get((dataset, kind), {})
-        if (dataset, kind) in self._listed:
+        known = dict(before)
+        if which in self._listed:
             for name in known.keys() - found.keys():
                 known[name] = replace(known[name], deleted=True, time_ms=now_ms)
         for name, one in found.items():
@@ -249,14 +256,8 @@ _TRACKING = msgspec.json.Decoder(Tracking)
 
 
 def read(path: Path) -> Tracking:
-    """Return the content of a file; nothing for one that can't be understood. Raises `OSError`.
-
-    If there is none, the notes of an older dsv are read.
-    """
-    found = read_json(path, _TRACKING, _MAX_BYTES)
-    if found is None and path.parent.name == "tracking":
-        return _of_older_cache(path.parent.parent / "refs" / path.name.removesuffix(_SUFFIX))
-    return found or _of_older_workspace(path.parent)
+    """Return the content of a file; nothing if there is none, or it can't be understood. Raises `OSError`."""
+    return read_json(path, _TRACKING, _MAX_BYTES) or Tracking()
 
 
 def set_seen(path: Path, branch: BranchName, commit: CommitId) -> None:
@@ -265,57 +266,3 @@ def set_seen(path: Path, branch: BranchName, commit: CommitId) -> None:
     if before.seen != (str(branch), str(commit)):
         after = replace(before, seen=(str(branch), str(commit)))
         replace_file(path, msgspec.json.encode(after) + b"\n")
-
-
-class _Asked(msgspec.Struct, frozen=True):
-    """The file `asked` of a workspace."""
-
-    branch: str
-    commit: _Commit | None
-    time_ms: int
-    gone: bool = False
-    protected: bool = False
-    only_merge: bool = False
-    who: tuple[str, ...] = ()
-    max_removals: int | None = None
-    number: int | None = None
-    names: str | None = None
-
-
-class _Known(msgspec.Struct, frozen=True):
-    """A file of a branch or tag in a cache."""
-
-    commit: _Commit
-    seen: float
-
-
-_ASKED, _KNOWN = msgspec.json.Decoder(_Asked), msgspec.json.Decoder(_Known)
-
-
-def _of_older_workspace(dot: Path) -> Tracking:
-    asked = read_json(dot / "asked", _ASKED)
-    branches: dict[str, Tracked] = {}
-    if asked is not None:
-        limits = Limits(asked.only_merge, asked.who, asked.max_removals) if asked.protected else None
-        branches[asked.branch] = Tracked(
-            asked.time_ms, asked.commit, asked.gone, asked.number, asked.names, limits
-        )
-    try:
-        branch, commit = (read_small(dot / "seen") or b"").decode("ascii").split()
-        CommitId.parse(commit)
-    except (ValueError, UsageError):
-        return Tracking(branches)
-    branches.setdefault(branch, Tracked((dot / "seen").stat().st_mtime_ns // 1_000_000, commit))
-    return Tracking(branches, seen=(branch, commit))
-
-
-def _of_older_cache(folder: Path) -> Tracking:
-    found: dict[str, dict[str, Tracked]] = {"branches": {}, "tags": {}}
-    for kind, names in found.items():
-        for component in list_names(folder / kind):
-            known = read_json(folder / kind / component, _KNOWN)
-            with suppress(UsageError):
-                if known is not None:
-                    name = str(BranchName.from_component(component))
-                    names[name] = Tracked(int(known.seen * 1000), known.commit)
-    return Tracking(found["branches"], found["tags"])

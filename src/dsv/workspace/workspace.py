@@ -35,7 +35,7 @@ _BASE = "base"
 _JOURNAL = "journal"
 _BEGUN = "begun"
 _TRACKING = "tracking.json"
-_OF_A_BINDING = (_BASE, _JOURNAL, _BEGUN, _TRACKING, "seen", "asked")  # the last two by an older dsv
+_OF_A_BINDING = (_BASE, _JOURNAL, _BEGUN, _TRACKING)
 BRIEF = "dsv status"
 """The action of a command that takes the lock only to save the state."""
 SPARSE = "sparse"

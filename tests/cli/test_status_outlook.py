@@ -236,12 +236,6 @@ def test_a_note_that_can_not_be_read_is_as_none(pets: Dsv, text: str) -> None:
     assert place(pets) == ("unknown", None, None, "nothing", [])
 
 
-def test_a_workspace_of_an_older_dsv_has_noted_where_its_branch_was(pets: Dsv) -> None:
-    (pets.cwd / ".dsv/tracking.json").unlink()
-    (pets.cwd / ".dsv/seen").write_text(f"main {(pets.cwd / '.dsv/base').read_text()}")
-    assert place(pets)[:3] == ("up-to-date", 0, 0)
-
-
 def test_commits_without_a_local_copy_are_not_asked_for(pets: Dsv, other: Dsv) -> None:
     head = commit(pets, "b")
     note = other.cwd / ".dsv/tracking.json"

@@ -172,13 +172,6 @@ class Uploader:
         """Return where the store has a chunk, or this upload has put it."""
         return self._catalog.find(ObjectKind.CHUNK, chunk_id)
 
-    def put_recipe(self, recipe: Recipe, places: list[Location]) -> tuple[RecipeId, Location]:
-        """Store a recipe. places: of what it lists, all of which is stored."""
-        encoded = recipe.encode()
-        recipe_id = RecipeId.hash(encoded)
-        self._whole.add(recipe_id)
-        return recipe_id, self._described(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(places))
-
     def add_stream(self, readinto: Callable[[memoryview], int]) -> Stored:
         """Store a larger content; `readinto` fills a buffer and returns with how many bytes, 0 at the end."""
         whole = blake3()
@@ -238,7 +231,7 @@ class Uploader:
     def put_segment(self, segment: Segment, locator: Locator) -> tuple[SegmentId, Location]:
         encoded = self._session.repository.objects.encode_segment(segment)
         segment_id = SegmentId.hash(encoded)
-        return segment_id, self._described(ObjectKind.SEGMENT, segment_id, encoded, locator)
+        return segment_id, self.put_metadata(ObjectKind.SEGMENT, segment_id, encoded, locator)
 
     @property
     def node_locators(self) -> bool:
@@ -251,8 +244,7 @@ class Uploader:
     def put_node(self, node: Node, locations: list[Location]) -> tuple[NodeId, Location]:
         encoded = node.encode()
         node_id = NodeId.hash(encoded)
-        locator = Locator.of(locations) if self.node_locators else None
-        return node_id, self._described(ObjectKind.NODE, node_id, encoded, locator)
+        return node_id, self.put_metadata(ObjectKind.NODE, node_id, encoded, Locator.of(locations))
 
     def avoids(self, pack_id: PackId) -> bool:
         return self._session.avoids(pack_id)
@@ -303,8 +295,8 @@ class Uploader:
             return self._chunk(ChunkId(object_id), encoded)
         places = [self._any_place(below, one) for below, one in _listed(kind, encoded)]
         known = [one for one in places if one is not None]
-        whole = len(known) == len(places) and (kind is not ObjectKind.NODE or self.node_locators)
-        return self._described(kind, object_id, encoded, Locator.of(known) if whole else None)
+        whole = len(known) == len(places)
+        return self.put_metadata(kind, object_id, encoded, Locator.of(known) if whole else None)
 
     def _any_place(self, kind: ObjectKind, object_id: Id) -> Location | None:
         """Return a usable place of an object, else one that is not, which a reader of a locator passes over."""
@@ -409,7 +401,7 @@ class Uploader:
                 rows = [next(below) for _ in range(len(recipe))]
             else:
                 rows = [sub[child] for child in recipe.children()]
-            sub[recipe_id] = self._described(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(rows))
+            sub[recipe_id] = self.put_metadata(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(rows))
             top = recipe_id, sub[recipe_id]
         assert top is not None
         (self._whole if self.source is None else self._readable).update(map(RecipeId, sub))
@@ -447,12 +439,14 @@ class Uploader:
                 return None
             rows.append(found)
         self._whole.add(recipe_id)
-        return self._described(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(rows))
+        return self.put_metadata(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(rows))
 
-    def _described(
+    def put_metadata(
         self, kind: ObjectKind, object_id: Id, encoded: bytes, locator: Locator | None
     ) -> Location:
-        """Store a metadata object with its locator, if there is one, behind it."""
+        """Store a metadata object with its locator, if there is one, behind it. What it lists is stored."""
+        if kind is ObjectKind.NODE and not self.node_locators:
+            locator = None
         described = None if locator is None else locator.encode()
         found = self._catalog.find(kind, object_id)
         if found is None:

@@ -15,7 +15,6 @@ from dsv.errors import IntegrityError
 from dsv.format.codec import Codec, Compressor
 from dsv.format.locator import Location, Locator, ObjectKind, places_of
 from dsv.format.recipe import Recipe
-from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Node
 from dsv.repo.errors import NOT_OURS
 from dsv.repo.objects.erasures import NOWHERE, Erasures
@@ -98,9 +97,11 @@ class TreeCopy:
             for at in range(0, len(missing), _NODES):
                 self._nodes(tree, missing[at : at + _NODES], level - 1, near)
         places = [self._placed[part.child.id] for part in parts]
-        made, where = self._sink.put_node(Node(level, tuple(part.child for part in parts)), places)
-        _check_same(made, node_id)
-        self._placed[node_id] = where
+        encoded = Node(level, tuple(part.child for part in parts)).encode()
+        _check_same(NodeId.hash(encoded), node_id)
+        where = self._placed[node_id] = self._sink.put_metadata(
+            ObjectKind.NODE, node_id, encoded, Locator.of(places)
+        )
         return where
 
     def _nodes(self, tree: TreeReader, parts: list[Leaf], level: int, near: list[Leaf] | None) -> None:
@@ -135,9 +136,9 @@ class TreeCopy:
             self._progress.advance(files=located.segment.files, bytes=located.segment.total_bytes)
             contents = (_content_of(entry) for entry in located.segment.entries())
             places = Locator.of(known[content] for content in contents if content is not None)
-            made, where_to = self._sink.put_segment(located.segment, places)
-            _check_same(made, leaf.id)
-            self._placed[leaf.id] = where_to
+            encoded = self._source.encode_segment(located.segment)
+            _check_same(SegmentId.hash(encoded), leaf.id)
+            self._placed[leaf.id] = self._sink.put_metadata(ObjectKind.SEGMENT, leaf.id, encoded, places)
 
     def _known(self, leaves: list[Leaf], near: list[Leaf]) -> dict[Id, Location]:
         """Return where the other store has contents of the base that may be in these segments too."""
@@ -214,7 +215,9 @@ class TreeCopy:
             places = [
                 made[child] if recipe.level else self._place(ChunkId(child)) for child in recipe.children()
             ]
-            recipe_id, where = self._sink.put_recipe(recipe, places)
+            encoded = recipe.encode()
+            recipe_id = RecipeId.hash(encoded)
+            where = self._sink.put_metadata(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(places))
             made[recipe_id] = where
         return where
 
@@ -244,6 +247,13 @@ class Receiver(Uploader):
     """Stores what a copy gives it. It writes an index now and then, so that a killed copy need not begin again."""
 
     _indexed = 0
+
+    def put_metadata(
+        self, kind: ObjectKind, object_id: Id, encoded: bytes, locator: Locator | None
+    ) -> Location:
+        if kind is ObjectKind.RECIPE:
+            self._whole.add(RecipeId(object_id))
+        return super().put_metadata(kind, object_id, encoded, locator)
 
     def find_content(self, entry: Entry) -> Location | None:
         """Return where the store has all of a file's content: its chunk or its recipe."""
@@ -322,7 +332,6 @@ class Plan:
 
     def __init__(self, target: Objects) -> None:
         self._indexes = target.indexes
-        self._encode = target.encode_segment
         self._compressor = Compressor()
         self._new: set[Id] = set()
         self.bytes = 0
@@ -350,27 +359,16 @@ class Plan:
                 self._new.add(piece.chunk)
                 self.bytes += where.stored
 
-    def put_recipe(self, recipe: Recipe, places: list[Location]) -> tuple[RecipeId, Location]:
-        encoded = recipe.encode()
-        recipe_id = RecipeId.hash(encoded)
-        return recipe_id, self._count(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(places))
-
-    def put_segment(self, segment: Segment, locator: Locator) -> tuple[SegmentId, Location]:
-        encoded = self._encode(segment)
-        segment_id = SegmentId.hash(encoded)
-        return segment_id, self._count(ObjectKind.SEGMENT, segment_id, encoded, locator)
-
-    def put_node(self, node: Node, locations: list[Location]) -> tuple[NodeId, Location]:
-        encoded = node.encode()
-        node_id = NodeId.hash(encoded)
-        return node_id, self._count(ObjectKind.NODE, node_id, encoded, Locator.of(locations))
-
-    def _count(self, kind: ObjectKind, object_id: Id, encoded: bytes, locator: Locator) -> Location:
+    def put_metadata(
+        self, kind: ObjectKind, object_id: Id, encoded: bytes, locator: Locator | None
+    ) -> Location:
         found = self._find(kind, object_id)
         if found is not None:
             return found
         self._new.add(object_id)
-        self.bytes += len(self._compressor.pack(encoded)[1]) + len(locator.encode())
+        self.bytes += len(self._compressor.pack(encoded)[1]) + (
+            0 if locator is None else len(locator.encode())
+        )
         return _NOWHERE
 
     def _find(self, kind: ObjectKind, object_id: Id) -> Location | None:

@@ -90,6 +90,14 @@ def read_record(decode: Callable[[bytes], T], store: Store, key: str, limit: int
         ) from None
 
 
+def record_or_none(decode: Callable[[bytes], T], store: Store, key: str) -> T | None:
+    """As `read_record`; None if there is none."""
+    try:
+        return read_record(decode, store, key)
+    except NotFound:
+        return None
+
+
 def decoded(decode: Callable[[bytes], T], data: bytes, what: str, object_id: Id) -> T:
     """Return the value in bytes that are those of `object_id`. Raises `IntegrityError` that names it, `Unsupported`."""
     try:

@@ -37,12 +37,12 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
-from dsv.format import envelope, keys
+from dsv.format import keys
 from dsv.format.records import MAX_COMMITS, ExpiryAction, ExpiryEntry, Feature, FeatureRule
-from dsv.repo.errors import may_write, put_back, read_record
+from dsv.repo.errors import may_write, put_back
 from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.repo.refs.branches import is_deleted_dataset
-from dsv.repo.refs.read import check_kept
+from dsv.repo.refs.read import check_kept, read_named
 from dsv.store.base import Put, ask_each, parsed
 from dsv.values.cached import cached
 from dsv.values.ids import Nonce
@@ -154,18 +154,8 @@ def freed_at_least(refs: Refs, dataset: DatasetName) -> set[CommitId]:
 
 def expiry_entry(refs: Refs, dataset: DatasetName, number: int) -> ExpiryEntry | None:
     """Return one entry; None where it was not put."""
-
-    def decode(data: bytes) -> ExpiryEntry:
-        entry = ExpiryEntry.decode(data)
-        if (entry.dataset, entry.number) != (dataset, number):
-            made_for = f"{entry.dataset} {entry.number}"
-            raise envelope.damaged("expiry", f"it was written for {made_for}, not for {dataset} {number}")
-        return entry
-
-    try:
-        return read_record(decode, refs.store, keys.expiry_key(dataset, number))
-    except NotFound:
-        return None
+    key = keys.expiry_key(dataset, number)
+    return read_named(ExpiryEntry.decode, refs.store, key, "expiry", {"dataset": dataset, "number": number})
 
 
 def expired(log: ExpiryLog, commit: CommitId) -> NotFound | None:

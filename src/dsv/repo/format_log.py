@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from dsv.errors import UPGRADE, Conflict, Denied, DsvError, IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.format import keys
 from dsv.format.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
-from dsv.repo.errors import put_back, read_record
+from dsv.repo.errors import put_back, record_or_none
 from dsv.store.base import Put, Store, both, parsed, together
 from dsv.store.open import BELOW, OpenStore, Unavailable, split_of
 from dsv.values.ids import Nonce, StoreId
@@ -447,11 +447,7 @@ def check_log(store: Store) -> None:
 
 
 def read_entry(store: Store, number: int) -> FormatEntry | None:
-    key = keys.format_key(number)
-    try:
-        return read_record(FormatEntry.decode, store, key)
-    except NotFound:
-        return None
+    return record_or_none(FormatEntry.decode, store, keys.format_key(number))
 
 
 def make_layout(store: Store, first: FormatEntry) -> None:

@@ -17,14 +17,14 @@ from blake3 import blake3
 from dsv.errors import UPGRADE, DsvError, IntegrityError, Unsupported, UsageError
 from dsv.format import keys
 from dsv.format.columns import cut
-from dsv.format.records import SessionVerdict, TagValue
+from dsv.format.records import SessionVerdict
 from dsv.fs.files import replace_file
 from dsv.repo.errors import put_back, read_record
 from dsv.repo.expiry import read_expiry
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import is_deleted_dataset
 from dsv.repo.repository import Repository
-from dsv.store.base import Item, Store, ask_each, batches, if_there, parsed, together
+from dsv.store.base import Item, Store, absent, ask_each, batches, if_there, parsed, together
 from dsv.values.ids import CommitId, IndexId, Nonce, SessionId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 
@@ -298,8 +298,9 @@ def _move(
 
 
 def _tag(repository: Repository, dataset: DatasetName, tag: TagName) -> Named:
-    value = read_record(TagValue.decode, repository.store, keys.tag_key(dataset, tag))
-    repository.refs.check_names("tag", (value.dataset, value.tag), (dataset, tag))
+    value = repository.refs.tag_value(dataset, tag)
+    if value is None:
+        raise absent(repository.store.url, keys.tag_key(dataset, tag))
     return [(dataset, value.commit)]
 
 

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, IntegrityError, NotFound
-from dsv.format import envelope, keys
+from dsv.format import keys
 from dsv.format.records import (
     DELETE_DATASET,
     MERGE,
@@ -25,11 +25,11 @@ from dsv.format.records import (
     Limits,
     RefEntry,
 )
-from dsv.repo.errors import put_back, read_record
+from dsv.repo.errors import put_back
 from dsv.repo.format_log import EXPIRED_COMMITS
-from dsv.repo.refs.read import changed, check_kept, latest, never_again, parts
+from dsv.repo.refs.read import changed, check_kept, latest, never_again, parts, read_named
 from dsv.repo.refs.tags import Tags, named_parts
-from dsv.store.base import Put, both, together
+from dsv.store.base import Put, absent, both, together
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
@@ -127,36 +127,20 @@ def gap(head: Head, number: int) -> IntegrityError:
 
 def _newest_rule(store: Store, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule:
     """Return the last rule of a branch, searched by number from one that exists. Needs no listing."""
-    rule, later = both(
-        partial(_read_rule, store, dataset, branch, number),
-        partial(_rule_or_none, store, dataset, branch, number + 1),
-    )
+    read = partial(_read_rule, store, dataset, branch)
+    rule, later = both(partial(read, number), partial(read, number + 1))
+    if rule is None:
+        raise absent(store.url, keys.branch_rule_key(dataset, branch, number))
     while later is not None:
         rule, number = later, number + 1
-        later = _rule_or_none(store, dataset, branch, number + 1)
+        later = read(number + 1)
     return rule
 
 
-def _rule_or_none(store: Store, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule | None:
-    try:
-        return _read_rule(store, dataset, branch, number)
-    except NotFound:
-        return None
-
-
-def _read_rule(store: Store, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule:
-    """Raise `NotFound`, and `IntegrityError` for a rule that was written for another key."""
-
-    def decode(data: bytes) -> BranchRule:
-        rule = BranchRule.decode(data)
-        if (rule.dataset, rule.branch, rule.number) != (dataset, branch, number):
-            raise envelope.damaged(
-                "branch-rule",
-                f"it was written for {rule.dataset} {rule.branch} {rule.number}, not for {dataset} {branch} {number}",
-            )
-        return rule
-
-    return read_record(decode, store, keys.branch_rule_key(dataset, branch, number))
+def _read_rule(store: Store, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule | None:
+    key = keys.branch_rule_key(dataset, branch, number)
+    names: dict[str, object] = {"dataset": dataset, "branch": branch, "number": number}
+    return read_named(BranchRule.decode, store, key, "branch-rule", names)
 
 
 def refused_mover(limits: Limits, author: str, *, merge: bool) -> str | None:
@@ -412,7 +396,7 @@ class Refs(Tags):
         """Return the newest rule of a branch; None if it never had one."""
         known = self._rules.get((dataset, branch))
         if known is not None:
-            later = _rule_or_none(self._store, dataset, branch, known.number + 1)
+            later = _read_rule(self._store, dataset, branch, known.number + 1)
             number = None if later is None else later.number
         else:
             self._beginning(dataset, branch)
@@ -467,7 +451,7 @@ class Refs(Tags):
         branch = rule.dataset, rule.branch
         what = f"the rule of branch {rule.branch} of {rule.dataset}"
         key = keys.branch_rule_key(*branch, rule.number)
-        read = partial(_rule_or_none, self._store, *branch, rule.number)
+        read = partial(_read_rule, self._store, *branch, rule.number)
         check = partial(check_kept, read, self._store.url, key, what, rule)
         won = self.put(key, rule.encode(), what, check) is Put.WON
         if won:
@@ -584,13 +568,6 @@ class Refs(Tags):
         """Return one move of a branch; None where it was not made."""
         if number > keys.LAST_MOVE:
             return None
-
-        def decode(data: bytes) -> RefEntry:
-            entry = RefEntry.decode(data)
-            self.check_names("ref", (entry.dataset, entry.branch, entry.number), (dataset, branch, number))
-            return entry
-
-        try:
-            return read_record(decode, self._store, keys.branch_key(dataset, branch, number))
-        except NotFound:
-            return None
+        key = keys.branch_key(dataset, branch, number)
+        names: dict[str, object] = {"dataset": dataset, "branch": branch, "number": number}
+        return read_named(RefEntry.decode, self._store, key, "ref", names, older=not self.named)

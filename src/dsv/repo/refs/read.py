@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from heapq import nlargest
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from dsv.errors import Conflict, Denied, IntegrityError, NotFound, OutcomeUnknown, Unreachable
-from dsv.format import keys
+from dsv.format import envelope, keys
 from dsv.format.records import (
     BranchRule,
     DatasetErased,
@@ -20,7 +20,7 @@ from dsv.format.records import (
     TagValue,
     erased_id,
 )
-from dsv.repo.errors import ONE_WINS_AGAIN, read_record
+from dsv.repo.errors import ONE_WINS_AGAIN, record_or_none
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
@@ -31,11 +31,38 @@ if TYPE_CHECKING:
 
 def tombstone(store: Store, store_id: StoreId, dataset: DatasetName) -> DatasetErased | None:
     """Return the tombstone of a dataset, if it was erased."""
-    key = keys.erased_key(erased_id(store_id, dataset))
-    try:
-        return read_record(DatasetErased.decode, store, key)
-    except NotFound:
-        return None
+    return record_or_none(DatasetErased.decode, store, keys.erased_key(erased_id(store_id, dataset)))
+
+
+R = TypeVar("R")
+
+
+def read_named(
+    decode: Callable[[bytes], R],
+    store: Store,
+    key: str,
+    kind: str,
+    names: dict[str, object],
+    *,
+    older: bool = False,
+) -> R | None:
+    """Return the record under a key; None if there is none. Raises `IntegrityError` if it was written for another key.
+
+    names: the members that say for which. older: it may lack them.
+    """
+
+    def checked(data: bytes) -> R:
+        record = decode(data)
+        carried = [getattr(record, name) for name in names]
+        if carried != [*names.values()] and not (older and carried[0] is None):
+            of = (
+                " ".join(map(str, carried)) if carried[0] is not None else "a store that keeps no names in it"
+            )
+            wanted = " ".join(map(str, names.values()))
+            raise envelope.damaged(kind, f"it was written for {of}, not for {wanted}")
+        return record
+
+    return record_or_none(checked, store, key)
 
 
 def gone(dataset: DatasetName, found: DatasetErased, url: str) -> NotFound:

@@ -20,14 +20,14 @@ from dsv.errors import (
     Unreachable,
     UsageError,
 )
-from dsv.format import envelope, keys
+from dsv.format import keys
 from dsv.format.envelope import RECORD_MAX
 from dsv.format.records import TagDeleted, TagValue
-from dsv.repo.errors import ONE_WINS_AGAIN, denial_named, read_record
+from dsv.repo.errors import ONE_WINS_AGAIN, denial_named, record_or_none
 from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, read_entry, read_format
-from dsv.repo.refs.read import check_kept, gone, parts, tombstone
+from dsv.repo.refs.read import check_kept, gone, parts, read_named, tombstone
 from dsv.repo.tracking import Answers
-from dsv.store.base import Put, ask_each, both
+from dsv.store.base import Put, absent, ask_each, both
 from dsv.store.open import names_of
 from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
@@ -79,11 +79,8 @@ class Tags:
 
     def tag(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
         """Return what the tag names; None where it never was or is deleted."""
-        try:
-            value, deleted = both(
-                partial(self._tag_value, dataset, tag), partial(self._tombstone, dataset, tag)
-            )
-        except NotFound:
+        value, deleted = both(partial(self.tag_value, dataset, tag), partial(self._tombstone, dataset, tag))
+        if value is None:
             return None
         self.answers.add_tag(dataset, tag, None if deleted else value.commit)
         return None if deleted else value
@@ -101,12 +98,12 @@ class Tags:
             value = replace(value, dataset=dataset, tag=tag)
         what = f"tag {tag} of {dataset}"
         key = keys.tag_key(dataset, tag)
-        check = partial(
-            check_kept, partial(self._value_or_none, dataset, tag), self._store.url, key, what, value
-        )
+        check = partial(check_kept, partial(self.tag_value, dataset, tag), self._store.url, key, what, value)
         if self.put(key, value.encode(), what, check) is Put.LOST:
-            existing = self._tag_value(dataset, tag)
+            existing = self.tag_value(dataset, tag)
             self._refuse_deleted(dataset, tag)
+            if existing is None:
+                raise absent(self._store.url, key)
             if existing.commit != value.commit:
                 raise Conflict(
                     f"tag {tag} of {dataset} already names {str(existing.commit)[:12]}, and a tag never moves",
@@ -195,19 +192,12 @@ class Tags:
                 hint=ONE_WINS_AGAIN,
             )
 
-    def _value_or_none(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
-        try:
-            return self._tag_value(dataset, tag)
-        except NotFound:
-            return None
-
-    def _tag_value(self, dataset: DatasetName, tag: TagName) -> TagValue:
-        def decode(data: bytes) -> TagValue:
-            value = TagValue.decode(data)
-            self.check_names("tag", (value.dataset, value.tag), (dataset, tag))
-            return value
-
-        return read_record(decode, self._store, keys.tag_key(dataset, tag))
+    def tag_value(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
+        """Return what a tag was set to, though it may be deleted; None if it never was."""
+        return read_named(
+            TagValue.decode, self._store, keys.tag_key(dataset, tag), "tag",
+            {"dataset": dataset, "tag": tag}, older=not self.named,
+        )  # fmt: skip
 
     def no_name(self, dataset: DatasetName, name: str, what: str = "branch") -> NotFound:
         """For a name that no branch has; it may be a tag's, or have been one's. what: what was looked for."""
@@ -239,19 +229,7 @@ class Tags:
 
     def deletion(self, dataset: DatasetName, tag: TagName) -> TagDeleted | None:
         """Return the record by which a tag was deleted; None if it was not."""
-        try:
-            return read_record(TagDeleted.decode, self._store, keys.tag_deleted_key(dataset, tag))
-        except NotFound:
-            return None
-
-    def check_names(self, kind: str, carried: tuple[object, ...], expected: tuple[object, ...]) -> None:
-        """Raise `IntegrityError` for an entry that was written for another key."""
-        if carried == expected or (carried[0] is None and not self.named):
-            return
-        made_for = (
-            " ".join(map(str, carried)) if carried[0] is not None else "a store that keeps no names in it"
-        )
-        raise envelope.damaged(kind, f"it was written for {made_for}, not for {' '.join(map(str, expected))}")
+        return record_or_none(TagDeleted.decode, self._store, keys.tag_deleted_key(dataset, tag))
 
 
 def named_parts(kind: type[Name], parts: Iterable[str]) -> list[Name]:

@@ -146,7 +146,7 @@ def test_everything_evicted_leaves_nothing_behind(ann: Person, folder: Path) -> 
     root = CacheRoot(folder)
     for name in ("claims", "fill", "room"):
         assert list((root.dot / name).iterdir()) == []
-    assert evict(ann.context(), folder, everything=True).evicted == ()
+    assert evict(ann.context(), folder, everything=True).evicted == []
 
 
 def test_the_store_may_be_away(ann: Person, folder: Path, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_what_is_used_by_a_run_stays_and_lets_others_wait_for_room(ann: Person, 
 
 def test_limits_and_flags(ann: Person, folder: Path) -> None:
     one(ann, folder)
-    assert evict(ann.context(), folder).evicted == ()
+    assert evict(ann.context(), folder).evicted == []
     report = evict(ann.context(), folder, unused_for=0.0, dry_run=True)
     assert len(report.evicted) == 1 and "unused for" in report.evicted[0].reason
     hold(ann.context(), folder, [Target.parse("scans")])
@@ -270,7 +270,7 @@ def test_files_that_do_not_belong_are_reported_and_go_too(ann: Person, folder: P
 
 
 def test_an_empty_cache_and_one_that_is_not_there(ann: Person, folder: Path) -> None:
-    assert cached(folder).items == () and evict(ann.context(), folder, everything=True).evicted == ()
+    assert cached(folder).items == () and evict(ann.context(), folder, everything=True).evicted == []
     assert not folder.exists()
     with pytest.raises(NotFound):
         evict(ann.context(), folder, [Target.parse("scans")])

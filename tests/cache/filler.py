@@ -19,8 +19,8 @@ from dsv.cache.fill import files, parts, workers
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.helper_process import HelperSpec
 from dsv.cache.fill.plan import FillRequest
-from dsv.cache.fill.reservations import Need
 from dsv.cache.leases import Lease
+from dsv.cache.policy import Need
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError
 from dsv.values.ids import CommitId

@@ -74,7 +74,7 @@ def evictor(line: Line) -> None:
         line.wait()
         result = evict(root, CacheSettings(), ALL)
         kept = "; ".join(one.reason for one in result.kept)
-        line.say(f"evicted {len(result.evicted)} kept {kept} failures {len(result.failures)}")
+        line.say(f"evicted {len(result.evicted)} kept {kept} failures {len(result.failed)}")
 
 
 def old_commits(line: Line, count: str) -> None:

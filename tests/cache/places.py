@@ -10,7 +10,7 @@ import pytest
 
 from dsv.cache import evict as eviction
 from dsv.cache import leases
-from dsv.cache.fill.reservations import Need
+from dsv.cache.policy import Need
 from dsv.cache.record import Filled, write_record
 from dsv.cache.root import FILE_TIME, CacheRoot, Place
 from dsv.cache.settings import CacheSettings, prepare_cache
@@ -75,12 +75,10 @@ def everything_below(path: Path) -> list[str]:
     return sorted(str(one.relative_to(path)) for one in path.rglob("*"))
 
 
-def ensure_room(
-    root: CacheRoot, settings: CacheSettings, dataset: str, need: Need
-) -> eviction.EvictionResult:
+def ensure_room(root: CacheRoot, settings: CacheSettings, need: Need) -> eviction.EvictionResult:
     """Do as `RoomMaker` does the first time, with these settings."""
-    request = eviction.request_of(dataset, need)
     remembered = eviction.remember(root)
-    if not eviction.take_stock(root, request, remembered).planner(settings, request).exceeded():
+    inventory = eviction.look(root, remembered)
+    if not eviction.planner_of(root, settings, eviction.EvictionRequest(need=need), inventory).exceeded():
         return eviction.EvictionResult()
-    return eviction.evict_for(root, settings, request, need, remembered)
+    return eviction.evict_for(root, settings, need, remembered)

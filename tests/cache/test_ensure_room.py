@@ -14,13 +14,12 @@ from tests.cache.places import ensure_room, make_root, place, publish
 from dsv.cache import evict as eviction
 from dsv.cache import inventory
 from dsv.cache.claims import read_claims
-from dsv.cache.evict import RoomMaker, evict, evict_from, take_stock
+from dsv.cache.evict import RoomMaker, evict, evict_from
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
-from dsv.cache.fill.reservations import Need
 from dsv.cache.inventory import take_inventory
 from dsv.cache.leases import Lease
-from dsv.cache.policy import EvictionRequest
+from dsv.cache.policy import EvictionRequest, Need
 from dsv.cache.root import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, Limits
 from dsv.errors import NoRoom
@@ -93,7 +92,7 @@ def test_a_fill_takes_no_inventory_if_the_owner_limits_no_content(
     root.settings_file.chmod(0o644)
     root.settings_file.write_text('unused_for = "1d"\nmin_free = "1k"\n')
     publish(root, place(1), {"a": b"1"}, age=1e6)
-    asked = fill_looking_all_the_time(root, World(tmp_path / "world"), RoomMaker(root, "xrays"), monkeypatch)
+    asked = fill_looking_all_the_time(root, World(tmp_path / "world"), RoomMaker(root), monkeypatch)
     assert asked > 3
     assert looks.inventories == 0
 
@@ -103,7 +102,7 @@ def test_a_fill_takes_one_inventory_if_the_owner_limits_the_content(
 ) -> None:
     root.settings_file.chmod(0o644)
     root.settings_file.write_text('max_size = "1T"\n')
-    maker = RoomMaker(root, "xrays", looks.clock)
+    maker = RoomMaker(root, looks.clock)
     assert fill_looking_all_the_time(root, World(tmp_path / "world"), maker, monkeypatch) > 3
     assert looks.inventories == 1
 
@@ -116,7 +115,7 @@ def test_an_inventory_takes_at_most_a_hundredth_of_the_time(
 ) -> None:
     root.settings_file.chmod(0o644)
     root.settings_file.write_text(limit + "\n")
-    maker = RoomMaker(root, "xrays", looks.clock)
+    maker = RoomMaker(root, looks.clock)
     maker(SMALL)
     looks.time += 199.0
     maker(SMALL)
@@ -130,7 +129,7 @@ def test_limits_that_change_during_a_fill_are_kept(root: CacheRoot, looks: Looks
     old = publish(root, place(1), {"a": bytes(100_000)}, age=5)
     root.settings_file.chmod(0o644)
     root.settings_file.write_text('max_size = "1T"\n')
-    maker = RoomMaker(root, "xrays", looks.clock)
+    maker = RoomMaker(root, looks.clock)
     maker(SMALL)
     root.settings_file.write_text('max_size = "150k"\n')
     maker(SMALL)
@@ -145,7 +144,7 @@ def test_a_limit_that_is_exceeded_is_acted_upon_at_once(root: CacheRoot, looks: 
     old = publish(root, place(1), {"a": bytes(100_000)}, age=5)
     root.settings_file.chmod(0o644)
     root.settings_file.write_text('max_size = "300k"\n')
-    maker = RoomMaker(root, "xrays", looks.clock)
+    maker = RoomMaker(root, looks.clock)
     maker(SMALL)
     maker(SMALL)
     assert looks.inventories == 1
@@ -156,7 +155,7 @@ def test_a_limit_that_is_exceeded_is_acted_upon_at_once(root: CacheRoot, looks: 
 def test_making_room_takes_two_inventories_and_one_sweep(root: CacheRoot, looks: Looks) -> None:
     """The first shows that there is no room. The one after the sweep serves both the preview and the eviction."""
     old = publish(root, place(1), {"a": bytes(100_000)}, age=5)
-    result = ensure_room(root, CacheSettings(limits=Limits(max_size=150_000)), "xrays", SMALL)
+    result = ensure_room(root, CacheSettings(limits=Limits(max_size=150_000)), SMALL)
     assert [one.candidate.place for one in result.evicted] == [place(1)]
     assert not old.exists()
     assert (looks.inventories, looks.sweeps) == (2, 1)
@@ -174,7 +173,7 @@ def test_a_commit_that_was_filled_anew_since_it_was_read_is_not_evicted_for_its_
     root: CacheRoot,
 ) -> None:
     publish(root, place(1), {"a": b"1"}, age=50)
-    before = take_stock(root, EvictionRequest())
+    before = take_inventory(root)
     evict(root, CacheSettings(), EvictionRequest(everything=True))
     anew = publish(root, place(1), {"a": b"1"}, age=50)
     (kept,) = evict_from(root, CacheSettings(), EvictionRequest(everything=True), before).kept

@@ -17,11 +17,10 @@ from tests.cache.places import ensure_room, make_root, place, publish
 
 from dsv.cache import cleanup
 from dsv.cache.claims import Intent, IntentRecord, Owner
-from dsv.cache.evict import Evicted, disk_now, evict, preview
-from dsv.cache.fill.reservations import Need
+from dsv.cache.evict import disk_now, evict, preview
 from dsv.cache.inventory import take_inventory
 from dsv.cache.leases import Lease
-from dsv.cache.policy import EvictionRequest
+from dsv.cache.policy import Eviction, EvictionRequest, Need
 from dsv.cache.record import Extent
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
@@ -58,7 +57,7 @@ def nothing_is_left(root: CacheRoot) -> bool:
 def test_the_least_recently_used_is_evicted_first_until_the_limit_holds(root: CacheRoot) -> None:
     for number in range(4):
         publish(root, place(number), {"a": bytes(100_000)}, age=(4 - number) * 100)
-    heard: list[Evicted] = []
+    heard: list[Eviction] = []
     result = evict(
         root, CacheSettings(limits=Limits(max_size=210_000)), EvictionRequest(), on_evicted=heard.append
     )
@@ -170,10 +169,10 @@ def test_two_evicts_at_once_are_safe_and_count_each_commit_once(root: CacheRoot)
 from pathlib import Path
 from dsv.cache.evict import evict
 from dsv.cache.root import CacheRoot
-from dsv.cache.policy import EvictionRequest
+from dsv.cache.policy import Eviction, EvictionRequest
 from dsv.cache.settings import CacheSettings
 result = evict(CacheRoot(Path({str(root.path)!r})), CacheSettings(), EvictionRequest(everything=True))
-assert not result.failures, result.failures
+assert not result.failed, result.failed
 print(len(result.evicted), result.freed.bytes)
 """
     running = [
@@ -189,7 +188,7 @@ def test_a_commit_used_since_the_plan_was_made_stays(root: CacheRoot) -> None:
     visible = publish(root, place(1), {"a": b"1"}, age=1e6)
     publish(root, place(2), {"a": b"1"}, age=1e6 - 1)
 
-    def use_the_second(_: Evicted) -> None:
+    def use_the_second(_: Eviction) -> None:
         with Lease.take(root, place(2), "run") as lease:
             assert lease.confirm()
 
@@ -203,17 +202,17 @@ def test_room_for_a_fill_is_made_or_refused(root: CacheRoot) -> None:
     publish(root, place(2), {"a": bytes(100_000)}, age=4)
     limited = CacheSettings(limits=Limits(unused_for=1.0, max_size=320_000))
     need = Need(place(3), 100_000, 1)
-    assert ensure_room(root, limited, "xrays", need).evicted == [], "age is no reason while there is room"
+    assert ensure_room(root, limited, need).evicted == [], "age is no reason while there is room"
     big = Need(place(3), 150_000, 1, frozenset({place(1)}))
-    assert [one.candidate.place for one in ensure_room(root, limited, "xrays", big).evicted] == [place(2)]
+    assert [one.candidate.place for one in ensure_room(root, limited, big).evicted] == [place(2)]
     with (
         Lease.take(root, place(1), "run"),
         pytest.raises(NoRoom, match=r"max_size is 320 kB; in use or held: 1 cached commit$"),
     ):
-        ensure_room(root, limited, "xrays", Need(place(3), 300_000, 1))
+        ensure_room(root, limited, Need(place(3), 300_000, 1))
     disk = disk_now(root)
     with pytest.raises(NoRoom, match="are free"):
-        ensure_room(root, CacheSettings(), "xrays", Need(place(3), disk.total * 2, 1))
+        ensure_room(root, CacheSettings(), Need(place(3), disk.total * 2, 1))
 
 
 def test_nothing_is_due_of_50_commits(root: CacheRoot) -> None:
@@ -368,7 +367,7 @@ def test_a_full_disk_does_not_keep_from_evicting(tmp_path: Path) -> None:
         lease.renew()
         assert before.isdisjoint(root.claims(place(2)).glob("lease-*"))
         result = evict(root, CacheSettings(), ALL)
-        assert result.failures == {} and [one.candidate.place for one in result.evicted] == [place(1)]
+        assert result.failed == [] and [one.candidate.place for one in result.evicted] == [place(1)]
         assert "in use by run" in result.kept[0].reason
         lease.release()
     finally:

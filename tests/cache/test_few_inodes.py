@@ -15,10 +15,9 @@ from dsv.cache.evict import disk_now, evict, preview
 from dsv.cache.fill import reservations
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
-from dsv.cache.fill.reservations import Need
 from dsv.cache.leases import Lease
-from dsv.cache.policy import EvictionRequest
-from dsv.cache.record import Cached, Extent
+from dsv.cache.policy import EvictionRequest, Need
+from dsv.cache.record import Cached
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.errors import NoRoom
@@ -50,7 +49,7 @@ def world(tmp_path: Path) -> World:
 
 def cache_it(root: CacheRoot, world: World, commit: CommitId) -> Cached:
     def make_room(need: Need) -> None:
-        ensure_room(root, CacheSettings(), "xrays", need)
+        ensure_room(root, CacheSettings(), need)
 
     source = FakeSource(world.folder, str(commit))
     return fill(root, FillRequest("xrays", commit, STORE), source, ensure_room=make_room)
@@ -111,7 +110,7 @@ def test_there_is_no_limit_of_inodes_if_the_file_system_reports_none(
     disk.limit()
     assert os.statvfs(disk.path).f_files == 0, "as a tmpfs without a limit says"
     assert disk_now(root).free_files is None
-    assert preview(root, CacheSettings(), EvictionRequest(need=Extent(0, 10**9))).exceeded == []
+    assert preview(root, CacheSettings(), EvictionRequest(need=Need(place(99), 0, 10**9))).exceeded == []
 
 
 def test_folders_are_counted_before_anything_is_fetched(

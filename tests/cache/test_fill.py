@@ -13,7 +13,7 @@ from dsv.cache.fill import directory, files, place_files
 from dsv.cache.fill.directory import finalize
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest, make_plan
-from dsv.cache.fill.reservations import Need
+from dsv.cache.policy import Need
 from dsv.cache.record import Cached, read_record, record_path
 from dsv.cache.root import FILE_TIME, CacheRoot
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unreachable

@@ -17,7 +17,7 @@ from dsv.cache import record
 from dsv.cache.fill import files, parts, place_files
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
-from dsv.cache.fill.reservations import Need
+from dsv.cache.policy import Need
 from dsv.cache.record import Cached
 from dsv.cache.root import CacheRoot
 from dsv.fs import system

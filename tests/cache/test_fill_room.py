@@ -21,9 +21,9 @@ from tests.waiting import PATIENCE
 from dsv.cache.fill import parts, reservations
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
-from dsv.cache.fill.reservations import Need
 from dsv.cache.fill.workers import Heartbeat, read_workers
 from dsv.cache.leases import Lease
+from dsv.cache.policy import Need
 from dsv.cache.record import used_until
 from dsv.cache.root import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, Limits
@@ -217,7 +217,7 @@ class Owner:
     most: int
 
     def __call__(self, need: Need, /) -> None:
-        ensure_room(self.root, CacheSettings(limits=Limits(max_size=self.most)), "xrays", need)
+        ensure_room(self.root, CacheSettings(limits=Limits(max_size=self.most)), need)
 
 
 def test_a_commit_that_fits_only_without_its_donor_takes_nothing_from_it(
@@ -302,5 +302,5 @@ def test_the_room_that_an_eviction_frees_is_known_before_it(tmp_path: Path) -> N
     publish(root, place(2), files, age=5, links=old)
     settings = CacheSettings(limits=Limits(max_size=15 * 102_400))
     with Lease.take(root, place(2), "run"), pytest.raises(NoRoom, match="max_size"):
-        ensure_room(root, settings, "xrays", Need(place(3), 6 * 102_400, 6))
+        ensure_room(root, settings, Need(place(3), 6 * 102_400, 6))
     assert old.exists()

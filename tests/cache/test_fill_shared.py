@@ -21,8 +21,9 @@ from dsv.cache.claims import read_claims
 from dsv.cache.fill import helper_process
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
-from dsv.cache.fill.reservations import Need, reservations
+from dsv.cache.fill.reservations import reservations
 from dsv.cache.fill.workers import read_workers
+from dsv.cache.policy import Need
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
 from dsv.values.ids import CommitId

@@ -18,7 +18,7 @@ from tests.exhaustive import following, is_full
 from dsv.cache.fill import files, reservations
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
-from dsv.cache.fill.reservations import Need
+from dsv.cache.policy import Need
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.errors import NoRoom
@@ -85,7 +85,7 @@ class Scene:
 
     def fill(self, root: CacheRoot, commit: CommitId) -> Path:
         def make_room(need: Need) -> None:
-            ensure_room(root, CacheSettings(), "xrays", need)
+            ensure_room(root, CacheSettings(), need)
 
         source = FakeSource(self.world.folder, str(commit))
         return fill(root, FillRequest("xrays", commit, STORE), source, ensure_room=make_room, jobs=1).path

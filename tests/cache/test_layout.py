@@ -307,7 +307,7 @@ def _prepared(root: CacheRoot) -> CacheRoot:
 
 def _evicts(root: CacheRoot, count: int) -> None:
     result = evict(root, CacheSettings(), EvictionRequest())
-    assert len(result.evicted) == count, (result.kept, result.failures)
+    assert len(result.evicted) == count, (result.kept, result.failed)
 
 
 def _is_denied(act: Callable[[], object]) -> None:

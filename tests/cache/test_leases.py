@@ -20,7 +20,8 @@ from tests.waiting import until
 
 from dsv.cache import claims, leases
 from dsv.cache.claims import Fired, Intent, LeaseName, read_claims
-from dsv.cache.evict import evict, evict_from, take_stock
+from dsv.cache.evict import evict, evict_from
+from dsv.cache.inventory import take_inventory
 from dsv.cache.leases import Lease, end_hold, find_holds, hold
 from dsv.cache.policy import EvictionRequest
 from dsv.cache.root import CacheRoot
@@ -276,7 +277,7 @@ def test_holds_without_an_end_protect_and_have_a_reason_and_an_owner(root: Cache
     foreign = msgspec.structs.replace(record, id="f" * 32, user="ann")
     root.write_once(root.claims(place()) / f"pin-{foreign.id}", msgspec.json.encode(foreign))
     (mine,) = find_holds(root, [place()])
-    assert (mine.id, mine.claim) == (record.id, record)
+    assert mine.claim == record
     end_hold(root, mine)
     (other,) = find_holds(root, [place()], everyone=True)
     assert other.claim == foreign
@@ -427,7 +428,7 @@ def test_an_evictor_respects_a_lease_that_one_listing_lacks(
 ) -> None:
     """All names are left out, or all but the evictor's own."""
     publish(root, place(), {"a": b"1"}, age=1e6)
-    stock = take_stock(root, ALL)
+    stock = take_inventory(root)
     lease = Lease.take(root, place(), "run")
     assert lease.confirm()
     declare = Intent.declare

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dsv.cache.policy import Candidate, Disk, Due, EvictionRequest, Planner
+from dsv.cache.policy import Candidate, Disk, Eviction, EvictionRequest, Need, Planner
 from dsv.cache.record import Extent
 from dsv.cache.root import Place
 from dsv.cache.settings import Amount, CacheSettings, DatasetRule, Limits
@@ -33,8 +33,8 @@ def candidate(
 class Plan:
     """What went, in order, with what each freed; what stays; the limits that are exceeded all the same."""
 
-    evicted: list[tuple[Due, Extent]] = field(default_factory=list)
-    kept: list[Due] = field(default_factory=list)
+    evicted: list[tuple[Eviction, Extent]] = field(default_factory=list)
+    kept: list[Eviction] = field(default_factory=list)
     exceeded: list[str] = field(default_factory=list)
 
     @property
@@ -120,14 +120,19 @@ def test_files_are_a_limit_of_their_own() -> None:
 def test_free_inodes_are_room_too() -> None:
     few = replace(ROOMY, free_files=94, reserved=Extent(0, 20))
     full = [replace(candidate(n, 100 - n), room=Extent(1, 10)) for n in range(4)]
-    wish = EvictionRequest(need=Extent(1, 35), dataset="xrays")
+    wish = EvictionRequest(need=Need(Place("xrays", "99" * 32), 1, 35))
     plan = plan_eviction(full, settings(), few, NOW, wish)
     assert [due.candidate for due, _ in plan.evicted] == full[:3] and plan.exceeded == []
     assert plan.evicted[0][0].reason == "94 inodes are free, 119 are needed"
     used = [replace(one, claim="in use") for one in full]
     refused = plan_eviction(used, settings(), few, NOW, wish)
     assert refused.exceeded == ["94 inodes are free, 119 are needed"]
-    assert plan_eviction(full, settings(), few, NOW, replace(wish, need=Extent(1, 10))).evicted == []
+    assert (
+        plan_eviction(
+            full, settings(), few, NOW, replace(wish, need=replace(wish.need, bytes=1, files=10))
+        ).evicted
+        == []
+    )
     untold = replace(few, free_files=None)
     assert plan_eviction(full, settings(), untold, NOW, wish).evicted == []
     assert plan_eviction(full, settings(), replace(ROOMY, free_files=0), NOW).evicted == []
@@ -150,7 +155,7 @@ def test_a_dataset_has_its_own_limits() -> None:
 
 def test_making_room_is_no_reason_to_go_by_age_and_keeps_its_donors() -> None:
     entries = [candidate(1, 3 * DAY), candidate(2, 2 * DAY), candidate(3, DAY * 1.5)]
-    wish = EvictionRequest(need=Extent(50, 1), dataset="xrays", keep=frozenset([entries[0].place]))
+    wish = EvictionRequest(need=Need(Place("xrays", "99" * 32), 50, 1, frozenset([entries[0].place])))
     assert plan_eviction(entries, settings(unused_for=DAY, max_size=1000), ROOMY, NOW, wish).evicted == []
     plan = plan_eviction(entries, settings(unused_for=DAY, max_size=300), ROOMY, NOW, wish)
     assert [due.candidate for due, _ in plan.evicted] == [entries[1]]
@@ -164,13 +169,13 @@ def test_room_for_a_commit_is_no_matter_of_another_datasets_max_size() -> None:
         candidate(1, 50, 100, "scans", claim="held by ann"), candidate(2, 40, 100, "scans", claim="in use"),
         candidate(3, 30, 100), candidate(4, 20, 100),
     ]  # fmt: skip
-    room = EvictionRequest(need=Extent(100, 1), dataset="xrays")
+    room = EvictionRequest(need=Need(Place("xrays", "99" * 32), 100, 1))
     plan = plan_eviction(entries, owner, ROOMY, NOW, room)
     assert plan.evicted == [] and plan.exceeded == []
     assert plan_eviction(entries, owner, ROOMY, NOW).exceeded == ["scans takes 200 B, its max_size is 150 B"]
     loose = [replace(one, claim=None) for one in entries]
     assert plan_eviction(loose, owner, ROOMY, NOW, room).evicted == [], "it needs nothing of them"
-    more = plan_eviction(loose, owner, ROOMY, NOW, replace(room, need=Extent(150, 1)))
+    more = plan_eviction(loose, owner, ROOMY, NOW, replace(room, need=replace(room.need, bytes=150, files=1)))
     assert [due.candidate for due, _ in more.evicted] == [loose[2]], "its own max_size counts"
     whole = owner.tightened(Limits(max_size=450))
     assert [due.candidate for due, _ in plan_eviction(loose, whole, ROOMY, NOW, room).evicted] == [loose[0]]
@@ -182,9 +187,14 @@ def test_room_for_a_commit_is_no_matter_of_another_datasets_max_size() -> None:
 
 def test_a_datasets_max_size_counts_for_its_first_commit_too() -> None:
     owner = CacheSettings(datasets={"scans": DatasetRule(max_size=150)})
-    wish = EvictionRequest(need=Extent(200, 1), dataset="scans")
+    wish = EvictionRequest(need=Need(Place("scans", "99" * 32), 200, 1))
     assert plan_eviction([], owner, ROOMY, NOW, wish).exceeded == ["scans takes 200 B, its max_size is 150 B"]
-    assert plan_eviction([], owner, ROOMY, NOW, replace(wish, need=Extent(150, 1))).exceeded == []
+    assert (
+        plan_eviction(
+            [], owner, ROOMY, NOW, replace(wish, need=replace(wish.need, bytes=150, files=1))
+        ).exceeded
+        == []
+    )
 
 
 AGES = st.none() | st.floats(0, 10 * DAY)

@@ -13,8 +13,8 @@ from dsv.cache.claims import LeaseName, LeaseRecord, Owner
 from dsv.cache.fill import reservations
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
-from dsv.cache.fill.reservations import Need
 from dsv.cache.leases import Lease
+from dsv.cache.policy import Need
 from dsv.cache.root import CacheRoot
 
 FILL = "f" * 32

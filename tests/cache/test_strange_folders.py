@@ -16,10 +16,9 @@ from dsv.api.cached import cached
 from dsv.cache.evict import evict
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
-from dsv.cache.fill.reservations import Need
 from dsv.cache.inventory import take_inventory
 from dsv.cache.names import bind
-from dsv.cache.policy import EvictionRequest
+from dsv.cache.policy import EvictionRequest, Need
 from dsv.cache.record import Cached
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
@@ -79,7 +78,7 @@ def as_nobody(do: Callable[[], None]) -> None:
 
 def cache_it(root: CacheRoot, world: World, commit: CommitId, dataset: str = "xrays") -> Cached:
     def room(need: Need) -> None:
-        ensure_room(root, CacheSettings(), dataset, need)
+        ensure_room(root, CacheSettings(), need)
 
     source = FakeSource(world.folder, str(commit))
     return fill(root, FillRequest(dataset, commit, STORE), source, ensure_room=room)
@@ -130,7 +129,7 @@ def test_a_dataset_whose_owner_closed_it_counts_and_stays(root: CacheRoot, world
         assert [(one.candidate.dataset, one.reason) for one in result.kept] == [
             ("theirs", "in a folder that may not be read")
         ]
-        assert len(result.exceeded) == 1 and result.failures == {}
+        assert len(result.exceeded) == 1 and result.failed == []
 
     as_nobody(person)
     assert [one.place for one in take_inventory(root).visible] == [place(1, "theirs")]

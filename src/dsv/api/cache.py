@@ -162,7 +162,7 @@ class Stager:
                 self.root,
                 FillRequest(found.place.dataset, found.commit, found.store, found.selection),
                 self.targets.source(),
-                ensure_room=RoomMaker(self.root, found.dataset),
+                ensure_room=RoomMaker(self.root),
                 jobs=self._jobs,
                 progress=self._context.progress,
                 helper=self.targets.helper(),
@@ -313,10 +313,9 @@ class Claim:
             return self
         if isinstance(refused, NoRoom):  # a disk that others have filled to the last byte
             from dsv.cache.evict import RoomMaker
-            from dsv.cache.fill.reservations import Need
+            from dsv.cache.policy import Need
 
-            place = self._found.place
-            RoomMaker(self._root, self._found.dataset)(Need(place, *_CLAIM_ROOM, keep=frozenset((place,))))
+            RoomMaker(self._root)(Need(self._found.place, *_CLAIM_ROOM))
             refused = self._take()
         if refused is not None:
             raise refused

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv.api.cache_targets import Found, Targets, tracked
-from dsv.cache.claims import LeaseRecord
+from dsv.cache.claims import LeaseRecord, PinRecord
 from dsv.cache.evict import Trash, disk_now, find_trash, measure
+from dsv.cache.fill import check as reading
 from dsv.cache.fill import directory, reservations
+from dsv.cache.fill.check import Checked
 from dsv.cache.fill.parts import estimated_room
 from dsv.cache.fill.workers import read_workers
 from dsv.cache.inventory import Inventory, Item, find_places, take_inventory
@@ -25,42 +27,12 @@ from dsv.errors import Conflict, IntegrityError, UsageError
 from dsv.run.record import tree_of_run
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName, Target
-from dsv.values.paths import PathSet, show
+from dsv.values.paths import PathSet
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
-    from dsv.cache.fill.check import Checked
 
-_SHOWN = 20
 _TRIES = 10  # a tenth of a second apart, for the record of what has just become visible
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseItem:
-    """A claim that expires."""
-
-    id: str
-    purpose: str
-    """`run`, `hold` (a person's) or `stage` (a command at work)."""
-    user: str
-    host: str
-    run: str | None
-    job: str | None
-    process: int | None
-    program: str
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
-class PinItem:
-    """A hold that was taken with `dsv hold`."""
-
-    id: str
-    user: str
-    why: str
-    since: float
-    until: float | None
-    """None for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +55,8 @@ class CachedItem:
     cached_on: str
     cached_at: float
     last_use: float
-    leases: tuple[LeaseItem, ...]
-    pins: tuple[PinItem, ...]
+    leases: tuple[LeaseRecord, ...]
+    pins: tuple[PinRecord, ...]
     protected: bool
     complete: bool
     """Its record was found."""
@@ -131,7 +103,8 @@ class RoomItem:
 class CachedReport:
     """The state of a cache."""
 
-    folder: Path
+    cache: Path
+    """Its folder."""
     items: tuple[CachedItem, ...]
     fills: tuple[FillItem, ...]
     room: RoomItem
@@ -176,7 +149,7 @@ def _item(
     unused_for = settings.unused_for(item.dataset)
     stays = protected or unused_for is None or item.claims.protecting(now) is not None
     return CachedItem(
-        path=root.visible(item.place),
+        path=item.path,
         dataset=item.dataset,
         commit=item.place.commit,
         selection=record.selection if record else (),
@@ -189,12 +162,8 @@ def _item(
         cached_on=record.host if record else "",
         cached_at=record.time if record else item.last_use,
         last_use=item.last_use,
-        leases=tuple(_lease(one) for one in item.claims.leases if one.valid(now)),
-        pins=tuple(
-            PinItem(one.id, one.user, one.why, one.since, one.until)
-            for one in item.claims.pins
-            if one.valid(now)
-        ),
+        leases=tuple(one for one in item.claims.leases if one.valid(now)),
+        pins=tuple(one for one in item.claims.pins if one.valid(now)),
         protected=protected,
         complete=record is not None,
         may_go=None if stays or unused_for is None else item.last_use + unused_for,
@@ -219,20 +188,6 @@ def _names(root: CacheRoot, items: list[Item]) -> dict[Place, tuple[str, ...]]:
         for item in items
         if item.record is not None
     }
-
-
-def _lease(one: LeaseRecord) -> LeaseItem:
-    return LeaseItem(
-        id=one.owner.id,
-        purpose=one.purpose,
-        user=one.owner.user,
-        host=one.owner.host,
-        run=one.run,
-        job=one.job,
-        process=one.process,
-        program=one.program,
-        until=one.until,
-    )
 
 
 def _own_bytes(items: list[Item]) -> dict[Place, int]:
@@ -281,7 +236,7 @@ def _room(root: CacheRoot, inventory: Inventory, settings: CacheSettings) -> Roo
     candidates = [item.candidate(inventory.now) for item in inventory.visible]
     limits = settings.limits
     metadata = measure(root.dot / "stores")
-    metadata_bytes = 0 if metadata is None else metadata.room.bytes
+    metadata_bytes = 0 if metadata is None else metadata.bytes
     return RoomItem(
         used_bytes=used.bytes + metadata_bytes,
         metadata_bytes=metadata_bytes,
@@ -298,44 +253,8 @@ def _room(root: CacheRoot, inventory: Inventory, settings: CacheSettings) -> Roo
 
 
 @dataclass(frozen=True, slots=True)
-class WrongItem:
-    """A path, as shown to people, and what is wrong with it."""
-
-    path: str
-    problem: str
-    links: int
-    """Other names of the same file in the cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedItem:
-    """One cached commit that was read again."""
-
-    path: Path
-    dataset: DatasetName
-    commit: CommitId
-    files: int
-    bytes: int
-    wrong: tuple[WrongItem, ...] = ()
-    repaired: int = 0
-    """The number of `wrong` that are right now."""
-    foreign: int = 0
-    """The number of paths that were never committed."""
-    removed: int = 0
-    """The number of these that are gone now."""
-    foreign_paths: tuple[str, ...] = ()
-    """The first of those that are still there, or else of those that were removed."""
-    problem: str | None = None
-    """The reason why the commit could not be checked."""
-
-    @property
-    def still_wrong(self) -> bool:
-        return self.problem is not None or self.repaired < len(self.wrong) or self.removed < self.foreign
-
-
-@dataclass(frozen=True, slots=True)
 class CheckReport:
-    items: tuple[CheckedItem, ...]
+    items: tuple[Checked, ...]
 
     @property
     def exit_code(self) -> int:
@@ -381,17 +300,16 @@ def _check(
     *,
     repair: bool,
     remove_foreign: bool,
-) -> CheckedItem | None:
+) -> Checked | None:
     """Check one commit; return None if it was evicted in the meantime."""
     from dsv.api.cache import Claim
-    from dsv.cache.fill.check import check as check_place
-    from dsv.cache.fill.check import repair as repair_place
 
     root = finder.root
     dataset = place.dataset_name
     record, there = _look(root, place, dataset)
     if record is None:
-        return _unknown(root, place, dataset) if there else None
+        problem = "its record is missing or unreadable, so it was not checked"
+        return Checked(root.visible(place), place, problem=problem) if there else None
     _check_store(finder, place, record)
     selection = PathSet.of(path.encode() for path in record.selection)
     found = Found(dataset, place.commit, selection, finder.repository.id)
@@ -401,11 +319,11 @@ def _check(
         if not claim.confirm():
             return None
         source = finder.source()
-        result = check_place(root, place, source.tree(place.commit), selection, context.progress)
+        result = reading.check(root, place, source.tree(place.commit), selection, context.progress)
         if repair and (result.wrong or result.foreign):
-            repair_place(root, place, source, result, known, remove_foreign=remove_foreign)
+            reading.repair(root, place, source, result, known, remove_foreign=remove_foreign)
     context.progress.finish()
-    return _checked(root, place, result)
+    return result
 
 
 def _look(root: CacheRoot, place: Place, dataset: DatasetName) -> tuple[Filled | None, bool]:
@@ -422,11 +340,6 @@ def _look(root: CacheRoot, place: Place, dataset: DatasetName) -> tuple[Filled |
     return None, False
 
 
-def _unknown(root: CacheRoot, place: Place, dataset: DatasetName) -> CheckedItem:
-    problem = "its record is missing or unreadable, so it was not checked"
-    return CheckedItem(root.visible(place), dataset, place.commit, 0, 0, problem=problem)
-
-
 def _check_store(finder: Targets, place: Place, record: Filled) -> None:
     if StoreId.parse(record.store) != finder.repository.id:
         raise Conflict(
@@ -434,18 +347,3 @@ def _check_store(finder: Targets, place: Place, record: Filled) -> None:
             subject=str(place),
             hint="name its store: dsv cached --check --store URL TARGET",
         )
-
-
-def _checked(root: CacheRoot, place: Place, result: Checked) -> CheckedItem:
-    return CheckedItem(
-        path=root.visible(place),
-        dataset=place.dataset_name,
-        commit=place.commit,
-        files=result.files,
-        bytes=result.bytes,
-        wrong=tuple(WrongItem(one.path, one.problem, one.links) for one in result.wrong),
-        repaired=result.repaired,
-        foreign=len(result.foreign),
-        removed=len(result.foreign) - len(result.left),
-        foreign_paths=tuple(show(path) for path in (result.left or result.foreign)[:_SHOWN]),
-    )

@@ -82,7 +82,7 @@ def release(
         ended: dict[Place, list[str]] = {}
         for one in chosen.values():
             end_hold(root, one)
-            ended.setdefault(one.place, []).append(one.id)
+            ended.setdefault(one.place, []).append(one.claim.id)
         return [_item(root, place, ids) for place, ids in ended.items()]
 
 
@@ -144,13 +144,13 @@ def _the_hold(root: CacheRoot, start: str, *, everyone: bool) -> Hold:
             hint="give more digits: dsv cached --json has whole ids",
         )
     one = found[0]
-    if not one.is_a_persons:
+    if not one.claim.is_hold:
         raise Conflict(
             f"{one.place} is {one.claim.describe()}: that is not a hold, and ends by itself", subject=start
         )
-    if one.user != user_name() and not (everyone and isinstance(one.claim, PinRecord)):
+    if one.claim.user != user_name() and not (everyone and isinstance(one.claim, PinRecord)):
         hint = f"dsv release --everyone --id {start}" if isinstance(one.claim, PinRecord) else "dsv cached"
-        raise Conflict(f"hold {start} is {one.user}'s, not yours", subject=start, hint=hint)
+        raise Conflict(f"hold {start} is {one.claim.user}'s, not yours", subject=start, hint=hint)
     return one
 
 
@@ -159,7 +159,7 @@ def _claimed(root: CacheRoot) -> list[Place]:
 
 
 def _no_hold(root: CacheRoot, target: Target, places: Sequence[Place]) -> DsvError:
-    others = sorted({one.user for one in find_holds(root, places, everyone=True)} - {user_name()})
+    others = sorted({one.claim.user for one in find_holds(root, places, everyone=True)} - {user_name()})
     if not others:
         return _holds_nothing(root, str(target))
     return Conflict(
@@ -180,18 +180,20 @@ def _several(root: CacheRoot, target: Target, holds: Sequence[Hold]) -> Conflict
     ]
     for one in holds:
         part = " (a part of it)" if one.place.selection else ""
-        job = f", in job {one.job}" if one.job else ""
+        job = f", in job {one.claim.job}" if one.claim.job else ""
         end = "" if one.claim.until is None else f", until {at(one.claim.until)}"
-        lines.append(f"  {one.id[:12]}{part}, taken {at(one.claim.since)} on {one.host}{job}{end}")
+        lines.append(
+            f"  {one.claim.id[:12]}{part}, taken {at(one.claim.since)} on {one.claim.host}{job}{end}"
+        )
     return Conflict(
         "\n".join(lines),
         subject=str(target),
-        hint=f"dsv release --id {holds[-1].id[:12]} ends one; dsv release --all {target} ends all",
+        hint=f"dsv release --id {holds[-1].claim.id[:12]} ends one; dsv release --all {target} ends all",
     )
 
 
 def _by_id(*holds: Hold) -> dict[str, Hold]:
-    return {one.id: one for one in holds}
+    return {one.claim.id: one for one in holds}
 
 
 def _item(

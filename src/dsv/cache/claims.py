@@ -20,7 +20,7 @@ import time
 from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -223,6 +223,23 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     ttl: float
 
     @property
+    def id(self) -> str:
+        return self.owner.id
+
+    @property
+    def user(self) -> str:
+        return self.owner.user
+
+    @property
+    def host(self) -> str:
+        return self.owner.host
+
+    @property
+    def is_hold(self) -> bool:
+        """It is a person's, not that of a run or of a command at work."""
+        return self.purpose == "hold"
+
+    @property
     def until(self) -> float:
         return self.renewed + self.ttl
 
@@ -231,9 +248,9 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         return now <= self.until and not (self.purpose == "stage" and self.owner.surely_dead())
 
     def describe(self) -> str:
-        who = self.owner.user or "somebody"
-        where = f" on {self.owner.host}" if self.owner.host else ""
-        if self.purpose == "hold":
+        who = self.user or "somebody"
+        where = f" on {self.host}" if self.host else ""
+        if self.is_hold:
             return f"held by {who} until {at(self.until)}"
         if self.process is not None and self.run is None:
             return f"in use by {self.program or 'a program'} (process {self.process}) of {who}{where}"
@@ -255,6 +272,8 @@ class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     since: float
     until: float | None = None
+    job: ClassVar[None] = None
+    is_hold: ClassVar[bool] = True
 
     def valid(self, now: float) -> bool:
         return self.until is None or now <= self.until

@@ -35,10 +35,12 @@ from dsv.cache.names import remove_dangling
 from dsv.cache.policy import EvictionRequest
 from dsv.cache.record import ENTRY, SHARE, USED, Extent, used_until
 from dsv.cache.removal import Remover
-from dsv.cache.root import CacheRoot, Place
+from dsv.cache.root import CacheRoot, Place, explain
 from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
+from dsv.errors import DsvError
 from dsv.fs.attributes import PROBE
 from dsv.fs.files import list_names
+from dsv.values.units import format_bytes, format_count
 
 # Seconds after which anyone may finish what one process should have finished long ago.
 ABANDONED = 600.0
@@ -47,12 +49,35 @@ _T = TypeVar("_T")
 
 
 class Stuck(msgspec.Struct, frozen=True):
-    """A path in the trash that could not be deleted."""
+    """A folder that an earlier eviction left in the trash, and this one could not delete either."""
 
     path: Path
-    place: Place | None  # that it was a part of, if that is known
-    room: Extent
-    error: OSError
+    of: str | None
+    """The place that it was a part of, if that is known."""
+    bytes: int
+    """Room on disk that it takes, as `files`."""
+    files: int
+    error: DsvError
+
+    @classmethod
+    def because_of(cls, error: OSError, path: Path, place: Place | None) -> Stuck:
+        rest = Remover(dry=True)
+        with contextlib.suppress(OSError):  # then what could be looked at is counted
+            rest.remove(path)
+        room = rest.removed.room
+        cause = explain(error, path, "delete")
+        earlier = "an earlier eviction" + (f" of {place}" if place else "")
+        size = f"{format_bytes(room.bytes)} in {format_count(room.files, 'file')}"
+        told = type(cause)(
+            f"{cause.message}; {earlier} left it, {size}",
+            subject=str(path),
+            hint=f"see what keeps it (lsattr -R {path}, or who owns it), then: dsv evict",
+        )
+        return cls(path, str(place) if place else None, room.bytes, room.files, told)
+
+    @property
+    def problem(self) -> str:
+        return self.error.message
 
 
 class Swept(msgspec.Struct):
@@ -89,7 +114,7 @@ class Sweeper:
         self._visible = frozenset(seen.places)
         fills = find_all(root.dot / "fill") if request.only is None else []
         with ThreadPoolExecutor(THREADS, thread_name_prefix="dsv-sweep") as pool:
-            self._visit(pool, self._fill, [place for place in fills if place not in request.keep])
+            self._visit(pool, self._fill, [place for place in fills if place not in request.kept])
             self._visit(pool, self._claims, find_all(root.dot / "claims"))
             self._visit(pool, self._trash, list_names(root.trash))
             self._visit(pool, self._draft, list(root.temporary.iterdir()))
@@ -212,11 +237,9 @@ class Sweeper:
             with self._deleting:
                 remover.remove(folder)
         except OSError as error:
-            rest = Remover(dry=True)
-            with contextlib.suppress(OSError):  # then what could be looked at is counted
-                rest.remove(folder)
+            stuck = Stuck.because_of(error, folder, place)
             with self._lock:
-                self._swept.stuck.append(Stuck(folder, place, rest.removed.room, error))
+                self._swept.stuck.append(stuck)
             raise
         finally:
             self._free(remover.removed.room)

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from dsv.cache.claims import INTENT, Claims, Fired, Intent, read_claims
 from dsv.cache.cleanup import Stuck, Sweeper, Swept, remove_empty
 from dsv.cache.fill import reservations
-from dsv.cache.fill.reservations import Need, NoRoomBeside
+from dsv.cache.fill.reservations import NoRoomBeside
 from dsv.cache.inventory import Inventory, Item, Remembered, take_inventory
 from dsv.cache.leases import visible_identity
 from dsv.cache.names import TagLinks, show_tag
-from dsv.cache.policy import Candidate, Disk, Due, EvictionRequest, Planner
+from dsv.cache.policy import Candidate, Disk, Eviction, EvictionRequest, Need, Planner
 from dsv.cache.record import USED, Extent, add_share, last_used, record_path
 from dsv.cache.removal import Removed, Remover
 from dsv.cache.root import CacheRoot, Place, explain, explaining, nearest_folder
@@ -31,40 +31,34 @@ from dsv.fs.files import list_names
 from dsv.values.units import format_bytes, format_count
 
 
-class Evicted(msgspec.Struct, frozen=True):
-    """One commit that was evicted, or would be."""
-
-    candidate: Candidate
-    reason: str
-    freed: Extent  # room that is free now
-    foreign: int = 0  # files in it that no fill put there
-    foreign_paths: tuple[str, ...] = ()  # some of these
-
-
-class HalfRemoved(msgspec.Struct, frozen=True):
-    """A commit that is out of sight, but was only deleted in part."""
-
-    freed: Extent  # what was deleted
-    error: DsvError
-
-
 class EvictionResult(msgspec.Struct):
-    """The result of an eviction."""
+    """The result of an eviction. `exit_code` is that of the first error, or 7 if a limit is still exceeded."""
 
-    evicted: list[Evicted] = msgspec.field(default_factory=list)  # in order
-    kept: list[Due] = msgspec.field(default_factory=list)  # with reasons
+    evicted: list[Eviction] = msgspec.field(default_factory=list)  # in order
+    kept: list[Eviction] = msgspec.field(default_factory=list)  # with reasons
+    failed: list[Eviction] = msgspec.field(default_factory=list)  # with their errors
     exceeded: list[str] = msgspec.field(default_factory=list)  # limits that still do not hold
-    failures: dict[Place, DsvError] = msgspec.field(default_factory=dict)
-    half_removed: set[Place] = msgspec.field(default_factory=set)
-    """Failures of which the rest is in the trash; the others stay."""
     leftovers: Extent = msgspec.field(default_factory=Extent)
-    """Room freed from killed evictors, abandoned fills and `half_removed`."""
+    """Room freed from killed evictors and abandoned fills."""
     stuck: list[Stuck] = msgspec.field(default_factory=list)
     """Remains of an earlier eviction in the trash that still can't be deleted."""
 
     @property
     def freed(self) -> Extent:
-        return sum((one.freed for one in self.evicted), self.leftovers)
+        return sum((one.freed for one in self.evicted + self.failed), self.leftovers)
+
+    @property
+    def freed_bytes(self) -> int:
+        return self.freed.bytes
+
+    @property
+    def errors(self) -> list[DsvError]:
+        failed = [one.error for one in self.failed if one.error is not None]
+        return [*failed, *(one.error for one in self.stuck)]
+
+    @property
+    def exit_code(self) -> int:
+        return self.errors[0].exit_code if self.errors else 7 if self.exceeded else 0
 
 
 def evict(
@@ -72,7 +66,7 @@ def evict(
     settings: CacheSettings,
     request: EvictionRequest,
     *,
-    on_evicted: Callable[[Evicted], None] = lambda _: None,
+    on_evicted: Callable[[Eviction], None] = lambda _: None,
 ) -> EvictionResult:
     """Evict what the settings and the request say. Several at once, on any hosts, are safe.
 
@@ -82,9 +76,8 @@ def evict(
         return EvictionResult()
     remembered = remember(root)
     swept = sweep(root, settings, request, remembered)
-    stock = take_stock(root, request, remembered)
-    remembered.save(item.place for item in stock.inventory.items)
-    result = evict_from(root, settings, request, stock, on_evicted)
+    inventory = look(root, remembered)
+    result = evict_from(root, settings, request, inventory, on_evicted)
     result.leftovers += swept.freed
     result.stuck = swept.stuck
     return result
@@ -105,70 +98,65 @@ def sweep(
         return Sweeper(root, settings, request, remembered).run()
 
 
-class Stock(msgspec.Struct, frozen=True):
-    """The cached commits and the state of the disk, from which an eviction is planned.
-
-    Both may be out of date, so each commit is checked again before it is evicted.
-    """
-
-    inventory: Inventory
-    disk: Disk
-
-    def planner(self, settings: CacheSettings, request: EvictionRequest) -> Planner:
-        now = self.inventory.now
-        candidates = [item.candidate(now) for item in self.inventory.visible]
-        return Planner(candidates, settings, self.disk, now, request)
-
-
-def take_stock(root: CacheRoot, request: EvictionRequest, remembered: Remembered | None = None) -> Stock:
-    """List the cached commits and measure the disk. Raise `Denied` or `Unreachable` if the cache can't be read."""
+def look(root: CacheRoot, remembered: Remembered) -> Inventory:
+    """List the cached commits, and record the facts for the next eviction. Raises as `remember`."""
     inventory = take_inventory(root, remembered)
-    return Stock(inventory, disk_now(root, request.place if request.need is not None else None))
+    remembered.save(item.place for item in inventory.items)
+    return inventory
+
+
+def planner_of(
+    root: CacheRoot, settings: CacheSettings, request: EvictionRequest, inventory: Inventory
+) -> Planner:
+    """Plan by the disk as it is now. The inventory may be out of date: what is evicted is looked at once more."""
+    candidates = [item.candidate(inventory.now) for item in inventory.visible]
+    disk = disk_now(root, None if request.need is None else request.need.place)
+    return Planner(candidates, settings, disk, inventory.now, request)
 
 
 def evict_from(
     root: CacheRoot,
     settings: CacheSettings,
     request: EvictionRequest,
-    stock: Stock,
-    on_evicted: Callable[[Evicted], None] = lambda _: None,
+    inventory: Inventory,
+    on_evicted: Callable[[Eviction], None] = lambda _: None,
 ) -> EvictionResult:
     """`evict` without the sweep, by what is known already."""
-    planner = stock.planner(settings, request)
-    executor = _Executor(root, {item.place: item for item in stock.inventory.visible})
+    planner = planner_of(root, settings, request, inventory)
+    executor = _Executor(root, {item.place: item for item in inventory.visible})
     return _carry_out(planner, lambda due: executor.evict(due, planner.new_owner()), on_evicted)
 
 
 def preview(
-    root: CacheRoot, settings: CacheSettings, request: EvictionRequest, *, exact: bool = True
+    root: CacheRoot,
+    settings: CacheSettings,
+    request: EvictionRequest,
+    inventory: Inventory | None = None,
+    *,
+    exact: bool = True,
 ) -> EvictionResult:
     """Return what `evict` would do now; nothing is touched.
 
-    exact: look at every file that would go, as only its link count says what is freed; otherwise use the records.
+    inventory: what is known already. exact: look at every file that would go, as only its link count says what is
+    freed; otherwise use the records.
     """
     if not root.exists():
         return EvictionResult()
-    return preview_from(root, settings, request, take_stock(root, request), exact=exact)
-
-
-def preview_from(
-    root: CacheRoot, settings: CacheSettings, request: EvictionRequest, stock: Stock, *, exact: bool = True
-) -> EvictionResult:
-    """`preview` by what is known already."""
     remover = Remover(dry=True)
 
-    def measure(due: Due) -> Evicted:
+    def measure(due: Eviction) -> Eviction:
         if not exact:
-            return Evicted(due.candidate, due.reason, due.candidate.room)
-        return _evicted(due, remover.remove(root.visible(due.candidate.place)))
+            return replace(due, freed=due.candidate.room)
+        return _evicted(due, remover.remove(due.path))
 
-    return _carry_out(stock.planner(settings, request), measure, lambda _: None)
+    inventory = inventory or take_inventory(root)
+    return _carry_out(planner_of(root, settings, request, inventory), measure, lambda _: None)
 
 
 def _carry_out(
     planner: Planner,
-    act: Callable[[Due], Evicted | HalfRemoved | str | None],
-    on_evicted: Callable[[Evicted], None],
+    act: Callable[[Eviction], Eviction | str | None],
+    on_evicted: Callable[[Eviction], None],
 ) -> EvictionResult:
     """`act` returns what was evicted, why it stays after all, or None if another evictor was faster."""
     result = EvictionResult()
@@ -176,17 +164,16 @@ def _carry_out(
         try:
             outcome = act(due)
         except OSError as error:
-            result.failures[due.candidate.place] = failure = explain(error, str(due.candidate.place), "evict")
+            failure = explain(error, str(due.candidate.place), "evict")
+            result.failed.append(replace(due, error=failure))
             outcome = failure.message
         if isinstance(outcome, str):
             planner.kept(outcome)
         elif outcome is None:
             planner.gone()
-        elif isinstance(outcome, HalfRemoved):
+        elif outcome.half_removed:
             planner.evicted(outcome.freed)
-            result.failures[due.candidate.place] = outcome.error
-            result.half_removed.add(due.candidate.place)
-            result.leftovers += outcome.freed
+            result.failed.append(outcome)
         else:
             planner.evicted(outcome.freed, planner.new_owner())
             result.evicted.append(outcome)
@@ -218,7 +205,7 @@ class _Executor:
         self._remover = Remover()
         self._links = TagLinks(root)
 
-    def evict(self, due: Due, new_owner: Place | None) -> Evicted | HalfRemoved | str | None:
+    def evict(self, due: Eviction, new_owner: Place | None) -> Eviction | str | None:
         """Return what was evicted; why it stays after all; None if another evictor was faster. Raises `OSError`."""
         root, place = self._root, due.candidate.place
         intent = Intent.declare(root, place, root.now(root.claims(place)))
@@ -245,7 +232,8 @@ class _Executor:
         try:
             removed = self._remover.remove(intent.folder / place.name)
         except OSError as error:  # the intent stays, so that the next evict finds the rest
-            return HalfRemoved(self._remover.removed.room, _half_removed(place, error))
+            failure = _half_removed(place, error)
+            return replace(due, freed=self._remover.removed.room, error=failure, half_removed=True)
         self._pass_on(due.candidate.room - removed.room, new_owner)
         intent.withdraw()
         remove_empty(root, place)
@@ -293,8 +281,10 @@ def forget(root: CacheRoot, place: Place, claims: Claims) -> None:
     (root.claims(place) / USED).unlink(missing_ok=True)
 
 
-def _evicted(due: Due, removed: Removed) -> Evicted:
-    return Evicted(due.candidate, due.reason, removed.room, removed.foreign, tuple(removed.foreign_paths))
+def _evicted(due: Eviction, removed: Removed) -> Eviction:
+    return replace(
+        due, freed=removed.room, foreign=removed.foreign, foreign_paths=tuple(removed.foreign_paths)
+    )
 
 
 _MOST = 10_000  # files that are counted, so that `dsv cached` takes no time for a large commit that is being deleted
@@ -304,9 +294,9 @@ class Trash(msgspec.Struct, frozen=True):
     """A folder in the trash."""
 
     path: Path
-    room: Extent
-    counted: bool
-    """`room` is the space of the whole folder."""
+    bytes: int  # room on disk, as `files`
+    files: int
+    counted: bool  # that is the space of the whole folder
 
 
 def find_trash(root: CacheRoot) -> list[Trash]:
@@ -332,7 +322,7 @@ def measure(folder: Path) -> Trash | None:
         for name in files:
             seen += 1
             if seen > _MOST:
-                return Trash(folder, room, counted=False)
+                return Trash(folder, room.bytes, room.files, counted=False)
             try:
                 status = (Path(below) / name).lstat()
             except FileNotFoundError:
@@ -340,17 +330,10 @@ def measure(folder: Path) -> Trash | None:
             if (status.st_dev, status.st_ino) not in links:
                 links.add((status.st_dev, status.st_ino))
                 room += Extent(status.st_blocks * 512, 1)
-    return None if empty else Trash(folder, room, counted=True)
+    return None if empty else Trash(folder, room.bytes, room.files, counted=True)
 
 
 _REST = 100  # all commits are looked at again once this takes at most so small a part of the time
-
-
-class _Known(msgspec.Struct, frozen=True):
-    """The cached commits when a fill last had enough room."""
-
-    stock: Stock
-    until: float  # when it is too old, by the clock
 
 
 class RoomMaker:
@@ -361,64 +344,46 @@ class RoomMaker:
     may be cached, the first time and once in a while. The limits are read each time, as they may change.
     """
 
-    def __init__(self, root: CacheRoot, dataset: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, root: CacheRoot, clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
-        self._dataset = dataset
         self._clock = clock
-        self._known: _Known | None = None
+        self._inventory: Inventory | None = None  # when the fill last had enough room
+        self._until = 0.0  # when it is too old, by the clock
 
     def __call__(self, need: Need, /) -> None:
         """Make room by evicting. Raise `NoRoomBeside` if that is not enough."""
-        settings = load_settings(self._root)
-        request = request_of(self._dataset, need)
-        if self._has_room_at_a_glance(settings, request):
+        root, settings, request = self._root, load_settings(self._root), EvictionRequest(need=need)
+        if not settings.limits_content(need.place.dataset_name):
+            known: Inventory | None = Inventory(0.0, (), ())
+        else:  # what was cached a while ago: a fill that ended since had counted this one before it began
+            known = self._inventory if self._clock() < self._until else None
+        if known is not None and not planner_of(root, settings, request, known).exceeded():
             return
-        self._known = None
+        self._inventory = None
         began = self._clock()
-        remembered = remember(self._root)
-        stock = take_stock(self._root, request, remembered)
-        remembered.save(item.place for item in stock.inventory.items)
-        if stock.planner(settings, request).exceeded():
-            evict_for(self._root, settings, request, need, remembered)
+        remembered = remember(root)
+        inventory = look(root, remembered)
+        if planner_of(root, settings, request, inventory).exceeded():
+            evict_for(root, settings, need, remembered)
         else:
             now = self._clock()
-            self._known = _Known(stock, now + _REST * (now - began))
-
-    def _has_room_at_a_glance(self, settings: CacheSettings, request: EvictionRequest) -> bool:
-        """Go by what was cached a while ago: a fill that ended since had counted this one before it began."""
-        disk = disk_now(self._root, request.place)
-        if not settings.limits_content(self._dataset):
-            return not Planner((), settings, disk, 0.0, request).exceeded()
-        known = self._known
-        if known is None or self._clock() >= known.until:
-            return False
-        return not replace(known.stock, disk=disk).planner(settings, request).exceeded()
+            self._inventory, self._until = inventory, now + _REST * (now - began)
 
 
-def evict_for(
-    root: CacheRoot, settings: CacheSettings, request: EvictionRequest, need: Need, remembered: Remembered
-) -> EvictionResult:
+def evict_for(root: CacheRoot, settings: CacheSettings, need: Need, remembered: Remembered) -> EvictionResult:
+    """Make room for a need. Raises `NoRoomBeside` if that is not enough."""
+    request = EvictionRequest(need=need)
     swept = sweep(root, settings, request, remembered)
-    stock = take_stock(root, request, remembered)
+    inventory = take_inventory(root, remembered)
     # Exactly: the records alone would have a commit free all that it wrote, even if others that stay link it.
-    foreseen = preview_from(root, settings, request, stock)
+    foreseen = preview(root, settings, request, inventory)
     if foreseen.exceeded:
         raise _no_room(settings, need, foreseen)
-    result = evict_from(root, settings, request, stock)
+    result = evict_from(root, settings, request, inventory)
     if result.exceeded:
         raise _no_room(settings, need, result)
     result.leftovers += swept.freed
     return result
-
-
-def request_of(dataset: str, need: Need) -> EvictionRequest:
-    return EvictionRequest(
-        need=Extent(need.bytes, need.files),
-        dataset=dataset,
-        place=need.place,
-        keep=need.keep | {need.place},
-        folders=need.folders,
-    )
 
 
 def _no_room(settings: CacheSettings, need: Need, result: EvictionResult) -> NoRoomBeside:

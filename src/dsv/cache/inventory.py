@@ -136,6 +136,7 @@ class Item(msgspec.Struct, frozen=True):
     """The facts about one cached commit. Times are the file server's."""
 
     place: Place
+    path: Path  # its folder, also if it is not visible
     visible: bool  # if not, only claims or a fill under way are there
     record: Filled | None  # None if its filler died before it wrote one, or it can't be read
     claims: Claims
@@ -150,7 +151,7 @@ class Item(msgspec.Struct, frozen=True):
     def candidate(self, now: float) -> Candidate:
         size, files = (self.record.bytes, self.record.files) if self.record else (0, 0)
         claim = self.claims.protecting(now) or ("in a folder that may not be read" if self.closed else None)
-        return Candidate(self.place, self.dataset, size, files, self.room, self.last_use, claim)
+        return Candidate(self.place, self.dataset, size, files, self.room, self.last_use, claim, self.path)
 
 
 class Inventory(msgspec.Struct, frozen=True):
@@ -190,8 +191,9 @@ def _item(root: CacheRoot, place: Place, facts: PlaceFacts, *, visible: bool) ->
     uses = [facts.used]
     uses += [lease.renewed for lease in leases if lease.purpose != "hold"]
     uses += [lease.since for lease in leases]
-    uses += [record.time] if record is not None else [_changed(root.visible(place))]
-    return Item(place, visible, record, facts.claims, max(uses), facts.room)
+    path = root.visible(place)
+    uses += [record.time] if record is not None else [_changed(path)]
+    return Item(place, path, visible, record, facts.claims, max(uses), facts.room)
 
 
 def server_now(root: CacheRoot) -> float:

@@ -301,32 +301,10 @@ def boot_clock() -> float:
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """A claim on a place, most often a person's. Its id is 32 hex digits, never used twice."""
+    """A claim on a place, most often a person's."""
 
     place: Place
     claim: LeaseRecord | PinRecord
-
-    @property
-    def id(self) -> str:
-        return self.claim.owner.id if isinstance(self.claim, LeaseRecord) else self.claim.id
-
-    @property
-    def user(self) -> str:
-        return self.claim.owner.user if isinstance(self.claim, LeaseRecord) else self.claim.user
-
-    @property
-    def host(self) -> str:
-        return self.claim.owner.host if isinstance(self.claim, LeaseRecord) else self.claim.host
-
-    @property
-    def job(self) -> str | None:
-        """The batch job in which it was taken."""
-        return self.claim.job if isinstance(self.claim, LeaseRecord) else None
-
-    @property
-    def is_a_persons(self) -> bool:
-        """Tell a person's claim from the lease of a run or of a command at work."""
-        return isinstance(self.claim, PinRecord) or self.claim.purpose == "hold"
 
 
 def hold(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None = None) -> PinRecord | None:
@@ -371,12 +349,12 @@ def find_holds(
         found += [
             one
             for one in held
-            if one.is_a_persons
+            if one.claim.is_hold
             and one.claim.valid(now)
-            and (one.user == user_name() or (everyone and isinstance(one.claim, PinRecord)))
-            and job in (None, one.job)
+            and (one.claim.user == user_name() or (everyone and isinstance(one.claim, PinRecord)))
+            and job in (None, one.claim.job)
         ]
-    return sorted(found, key=lambda one: (one.claim.since, one.id))
+    return sorted(found, key=lambda one: (one.claim.since, one.claim.id))
 
 
 def find_claims(root: CacheRoot, places: Iterable[Place], start: str) -> list[Hold]:
@@ -385,7 +363,9 @@ def find_claims(root: CacheRoot, places: Iterable[Place], start: str) -> list[Ho
     for place in places:
         names = list_names(root.claims(place))
         if any(name.startswith((f"{LEASE}{start}", f"{PIN}{start}")) for name in names):
-            found += [one for one in _all_of(place, read_claims(root, place)) if one.id.startswith(start)]
+            found += [
+                one for one in _all_of(place, read_claims(root, place)) if one.claim.id.startswith(start)
+            ]
     return found
 
 
@@ -396,5 +376,5 @@ def _all_of(place: Place, claims: Claims) -> list[Hold]:
 def end_hold(root: CacheRoot, one: Hold) -> None:
     """End one lease or hold and no other. One that has gone already is fine. Raises `OSError`."""
     for name in list_claims(root, one.place, ()):
-        if name.startswith(f"{LEASE}{one.id}.") or name == f"{PIN}{one.id}":
+        if name.startswith(f"{LEASE}{one.claim.id}.") or name == f"{PIN}{one.claim.id}":
             (root.claims(one.place) / name).unlink(missing_ok=True)

@@ -7,6 +7,7 @@ limits require. With `--dry-run` the caller measures the room; otherwise it dele
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
@@ -14,6 +15,9 @@ from msgspec.structs import replace
 from dsv.cache.record import Extent
 from dsv.cache.root import Place
 from dsv.cache.settings import CacheSettings
+from dsv.errors import DsvError
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName
 from dsv.values.units import format_bytes, format_count, format_duration
 
 _NOTHING = Extent()
@@ -30,6 +34,7 @@ class Candidate(msgspec.Struct, frozen=True):
     room: Extent  # on disk, without what it shares with older ones
     last_use: float  # seconds since 1970, by the file server's clock
     claim: str | None = None  # what keeps it
+    path: Path = Path()  # its folder
 
 
 class Disk(msgspec.Struct, frozen=True):
@@ -46,6 +51,17 @@ class Disk(msgspec.Struct, frozen=True):
         return replace(self, free=self.free + room.bytes, free_files=files)
 
 
+class Need(msgspec.Struct, frozen=True):
+    """Room that a fill needs, beyond what it has written."""
+
+    place: Place
+    bytes: int  # of disk, files counted as whole blocks
+    files: int  # inodes
+    keep: frozenset[Place] = frozenset()
+    """Cached commits that must stay, beside itself: those that it takes files from."""
+    folders: int = 0  # further inodes, which no limit of the owner's counts
+
+
 class EvictionRequest(msgspec.Struct, frozen=True):
     """The purpose of an eviction.
 
@@ -54,19 +70,52 @@ class EvictionRequest(msgspec.Struct, frozen=True):
 
     only: frozenset[Place] | None = None  # these and nothing else
     everything: bool = False  # all that may go
-    need: Extent | None = None  # room that must be left afterwards, for `place`
-    dataset: str | None = None  # of `place`
-    place: Place | None = None
-    keep: frozenset[Place] = frozenset()  # what must stay for it
-    folders: int = 0  # further inodes that it needs, which no limit of the owner's counts
+    need: Need | None = None  # room that must be left afterwards
+
+    @property
+    def kept(self) -> frozenset[Place]:
+        """What must stay for the need."""
+        return frozenset() if self.need is None else self.need.keep | {self.need.place}
 
 
 _ORDINARY = EvictionRequest()
 
 
-class Due(msgspec.Struct, frozen=True):
+class Eviction(msgspec.Struct, frozen=True):
+    """A commit that is due, and what became of it: it was or would be evicted, it stays, or it can't be evicted."""
+
     candidate: Candidate
-    reason: str
+    reason: str  # why it goes, or stays
+    freed: Extent = _NOTHING  # room that is free now
+    foreign: int = 0  # files in it that no fill put there
+    foreign_paths: tuple[str, ...] = ()  # some of these
+    error: DsvError | None = None  # why it could not be evicted, or not be deleted
+    half_removed: bool = False
+    """It is out of sight, and the rest goes with the next eviction."""
+
+    @property
+    def path(self) -> Path:
+        return self.candidate.path
+
+    @property
+    def dataset(self) -> DatasetName:
+        return self.candidate.place.dataset_name
+
+    @property
+    def commit(self) -> CommitId:
+        return self.candidate.place.commit
+
+    @property
+    def bytes(self) -> int:
+        return self.candidate.bytes
+
+    @property
+    def freed_bytes(self) -> int:
+        return self.freed.bytes
+
+    @property
+    def problem(self) -> str | None:
+        return None if self.error is None else self.error.message
 
 
 class Planner:
@@ -84,13 +133,14 @@ class Planner:
         self._disk = disk
         self._now = now
         self._request = request
+        self._wanted = None if request.need is None else request.need.place.dataset_name
         self._waiting = sorted(candidates, key=lambda one: (one.last_use, one.place))
         self._there = {one.place: one for one in self._waiting}
         self._room = _Accounts(self._waiting)
-        self._given: Due | None = None
-        self._kept: list[Due] = []
+        self._given: Eviction | None = None
+        self._kept: list[Eviction] = []
 
-    def next(self) -> Due | None:
+    def next(self) -> Eviction | None:
         """Return the next commit to go, oldest use first; None when nothing more is due."""
         assert self._given is None, "the last one was not answered"
         limit = next(iter(self._exceeded()), None)
@@ -102,10 +152,10 @@ class Planner:
             if reason is None:
                 staying.append(one)
             elif claim is not None:
-                self._kept.append(Due(one, claim))
+                self._kept.append(Eviction(one, claim))
             else:
                 self._waiting = staying + self._waiting[position + 1 :]
-                self._given = Due(one, reason)
+                self._given = Eviction(one, reason)
                 return self._given
         self._waiting = staying
         return None
@@ -122,7 +172,7 @@ class Planner:
         """Note that the commit stayed after all, as somebody took it into use."""
         due = self._answer()
         self._there[due.candidate.place] = due.candidate
-        self._kept.append(Due(due.candidate, reason))
+        self._kept.append(Eviction(due.candidate, reason))
 
     def gone(self) -> None:
         """Note that another evicted it first."""
@@ -137,12 +187,12 @@ class Planner:
         best = max(same or others, key=lambda one: (one.last_use, one.place), default=None)
         return None if best is None else best.place
 
-    def finish(self) -> tuple[list[Due], list[str]]:
+    def finish(self) -> tuple[list[Eviction], list[str]]:
         """Return what stays, with the reasons, and the limits that are exceeded all the same."""
         for one in self._waiting:
             if self._request.only is None or one.place in self._request.only:
                 used = format_duration(max(0.0, self._now - one.last_use))
-                self._kept.append(Due(one, self._claim(one) or f"used {used} ago"))
+                self._kept.append(Eviction(one, self._claim(one) or f"used {used} ago"))
         self._waiting = []
         return self._kept, self.exceeded() if self._request.only is None else []
 
@@ -150,14 +200,14 @@ class Planner:
         """Return each limit that does not hold now, in a sentence."""
         return [*self._exceeded(), *self._datasets_over().values()]
 
-    def _answer(self) -> Due:
+    def _answer(self) -> Eviction:
         assert self._given is not None, "nothing was asked"
         due, self._given = self._given, None
         del self._there[due.candidate.place]
         return due
 
     def _claim(self, one: Candidate) -> str | None:
-        if one.place in self._request.keep:
+        if one.place in self._request.kept:
             return "needed by what is being cached"
         if self._settings.is_protected(one.dataset):
             return "protected by the cache's owner"
@@ -176,10 +226,11 @@ class Planner:
 
     def _coming(self, dataset: str | None = None) -> Extent:
         """Return the room that this eviction is to make, and what other fills were promised."""
-        need = self._request.need or Extent()
+        need = self._request.need
+        room = Extent() if need is None else Extent(need.bytes, need.files)
         if dataset is not None:
-            return need if dataset == self._request.dataset else Extent()
-        return self._disk.reserved + need
+            return room if dataset == self._wanted else Extent()
+        return self._disk.reserved + room
 
     def _datasets_over(self) -> dict[str, str]:
         """Return each dataset above its own max_size, with the sentence that says so.
@@ -187,9 +238,9 @@ class Planner:
         If room is made for a commit, only its dataset counts: what another has too much of takes no room that this one
         could have.
         """
-        rooms, wanted = self._room.datasets, self._request.dataset
+        rooms = self._room.datasets
         found = {}
-        for name in rooms if wanted is None else [wanted]:
+        for name in rooms if self._wanted is None else [self._wanted]:
             most = self._settings.rule(name).max_size
             size = rooms.get(name, _NOTHING).bytes + self._coming(name).bytes
             if most is not None and size > most:
@@ -217,8 +268,9 @@ class Planner:
         if free < 0 and not found:
             found.append(f"{format_bytes(self._disk.free)} are free, {format_bytes(coming.bytes)} are needed")
         files, needed = self._disk.free_files, coming.files
-        if self._request.need not in (None, _NOTHING):
-            needed += _OWN_FILES + self._request.folders
+        need = self._request.need
+        if need is not None and (need.bytes or need.files):
+            needed += _OWN_FILES + need.folders
         if files is not None and files < needed:
             found.append(f"{files} inodes are free, {needed} are needed")
         return found

@@ -21,6 +21,8 @@ from dsv.format.tree import Entry, Kind
 from dsv.fs.attributes import refresh
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.download import Wanted
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName
 from dsv.values.paths import PathSet, show
 from dsv.values.progress import Progress
 
@@ -44,20 +46,45 @@ class Wrong(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct):
-    """The result of checking one place."""
+    """One cached commit that was read again."""
 
-    foreign: list[bytes] = msgspec.field(default_factory=list)  # paths that were never committed
+    path: Path
+    place: Place
+    files: int = 0
+    wrong: list[Wrong] = msgspec.field(default_factory=list)
+    repaired: int = 0  # of `wrong`
+    strange: list[bytes] = msgspec.field(default_factory=list)  # paths that were never committed
     left: list[bytes] = msgspec.field(default_factory=list)  # those that a repair has left there
     expected: set[bytes] = msgspec.field(default_factory=set)
-    wrong: list[Wrong] = msgspec.field(default_factory=list)
-    repaired: int = 0
-    files: int = 0
-    bytes: int = 0
+    problem: str | None = None  # why it could not be checked
+    bytes: int = 0  # of `files`
+
+    @property
+    def dataset(self) -> DatasetName:
+        return self.place.dataset_name
+
+    @property
+    def commit(self) -> CommitId:
+        return self.place.commit
+
+    @property
+    def foreign(self) -> int:
+        """The number of paths that were never committed."""
+        return len(self.strange)
+
+    @property
+    def removed(self) -> int:
+        """The number of these that are gone now."""
+        return len(self.strange) - len(self.left)
+
+    @property
+    def still_wrong(self) -> bool:
+        return self.problem is not None or self.repaired < len(self.wrong) or bool(self.left)
 
 
 def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, progress: Progress) -> Checked:
     """Read every file of a visible commit, which somebody holds a lease on. Raises `OSError`."""
-    result = Checked()
+    result = Checked(root.visible(place), place)
     top = os.open(root.visible(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-check") as pool:
@@ -79,7 +106,7 @@ def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, p
                     progress.advance(1, looked.size)
     finally:
         os.close(top)
-    result.foreign = result.left = _find_foreign(root.visible(place), result.expected)
+    result.strange = result.left = _find_foreign(root.visible(place), result.expected)
     return result
 
 
@@ -124,11 +151,11 @@ def repair(
         if wrong.identity is not None:
             known[(wrong.identity, wrong.entry.file_id, wrong.entry.kind)] = path
         result.repaired += 1
-    if result.foreign:
+    if result.strange:
         if remove_foreign:
             _remove_foreign(visible, result)
         left = set(_find_foreign(visible, result.expected))
-        result.left = [path for path in result.foreign if path in left]
+        result.left = [path for path in result.strange if path in left]
 
 
 def _chosen(

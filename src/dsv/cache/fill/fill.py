@@ -20,10 +20,11 @@ from dsv.cache.fill.helper_process import Helpers, HelperSpec, default_jobs
 from dsv.cache.fill.part_worker import PartWorker
 from dsv.cache.fill.parts import Claim, ClaimTable, Plan, do_free_parts
 from dsv.cache.fill.plan import FillRequest, Planned, make_plan, room_needed
-from dsv.cache.fill.reservations import EnsureRoom, Need, NoRoomBeside, need_of, refusal
+from dsv.cache.fill.reservations import EnsureRoom, NoRoomBeside, need_of, refusal
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import Heartbeat, Reporter, Worker, read_worker, read_workers
 from dsv.cache.leases import end_leases_of
+from dsv.cache.policy import Need
 from dsv.cache.record import Cached, lookup
 from dsv.cache.root import CacheRoot, Place, explaining
 from dsv.errors import Conflict, IntegrityError, NoRoom, Unreachable
@@ -274,12 +275,9 @@ class _Fill:
             files = max(files, _LEAST_FILES)
         else:
             size = max(size, _LEAST_BYTES)
-        keep = frozenset((place,))
-        need = (
-            Need(place, size, files, keep)
-            if directory is None
-            else need_of(place, directory.plan, size, files)
-        )
+        need = Need(place, size, files)
+        if directory is not None:
+            need = need_of(place, directory.plan, size, files)
         self._context.ensure_room(need)
         self._made_room = True
 

@@ -17,6 +17,7 @@ from dsv.cache.claims import Owner, read_claims
 from dsv.cache.fill.directory import PREFIX
 from dsv.cache.fill.parts import Plan
 from dsv.cache.fill.workers import read_workers
+from dsv.cache.policy import Need
 from dsv.cache.record import Extent
 from dsv.cache.root import CacheRoot, Place, free_room
 from dsv.errors import NoRoom
@@ -26,17 +27,6 @@ from dsv.values.units import format_bytes, format_count
 # Seconds between a reservation and the beginning of its fill for which it counts in any case. To evict millions of
 # files from a file server takes longer; then the lease on the place, renewed while a command works, speaks for it.
 _BEGINS_WITHIN = 900.0
-
-
-class Need(msgspec.Struct, frozen=True):
-    """Room that a fill needs, beyond what it has written."""
-
-    place: Place
-    bytes: int  # of disk, files counted as whole blocks
-    files: int  # inodes
-    keep: frozenset[Place] = frozenset()
-    """Cached commits that must stay: itself, and those it takes files from."""
-    folders: int = 0  # further inodes, which no limit of the owner's counts
 
 
 class NoRoomBeside(NoRoom):
@@ -56,8 +46,7 @@ Every other fill's reservation is counted (see `reservations`), less the one for
 
 def need_of(place: Place, plan: Plan, size: int, files: int) -> Need:
     """Return the need of the rest of a fill; what it links to must stay."""
-    donors = (Place(donor.dataset, donor.name) for donor in plan.donors)
-    return Need(place, size, files, frozenset((place, *donors)))
+    return Need(place, size, files, frozenset(Place(donor.dataset, donor.name) for donor in plan.donors))
 
 
 class _Record(msgspec.Struct, frozen=True):

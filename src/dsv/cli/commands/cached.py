@@ -6,15 +6,21 @@ import time
 from collections.abc import Sequence
 from typing import Annotated
 
-from dsv.api.cached import CachedItem, CachedReport, CheckedItem, CheckReport, LeaseItem, RoomItem, check
+from dsv.api.cached import CachedItem, CachedReport, CheckReport, RoomItem, check
 from dsv.api.cached import cached as report_cache
+from dsv.cache.claims import LeaseRecord
+from dsv.cache.fill.check import Checked
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Targets
 from dsv.cli.output import local_time, printable, to_item
 from dsv.errors import IntegrityError, UsageError
 from dsv.values.names import Target
+from dsv.values.paths import show
 from dsv.values.units import format_bytes, format_count, format_duration
+
+_LEASE = "id purpose user host run job process program until"
+_PIN = "id user why since until"
 
 
 @command(
@@ -62,11 +68,11 @@ def cached(
         )
     report = report_cache(call.settings.cache().path)
     if call.json:
-        trash = [
-            {"path": str(one.path), **to_item(one.room, "bytes files"), "counted": one.counted}
-            for one in report.trash
-        ]
-        call.result(report, cache=report.folder, trash=trash)
+        items = []
+        for item in report.items:
+            leases = [to_item(lease, _LEASE) for lease in item.leases]
+            items.append(call.item(item, leases=leases, pins=[to_item(pin, _PIN) for pin in item.pins]))
+        call.result(report, items=items)
     else:
         _write(call, report)
 
@@ -85,13 +91,13 @@ def _write(call: Call, report: CachedReport) -> None:
     for limit in report.room.exceeded:
         call.line(f"exceeded: {limit}")
     for trash in report.trash:
-        size = f"{format_bytes(trash.room.bytes)} in {format_count(trash.room.files, 'file')}"
+        size = f"{format_bytes(trash.bytes)} in {format_count(trash.files, 'file')}"
         call.warn(
             f"{'' if trash.counted else 'more than '}{size} of evicted data not deleted yet, in {trash.path}: "
             "'dsv evict' deletes it, or reports why it can't"
         )
     for name in report.foreign:
-        call.warn(f"{report.folder / name} was not created by dsv, and is ignored")
+        call.warn(f"{report.cache / name} was not created by dsv, and is ignored")
 
 
 def _write_items(call: Call, report: CachedReport) -> None:
@@ -130,7 +136,7 @@ def _details(item: CachedItem) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def _lease(lease: LeaseItem) -> str:
+def _lease(lease: LeaseRecord) -> str:
     if lease.process is not None and lease.run is None:
         return f"{lease.program} (process {lease.process}) of {lease.user}@{lease.host}"
     what = {"run": f"run {lease.run or ''}".rstrip(), "hold": "held", "stage": "being staged"}
@@ -143,7 +149,7 @@ def _lease(lease: LeaseItem) -> str:
 def _room(report: CachedReport) -> str:
     room = report.room
     parts = [
-        f"{report.folder}: {format_bytes(room.used_bytes)} used in {format_count(room.used_files, 'file')}"
+        f"{report.cache}: {format_bytes(room.used_bytes)} used in {format_count(room.used_files, 'file')}"
     ]
     if room.metadata_bytes:
         parts[0] += f" ({format_bytes(room.metadata_bytes)} of it metadata)"
@@ -189,7 +195,12 @@ def check_cache(call: Call, targets: Sequence[Target], *, repair: bool | None) -
     if report.exit_code:
         raise _still_wrong(report, str(folder), repair=repair)
     if call.json:
-        call.result(None, cache=folder, checked=report.items)
+        keys = "path dataset commit files bytes wrong repaired foreign removed"
+        checked = []
+        for item in report.items:
+            wrong = [to_item(one, "path problem links") for one in item.wrong]
+            checked.append(to_item(item, keys, wrong=wrong))
+        call.result(None, cache=folder, checked=checked)
         return
     for item in report.items:
         done = []
@@ -211,7 +222,7 @@ def _still_wrong(report: CheckReport, folder: str, *, repair: bool | None) -> In
     )
 
 
-def _fault(item: CheckedItem) -> str:
+def _fault(item: Checked) -> str:
     if item.problem is not None:
         return item.problem
     faults = []
@@ -224,7 +235,7 @@ def _fault(item: CheckedItem) -> str:
     return "; ".join(faults)
 
 
-def _hint(wrong: list[CheckedItem], *, repair: bool | None) -> str:
+def _hint(wrong: list[Checked], *, repair: bool | None) -> str:
     first = f"{wrong[0].dataset}@{str(wrong[0].commit)[:12]}"
     if repair is True or any(item.problem is not None for item in wrong):
         return f"dsv evict {first}, then dsv cache {first}"
@@ -233,13 +244,14 @@ def _hint(wrong: list[CheckedItem], *, repair: bool | None) -> str:
     return f"dsv cached --check {first} repairs it"
 
 
-def _foreign(item: CheckedItem, count: int) -> str:
-    rest = count - len(item.foreign_paths)
+def _foreign(item: Checked, count: int) -> str:
+    paths = [show(path) for path in (item.left or item.strange)[:SHOWN]]
+    rest = count - len(paths)
     more = f" and {rest:,} more" if rest > 0 else ""
-    return f"{format_count(count, 'file')} never committed: {', '.join(item.foreign_paths)}{more}"
+    return f"{format_count(count, 'file')} never committed: {', '.join(paths)}{more}"
 
 
-def _paths(item: CheckedItem) -> str:
+def _paths(item: Checked) -> str:
     shown = [f"{wrong.path} ({wrong.problem})" for wrong in item.wrong[:SHOWN]]
     if len(item.wrong) > SHOWN:
         shown.append(f"and {len(item.wrong) - SHOWN:,} more")

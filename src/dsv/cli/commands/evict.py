@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
-from dsv.api.evict import EvictionItem, EvictionReport, StuckItem
 from dsv.api.evict import evict as free_room
+from dsv.cache.evict import EvictionResult
+from dsv.cache.policy import Eviction
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, whole
 from dsv.cli.failure import of_error
 from dsv.cli.options.arguments import DryRun, Targets
-from dsv.cli.output import cached_name, to_item
+from dsv.cli.output import cached_name
 from dsv.errors import DsvError
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, parse_duration, parse_size
@@ -56,7 +56,7 @@ def evict(
     that a limit is still exceeded. A commit that can't be removed keeps no other from going; the exit code is then
     that of the failure.
     """
-    gone: list[EvictionItem] = []
+    gone: list[Eviction] = []
     wanted = [Target.parse(text) for text in targets or ()]
     with call.context() as context:
         try:
@@ -76,22 +76,18 @@ def evict(
             for item in gone:  # the failure leaves stdout empty, but these did go
                 call.say(_line(item, dry_run=False))
             raise
-    _tell(call, report, say_kept=everything or dry_run)
+    _tell(call, report, dry_run=dry_run, say_kept=everything or dry_run)
     if (everything or dry_run) and not (call.json or report.evicted or report.failed):
         call.say(f"nothing to evict in {call.settings.cache().path}")
     return report.exit_code
 
 
-def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
+def _tell(call: Call, report: EvictionResult, *, dry_run: bool, say_kept: bool) -> None:
     if call.json:
-        call.result(
-            report,
-            failed=_problems(report.failed, "path dataset commit half_removed"),
-            stuck=_problems(report.stuck, "path of bytes files"),
-        )
+        call.result(report, dry_run=dry_run)
     else:
         for item in report.evicted:
-            call.line(_line(item, dry_run=report.dry_run))
+            call.line(_line(item, dry_run=dry_run))
     for item in report.evicted:
         if item.foreign:
             named = ", ".join(item.foreign_paths)
@@ -105,15 +101,11 @@ def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
         call.warn(f"still exceeded: {limit}")
 
 
-def _line(item: EvictionItem, *, dry_run: bool) -> str:
+def _line(item: Eviction, *, dry_run: bool) -> str:
     verb, freed = ("would evict", "to free") if dry_run else ("evicted", "freed")
     shared = " (others share its files)" if item.freed_bytes == 0 < item.bytes else ""
     return f"{verb} {_name(item)}: {item.reason}, {format_bytes(item.freed_bytes)} {freed}{shared}"
 
 
-def _name(item: EvictionItem) -> str:
+def _name(item: Eviction) -> str:
     return cached_name(item.dataset, item.commit, item.path)
-
-
-def _problems(items: Sequence[EvictionItem | StuckItem], keys: str) -> list[dict[str, object]]:
-    return [to_item(item, f"{keys} problem", problem=item.error and item.error.message) for item in items]

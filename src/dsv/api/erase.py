@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from dsv.api.consistent_read import room
 from dsv.api.context import Context
+from dsv.api.space import room
 from dsv.cache.erasures import OBEYED
 from dsv.errors import Conflict, DsvError, Unsupported, UsageError
 from dsv.format import keys

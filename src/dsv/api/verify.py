@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsv.api.consistent_read import listed_epochs, read_consistently, room
 from dsv.api.context import Context, reads_outside
+from dsv.api.space import listed_epochs, read_consistently, room
 from dsv.errors import IntegrityError, UsageError
 from dsv.format import keys
 from dsv.repo.repository import Repository

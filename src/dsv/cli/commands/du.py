@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.du import StoreUsed, Usage, usage
+from dsv.api.space import StoreUsed, Usage, usage
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, whole
 from dsv.cli.output import printable

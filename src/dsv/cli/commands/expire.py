@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.expire import expire_commits, undo_expire
+from dsv.api.space import expire_commits, undo_expire
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, text, whole
 from dsv.cli.options.arguments import Author, DryRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-from dsv.api.gc import PRICES, Collection, Forecast, Requests, collect, forecast
+from dsv.api.space import PRICES, Collection, Forecast, Requests, collect, forecast
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Author, DryRun

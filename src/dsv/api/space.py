@@ -1,0 +1,544 @@
+"""The space of a store: what takes it (du), which commits expire, and what a garbage collection deletes."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from msgspec.structs import replace
+
+from dsv.api.context import Context
+from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
+from dsv.format import keys
+from dsv.format.pack import PACK_TARGET
+from dsv.format.records import ExpiryAction
+from dsv.repo.expiry import read_expiry
+from dsv.repo.resolve import resolve
+from dsv.store.base import StoreMissing
+from dsv.store.open import Counts, OpenStore
+from dsv.upkeep.expire import Expiry, ExpiryItem, Rules, expire, last_expiry, plan_expiry, undo_expiry
+from dsv.values.names import DatasetName, Rev, Target
+from dsv.values.units import format_count, format_duration, format_lines, rfc3339
+
+if TYPE_CHECKING:
+    from dsv.repo.repository import Repository
+    from dsv.store.base import Store
+    from dsv.upkeep.gc import Collected, Options
+    from dsv.upkeep.roots import Name, Parents
+    from dsv.upkeep.usage import Measured, Packs, Part, Sum
+    from dsv.values.ids import CommitId
+
+T = TypeVar("T")
+_TIMES = 3
+
+
+def listed_epochs(store: Store) -> set[tuple[int, str]]:
+    """Return what is there of each garbage collection; these records are never deleted."""
+    return set(filter(None, (keys.parse_gc_key(item.key) for item in store.list(keys.GC_PREFIX))))
+
+
+def read_consistently(
+    context: Context, look: Callable[[Repository], T], is_right: Callable[[T], bool] = lambda _: True
+) -> T:
+    """Return what `look` finds. If something is missing there and a garbage collection was at work meanwhile, which may
+    be why, look again. Raises `Conflict` if that happens each time.
+    """
+    for _ in range(_TIMES):
+        with context.repository() as repository:
+            before = listed_epochs(repository.store)
+            try:
+                found = look(repository)
+                if is_right(found) or listed_epochs(repository.store) == before:
+                    return found
+            except StoreMissing:
+                raise
+            except (IntegrityError, NotFound):
+                if listed_epochs(repository.store) == before:
+                    raise
+            url = repository.store.url
+    raise Conflict(
+        f"garbage collections of {url} were at work all the time",
+        subject=url,
+        hint="when they have ended, run the same command again",
+    )
+
+
+@contextmanager
+def room(context: Context) -> Iterator[Path]:
+    """A folder for ids, beside the local copies of metadata: a folder for temporary files may lie in memory."""
+    try:
+        context.metadata.mkdir(parents=True, exist_ok=True)
+        above = tempfile.TemporaryDirectory(
+            prefix="upkeep-", dir=context.metadata, ignore_cleanup_errors=True
+        )
+    except OSError:
+        above = tempfile.TemporaryDirectory(prefix="dsv-upkeep-", ignore_cleanup_errors=True)
+    with above as folder:
+        yield Path(folder)
+
+
+Kind = Literal["dataset", "branch", "commit", "range", "folder", "trees", "expired"]
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What something takes. Bytes are those in packs, with locators and rows of tables; original ones are those before
+    compression."""
+
+    name: str
+    kind: Kind
+    commits: int
+    objects: int
+    stored: int
+    alone: int
+    """Of `stored`, what nothing else in the store has."""
+    shared: int
+    original: int
+    alone_original: int
+    shared_original: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUsed:
+    """What a whole store takes."""
+
+    total: int
+    """Bytes of all keys."""
+    needed: Sum
+    """Objects that a commit has."""
+    expired: Used
+    """Commits that are expired, and whose content gc has not freed yet: it frees what they have alone, in the end."""
+    unused: Sum
+    """Objects that no commit has."""
+    duplicates: Sum
+    """Further places of objects that a commit has."""
+    packs: Packs
+    indexes: int
+    commits: int
+    """Bytes of commits and their locators."""
+    names: int
+    runs: int
+    other: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What was measured."""
+
+    url: str
+    items: list[Used]
+    lost: int
+    """Objects that commits have and no index lists."""
+    store: StoreUsed | None = None
+
+
+def usage(
+    context: Context, texts: Sequence[str], *, depth: int | None = None, only_unused: bool = False
+) -> Usage:
+    """Measure each `[DATASET][@REV]` or `[DATASET]@REV..REV`; without any, the store and each of its datasets.
+
+    A branch is all commits of its history, a tag or an id that commit alone, a range the commits that its end has and
+    its beginning has not. depth: measure the folders of one target instead. only_unused: the store without datasets.
+    """
+    if depth is not None and len(texts) != 1:
+        raise UsageError("--by-folder measures one target", hint="dsv du DATASET@REV --by-folder 1")
+    if only_unused and (texts or depth is not None):
+        raise UsageError("--unused is about the whole store, and takes no target", hint="dsv du --unused")
+    return read_consistently(
+        context,
+        lambda repository: _usage(context, repository, texts, depth, only_unused),
+        lambda found: not found.lost and (found.store is None or not found.store.packs.missing),
+    )
+
+
+def _usage(
+    context: Context, repository: Repository, texts: Sequence[str], depth: int | None, only_unused: bool
+) -> Usage:
+    from dsv.upkeep import usage as measuring
+    from dsv.upkeep.roots import Parents, kept, read_names
+
+    with room(context) as folder:
+        wanted = [_Wanted.parse(context, repository, text) for text in texts]
+        context.progress.start(None, None)
+        names, parents = read_names(repository), Parents(repository.objects)
+        logs = {
+            one: read_expiry(repository.refs, one)
+            for one in {name.dataset for name in names}
+            if one is not None
+        }
+        roots = kept(parents, names, lambda one: logs[one].freed)
+        if not texts and not only_unused:
+            datasets = sorted(
+                {one.dataset for one in names if one.dataset is not None and one.branch is not None}
+            )
+            wanted = [_Wanted(str(one), "dataset", one) for one in datasets]
+        groups = [one.commits(parents, names, roots) for one in wanted]
+        unexpired = kept(parents, names, lambda one: logs[one].states)
+        expired = [one for one in roots if one not in unexpired]
+        if depth is not None:
+            folders, found = measuring.measure_folders(
+                repository, roots, groups[0], depth, folder, context.progress
+            )
+            ordered = sorted(folders.items(), key=lambda one: (one[0] == measuring.TREES, one[0]))
+            items = [_folder(name, part, len(groups[0])) for name, part in ordered]
+            return Usage(repository.store.url, items, found.unlisted + found.gone)
+        found = measuring.measure(
+            repository, roots, [*groups, expired], folder, context.progress, packs=not texts
+        )
+        items = [
+            _used(one.name, one.kind, len(group), part)
+            for one, group, part in zip(wanted, groups, found.groups[:-1], strict=True)
+        ]
+        store = None
+        if found.packs is not None:
+            sizes = measuring.list_sizes(repository.store)
+            shown = [sizes.pop("index/"), sizes.pop("commits/") + sizes.pop("locators/")]
+            shown += [sizes.pop("refs/"), sizes.pop("runs/"), sum(sizes.values())]
+            total = found.packs.bytes + sum(shown)
+            store = StoreUsed(
+                total, found.reached, _used("", "expired", len(expired), found.groups[-1]),
+                found.unused, found.duplicates, found.packs, *shown,
+            )  # fmt: skip
+        return Usage(repository.store.url, items, found.unlisted + found.gone, store)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    name: str
+    kind: Kind
+    dataset: DatasetName
+    commit: CommitId | None = None
+    since: CommitId | None = None
+    """The beginning of a range."""
+
+    @classmethod
+    def parse(cls, context: Context, repository: Repository, text: str) -> _Wanted:
+        """Raise `UsageError`, `NotFound`."""
+        names, at, revs = text.partition("@")
+        first, dots, last = revs.partition("..")
+        target = Target.parse(f"{names}{at}{first}")
+        if target.path is not None or ":" in last:
+            raise UsageError(
+                f"dsv du is about whole commits, and {text} names a path",
+                subject=text,
+                hint=f"dsv du {text.partition(':')[0]} --by-folder 1",
+            )
+        if dots and not last:
+            raise UsageError(
+                f"{text!r} names no revision after the ..", subject=text, hint=f"dsv du {text}main"
+            )
+        dataset = target.dataset or context.workspace_of(text).dataset
+        if target.rev is None:
+            repository.refs.require(dataset)
+            return cls(str(dataset), "dataset", dataset)
+        found = resolve(repository.refs, repository.objects, dataset, target.rev)
+        if dots:
+            end = resolve(repository.refs, repository.objects, dataset, Rev.parse(last)).commit
+            return cls(f"{dataset}@{revs}", "range", dataset, end, found.commit)
+        return cls(f"{dataset}@{revs}", "commit" if found.branch is None else "branch", dataset, found.commit)
+
+    def commits(self, parents: Parents, names: Sequence[Name], roots: Container[CommitId]) -> set[CommitId]:
+        """Return the commits that are meant, but for those whose content is freed."""
+        from dsv.upkeep.roots import kept
+
+        if self.commit is None:
+            return {
+                one
+                for one in kept(parents, [name for name in names if name.dataset == self.dataset])
+                if one in roots
+            }
+        if self.kind == "commit":
+            return {self.commit}
+        met: set[CommitId] = set()
+        if self.since is not None:
+            for _ in parents.walk([self.since], met):
+                pass
+        return {one for one in parents.walk([self.commit], met) if one in roots}
+
+
+def _folder(name: bytes, part: Part, commits: int) -> Used:
+    if not name:
+        return _used("(nodes and segments)", "trees", commits, part)
+    return _used(name.decode("utf-8", "surrogateescape"), "folder", commits, part)
+
+
+def _used(name: str, kind: Kind, commits: int, part: Part) -> Used:
+    total, alone, shared = part.total, part.alone, part.shared
+    return Used(
+        name, kind, commits, total.objects, total.stored, alone.stored, shared.stored,
+        total.original, alone.original, shared.original,
+    )  # fmt: skip
+
+
+def expire_commits(
+    context: Context, dataset: DatasetName, rules: Rules, message: str = "", *, dry_run: bool = False
+) -> Expiry:
+    """Let the commits of a dataset expire that no rule keeps.
+
+    Raises `UsageError` without a rule, and `NotFound` if there is no such dataset. dry_run: nothing is written.
+    """
+    if not rules.any:
+        raise UsageError(
+            "no rule says which commits stay",
+            subject=dataset,
+            hint="dsv expire DATASET --keep-last 20 --keep-daily 30, or --older-than 90d; --dry-run shows what would "
+            "expire",
+        )
+    with context.repository() as repository:
+        repository.format.check(repository.store.url, writing=not dry_run)
+        plan = plan_expiry(repository, dataset, rules, dry_run=dry_run)
+        if dry_run:
+            return plan
+        log = expire(repository, context.writer, plan, message)
+        meanwhile = ("named, or kept by somebody, meanwhile",)
+        items = [
+            replace(one, reasons=meanwhile) if one.expired and one.commit not in log.states else one
+            for one in plan.items
+        ]
+        return replace(plan, items=tuple(items))
+
+
+def undo_expire(
+    context: Context, dataset: DatasetName, commits: Sequence[Rev], message: str = ""
+) -> list[ExpiryItem]:
+    """Keep commits again: these, or all of the last expiry. Return those that were expired.
+
+    Raises `NotFound` for what is no commit of the dataset, and `Conflict` if gc has removed the content of one; the
+    others are kept again nevertheless.
+    """
+    with context.repository() as repository:
+        refs, objects = repository.refs, repository.objects
+        repository.format.check(repository.store.url, writing=True)
+        refs.require(dataset)
+        wanted = [resolve(refs, objects, dataset, one, expired_too=True).commit for one in commits]
+        log = read_expiry(refs, dataset)
+        for one in wanted or last_expiry(log):
+            state = log.states.get(one)
+            if state is not None and state.entry.action is ExpiryAction.DELETE:
+                raise Conflict(
+                    f"dataset {dataset} was deleted by {state.entry.author} ({rfc3339(state.entry.time_ms)})",
+                    subject=dataset,
+                    hint=f"dsv datasets --undelete {dataset} brings it back",
+                )
+        if not wanted and not log.entries:
+            raise Conflict(f"no commit of {dataset} ever expired", subject=dataset)
+        kept, freed = undo_expiry(repository, context.writer, dataset, wanted or last_expiry(log), message)
+        items = [ExpiryItem.of(one, objects.commit(one), ["kept again"]) for one in kept]
+        if freed:
+            also = f"; {format_count(len(items), 'other commit')} kept again" if items else ""
+            raise Conflict(
+                f"gc has removed the content of {format_count(len(freed), 'commit')} of {dataset}, among them "
+                f"{str(freed[0])[:12]}{also}",
+                subject=str(freed[0]),
+                hint=f"dsv log {dataset} shows which commits are left",
+            )
+        return items
+
+
+PRICES = "S3 Standard, us-east-1, November 2026: LIST and PUT $0.005, GET $0.0004 per 1,000, DELETE free"
+_PAGE = 1000
+"""Keys in one answer to a listing."""
+_SESSION = 2
+"""Keys that a garbage collection puts in any case."""
+_RECORDS = 5
+"""Keys that one puts that deletes something: its sessions, and its epoch."""
+_LISTINGS = 5
+"""Listings of sessions and epochs."""
+_OWN = 3
+"""Keys of its own session, and one that is not there, which tells whether it may delete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests to the store, and their price on S3 (`PRICES`)."""
+
+    list: int
+    put: int
+    get: int
+    delete: int
+
+    @property
+    def usd(self) -> float:
+        return round((self.list + self.put) * 5e-6 + self.get * 4e-7, 6)
+
+    @classmethod
+    def of(cls, counts: Counts) -> Requests:
+        """Return those that were made."""
+        return cls(_pages(counts), counts.puts, counts.gets + counts.ranges, counts.deletes)
+
+
+@dataclass(frozen=True, slots=True)
+class OfDataset:
+    """What nothing needs any more once the grace of a dataset's expired commits is over."""
+
+    dataset: DatasetName
+    commits: int
+    stored: int
+    """Bytes in packs that nothing else has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a garbage collection would do."""
+
+    url: str
+    datasets: list[OfDataset]
+    shared: int
+    """Bytes that expired commits of several datasets have, and nothing else."""
+    unused: int
+    """Bytes that no commit has."""
+    packs: Packs
+    copied: int
+    """Bytes that are copied out of packs before these are deleted."""
+    left: int
+    """Packs that are worth writing anew, and are too much for one time."""
+    unfinished: bool
+    """An earlier garbage collection was not finished."""
+    requests: Requests
+
+    @property
+    def deleted(self) -> int:
+        return self.packs.free + self.packs.rewritten
+
+    @property
+    def deleted_bytes(self) -> int:
+        return self.freed + self.copied
+
+    @property
+    def freed(self) -> int:
+        return self.packs.free_bytes + self.packs.rewritten_bytes
+
+
+def forecast(context: Context, options: Options) -> Forecast:
+    """Return what `collect` would do; nothing is written. Grace is measured by this machine's clock here.
+
+    Raises `IntegrityError` if something that is needed is lost, and what the store raises.
+    """
+    return read_consistently(context, partial(_forecast, context, options))
+
+
+def _forecast(context: Context, options: Options, repository: Repository) -> Forecast:
+    from dsv.upkeep.gc import due, expiring
+    from dsv.upkeep.roots import known_moves, list_all, read_notes, read_roots
+    from dsv.upkeep.usage import measure
+
+    with room(context) as folder:
+        store, before = repository.store, _counts(repository)
+        context.progress.start(None, None)
+        now = time.time()
+        going: dict[DatasetName, set[CommitId]] = {}
+        for dataset in expiring(repository):
+            if chosen := due(repository, read_expiry(repository.refs, dataset), now, options.grace):
+                going[dataset] = set(chosen)
+        freed = {one: {*read_expiry(repository.refs, one).freed, *commits} for one, commits in going.items()}
+        known = known_moves(repository, read_notes(_notes(context, repository))[0])
+        roots = read_roots(
+            repository,
+            freed=lambda one: freed.get(one) or read_expiry(repository.refs, one).freed,
+            known=known,
+        ).commits
+        groups = [commits.difference(roots) for commits in going.values()]
+        names = _counts(repository) - before
+        found = measure(
+            repository, roots, [*groups, set().union(*groups)], folder, context.progress, packs=True,
+            max_repack=options.max_repack,
+        )  # fmt: skip
+        _check(repository, found)
+        listed = [keys.parse_gc_key(item.key) for item in list_all(store, keys.GC_PREFIX, 1)]
+        epochs = {
+            what: {one[0] for one in listed if one and one[1] == what} for what in ("condemned", "done")
+        }
+        requests = _estimate(repository, found, names, _counts(repository) - before)
+        assert found.packs is not None and found.plan is not None
+        datasets = [
+            OfDataset(one, len(commits), part.alone.stored)
+            for one, commits, part in zip(going, groups, found.groups[:-1], strict=True)
+        ]
+        shared = found.groups[-1].alone.stored - sum(one.stored for one in datasets)
+        return Forecast(
+            store.url, datasets, shared, found.unused.stored + found.packs.unindexed_bytes, found.packs,
+            found.plan.copied, found.plan.left,
+            epochs["condemned"] > epochs["done"], requests,
+        )  # fmt: skip
+
+
+def _check(repository: Repository, found: Measured) -> None:
+    if lost := found.unlisted + found.gone:
+        raise IntegrityError(
+            f"needed, and in no pack of {repository.store.url} that is there: {format_count(lost, 'object')}; "
+            "gc deletes nothing then",
+            subject=repository.store.url,
+            hint="dsv verify lists what is lost, and dsv verify --repair looks for it elsewhere",
+        )
+
+
+def _estimate(repository: Repository, found: Measured, names: Counts, all_counts: Counts) -> Requests:
+    """Index files and trees are read once. Before anything is deleted, names are listed and partly read again."""
+    from dsv.upkeep.roots import list_all
+
+    plan, listed = found.plan, repository.objects.indexes.listed
+    assert plan is not None
+    deleted = len(plan.whole) + len(plan.rewrite)
+    sessions = list_all(repository.store, keys.SESSIONS_PREFIX, 1)
+    packs = -(-plan.copied // PACK_TARGET) if plan.rewrite else 0
+    reads = (names.gets + names.ranges) * (3 if deleted else 2) // 2
+    return Requests(
+        list=_pages(all_counts) * (2 if deleted else 1) + _LISTINGS,
+        put=packs + 2 * (packs > 0) + found.new_index_files + (_RECORDS if deleted else _SESSION),
+        get=reads + len(listed.sizes) + found.index_files + len(plan.rewrite),
+        delete=deleted + 2 * found.index_files + len(sessions) + _OWN,
+    )
+
+
+def _notes(context: Context, repository: Repository) -> Path:
+    return context.metadata_folder(repository.id).parent / "gc"
+
+
+def _counts(repository: Repository) -> Counts:
+    store = repository.store
+    assert isinstance(store, OpenStore)
+    return store.counts
+
+
+def _pages(counts: Counts) -> int:
+    return counts.lists + counts.listed // _PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What a garbage collection has done."""
+
+    url: str
+    done: Collected
+    requests: Requests
+
+
+def collect(context: Context, options: Options) -> Collection:
+    """Delete what nothing needs, or continue what an earlier garbage collection has begun.
+
+    Raises `Conflict` if it waited too long for sessions, and what `Collector.run` raises.
+    """
+    from dsv.upkeep.gc import Collector
+
+    with context.repository() as repository, room(context) as folder:
+        before = _counts(repository)
+        context.progress.start(None, None)
+        done = Collector(
+            repository, context.writer, folder / "gc", options, context.progress,
+            notes=_notes(context, repository),
+        ).run()  # fmt: skip
+        if done.gave_up:
+            waited = format_count(len(done.waited_for), "session")
+            raise Conflict(
+                f"after {format_duration(options.max_wait)} {waited} still write to {repository.store.url}; nothing "
+                f"was deleted{format_lines([one.text for one in done.waited_for])}",
+                subject=str(done.waited_for[0].id) if done.waited_for else repository.store.url,
+                hint="when they have ended, run the same command again; --max-wait is how long it waits",
+            )
+        return Collection(repository.store.url, done, Requests.of(_counts(repository) - before))

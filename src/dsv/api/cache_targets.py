@@ -14,7 +14,7 @@ import msgspec
 from blake3 import blake3
 from msgspec.structs import asdict, replace
 
-from dsv.api.mirrors import mirror_places, open_with, reading
+from dsv.api.context import mirror_places, open_with, reading
 from dsv.cache.names import bind, bound_store, known_store, met, show_tag
 from dsv.cache.record import erasures_folder
 from dsv.cache.root import CacheRoot, Place, explain, explaining, folder_name, own_folder

@@ -13,8 +13,7 @@ from pathlib import Path
 from msgspec import structs
 
 from dsv.api.cache_targets import lending
-from dsv.api.context import Context, write_tracking
-from dsv.api.mirrors import reading
+from dsv.api.context import Context, reading, write_tracking
 from dsv.api.sparse import chosen_by
 from dsv.api.workspaces import check_no_cache
 from dsv.errors import Conflict, UsageError

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from dsv.api.context import Context
-from dsv.api.mirrors import reading
+from dsv.api.context import Context, reading
 from dsv.errors import IntegrityError
 from dsv.exchange.export import Exported, Selection, refuse_shards, write_tar
 from dsv.exchange.export import export_path as write_path

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.api.context import Context
-from dsv.api.mirrors import reading
+from dsv.api.context import Context, reading
 from dsv.errors import NotFound, UsageError
 from dsv.format.tree import Entry, Kind
 from dsv.repo.objects.erasures import Erasures

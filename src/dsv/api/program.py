@@ -350,7 +350,7 @@ class Commit:
         window: bytes of memory that all processes on a host use together. cache: read the files of the cache, where the
         commit is there; `fill` has a loader fill it as well. Raises `NotFound` if there is no such file.
         """
-        from dsv.api.samples import CommitSource, open_samples
+        from dsv.api.reading import CommitSource, open_samples
 
         return open_samples(CommitSource(self._connection, self._resolved), patterns, window, cache)
 

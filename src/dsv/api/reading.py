@@ -1,7 +1,8 @@
-"""Repositories that stay open in a process, so that a program reads many small things without opening one for each.
+"""What programs read: repositories that stay open in a process, files of a commit, and samples for training.
 
-Objects never change, so nothing that is kept gets old, and names are asked of the store each time. A forked process
-opens its own: it inherits neither threads nor connections, and drops what it has inherited without closing it.
+A repository stays open so that a program reads many small things without opening one for each. Objects never change, so
+nothing that is kept gets old, and names are asked of the store each time. A forked process opens its own: it inherits
+neither threads nor connections, and drops what it has inherited without closing it.
 """
 
 from __future__ import annotations
@@ -11,25 +12,35 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Generic, TypeVar
+from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-from dsv.api.context import explaining, write_tracking
-from dsv.api.mirrors import open_to_read
+from blake3 import blake3
+
+from dsv.api.context import explaining, open_to_read, write_tracking
+from dsv.cache.record import lookup, mark_used
+from dsv.cache.root import CacheRoot, Place, folder_name
+from dsv.errors import DsvError, NotFound, UsageError
 from dsv.format.tree import Child
 from dsv.repo.tree.read import Leaf, LocatedSegment, TreeReader
 from dsv.transfer.download import Layout, read_ranges
+from dsv.values.names import Rev, Target, clean_path
+from dsv.values.patterns import PathPattern, is_pattern
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from _typeshed import WriteableBuffer
 
+    from dsv.api.connection import Connection
     from dsv.api.context import Context
     from dsv.format.locator import Location
     from dsv.format.tree import Entry
     from dsv.repo.objects.objects import Objects
     from dsv.repo.resolve import Resolved
+    from dsv.training.samples import Index, Samples
     from dsv.values.ids import CommitId
-    from dsv.values.names import DatasetName, Target
+    from dsv.values.names import DatasetName
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -230,3 +241,105 @@ class FileReader(io.RawIOBase):
             return b""
         start, data = self._read(at, self._size)
         return data[at - start :]
+
+
+_LEAST = 1 << 20  # bytes
+_HOLD = 86_400.0  # seconds
+
+
+class CommitSource:
+    """A commit, as samples are read from it. Can be pickled."""
+
+    def __init__(self, connection: Connection, found: Resolved) -> None:
+        self._connection, self._found = connection, found
+
+    def __str__(self) -> str:
+        return f"{self._found.dataset}@{self.id[:12]}"
+
+    @property
+    def id(self) -> str:
+        return str(self._found.commit)
+
+    def opened(self) -> Opened:
+        """Return the repository, as this process has opened it."""
+        context = self._connection.reading  # it is resolved already, and only a cache needs to know of what
+        return opened(context, Target(self._found.dataset, Rev(self.id)) if context.offline else None)
+
+    def index(self, patterns: Sequence[str]) -> Index:
+        """Return the index of the files that are samples."""
+        from dsv.training.samples import open_index
+
+        opened = self.opened()
+        objects = opened.repository.objects
+        with opened.explaining():
+            erasures, tree = objects.erasures, opened.tree(self._found.commit)
+            chosen = [self.id, *sorted(patterns), "", *sorted(map(str, erasures.known))]
+            name = blake3("\n".join(chosen).encode("utf-8", "surrogateescape")).hexdigest()
+            folder = self._connection.reading.metadata_folder(opened.repository.id)
+            return open_index(folder, name, tree.segments, _accepting(patterns), erasures)
+
+    def read(self, rows: Sequence[tuple[Entry, Location | None]]) -> list[bytes]:
+        """As of `Source`. Errors name the commit too."""
+        opened = self.opened()
+        try:
+            asked = [(opened.layout(entry, where), 0, entry.size) for entry, where in rows]
+            return opened.read(asked, self._found.dataset)
+        except DsvError as error:
+            message = f"{error.message} (in {self})"
+            raise type(error)(message, subject=error.subject, hint=error.hint) from error
+
+    def cached(self) -> Path | None:
+        """As of `Source`; notes that the commit is used."""
+        with suppress(OSError, DsvError):
+            root = CacheRoot(self._connection.reading.settings.cache().path)
+            place = Place.of(folder_name(self._found.dataset), self._found.commit)
+            there = lookup(root, place)
+            if there is not None:
+                with suppress(OSError, DsvError):
+                    mark_used(root, place)
+                return there.path
+        return None
+
+    def fill(self) -> None:
+        """As of `Source`, with a hold of a day. Raises as `dsv cache`."""
+        from dsv.api.cache import cache
+
+        context = self._connection.reading
+        target = Target(self._found.dataset, Rev(self.id))
+        cache(context, context.settings.cache().path, [target], hold=_HOLD)
+
+
+def open_samples(
+    source: CommitSource, patterns: Sequence[str], window: int, cache: bool | Literal["fill"]
+) -> Samples:
+    """As `Commit.samples`."""
+    from dsv.training.samples import Samples
+
+    if window < _LEAST:
+        raise UsageError(f"a window of {window} bytes is too small", hint=f"at least {_LEAST}")
+    index = source.index(patterns)
+    if not len(index):
+        what = ", ".join(patterns) or "a file"
+        raise NotFound(f"{what} is not in {source}", subject=what, hint=f"dsv ls {source}")
+    return Samples(source, index, window, cache)
+
+
+def _accepting(patterns: Sequence[str]) -> Callable[[bytes], bool] | None:
+    """Return a test of the paths that are samples; None if all are."""
+    if not patterns:
+        return None
+    raw = [clean_path(one.encode("utf-8", "surrogateescape")) for one in patterns]
+    below = tuple(one + b"/" for one in raw if not is_pattern(one))
+    exactly = {one for one in raw if not is_pattern(one)}
+    matching = [PathPattern(one) for one in raw if is_pattern(one)]
+    if b"" in exactly:
+        return None
+
+    def accepts(path: bytes) -> bool:
+        return (
+            path in exactly
+            or path.startswith(below)
+            or any(pattern.matches(path, folder=False) for pattern in matching)
+        )
+
+    return accepts

@@ -144,8 +144,8 @@ def test_an_init_that_dies_at_any_call_is_finished_by_the_next(
     tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In two places: whichever half is there already, no other store is made beside it."""
-    monkeypatch.setattr("dsv.api.init.prove", partial(prove, writers=2, rounds=1))
-    monkeypatch.setattr("dsv.api.init.prove_data", partial(prove_data, writers=2))
+    monkeypatch.setattr("dsv.api.store.prove", partial(prove, writers=2, rounds=1))
+    monkeypatch.setattr("dsv.api.store.prove_data", partial(prove_data, writers=2))
     counted, counting = with_faults(in_two_places())
     with every_store_is(counted):
         Person(tmp_path / "count", "memory://unused").init()

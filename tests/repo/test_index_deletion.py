@@ -10,10 +10,9 @@ from typing import cast
 import pytest
 from blake3 import blake3
 
-from dsv.api import store as index_files_module
+from dsv.api import doctor as index_files_module
 from dsv.api.context import Context
-from dsv.api.doctor import State
-from dsv.api.store import examine_indexes
+from dsv.api.doctor import State, examine_indexes
 from dsv.errors import IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.codec import Codec

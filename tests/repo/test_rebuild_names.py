@@ -12,7 +12,7 @@ import pytest
 
 import dsv
 from dsv.api import store as store_upkeep
-from dsv.api.init import prove_names
+from dsv.api.store import prove_names
 from dsv.errors import Conflict
 from dsv.repo.format_log import make_names
 from dsv.store.base import Store

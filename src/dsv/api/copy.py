@@ -164,7 +164,7 @@ def _other(
     create = request.create and not request.dry_run
     with context.store(to, create=create) as opened:
         if create and not Repository.exists(opened):
-            from dsv.api.init import create_repository
+            from dsv.api.store import create_repository
 
             create_repository(context, opened, single_writer=False)
         try:

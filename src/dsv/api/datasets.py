@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from dsv.api.context import Context
 from dsv.errors import Conflict
 from dsv.store.base import together
-from dsv.upkeep.datasets import Deletion, Renamed, delete_dataset, rename_dataset, undelete_dataset
 from dsv.values.names import MAIN
 from dsv.values.units import format_count
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
     from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
+    from dsv.upkeep.datasets import Deletion, Renamed
     from dsv.values.names import DatasetName
 
 
@@ -28,6 +28,8 @@ def delete(
     confirm: gets what is about to be deleted, and raises if the user does not want that. It is not called for what was
     deleted before. Raises as `delete_dataset`, and `Conflict` if the workspace around here belongs to the dataset.
     """
+    from dsv.upkeep.datasets import delete_dataset
+
     with context.repository() as repository:
         refs = repository.refs
         if refs.deleted_dataset(dataset) is None:
@@ -47,12 +49,16 @@ def delete(
 
 def undelete(context: Context, dataset: DatasetName, message: str = "") -> list[Head]:
     """Bring a deleted dataset back, and return the heads of its branches. Raises as `undelete_dataset`."""
+    from dsv.upkeep.datasets import undelete_dataset
+
     with context.repository() as repository:
         return undelete_dataset(repository, context.writer, dataset, message)
 
 
 def rename(context: Context, old: DatasetName, new: DatasetName, message: str = "") -> Renamed:
     """Give a dataset another name. Raises as `rename_dataset`."""
+    from dsv.upkeep.datasets import rename_dataset
+
     with context.repository() as repository:
         return rename_dataset(repository, context.writer, old, new, message)
 

@@ -25,6 +25,7 @@ from dsv.fs.attributes import server_time
 from dsv.fs.process import host_name
 from dsv.fs.system import kind_of, name_of
 from dsv.repo.damage import read_damage
+from dsv.repo.merge_indexes import check_indexes
 from dsv.repo.repository import Repository
 from dsv.run.engine_list import ENGINES, engine_of
 from dsv.run.engines.base import NoEngine
@@ -333,3 +334,24 @@ def _pools(context: Context, environ: Mapping[str, str]) -> Iterator[Finding]:
         else:
             version = f" {answer.version}" if answer.version else ""
             yield _ok(check, f"{pool.engine}{version} answers")
+
+
+def examine_indexes(context: Context) -> Iterator[Finding]:
+    """Check the index files. Yield nothing if there is no store: `examine_store` reports that."""
+    repository = None
+    try:
+        with context.repository() as repository:
+            report = check_indexes(repository)
+    except DsvError as error:
+        if repository is not None or not isinstance(error, NotFound):
+            yield fail("index files", error.message, error.hint)
+        return
+    for fault in report.faults:
+        yield fail("index files", fault.text, fault.hint)
+    if not report.faults:
+        some = "" if report.read == report.files else f"{report.read:,} of "
+        yield Finding(
+            "index files",
+            State.OK,
+            f"{some}{report.files:,} are whole; a sync needs to know {report.standing:,} of them",
+        )

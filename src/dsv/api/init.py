@@ -6,18 +6,14 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import structs
-
 from dsv.api.context import Context
+from dsv.api.store import create_repository
 from dsv.api.workspaces import check_no_cache
-from dsv.errors import Conflict, Denied, Unsupported, UsageError
+from dsv.errors import Conflict, Denied
 from dsv.format.records import RefEntry
 from dsv.repo.errors import may_write
 from dsv.repo.refs.branches import Moved
 from dsv.repo.repository import Repository
-from dsv.store.base import Store
-from dsv.store.open import OpenStore, Unavailable, open_names, split_of
-from dsv.store.probe import Proof, prove, prove_data, same_place
 from dsv.values.names import MAIN, DatasetName
 from dsv.workspace.workspace import Workspace, is_vacant
 
@@ -84,76 +80,6 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
 
             warnings = bucket_warnings(choice.url, context.store_options(choice))
         return Initialized(dataset, store.url, workspace.root, new_store, warnings)
-
-
-def create_repository(context: Context, store: Store, *, single_writer: bool) -> Repository:
-    """Prove that the store keeps its promises, each of its places for what it is used for, then makes a repository."""
-    split = split_of(store)
-    if split is not None and single_writer:
-        raise UsageError(
-            "names that are elsewhere are there for several writers", hint="leave out --single-writer"
-        )
-    if split is not None:
-        make_place(context, split)
-    proof = prove_names(store if split is None else split.names, single_writer=single_writer)
-    if split is not None:
-        if same_place(split.names, split.data):
-            raise UsageError(
-                f"{split.names.url} is the place of the data itself",
-                subject=split.names.url,
-                hint="leave out --names, or name another place: a folder, or another bucket's URL",
-            )
-        split.data.conditional = prove(split.data).put_if_absent_ok
-        findings = prove_data(split.data)
-        if findings:
-            raise Unsupported(
-                f"{store.url} can't keep data: {'; '.join(findings)}",
-                subject=store.url,
-                hint="dsv init --store with another bucket; docs/operations/stores.md has the settings of each server",
-            )
-    return Repository.create(
-        store,
-        context.metadata_folder,
-        author=context.writer.author,
-        tool=context.writer.tool,
-        single_writer=not proof.put_if_absent_ok,
-        ordered=proof.ordered,
-        clock=context.clock,
-    )
-
-
-def make_place(context: Context, split: OpenStore) -> None:
-    """Make the folder that is to have the names, if it is not there. Only for names that are about to be made: if
-    there are some already, a folder that is absent is a mount that is missing."""
-    if isinstance(split.names, Unavailable):
-        options = context.store_options(context.settings.store())
-        split.names = open_names(split.names.url, options, create=True)
-
-
-def prove_names(store: Store, *, single_writer: bool = False) -> Proof:
-    """Test a place that is to hold names, and return the result. Raises `Unsupported` if it cannot hold them."""
-    proof = prove(store)
-    if proof.unsupported and single_writer:
-        store.conditional = False
-        proof = structs.replace(prove(store, writers=1, rounds=1), put_if_absent_ok=False)
-    if not proof.put_if_absent_ok and not single_writer:
-        what = (
-            f"{store.url} has no put-if-absent: {'; '.join(proof.findings)}"
-            if proof.unsupported
-            else f"{store.url} let several writers win one key: it ignores If-None-Match, so two syncs could lose data"
-        )
-        raise Unsupported(
-            what,
-            subject=store.url,
-            hint="keep its names where one writer wins: dsv init --names DIR (on NFS for a team) or another bucket; "
-            "or --single-writer if only one person ever writes to it",
-        )
-    if not proof.listing_ok:
-        raise Unsupported(
-            f"{store.url} does not list what was just written to it, so dsv cannot work there",
-            subject=store.url,
-        )
-    return proof
 
 
 def _create_dataset(

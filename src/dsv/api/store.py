@@ -1,4 +1,4 @@
-"""Maintain a store: check and merge its indexes, move its names, and recover them."""
+"""Make and maintain a store: prove that it keeps its promises, merge its indexes, move its names, and recover them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from dsv.api.context import Context
-from dsv.api.doctor import Finding, State, fail
-from dsv.api.init import make_place, prove_names
-from dsv.errors import Conflict, DsvError, NotFound, UsageError
+from dsv.errors import Conflict, DsvError, Unsupported, UsageError
 from dsv.format import keys
 from dsv.format.records import Commit, FormatEntry, RefEntry
 from dsv.repo.format_log import (
@@ -27,47 +26,17 @@ from dsv.repo.format_log import (
     read_format,
     read_layout,
 )
-from dsv.repo.merge_indexes import IndexReport, Merged, check_indexes, merge_indexes
+from dsv.repo.merge_indexes import Merged, merge_indexes
 from dsv.repo.move_refs import NamesMove, Stamp, moves_elsewhere, note_place
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import LostRace, Refs
 from dsv.repo.repository import Repository
 from dsv.store.base import Put, Store, together
-from dsv.store.open import BELOW, OpenStore, open_names, split_of
+from dsv.store.open import BELOW, OpenStore, Unavailable, open_names, split_of
+from dsv.store.probe import Proof, prove, prove_data, same_place
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, MAX_COMPONENT, BranchName, DatasetName
-
-
-def examine_indexes(context: Context) -> Iterator[Finding]:
-    """Check the index files. Yield nothing if there is no store: `examine_store` reports that."""
-    try:
-        with context.repository() as repository:
-            report = _report(repository)
-    except NotFound:
-        return
-    except DsvError as error:
-        report = error
-    if isinstance(report, DsvError):
-        yield fail("index files", report.message, report.hint)
-        return
-    for fault in report.faults:
-        yield fail("index files", fault.text, fault.hint)
-    if not report.faults:
-        some = "" if report.read == report.files else f"{report.read:,} of "
-        yield Finding(
-            "index files",
-            State.OK,
-            f"{some}{report.files:,} are whole; a sync needs to know {report.standing:,} of them",
-        )
-
-
-def _report(repository: Repository) -> IndexReport | DsvError:
-    """Return the result of a check, or why it failed. A missing index file is a failure too, and no absent store."""
-    try:
-        return check_indexes(repository)
-    except DsvError as error:
-        return error
 
 
 def merge_index_files(context: Context) -> Merged:
@@ -79,6 +48,76 @@ def merge_index_files(context: Context) -> Merged:
             merged, deleted = merged + done.merged, deleted + done.deleted
             if not done.merged and not done.deleted:
                 return Merged(merged, done.files, deleted)
+
+
+def create_repository(context: Context, store: Store, *, single_writer: bool) -> Repository:
+    """Prove that the store keeps its promises, each of its places for what it is used for, then makes a repository."""
+    split = split_of(store)
+    if split is not None and single_writer:
+        raise UsageError(
+            "names that are elsewhere are there for several writers", hint="leave out --single-writer"
+        )
+    if split is not None:
+        make_place(context, split)
+    proof = prove_names(store if split is None else split.names, single_writer=single_writer)
+    if split is not None:
+        if same_place(split.names, split.data):
+            raise UsageError(
+                f"{split.names.url} is the place of the data itself",
+                subject=split.names.url,
+                hint="leave out --names, or name another place: a folder, or another bucket's URL",
+            )
+        split.data.conditional = prove(split.data).put_if_absent_ok
+        findings = prove_data(split.data)
+        if findings:
+            raise Unsupported(
+                f"{store.url} can't keep data: {'; '.join(findings)}",
+                subject=store.url,
+                hint="dsv init --store with another bucket; docs/operations/stores.md has the settings of each server",
+            )
+    return Repository.create(
+        store,
+        context.metadata_folder,
+        author=context.writer.author,
+        tool=context.writer.tool,
+        single_writer=not proof.put_if_absent_ok,
+        ordered=proof.ordered,
+        clock=context.clock,
+    )
+
+
+def make_place(context: Context, split: OpenStore) -> None:
+    """Make the folder that is to have the names, if it is not there. Only for names that are about to be made: if
+    there are some already, a folder that is absent is a mount that is missing."""
+    if isinstance(split.names, Unavailable):
+        options = context.store_options(context.settings.store())
+        split.names = open_names(split.names.url, options, create=True)
+
+
+def prove_names(store: Store, *, single_writer: bool = False) -> Proof:
+    """Test a place that is to hold names, and return the result. Raises `Unsupported` if it cannot hold them."""
+    proof = prove(store)
+    if proof.unsupported and single_writer:
+        store.conditional = False
+        proof = structs.replace(prove(store, writers=1, rounds=1), put_if_absent_ok=False)
+    if not proof.put_if_absent_ok and not single_writer:
+        what = (
+            f"{store.url} has no put-if-absent: {'; '.join(proof.findings)}"
+            if proof.unsupported
+            else f"{store.url} let several writers win one key: it ignores If-None-Match, so two syncs could lose data"
+        )
+        raise Unsupported(
+            what,
+            subject=store.url,
+            hint="keep its names where one writer wins: dsv init --names DIR (on NFS for a team) or another bucket; "
+            "or --single-writer if only one person ever writes to it",
+        )
+    if not proof.listing_ok:
+        raise Unsupported(
+            f"{store.url} does not list what was just written to it, so dsv cannot work there",
+            subject=store.url,
+        )
+    return proof
 
 
 _AT_ONCE = 256

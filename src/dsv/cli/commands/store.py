@@ -99,8 +99,7 @@ def _move(call: Call, place: str) -> int:
 
 
 def _check(call: Call) -> int:
-    from dsv.api.doctor import examine_store
-    from dsv.api.store import examine_indexes
+    from dsv.api.doctor import examine_indexes, examine_store
 
     with call.context(writes=True) as context, ExitStack() as opened:
         store = examine_store(context, opened, thorough=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from dsv.api.ls_cat import DatasetItem
+    from dsv.api.datasets import DatasetItem
     from dsv.api.program import Change, Commit, Edits, Info, Store
     from dsv.errors import (
         Conflict,

@@ -15,7 +15,7 @@ from dsv.api.cache_targets import Targets, open_source
 from dsv.api.clone import clone
 from dsv.api.context import Context, reading
 from dsv.api.copy import CopyRequest, copy
-from dsv.api.ls_cat import cat
+from dsv.api.datasets import cat
 from dsv.api.settings import Settings, Source
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.ls_cat import dataset_item
+from dsv.api.datasets import dataset_item
 from dsv.format.records import RefEntry
 from dsv.repo.merge_indexes import GRACE_SECONDS, merge_indexes
 from dsv.repo.refs.branches import Moved

@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import structs
 
 from dsv import errors
-from dsv.api.ls_cat import ls
+from dsv.api.datasets import ls
 from dsv.api.program import Commit, Store
 from dsv.api.store import create_repository
 from dsv.errors import DsvError, NoRoom, NotFound, Unsupported, UsageError

@@ -1,23 +1,143 @@
-"""Delete datasets, bring them back, and rename them."""
+"""The datasets of a store, without their files here: list, delete and rename them, resolve, ls, cat."""
 
 from __future__ import annotations
 
+import os.path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsv.api.context import Context
-from dsv.errors import Conflict
+import msgspec
+
+from dsv.api.context import Context, reading
+from dsv.errors import Conflict, NotFound, UsageError
+from dsv.format.tree import Entry, Kind
+from dsv.repo.objects.erasures import Erasures
+from dsv.repo.repository import Repository
+from dsv.repo.resolve import Resolved
+from dsv.repo.tree.read import TreeReader
 from dsv.store.base import together
-from dsv.values.names import MAIN
+from dsv.transfer.download import Fetcher, Wanted
+from dsv.values.ids import CommitId
+from dsv.values.names import MAIN, DatasetName, Target, clean_path
 from dsv.values.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dsv.repo.refs.branches import Head
-    from dsv.repo.repository import Repository
     from dsv.upkeep.datasets import Deletion, Renamed
-    from dsv.values.names import DatasetName
+
+
+class DatasetItem(msgspec.Struct, frozen=True):
+    """A dataset and the head of its `main`; the last four are None or 0 before its first commit."""
+
+    dataset: DatasetName
+    commit: CommitId | None
+    time_ms: int | None
+    files: int
+    bytes: int
+
+
+def datasets(context: Context) -> list[DatasetItem]:
+    """Return every dataset of the store, by name."""
+    with context.repository() as repository:
+        names = repository.refs.datasets()
+        found = together([partial(dataset_item, repository, name) for name in names])
+    return [item for item in found if item is not None]
+
+
+def dataset_item(repository: Repository, name: DatasetName) -> DatasetItem | None:
+    """Return one dataset; None if it has no branch `main`, as one that was left half made."""
+    head = repository.refs.head_or_none(name, MAIN)
+    if head is None:
+        return None
+    if head.commit is None:
+        return DatasetItem(name, None, None, 0, 0)
+    commit = repository.objects.commit(head.commit)
+    return DatasetItem(name, head.commit, commit.time_ms, commit.files, commit.bytes)
+
+
+def resolve(context: Context, target: Target) -> Resolved:
+    """Return the commit that a target means now. Raises `IntegrityError` if it is named and missing."""
+    with context.repository(target) as repository:
+        resolved = context.resolve(repository, target)
+        repository.objects.commit(resolved.commit)
+        return resolved
+
+
+class Entries(Iterator[Entry]):
+    """The entries of a commit. `erasures` tells which of them were erased."""
+
+    def __init__(self, found: Iterator[Entry], erasures: Erasures) -> None:
+        self._found = found
+        self.erasures = erasures
+
+    def __next__(self) -> Entry:
+        return next(self._found)
+
+
+@contextmanager
+def ls(context: Context, target: Target) -> Iterator[Entries]:
+    """Open the entry at the target's path, or all below it, in tree order. Raises `NotFound`."""
+    path = clean_path(target.path)
+    with context.repository(target) as repository:
+        try:
+            resolved = context.resolve(repository, target)
+        except NotFound as error:
+            near = _path_here(context, target)
+            if near is None or target.dataset is None or repository.refs.exists(target.dataset):
+                raise
+            raise NotFound(error.message, subject=error.subject, hint=f"did you mean {near}?") from error
+        found = (entry for entry, _ in TreeReader(repository.objects, resolved.commit).below(path))
+        first = next(found, None)
+        if first is None and path:
+            raise _no_path(target, resolved)
+        yield Entries(found if first is None else chain([first], found), repository.objects.erasures)
+
+
+@contextmanager
+def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
+    """Open one file's content in verified pieces. Raises `NotFound`, and `UsageError` if it is no file."""
+    path = clean_path(target.path)
+    if not path:
+        near = _path_here(context, target)
+        raise UsageError(
+            "dsv cat needs a path", subject=str(target), hint=f"dsv cat {near or f'{target}:PATH'}"
+        )
+    with reading(context, target) as repository:
+        resolved = context.resolve(repository, target)
+        tree = TreeReader(repository.objects, resolved.commit)
+        found = tree.entry(path)
+        if found is None:
+            if next(iter(tree.below(path)), None) is not None:
+                raise UsageError(f"{target} is a folder", subject=str(target), hint=f"dsv ls {target}")
+            raise _no_path(target, resolved)
+        entry, where = found
+        if entry.kind == Kind.SYMLINK:
+            name = (entry.target or b"").decode(errors="backslashreplace")
+            raise UsageError(f"{target} is a symlink to {name}", subject=str(target), hint=f"dsv ls {target}")
+        if not entry.is_file:
+            raise UsageError(f"{target} is an empty folder", subject=str(target), hint=f"dsv ls {target}")
+        pieces = Fetcher(repository.objects, resolved.dataset, connections=4).files([Wanted(entry, where)])
+        yield next(pieces)[1]
+
+
+def _path_here(context: Context, target: Target) -> str | None:
+    """Return a path of the workspace that was typed as a dataset as it should be written, with a colon; else None."""
+    workspace = context.workspace_or_none()
+    if workspace is None or target.dataset is None or target.rev is not None or target.path is not None:
+        return None
+    path = workspace.inside(Path(target.dataset))
+    found = path is not None and os.path.lexists(workspace.root / target.dataset)
+    return f":{target.dataset}" if found else None
+
+
+def _no_path(target: Target, resolved: Resolved) -> NotFound:
+    return resolved.no_path((target.path or b"").decode(errors="backslashreplace"), str(target))
 
 
 def delete(

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from dsv.api.context import Context
+    from dsv.api.datasets import DatasetItem
     from dsv.api.edits import Edit, Edited
-    from dsv.api.ls_cat import DatasetItem
     from dsv.api.reading import KeptTree, Opened
     from dsv.format.locator import Location
     from dsv.format.records import Commit as Record
@@ -113,7 +113,7 @@ class Store:
 
     def datasets(self) -> list[DatasetItem]:
         """Return every dataset, by name, with the commit of its `main`."""
-        from dsv.api.ls_cat import datasets
+        from dsv.api.datasets import datasets
 
         return datasets(self._connection.reading)
 

@@ -8,7 +8,7 @@ import typer
 
 from dsv.api import datasets as api
 from dsv.api.context import Context
-from dsv.api.ls_cat import datasets as list_datasets
+from dsv.api.datasets import datasets as list_datasets
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, text
 from dsv.cli.options.arguments import Author, one_of

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.ls_cat import cat as open_file
-from dsv.api.ls_cat import ls as list_entries
-from dsv.api.ls_cat import resolve as find
+from dsv.api.datasets import cat as open_file
+from dsv.api.datasets import ls as list_entries
+from dsv.api.datasets import resolve as find
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, commit_target, one_of

@@ -10,8 +10,7 @@ from threading import Barrier, Lock
 
 import pytest
 
-from dsv.api.clone import clone
-from dsv.api.init import init
+from dsv.api.clone import clone, init
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound
 from dsv.format import keys
 from dsv.store.base import Bytes, Put

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.clone import CloneRequest, Differing, clone
-from dsv.api.init import init
+from dsv.api.clone import CloneRequest, Differing, clone, init
 from dsv.errors import Conflict, NotFound
 from dsv.store.memory import MemoryStore
 from dsv.values.names import DatasetName, Target

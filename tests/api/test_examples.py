@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsv.api.branches import tag
-from dsv.api.init import init
+from dsv.api.clone import init
 from dsv.api.sync import SyncRequest, sync
 from dsv.values.names import DatasetName, TagName, Target
 from tests.api.pets_in_python import environ_of, of

@@ -11,9 +11,8 @@ import pytest
 from msgspec import structs
 
 from dsv.api.checkout import pull, restore
-from dsv.api.clone import clone
+from dsv.api.clone import clone, init
 from dsv.api.datasets import cat
-from dsv.api.init import init
 from dsv.api.sync import Synced, SyncRequest, sync
 from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.format.locator import ObjectKind

@@ -19,8 +19,8 @@ import dsv
 from dsv.api import environment
 from dsv.api.branches import tag
 from dsv.api.cache import cache
+from dsv.api.clone import init
 from dsv.api.datasets import resolve
-from dsv.api.init import init
 from dsv.api.settings import BUILT_IN
 from dsv.api.sync import SyncRequest, sync
 from dsv.values.names import DatasetName, TagName, Target

@@ -13,7 +13,7 @@ import pytest
 from blake3 import blake3
 
 import dsv
-from dsv.api.init import init
+from dsv.api.clone import init
 from dsv.api.reading import _processes
 from dsv.store.open import Counts, OpenStore
 from dsv.values.names import DatasetName

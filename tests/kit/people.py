@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from dsv.api.clone import init
 from dsv.api.context import Context
-from dsv.api.init import init
 from dsv.api.settings import Settings, Source
 from dsv.api.sync import Synced, SyncRequest, sync
 from dsv.format.records import Writer

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.init import init as init_workspace
+from dsv.api.clone import init as init_workspace
 from dsv.api.settings import BUILT_IN
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsv.api.workspaces import workspace_above
+from dsv.api.sync import workspace_above
 from dsv.errors import NotFound
 from dsv.run.active_runs import RunRecords
 from dsv.run.dirs import RunPlace

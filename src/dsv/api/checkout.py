@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from dsv.api.cache_targets import lending
 from dsv.api.context import Context
-from dsv.api.workspaces import open_to_publish, open_to_write
+from dsv.api.sync import open_to_publish, open_to_write
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.format.records import Commit
 from dsv.merge.apply import ContentMerger

@@ -1,25 +1,84 @@
-"""Committing a workspace and publishing the commit."""
+"""A workspace, opened by a command that changes it; publishing it (sync), and choosing what it has (sparse)."""
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
-from dsv.api.context import Context
-from dsv.api.workspaces import open_to_publish
+from dsv.api.cache_targets import lending
+from dsv.api.context import Context, check_binding, tracking
+from dsv.cache.root import SETTINGS_FILE
+from dsv.errors import Conflict, NotFound, UsageError
+from dsv.format.tree import Entry, Kind
 from dsv.repo.damage import read_damage
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.diff import Change
+from dsv.repo.tree.read import TreeReader, find_paths
 from dsv.transfer.file_reader import Problem, refusal
 from dsv.values.ids import CommitId
-from dsv.values.names import BranchName, DatasetName
-from dsv.values.paths import show
+from dsv.values.names import BranchName, DatasetName, Rev, Target, clean_path
+from dsv.values.paths import show, sort_key
+from dsv.values.patterns import EVERYTHING, EVERYTHING_LINE, SparsePatterns, escaped, is_pattern
 from dsv.values.progress import Progress
-from dsv.workspace.baseline import open_baseline
+from dsv.values.units import format_count, format_lines
+from dsv.workspace.baseline import Baseline, open_baseline
+from dsv.workspace.checkout import check_out, check_tree
 from dsv.workspace.journal import Journal
 from dsv.workspace.open import OpenWorkspace
+from dsv.workspace.plan import Goal, Made
 from dsv.workspace.publish import Publisher, Saved, finish_killed
 from dsv.workspace.reupload import Reuploaded, reupload
-from dsv.workspace.scan.result import WorkspaceScan, may_differ
-from dsv.workspace.sparse import check_paths, check_removals, note_let_go
+from dsv.workspace.scan.result import WorkspaceScan, detect_changes, may_differ
+from dsv.workspace.sparse import Held, check_paths, check_removals, note_let_go
+from dsv.workspace.workspace import Workspace
+
+
+@contextmanager
+def open_to_publish(
+    context: Context, command: str, branch: BranchName | None = None, *, borrows: bool = False
+) -> Iterator[OpenWorkspace]:
+    """Open the workspace for a command that publishes on `branch` (None: the workspace's), with its lock.
+
+    borrows: files are written here, and taken from caches of this machine before the store is asked.
+    Raises `Conflict` if another command is at work in the workspace, or the store is not the one that it belongs to.
+    """
+    with context.workspace().locked(command) as (workspace, lock), context.store() as store:
+        target = Target(workspace.dataset, Rev(branch or workspace.branch))
+        repository = context.open_repository(store, target, workspace.base())
+        check_binding(workspace, repository)
+        with (
+            tracking(context, repository),
+            lending(context, repository, workspace.dataset) if borrows else nullcontext() as copies,
+        ):
+            yield OpenWorkspace(
+                workspace, repository, lock, context.writer, context.progress, lambda: store.counts, copies
+            )
+
+
+@contextmanager
+def open_to_write(context: Context, command: str) -> Iterator[OpenWorkspace]:
+    """Open the workspace for a command that only writes files here; the store may be read from local copies."""
+    with (
+        context.workspace().locked(command) as (workspace, lock),
+        context.bound_repository(workspace) as repository,
+        lending(context, repository, workspace.dataset) as copies,
+    ):
+        yield OpenWorkspace(workspace, repository, lock, context.writer, context.progress, copies=copies)
+
+
+def check_no_cache(folder: Path, hint: str) -> None:
+    """Raise `Conflict` if a folder lies in a cache: files there are everybody's, and go when nobody uses them."""
+    for above in (folder.resolve(), *folder.resolve().parents):
+        if (above / SETTINGS_FILE).exists():
+            raise Conflict(f"{folder} lies in the cache {above}", subject=str(folder), hint=hint)
+
+
+def workspace_above(folder: Path) -> Path | None:
+    """Return the root of the workspace that `folder` is or lies in."""
+    found = Workspace.find(folder)
+    return None if found is None else found.root
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +233,223 @@ def _synced(
 
 def _text(path: bytes) -> str:
     return path.decode(errors="backslashreplace")
+
+
+def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:
+    """Return the choice of `--only`: each pattern adds to those before it, or leaves out if it begins with `!`.
+
+    Raises `NotFound` for a pattern that matches nothing.
+    """
+    if not only:
+        return EVERYTHING
+    chosen = EVERYTHING if only[0].startswith("!") else SparsePatterns(())
+    for text in only:
+        line = _line(tree, text.removeprefix("!"))
+        if text.startswith("!"):
+            chosen = chosen.removed([line])
+        else:
+            check_matches(tree, [line])
+            chosen = chosen.added([line])
+    return chosen
+
+
+def check_matches(tree: TreeReader | None, lines: Iterable[str]) -> None:
+    """Raise `NotFound` for a pattern that matches nothing of the tree: it may be misspelt."""
+    for line in lines:
+        if tree is not None and not _finds(tree, line):
+            raise NotFound(
+                f"nothing in commit {str(tree.commit_id)[:12]} matches {line}",
+                subject=line,
+                hint=_several(tree, line)
+                or "patterns begin at the top of the dataset; dsv ls shows what is there",
+            )
+
+
+def _several(tree: TreeReader, line: str) -> str | None:
+    """Return a hint if the line is several patterns in one, at least one of which matches something."""
+    parts = line.replace(",", " ").split()
+    if len(parts) < 2 or set(line) & set("\\[]") or not any(_finds(tree, part) for part in parts):
+        return None
+    name = "a comma" if "," in line else "a space"
+    each = f"--only {parts[0]} --only {parts[1]}"
+    return f"{name} is a part of the pattern; name each pattern by itself (dsv clone: {each})"
+
+
+def _finds(tree: TreeReader, line: str) -> bool:
+    pattern = SparsePatterns((line,))
+    return any(pattern.matches(entry.path) for entry, _ in tree.within(pattern))
+
+
+def _line(tree: TreeReader | None, text: str) -> str:
+    """Return the line that stands for a pattern. A path of exactly its name, if the tree has one, comes first."""
+    path = clean_path(text.encode("utf-8", "surrogateescape"))
+    if not path:
+        return EVERYTHING_LINE
+    if is_pattern(path) or b"\\" in path:
+        if tree is not None:
+            [(_, found)] = find_paths(tree, [path])
+            if found.entry is not None or found.below:
+                path = escaped(path)
+    elif path.startswith(b"!"):
+        path = b"\\" + path
+    try:
+        return path.decode()
+    except UnicodeDecodeError:
+        raise UsageError(
+            f"the pattern {show(path)} is not UTF-8, and paths of a dataset are", subject=text
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """A workspace after its sparse patterns changed."""
+
+    workspace: Workspace
+    created: int = 0
+    """Paths that were written."""
+    removed: int = 0
+    """Paths that were deleted."""
+
+
+def sparse_add(context: Context, texts: Sequence[str]) -> Sparse:
+    """The workspace has what these patterns match too. Killed, the same call finishes it.
+
+    Raises `NotFound` for a pattern that matches nothing, and `Conflict`, with nothing written, if something is in the
+    way, or if another command did not end.
+    """
+    with open_to_write(context, "dsv sparse add") as opened:
+        workspace, base = opened.workspace, opened.proven_base()
+        tree = None if base is None else TreeReader(opened.repository.objects, base)
+        lines = tuple(_line(tree, text) for text in texts)
+        check_matches(tree, lines)
+        if workspace.chosen.whole:
+            return Sparse(workspace)
+        chosen, come = workspace.chosen.added(lines), SparsePatterns(lines)
+        with open_baseline(opened, base, writes=True) as baseline:
+            _check_ended(baseline)
+            held = Held(chosen, baseline.held.outside)
+
+            def changes() -> Iterator[Change]:
+                for entry, where in () if tree is None else tree.within(come):
+                    if entry.path not in baseline.held:
+                        yield Change(entry.path, None, entry, where)
+
+            made = Made()
+            if tree is not None:
+                check_tree(tree, workspace.root, held)
+                hint = "move or remove yours, then run the same command again"
+                made = check_out(opened, baseline, Goal("dsv sparse add", tree.commit_id, changes, hint))
+            workspace = _choose(opened, baseline, chosen, base)
+        return Sparse(workspace, created=made.created)
+
+
+def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
+    """The workspace no longer has what these patterns match; the dataset still does. Killed, the same call finishes it.
+
+    Raises `Conflict`, with nothing removed, if any of it was changed here, and `NotFound` if nothing matches.
+    """
+    with open_to_write(context, "dsv sparse remove") as opened:
+        workspace, base = opened.workspace, opened.proven_base()
+        tree = None if base is None else TreeReader(opened.repository.objects, base)
+        lines = tuple(_line(tree, text) for text in texts)
+        chosen, go = workspace.chosen.removed(lines), SparsePatterns(lines)
+        with open_baseline(opened, base, writes=True) as baseline:
+            _check_ended(baseline)
+
+            def goes(path: bytes) -> bool:
+                return path not in chosen and (path in workspace.chosen or go.matches(path))
+
+            def changes() -> Iterator[Change]:
+                held = () if tree is None else tree.within(baseline.held)
+                return _going(baseline, (entry for entry, _ in held), goes)
+
+            def record() -> None:
+                workspace.choose(chosen)
+
+            _check_unchanged(baseline, [path for path in _local(opened, baseline) if goes(path)])
+            _check_known(workspace, lines, changes())
+            made = Made()
+            if tree is None:
+                workspace = _choose(opened, baseline, chosen, base)
+            else:
+                goal = Goal(
+                    "dsv sparse remove",
+                    tree.commit_id,
+                    changes,
+                    "publish the changes with dsv sync, or give them up with dsv restore PATH",
+                    ready=record,
+                )
+                made = check_out(opened, baseline, goal)
+                workspace = _choose(opened, baseline, chosen, base)
+        return Sparse(workspace, removed=made.removed)
+
+
+def _going(baseline: Baseline, held: Iterable[Entry], goes: Callable[[bytes], bool]) -> Iterator[Change]:
+    """Yield the removals in tree order, also of folders that a killed call has left empty."""
+    left = [
+        Entry(path, Kind.EMPTY_DIRECTORY) for path in sorted(baseline.scan.filled_elsewhere, key=sort_key)
+    ]
+    for entry in heapq.merge(held, left, key=lambda entry: sort_key(entry.path)):
+        if goes(entry.path):
+            yield Change(entry.path, entry, None)
+
+
+def _choose(
+    opened: OpenWorkspace, baseline: Baseline, chosen: SparsePatterns, base: CommitId | None
+) -> Workspace:
+    """Record what the workspace has, which is so by now, and that the state mirrors just that."""
+    workspace = opened.workspace.choose(chosen)
+    state = baseline.scan.state
+    state.chosen = chosen
+    state.set_exact(base, {path for path in state.gone if path in chosen})
+    return workspace
+
+
+def _check_ended(baseline: Baseline) -> None:
+    if baseline.warning is not None:
+        raise Conflict(
+            f"{baseline.begun[-1].command} was interrupted here",
+            subject=str(baseline.scan.root),
+            hint=f"{baseline.begun[-1].finish} finishes it",
+        )
+
+
+def _local(opened: OpenWorkspace, baseline: Baseline) -> Iterator[bytes]:
+    """Paths that differ from the base, or can't be compared with it."""
+    opened.progress.start(None, None)
+    found, problems = detect_changes(baseline.scan, baseline.entry, opened.progress)
+    opened.progress.finish()
+    yield from found
+    for problem in (*baseline.scan.problems, *problems):
+        yield problem.path
+
+
+def _check_known(workspace: Workspace, lines: Sequence[str], changes: Iterator[Change]) -> None:
+    """Raise `NotFound` for a pattern that neither is one of the workspace's nor matches anything that would go."""
+    recorded = workspace.chosen.lines or ()
+    unknown = {
+        line: SparsePatterns((line,)) for line in lines if line not in recorded and f"!{line}" not in recorded
+    }
+    for change in changes if unknown else ():
+        for line in [line for line, pattern in unknown.items() if pattern.matches(change.path)]:
+            del unknown[line]
+        if not unknown:
+            return
+    for line in unknown:
+        raise NotFound(
+            f"no file in {workspace.root} matches {line}",
+            subject=line,
+            hint="dsv sparse list shows its patterns",
+        )
+
+
+def _check_unchanged(baseline: Baseline, paths: list[bytes]) -> None:
+    if not paths:
+        return
+    lines = format_lines(list(map(show, sorted(set(paths)))))
+    raise Conflict(
+        f"nothing was removed, as {format_count(len(paths), 'path')} of these in {baseline.scan.root} "
+        f"would be lost, or changes of yours with them:{lines}",
+        subject=show(paths[0]),
+        hint="publish them with dsv sync, give changes up with dsv restore PATH, or move new files away",
+    )

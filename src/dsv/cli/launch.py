@@ -12,7 +12,7 @@ from typing import Any
 from dsv.api.context import Context
 from dsv.api.pools import Placing, pools_to_try
 from dsv.api.run import dry_run, recorded_run, run
-from dsv.api.workspaces import workspace_above
+from dsv.api.sync import workspace_above
 from dsv.cli.call import Call
 from dsv.cli.detach import detach
 from dsv.cli.failure import Failure, of_error

@@ -12,7 +12,7 @@ from dsv.api.context import Context
 from dsv.api.pools import Placing
 from dsv.api.run import become_driver, dry_run, open_sweep, outcome
 from dsv.api.runs import Runs, open_runs
-from dsv.api.workspaces import workspace_above
+from dsv.api.sync import workspace_above
 from dsv.cli.call import Call
 from dsv.cli.detach import Supervisor, detach
 from dsv.cli.launch import Typed, launching, placing_of, plan_document, show_plan, spec_of

@@ -39,7 +39,7 @@ def sparse(
     was changed here, it ends with exit code 4 and the list, and nothing is removed. Interrupted, the same command
     goes on.
     """
-    from dsv.api.sparse import Sparse, sparse_add, sparse_remove
+    from dsv.api.sync import Sparse, sparse_add, sparse_remove
 
     words = patterns or []
     _check(action, words)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fsspec")
-from dsv.api import import_url as import_module
+from dsv.api import import_export as import_module
 from dsv.exchange import sources as tar_module
 from dsv.exchange.sources import _Unpacking
 from tests.kit.dsv import Dsv, write_files

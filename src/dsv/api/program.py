@@ -243,7 +243,7 @@ class Commit:
 
     def export(self, to: str | os.PathLike[str], path: str = "") -> None:
         """Write the files at and below a path to a folder, a tar (by its name) or a URL, as `dsv export` does."""
-        from dsv.api.export import export_path, export_url
+        from dsv.api.import_export import export_path, export_url
 
         place = os.fspath(to)
         export = export_url if "://" in place else export_path

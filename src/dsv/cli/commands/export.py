@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.export import export_path, export_stream, export_url
+from dsv.api.import_export import export_path, export_stream, export_url
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Strict

@@ -8,8 +8,8 @@ import typer
 from msgspec.structs import replace
 
 from dsv.api.edits import EditRequest
-from dsv.api.import_url import Imported, Revisions, import_url
-from dsv.api.import_url import materialize as store_references
+from dsv.api.import_export import Imported, Revisions, import_url
+from dsv.api.import_export import materialize as store_references
 from dsv.cli.call import Call
 from dsv.cli.commands.put import EDIT_RESULT, show_edited
 from dsv.cli.declare import command, option

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dsv.api.show import ShownCommit, ShownPath
-from dsv.api.show import show as read
+from dsv.api.diff import ShownCommit, ShownPath
+from dsv.api.diff import show as read
 from dsv.cli.call import Call
 from dsv.cli.commands.log import COMMIT_KEYS, commit_lines
 from dsv.cli.declare import command

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsv.format.codec import Codec
 from dsv.format.locator import Location, ObjectKind
 from dsv.values.ids import CommitId, Id, PackId, RecipeId, StoreId
-from dsv.workspace.journal import Journal, Publishing, Row
+from dsv.workspace.publish import Journal, Publishing, Row
 
 STORE = StoreId.random()
 

@@ -31,10 +31,9 @@ from dsv.values.names import BranchName, DatasetName, TagName, Target, clean_pat
 from dsv.values.paths import PathSet, show, sort_key
 from dsv.workspace.baseline import Baseline, below, open_baseline
 from dsv.workspace.checkout import bring_to, check_out, check_tree
-from dsv.workspace.journal import Journal
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import Counts, Goal, OverwritePolicy
-from dsv.workspace.publish import finish_killed
+from dsv.workspace.publish import Journal, finish_killed
 from dsv.workspace.sparse import Held
 from dsv.workspace.workspace import SWITCH, Workspace
 

@@ -25,9 +25,9 @@ from dsv.values.ids import CommitId, PackId
 from dsv.values.paths import WHOLE, Scope, fold_clashes, show, sort_key
 from dsv.values.units import format_count, format_lines
 from dsv.workspace.baseline import Baseline, open_baseline
-from dsv.workspace.journal import Journal
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import Disk, Goal, Made, Plan, Planner
+from dsv.workspace.publish import Journal
 from dsv.workspace.scan.result import WorkspaceScan
 from dsv.workspace.workspace import Begun, restored
 from dsv.workspace.write import Contents, TreeWriter

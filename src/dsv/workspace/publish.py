@@ -1,38 +1,201 @@
-"""Publishing a workspace's changes on a branch.
+"""Publishing a workspace's changes on a branch, and storing again what the store has lost of its base.
 
 Nothing here writes a file of the workspace outside `.dsv`. Killed anywhere, the next sync goes on from the state and
 the journal; if the branch had just been moved, the journal knows.
+
+The journal is an append-only file of records, each with a checksum. Reading ends at a torn record, which is cut off. If
+it is lost, content is uploaded again; no data is lost. What is synced to disk: a pack's record, before `pack_uploaded`
+returns (one fdatasync for each 32 MiB sent), with all recipes before it; and the intended move of a branch, before
+`publishing` returns. Recipes alone are not.
 """
 
 from __future__ import annotations
 
+import os
+import struct
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
+import xxhash
 
-from dsv.errors import Conflict, NoRoom, NotFound, Unsupported
+from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unsupported
+from dsv.format.locator import Location, LocatorBuilder, ObjectKind, places_of
+from dsv.format.records import Writer
+from dsv.format.tree import Entry
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
+from dsv.fs.files import write_all
 from dsv.repo.merge_indexes import tidy
+from dsv.repo.objects.objects import checked
+from dsv.repo.objects.ranges import RangeReader, spans
 from dsv.repo.refs.branches import Head, LostRace
+from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole, point_branch
 from dsv.repo.tree.diff import difference
+from dsv.repo.tree.read import LocatedSegment, Part, Reached, TreeReader, reach_tree
 from dsv.repo.tree.write import TreeChange, TreeWriter, WrittenTree
 from dsv.transfer.commit import Committed, Draft, new_commit, publish_commit
+from dsv.transfer.download import SPAN
 from dsv.transfer.file_reader import Problem, refusal
-from dsv.transfer.save import FileSaver
+from dsv.transfer.save import FileSaver, save_file
 from dsv.transfer.upload import Uploader
-from dsv.values.ids import CommitId
+from dsv.values.ids import CommitId, Id, NodeId, PackId, RecipeId, StoreId
 from dsv.values.names import BranchName
 from dsv.values.paths import link_escapes, show
+from dsv.values.progress import Progress
 from dsv.values.units import format_bytes
 from dsv.workspace.baseline import Baseline
-from dsv.workspace.journal import Journal
 from dsv.workspace.open import OpenWorkspace, follows
 from dsv.workspace.scan.folder import Relation
 from dsv.workspace.scan.result import Gone, Pending, WorkspaceScan, hash_file
 from dsv.workspace.sparse import links_with
 from dsv.workspace.workspace import Workspace
+
+_MAGIC = b"dsv journal 2\n"
+_START = len(_MAGIC) + StoreId.size
+_HEAD = struct.Struct("<IQ")  # length of the record in bytes, check
+
+Row = tuple[ObjectKind, Id, Location]
+
+
+class _Pack(msgspec.Struct, array_like=True, tag=1):
+    id: PackId
+    size: int
+    rows: list[Row]
+
+
+class _Recipe(msgspec.Struct, array_like=True, tag=2):
+    id: RecipeId
+    encoded: bytes
+
+
+class Publishing(msgspec.Struct, array_like=True, tag=3, frozen=True):
+    """A move of a branch that was about to be made: to `commit`, as the entry number `seq`."""
+
+    dataset: str
+    branch: str
+    seq: int
+    commit: CommitId
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=bytes)
+_DECODER = msgspec.msgpack.Decoder(_Pack | _Recipe | Publishing, dec_hook=lambda kind, raw: kind.of(raw))
+
+
+class Left(msgspec.Struct):
+    """The notes of an earlier sync."""
+
+    packs: dict[PackId, tuple[int, list[Row]]] = msgspec.field(default_factory=dict)
+    """Size in bytes and rows of packs that were stored completely."""
+    recipes: dict[RecipeId, bytes] = msgspec.field(default_factory=dict)
+    publishing: Publishing | None = None
+
+
+class Journal:
+    """The journal of one workspace. `pack_uploaded` and `recipe` may be called from any thread."""
+
+    def __init__(self, path: Path, store_id: StoreId, descriptor: int, left: Left) -> None:
+        self._path = path
+        self._store_id = store_id
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._end = _START
+        self.left = left
+        """The content when it was opened."""
+
+    @classmethod
+    def open(cls, path: Path, store_id: StoreId) -> Journal:
+        """Read what is left, and append to it. Drops what was written for another store.
+
+        The caller holds the workspace's lock. Raises `Denied`, `NoRoom`, `Unreachable`.
+        """
+        with about(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            data = path.read_bytes()
+            left, end = Left(), 0
+            if data[:_START] == _MAGIC + store_id:
+                left, end = _replay(data)
+            journal = cls(path, store_id, descriptor, left)
+            os.ftruncate(descriptor, end)
+            os.lseek(descriptor, end, os.SEEK_SET)
+            if not end:
+                write_all(descriptor, _MAGIC + store_id)
+            journal._end = end or _START
+            return journal
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def pack_uploaded(self, pack_id: PackId, size: int, rows: list[Row]) -> None:
+        """Note that the store has this pack. Survives a power cut."""
+        self._append(_Pack(pack_id, size, rows), durable=True)
+
+    def recipe(self, recipe_id: RecipeId, encoded: bytes) -> None:
+        """Note a recipe that was computed."""
+        self._append(_Recipe(recipe_id, encoded), durable=False)
+
+    def publishing(self, dataset: str, branch: str, seq: int, commit: CommitId) -> None:
+        """To be called just before the branch is moved. Survives a power cut."""
+        self._append(Publishing(dataset, branch, seq, commit), durable=True)
+
+    def clear(self) -> None:
+        """Forget everything: by now it is in an index of the store, or in a commit."""
+        with self._lock, about(self._path):
+            os.ftruncate(self._descriptor, _START)
+            os.lseek(self._descriptor, _START, os.SEEK_SET)
+            self._end = _START
+        self.left = Left()
+
+    def close(self) -> None:
+        """Closes the file, and keeps what was noted."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _append(self, record: _Pack | _Recipe | Publishing, *, durable: bool) -> None:
+        payload = _ENCODER.encode(record)
+        data = _HEAD.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
+        with self._lock, about(self._path):
+            try:
+                write_all(self._descriptor, data)
+            except OSError:  # no later record may follow half a record
+                os.ftruncate(self._descriptor, self._end)
+                os.lseek(self._descriptor, self._end, os.SEEK_SET)
+                raise
+            self._end += len(data)
+            if durable:
+                os.fdatasync(self._descriptor)
+
+
+def _replay(data: bytes) -> tuple[Left, int]:
+    """Return the content of the records, and the end of the last whole one."""
+    left, end = Left(), _START
+    while end + _HEAD.size <= len(data):
+        length, check = _HEAD.unpack_from(data, end)
+        payload = data[end + _HEAD.size : end + _HEAD.size + length]
+        if len(payload) < length or xxhash.xxh3_64_intdigest(payload) != check:
+            break
+        try:
+            record = _DECODER.decode(payload)
+        except msgspec.DecodeError:  # not what this version writes
+            break
+        if isinstance(record, _Pack):
+            left.packs[record.id] = record.size, record.rows
+        elif isinstance(record, _Recipe):
+            left.recipes[record.id] = record.encoded
+        else:
+            left.publishing = record
+        end += _HEAD.size + length
+    return left, end
+
 
 ACTION = "sync"
 SAVE_EVERY = 60.0
@@ -287,3 +450,136 @@ def _default_message(saved: Saved) -> str:
     """Return counts such as `2 added, 1 removed`, for a commit that nobody gave a message."""
     counts = {"added": saved.added, "changed": saved.changed, "removed": saved.removed}
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "sync"
+
+
+class Reuploaded(msgspec.Struct):
+    """The result of a reupload."""
+
+    objects: int = 0
+    """The number of contents, segments and nodes that were stored again."""
+    lost: list[bytes] = msgspec.field(default_factory=list)
+    """Files that could not be stored again, as the workspace no longer has them as in the base."""
+
+
+def reupload(
+    repository: Repository,
+    writer: Writer,
+    tree: TreeReader,
+    root: Path,
+    progress: Progress,
+    *,
+    thorough: bool,
+) -> Reuploaded:
+    """Look for everything that a base's tree refers to, and store again what the store lacks, from files in `root`.
+
+    thorough: looks for every pack, and reads everything that the tree refers to. Else only what is known to be lost or
+    damaged counts as such. The commit and its ids stay
+    the same; the index names the new places of its objects. Raises `IntegrityError` for metadata that neither the store
+    nor this machine has.
+    """
+    if thorough:
+        _read_all(tree, progress)
+    with Session.open(repository, writer) as session:
+        with Uploader(session) as uploader, Descent(root) as descent:
+            done = _Reupload(tree, session, uploader, descent, thorough).run()
+            uploader.finish()
+        session.close()
+    if not done.lost:
+        repository.objects.packs.looked_for(tree.commit_id)
+    if done.objects and not done.lost:  # the next sync need not look again
+        repository.objects.packs.forget(repository.objects.packs.known_lost)
+    return done
+
+
+def _read_all(tree: TreeReader, progress: Progress) -> None:
+    """Read everything that a tree refers to from the store, which makes known what is damaged there."""
+    objects = tree.objects
+    progress.start(None, tree.commit.bytes)
+    read = set[tuple[ObjectKind, Id]]()
+
+    def wanted() -> Iterator[tuple[Location, Reached]]:
+        for one in reach_tree(tree):
+            where = one.location or objects.indexes.find(one.kind, one.id)
+            if where is not None and (one.kind, one.id) not in read:
+                read.add((one.kind, one.id))
+                yield where, one
+
+    reader = RangeReader(objects.store, objects.threads, objects.externals)
+    for where, one, stored in reader.read(spans(wanted(), SPAN)):
+        try:
+            if stored is None:
+                raise NotFound(f"pack {where.pack} is gone")
+            checked(one.kind, one.id, where, stored[: where.stored])
+        except (NotFound, IntegrityError):
+            with suppress(IntegrityError):  # it is noted, and stored again if it is here
+                objects.read_by_index(one.kind, one.id, where)
+        progress.advance(bytes=where.length, transferred=where.stored)
+    progress.finish()
+
+
+class _Reupload:
+    def __init__(
+        self, tree: TreeReader, session: Session, uploader: Uploader, descent: Descent, thorough: bool
+    ) -> None:
+        self._tree = tree
+        self._session = session
+        self._uploader = uploader
+        self._descent = descent
+        self._packs = tree.objects.packs
+        self._thorough = thorough
+        self._done = Reuploaded()
+
+    def run(self) -> Reuploaded:
+        if self._thorough:
+            self._packs.look_at_all()
+        for leaf, located in zip(self._tree.leaves(), self._tree.segments(), strict=True):
+            for entry, where in located.entries():
+                if not entry.is_file or not entry.size or self._tree.objects.erasures.of(entry) is not None:
+                    continue
+                if not self._is_there(entry, where):
+                    self._store(entry)
+            if self._is_gone(ObjectKind.SEGMENT, leaf.id, leaf.where):
+                self._put_segment(located)
+        for kind, node_id, where in reversed(list(self._tree.nodes())):  # each after what it lists
+            if self._is_gone(kind, node_id, where):
+                self._put_node(node_id)
+        return self._done
+
+    def _is_there(self, entry: Entry, where: Location | None) -> bool:
+        """For a recipe the chunks that it lists are looked for too: its own location says nothing about them."""
+        assert entry.file_id is not None
+        if entry.recipe_id is None and not self._is_doubtful(ObjectKind.CHUNK, entry.file_id, where):
+            return True
+        return self._uploader.find(entry.size, entry.file_id, entry.recipe_id) is not None
+
+    def _is_gone(self, kind: ObjectKind, object_id: Id, where: Location | None) -> bool:
+        return self._is_doubtful(kind, object_id, where) and self._session.find(kind, object_id) is None
+
+    def _is_doubtful(self, kind: ObjectKind, object_id: Id, where: Location | None) -> bool:
+        """Return whether the index has to say if the store has the object."""
+        if where is None or self._session.avoids(where.pack) or (kind, object_id) in self._packs.missing:
+            return True
+        return self._thorough and self._packs.is_lost(where.pack)
+
+    def _store(self, entry: Entry) -> None:
+        saved = save_file(self._uploader, self._descent, entry.path)
+        if isinstance(saved, Problem) or saved.stored.file_id != entry.file_id:
+            self._done.lost.append(entry.path)
+        else:
+            self._done.objects += 1
+
+    def _put_node(self, node_id: NodeId) -> None:
+        found = next(self._tree.objects.nodes([(node_id, None)]))
+        node = found.value
+        kind = ObjectKind.SEGMENT if node.level == 1 else ObjectKind.NODE
+        below = map(Part, node.children, places_of(found.locator))
+        self._uploader.put_node(node, [self._uploader.kept_location(kind, part) for part in below])
+        self._done.objects += 1
+
+    def _put_segment(self, located: LocatedSegment) -> None:
+        places = LocatorBuilder()
+        for entry, where in located.entries():
+            if entry.is_file and entry.size:
+                places.add(self._uploader.content_location(entry, where))
+        self._uploader.put_segment(located.segment, places.finish())
+        self._done.objects += 1

@@ -29,12 +29,11 @@ from dsv.transfer.commit import Draft, new_commit, publish_commit
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, TagName, Target, clean_path
 from dsv.values.paths import PathSet, show, sort_key
-from dsv.workspace.baseline import Baseline, below, open_baseline
+from dsv.workspace.baseline import Baseline, Held, below, open_baseline
 from dsv.workspace.checkout import bring_to, check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import Counts, Goal, OverwritePolicy
 from dsv.workspace.publish import Journal, finish_killed
-from dsv.workspace.sparse import Held
 from dsv.workspace.workspace import SWITCH, Workspace
 
 

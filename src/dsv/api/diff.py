@@ -29,9 +29,8 @@ from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Target, clean_path
 from dsv.values.paths import WHOLE, Both, PathSet, sort_key
 from dsv.values.paths import show as quote
-from dsv.workspace.baseline import Trees, find_baseline, load_state, save_news
+from dsv.workspace.baseline import Trees, check_paths, find_baseline, load_state, save_news
 from dsv.workspace.scan.result import detect_changes, read_contents
-from dsv.workspace.sparse import check_paths
 
 if TYPE_CHECKING:
     from dsv.diff.paths import Found

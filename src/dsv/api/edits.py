@@ -28,8 +28,8 @@ from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target, clean_path
 from dsv.values.paths import check_path, folders_above, show
 from dsv.values.patterns import PathPattern, is_pattern
+from dsv.workspace.baseline import MANY
 from dsv.workspace.scan.walk import Walk, named_file
-from dsv.workspace.sparse import MANY
 
 Path_ = str | bytes
 """A path in a dataset, parts joined by `/`. A slash at its end says that it is a folder."""

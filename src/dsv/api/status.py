@@ -16,9 +16,17 @@ import msgspec
 from dsv.errors import Conflict, Unreachable
 from dsv.values.names import MAIN
 from dsv.values.units import format_count
-from dsv.workspace.baseline import Trees, find_baseline, load_state, save_news
+from dsv.workspace.baseline import (
+    Trees,
+    check_paths,
+    check_removals,
+    find_baseline,
+    load_state,
+    note_let_go,
+    restorable,
+    save_news,
+)
 from dsv.workspace.scan.result import detect_changes, whole_folders
-from dsv.workspace.sparse import check_paths, check_removals, note_let_go, restorable
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
@@ -26,9 +34,8 @@ if TYPE_CHECKING:
     from dsv.repo.objects.objects import Objects
     from dsv.transfer.file_reader import Problem
     from dsv.values.ids import CommitId
-    from dsv.workspace.baseline import Baseline
+    from dsv.workspace.baseline import Baseline, Collision
     from dsv.workspace.scan.result import Differences
-    from dsv.workspace.sparse import Collision
     from dsv.workspace.workspace import Workspace
 
 _LOCAL, _ASKED = 2000, 100

@@ -23,13 +23,12 @@ from dsv.values.paths import show, sort_key
 from dsv.values.patterns import EVERYTHING, EVERYTHING_LINE, SparsePatterns, escaped, is_pattern
 from dsv.values.progress import Progress
 from dsv.values.units import format_count, format_lines
-from dsv.workspace.baseline import Baseline, open_baseline
+from dsv.workspace.baseline import Baseline, Held, check_paths, check_removals, note_let_go, open_baseline
 from dsv.workspace.checkout import check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import Goal, Made
 from dsv.workspace.publish import Journal, Publisher, Reuploaded, Saved, finish_killed, reupload
 from dsv.workspace.scan.result import WorkspaceScan, detect_changes, may_differ
-from dsv.workspace.sparse import Held, check_paths, check_removals, note_let_go
 from dsv.workspace.workspace import Workspace
 
 

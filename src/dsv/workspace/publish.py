@@ -48,11 +48,10 @@ from dsv.values.names import BranchName
 from dsv.values.paths import link_escapes, show
 from dsv.values.progress import Progress
 from dsv.values.units import format_bytes
-from dsv.workspace.baseline import Baseline
+from dsv.workspace.baseline import Baseline, links_with
 from dsv.workspace.open import OpenWorkspace, follows
 from dsv.workspace.scan.folder import Relation
 from dsv.workspace.scan.result import Gone, Pending, WorkspaceScan, hash_file
-from dsv.workspace.sparse import links_with
 from dsv.workspace.workspace import Workspace
 
 _MAGIC = b"dsv journal 2\n"

@@ -13,7 +13,7 @@ from msgspec import structs
 from dsv.api.cache import cache
 from dsv.api.cache_targets import Targets, open_source
 from dsv.api.clone import clone
-from dsv.api.context import Context, reading
+from dsv.api.context import Context
 from dsv.api.copy import CopyRequest, copy
 from dsv.api.datasets import cat
 from dsv.api.settings import Settings, Source
@@ -222,7 +222,7 @@ def test_nothing_is_written_to_a_mirror(world: World) -> None:
     world.go_away()
     before = [item.key for item in DirectoryStore(world.base / "mirror").list("")]
     context = world.context("bob")
-    with reading(context, Target.parse("scans")) as repository:
+    with context.repository(Target.parse("scans"), mirrors=True) as repository:
         for write in (
             lambda: repository.store.put_if_absent("probe/x", b""),
             lambda: repository.store.delete("x"),

@@ -14,7 +14,7 @@ import msgspec
 from blake3 import blake3
 from msgspec.structs import asdict, replace
 
-from dsv.api.context import mirror_places, open_with, reading
+from dsv.api.context import mirror_places, open_with
 from dsv.cache.names import bind, bound_store, known_store, met, show_tag
 from dsv.cache.record import erasures_folder
 from dsv.cache.root import CacheRoot, Place, explain, explaining, folder_name, own_folder
@@ -322,7 +322,7 @@ class Targets:
         if self._repository is None:
             if self._offline:
                 raise Unreachable("the store is not asked, as --offline says", hint="leave out --offline")
-            self._repository = self._stack.enter_context(reading(self._context, target))
+            self._repository = self._stack.enter_context(self._context.repository(target, mirrors=True))
             self._obey(self._repository)
         return self._repository
 

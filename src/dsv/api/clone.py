@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import structs
 
 from dsv.api.cache_targets import lending
-from dsv.api.context import Context, reading, write_tracking
+from dsv.api.context import Context, write_tracking
 from dsv.api.store import create_repository
 from dsv.api.sync import check_no_cache, chosen_by
 from dsv.errors import Conflict, Denied, UsageError
@@ -189,7 +189,7 @@ def clone(
         )
     dataset = target.dataset
     root = context.cwd / (folder or Path(dataset.rsplit("/", 1)[-1]))
-    with reading(context, target) as repository, ExitStack() as stack:
+    with context.repository(target, mirrors=True) as repository, ExitStack() as stack:
         if target.rev is None:
             branch, commit = MAIN, repository.refs.head(dataset, MAIN).commit
         else:

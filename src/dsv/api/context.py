@@ -109,19 +109,21 @@ class Context(msgspec.Struct, frozen=True):
         return open_store(choice.url, self.store_options(choice), create=create, names=choice.names)
 
     @contextmanager
-    def repository(self, target: Target | None = None) -> Iterator[Repository]:
+    def repository(self, target: Target | None = None, *, mirrors: bool = False) -> Iterator[Repository]:
         """Open the repository in the store in effect. Raises `NotFound` if there is none.
 
-        target: what `resolve` is about to be asked.
+        target: what `resolve` is about to be asked. mirrors: open it for reading, with its mirrors, as `open_to_read`.
         """
         if self.offline:
             yield self.offline_repository(target)
             return
         try:
-            with self.store() as store:
-                repository = self.open_repository(store, target)
-                with tracking(self, repository), explaining(repository):
-                    yield repository
+            with ExitStack() as stack:
+                repository, stands_in = open_to_read(self, target, stack, mirrors=mirrors)
+                if not stands_in:
+                    stack.enter_context(tracking(self, repository))
+                stack.enter_context(explaining(repository))
+                yield repository
         except Unreachable as error:
             self._offer_offline(error, target or Target())
             raise
@@ -420,54 +422,34 @@ def mirror_places(context: Context) -> list[Place]:
     return [(one.url, one.names, context.store_options(one)) for one in context.settings.mirrors()]
 
 
-@contextmanager
-def reading(context: Context, target: Target | None) -> Iterator[Repository]:
-    """Open the store in effect for reading, with its mirrors; or else the first of these, under the store's own id.
+def open_to_read(
+    context: Context, target: Target | None, closing: ExitStack, *, mirrors: bool = True
+) -> tuple[Repository, bool]:
+    """Open the store in effect with its mirrors; or else the first of these, under the store's own id. Return also
+    whether a mirror stands in. It stays open until `closing` is closed, or for good.
 
     target: as of `Context.repository`. If none answers, or nothing here knows the store's id, raises what opening the
     store raised: `Unreachable`, or `IntegrityError` if its format log is gone or damaged.
     """
-    if context.offline or not context.settings.mirrors():
-        with context.repository(target) as repository:
-            yield repository
-        return
-    with ExitStack() as stack:
-        repository, stands_in = _with_mirrors(context, target, stack)
-        if stands_in:
-            yield repository
-            return
-        with tracking(context, repository), explaining(repository):
-            yield repository
-
-
-def open_to_read(context: Context, target: Target | None, closing: ExitStack) -> Repository:
-    """As `reading`, for a repository that stays open until `closing` is closed, or for good."""
-    if context.offline:
-        return context.offline_repository(target)
-    if context.settings.mirrors():
-        return _with_mirrors(context, target, closing)[0]
-    store = context.open_store()
-    closing.callback(store.close)
-    return context.open_repository(store, target)
-
-
-def _with_mirrors(context: Context, target: Target | None, closing: ExitStack) -> tuple[Repository, bool]:
-    """Open the store in effect with its mirrors, or one of these, which then stands in for it."""
     url = context.settings.store().url
-    mirrors = mirrors_of(url, mirror_places(context), context.metadata_folder, context.progress.note)
-    closing.callback(mirrors.close)
+    places = mirror_places(context) if mirrors else []
+    found = mirrors_of(url, places, context.metadata_folder, context.progress.note)
+    closing.callback(found.close)
     try:
         store = context.open_store()
         closing.callback(store.close)
         repository = context.open_repository(store, target)
     except (Unreachable, IntegrityError) as error:
-        return _stand_in(context, mirrors, _notes(context, url), error), True
-    use_mirrors(repository, mirrors)
-    for note in _notes(context, url):
-        with suppress(OSError):
-            if read_small(note) != str(repository.id).encode():
-                make_shared_folder(note.parent)
-                replace_file(note, str(repository.id).encode(), sync=False)
+        if not places:
+            raise
+        return _stand_in(context, found, _notes(context, url), error), True
+    if places:
+        use_mirrors(repository, found)
+        for note in _notes(context, url):
+            with suppress(OSError):
+                if read_small(note) != str(repository.id).encode():
+                    make_shared_folder(note.parent)
+                    replace_file(note, str(repository.id).encode(), sync=False)
     return repository, False
 
 

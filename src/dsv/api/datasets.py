@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dsv.api.context import Context, reading
+from dsv.api.context import Context
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.format.tree import Entry, Kind
 from dsv.repo.objects.erasures import Erasures
@@ -108,7 +108,7 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
         raise UsageError(
             "dsv cat needs a path", subject=str(target), hint=f"dsv cat {near or f'{target}:PATH'}"
         )
-    with reading(context, target) as repository:
+    with context.repository(target, mirrors=True) as repository:
         resolved = context.resolve(repository, target)
         tree = TreeReader(repository.objects, resolved.commit)
         found = tree.entry(path)

@@ -10,7 +10,7 @@ from dataclasses import replace as with_fields
 from functools import partial
 from typing import IO, NamedTuple
 
-from dsv.api.context import Context, reading
+from dsv.api.context import Context
 from dsv.api.edits import Edited, EditRequest, PutSources, branch_to_edit, edit_in
 from dsv.errors import IntegrityError, NotFound
 from dsv.exchange.export import Exported, Pieces, Selection, refuse_shards, write_tar
@@ -402,7 +402,7 @@ def export_url(
 def _selected(
     context: Context, target: Target, skip_damaged: bool, strict: bool
 ) -> Iterator[tuple[Repository, Selection]]:
-    with reading(context, target) as repository:
+    with context.repository(target, mirrors=True) as repository:
         commit = context.resolve(repository, target).commit
         yield (
             repository,

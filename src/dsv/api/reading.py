@@ -99,7 +99,10 @@ class Opened:
 
     def __init__(self, context: Context, target: Target | None) -> None:
         """target: what is going to be resolved."""
-        self.repository = open_to_read(context, target, ExitStack())
+        if context.offline:
+            self.repository = context.offline_repository(target)
+        else:
+            self.repository, _ = open_to_read(context, target, ExitStack())
         self._trees: _Recent[CommitId, KeptTree] = _Recent(_TREES)
         self._segments: KeptSegments = _Recent(_SEGMENTS)
         self._layouts: _Recent[tuple[bytes, int], Layout] = _Recent(_LAYOUTS)

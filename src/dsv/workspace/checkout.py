@@ -79,7 +79,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
         return plan
     _note_lost(opened, plan.here)
     goal.ready()
-    begun = Begun(goal.command, scan.base, goal.commit, goal.paths)
+    begun = Begun(goal.command, goal.commit, scan.base, tuple(map(bytes.decode, goal.paths)))
     if (plan.writes or goal.branch is not None) and begun.commit != begun.base:
         workspace.set_begun((*baseline.begun, begun))
     if goal.branch is not None:

@@ -48,7 +48,7 @@ SWITCH = "dsv switch "
 """The beginning of a switch's command; the branch follows."""
 
 
-class Begun(msgspec.Struct, frozen=True):
+class Begun(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A command that changes the workspace from `base` (None: from nothing) to `commit`, and may have been interrupted.
 
     A file below `.dsv` notes it before the first file of the workspace is written, until a commit is the base. A path
@@ -56,16 +56,16 @@ class Begun(msgspec.Struct, frozen=True):
     """
 
     command: str
-    base: CommitId | None
     commit: CommitId
-    paths: tuple[bytes, ...] = ()
+    base: CommitId | None = None
+    paths: tuple[str, ...] = ()
     """The paths concerned; empty for the whole workspace."""
-    less: tuple[bytes, ...] = ()
+    less: tuple[str, ...] = ()
     """Paths that the user has restored since."""
 
     def concerning(self, changes: Iterable[Change]) -> Iterator[Change]:
         """Return the changes from `base` to `commit` that the command was to make."""
-        chosen, less = PathSet.of(self.paths), PathSet.of(self.less)
+        chosen, less = (PathSet.of(map(str.encode, paths)) for paths in (self.paths, self.less))
         for change in changes:
             if chosen.touches(change.path) and not (self.less and change.path in less):
                 yield change
@@ -77,16 +77,8 @@ class Begun(msgspec.Struct, frozen=True):
             return self.command
         if self.command != "dsv restore":
             return "dsv pull"
-        paths = "".join(" " + (path or b".").decode("utf-8", "backslashreplace") for path in self.paths)
+        paths = "".join(f" {path or '.'}" for path in self.paths)
         return f"dsv restore{paths} --from @{str(self.commit)[:12]}"
-
-
-class _Record(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    command: str
-    commit: CommitId
-    base: CommitId | None = None
-    paths: list[str] = []
-    less: list[str] = []
 
 
 def _parse(kind: Any, text: str) -> Any:
@@ -94,7 +86,7 @@ def _parse(kind: Any, text: str) -> Any:
     return kind.parse(text)
 
 
-_RECORDS = msgspec.json.Decoder(list[_Record], dec_hook=_parse)
+_BEGUN_LIST = msgspec.json.Decoder(tuple[Begun, ...], dec_hook=_parse)
 
 
 class _Binding(msgspec.Struct, omit_defaults=True):
@@ -244,19 +236,9 @@ class Workspace(msgspec.Struct, frozen=True):
         try:
             with about(path):
                 try:
-                    records = _RECORDS.decode(read_file(path))
+                    return _BEGUN_LIST.decode(read_file(path))
                 except FileNotFoundError:
                     return ()
-            return tuple(
-                Begun(
-                    one.command,
-                    one.base,
-                    one.commit,
-                    tuple(map(str.encode, one.paths)),
-                    tuple(map(str.encode, one.less)),
-                )
-                for one in records
-            )
         except (msgspec.DecodeError, UnicodeError):
             pass
         except DsvError as error:
@@ -272,16 +254,7 @@ class Workspace(msgspec.Struct, frozen=True):
         """Durable when it returns."""
         path = self.dot / _BEGUN
         if begun:
-            records = [
-                _Record(
-                    one.command,
-                    one.commit,
-                    one.base,
-                    [path.decode() for path in one.paths],
-                    [path.decode() for path in one.less],
-                )
-                for one in dict.fromkeys(begun)
-            ]
+            records = list(dict.fromkeys(begun))
             self._replace(_BEGUN, msgspec.json.format(msgspec.json.encode(records, enc_hook=str)) + b"\n")
         elif path.exists():
             with about(path):
@@ -384,9 +357,9 @@ def restored(begun: Iterable[Begun], paths: tuple[bytes, ...]) -> tuple[Begun, .
     """Return the commands that are unfinished once the user has restored these paths."""
     found: list[Begun] = []
     for each in begun:
-        less = PathSet.of({*each.less, *paths})
-        if not less.whole and not (each.paths and all(path in less for path in each.paths)):
-            found.append(replace(each, less=less.paths))
+        less = PathSet.of({*map(str.encode, each.less), *paths})
+        if not less.whole and not (each.paths and all(path.encode() in less for path in each.paths)):
+            found.append(replace(each, less=tuple(map(bytes.decode, less.paths))))
     return tuple(found)
 
 

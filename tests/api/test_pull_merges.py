@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.checkout import Pulled, pull
+from dsv.api.checkout import Updated, pull
 from dsv.api.clone import clone
 from dsv.api.status import status
 from dsv.errors import Conflict
@@ -46,7 +46,7 @@ def ben_of(ann: Person) -> Person:
     return people(ann.home.parent)[1]
 
 
-def bring(person: Person, table_key: str | None = None, **choices: object) -> Pulled:
+def bring(person: Person, table_key: str | None = None, **choices: object) -> Updated:
     return pull(person.context(), Choices(**choices), table_key)  # type: ignore[arg-type]
 
 

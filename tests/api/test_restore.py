@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.checkout import Pulled, Restored, pull, restore
+from dsv.api.checkout import Restored, Updated, pull, restore
 from dsv.api.clone import clone
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.values.names import Target
@@ -38,7 +38,7 @@ def bob(ann: Person, tmp_path: Path) -> Person:
     return person
 
 
-def pulled(person: Person) -> Pulled:
+def pulled(person: Person) -> Updated:
     return pull(person.context())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsv.api.branches import BranchPath, create_branch, delete_branch, tag
-from dsv.api.checkout import Switched, pull, restore, switch
+from dsv.api.checkout import Updated, pull, restore, switch
 from dsv.api.clone import clone
 from dsv.api.log import reflog
 from dsv.errors import Conflict, NotFound
@@ -22,7 +22,7 @@ from tests.kit.people import Files, Person
 MINE = {"mine/changed": "changed", "mine/removed": "removed", "mine/new": "added"}
 
 
-def to(bob: Person, name: str, *, create: bool = False) -> Switched:
+def to(bob: Person, name: str, *, create: bool = False) -> Updated:
     return switch(bob.context(), BranchName.parse(name), create=create)
 
 

@@ -27,7 +27,7 @@ from dsv.format.records import (
 )
 from dsv.repo.format_log import PROTECTED_BRANCHES
 from dsv.repo.history import ahead_behind, only_in
-from dsv.repo.refs.branches import LostRace, Moved, no_commit
+from dsv.repo.refs.branches import LostRace, Moved, already_there, no_commit
 from dsv.store.base import together
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
@@ -104,7 +104,8 @@ def create_branch(context: Context, name: BranchPath, target: Target, message: s
         dataset, branch = resolved.dataset, name.branch
         newest = repository.refs.newest(dataset, branch)
         if newest is not None and not newest.entry.deleted:
-            raise _exists(newest, resolved.commit)
+            hint = f"dsv switch {branch} follows it; dsv branch {branch} TARGET --reset moves it"
+            raise already_there(newest, hint)
         repository.refs.check_new_branch(dataset, branch)
         head = put_move(
             context, repository, (dataset, branch), newest, resolved.commit, Action("create", message)
@@ -339,18 +340,6 @@ def _check_kept_elsewhere(repository: Repository, head: Head) -> None:
         )
 
 
-def _exists(head: Head, commit: CommitId) -> Conflict:
-    at = "" if head.commit is None else f", at {str(head.commit)[:12]}"
-    hint = f"dsv switch {head.branch} follows it in a workspace"
-    if head.commit != commit:
-        hint = f"dsv branch {head.branch} TARGET --reset moves it; {hint}"
-    return Conflict(
-        f"{head.dataset} already has a branch {head.branch}{at}",
-        subject=f"{head.dataset}@{head.branch}",
-        hint=hint,
-    )
-
-
 def rename_branch(context: Context, old: BranchPath, new: BranchName, message: str = "") -> BranchItem:
     """Give a branch another name; a workspace around here that follows it follows the new name.
 
@@ -386,11 +375,7 @@ def _new_name(context: Context, repository: Repository, head: Head, new: BranchN
     if newest is not None and not newest.entry.deleted:
         made = Action.parse(newest.entry.action)
         if made.verb != RENAME or made.message.partition(";")[0] != RENAMED_FROM + head.branch:
-            raise Conflict(
-                f"{head.dataset} already has a branch {new}",
-                subject=f"{head.dataset}@{new}",
-                hint="choose another name",
-            )
+            raise already_there(newest, "choose another name")
         if newest.commit == head.commit:
             return newest
     else:

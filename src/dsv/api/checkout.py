@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -20,7 +18,7 @@ from dsv.merge.paths import Choices, Settled
 from dsv.repo.errors import missing_commit
 from dsv.repo.history import distance
 from dsv.repo.objects.erasures import erased_error
-from dsv.repo.refs.branches import Head, LostRace, no_commit
+from dsv.repo.refs.branches import Head, LostRace, already_there, no_commit
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole, point_branch
 from dsv.repo.tree.diff import Change, diff_trees, pair_entries
@@ -37,25 +35,35 @@ from dsv.workspace.publish import Journal, finish_killed
 from dsv.workspace.workspace import SWITCH, Workspace
 
 
-@dataclass(frozen=True, slots=True)
-class Pulled(Counts):
-    """The workspace's base after a pull, and before, and how many paths were written."""
+class Updated(Counts):
+    """A workspace after a pull, a switch or a rollback, and how many paths were written."""
 
     dataset: DatasetName
     branch: BranchName
     before: CommitId | None
+    """The base, or of a rollback the branch's head, before."""
     commit: CommitId | None
+    """The same after it; None after a dry run."""
+    before_branch: BranchName | None = None
+    """The branch that was followed before a switch."""
+    made: bool = False
+    """The switch created the branch."""
+    renamed_from: DatasetName | None = None
+    """The name that the workspace had its dataset by, if that was renamed."""
+    source: CommitId | None = None
+    """Of a rollback: the commit whose files the new head has."""
     without_effect: tuple[bytes, ...] = ()
     """Paths for which a side was chosen, but that had no conflict."""
-    merged: tuple[Settled, ...] = ()
+    merged: Sequence[Settled] = ()
     """Files that were put together from both sides."""
 
     @property
     def any_change(self) -> bool:
-        return self.before != self.commit or self.writes
+        moved = self.before != self.commit or self.before_branch not in (None, self.branch)
+        return moved or self.renamed_from is not None or self.writes
 
 
-def pull(context: Context, choices: Choices = Choices(), table_key: str | None = None) -> Pulled:
+def pull(context: Context, choices: Choices = Choices(), table_key: str | None = None) -> Updated:
     """Move the workspace to the head of its branch; local changes stay.
 
     Texts below 1 MiB that were changed both here and on the branch are merged line by line, and CSV and Parquet files
@@ -69,7 +77,7 @@ def pull(context: Context, choices: Choices = Choices(), table_key: str | None =
 
 def update_workspace(
     context: Context, repository: Repository, dataset: DatasetName, branch: BranchName, command: str
-) -> Pulled | DsvError | None:
+) -> Updated | DsvError | None:
     """Update the workspace to the head of the branch on which `command` has just published.
 
     Return None if the command was not typed in a workspace of this branch, and the error if the workspace could not be
@@ -92,7 +100,7 @@ def update_workspace(
 
 def _pull(
     opened: OpenWorkspace, command: str, choices: Choices = Choices(), table_key: str | None = None
-) -> Pulled:
+) -> Updated:
     workspace, repository = opened.workspace, opened.repository
     base = workspace.base()
     newest = repository.refs.head(workspace.dataset, workspace.branch)
@@ -102,7 +110,7 @@ def _pull(
         workspace.set_seen(workspace.branch, head)
     if head is None or (head == base and not workspace.begun()):
         without_effect = choices.without_effect(())
-        return Pulled(workspace.dataset, workspace.branch, base, base, without_effect=without_effect)
+        return Updated(workspace.dataset, workspace.branch, base, base, without_effect=without_effect)
     if repository.objects.stored_commit(head) is None:
         raise missing_commit(head, repository.store.url)
     base = opened.proven_base()
@@ -121,37 +129,14 @@ def _pull(
         there=f"{str(head)[:12]} by {opened.author(newest)}",
     )
     made = bring_to(opened, base, after, goal)
-    return Pulled(
-        workspace.dataset, workspace.branch, base, head,
-        choices.without_effect(made.settled), tuple(made.merged), **made.counts,
-    )  # fmt: skip
+    without_effect = choices.without_effect(made.settled)
+    done = Updated(
+        workspace.dataset, workspace.branch, base, head, without_effect=without_effect, merged=made.merged
+    )
+    return done.counting(made)
 
 
-@dataclass(frozen=True, slots=True)
-class Switched(Counts):
-    """The branch and the base of a workspace, before and after a switch."""
-
-    dataset: DatasetName
-    branch: BranchName
-    commit: CommitId | None
-    before_branch: BranchName
-    before: CommitId | None
-    made: bool = False
-    """The switch created the branch."""
-    renamed_from: DatasetName | None = None
-    """The name that the workspace had its dataset by, if that was renamed."""
-
-    @property
-    def any_change(self) -> bool:
-        return (
-            self.renamed_from is not None
-            or self.branch != self.before_branch
-            or self.commit != self.before
-            or self.writes
-        )
-
-
-def switch(context: Context, branch: BranchName, *, create: bool = False) -> Switched:
+def switch(context: Context, branch: BranchName, *, create: bool = False) -> Updated:
     """The workspace follows `branch`, and has its files. create: makes the branch at the base, where no file changes.
 
     Local changes stay. Raises `Conflict` with nothing written if one of them is to a path that would change, or if the
@@ -166,12 +151,10 @@ def switch(context: Context, branch: BranchName, *, create: bool = False) -> Swi
             opened = replace(opened, workspace=workspace.follow(workspace.branch, home))
         opened = _after_killed_sync(opened)
         done = _create(opened, branch) if create else _switch(opened, branch)
-        return (
-            done if home == workspace.dataset else dataclasses.replace(done, renamed_from=workspace.dataset)
-        )
+        return done if home == workspace.dataset else replace(done, renamed_from=workspace.dataset)
 
 
-def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
+def _switch(opened: OpenWorkspace, branch: BranchName) -> Updated:
     workspace, repository = opened.workspace, opened.repository
     before = workspace.base()
     head = _head(opened, branch)
@@ -179,13 +162,13 @@ def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
         if before is not None:
             raise no_commit(head, "dsv sync --branch makes one of what is here")
         opened.following(branch)
-        return Switched(head.dataset, branch, None, workspace.branch, None)
+        return Updated(head.dataset, branch, None, None, workspace.branch)
     if repository.objects.stored_commit(head.commit) is None:
         raise missing_commit(head.commit, repository.store.url)
     base = opened.proven_base()
     if base == head.commit and not workspace.begun():
         opened.following(branch).workspace.set_seen(branch, head.commit)
-        return Switched(head.dataset, branch, base, workspace.branch, before)
+        return Updated(head.dataset, branch, before, base, workspace.branch)
     goal = Goal(
         f"{SWITCH}{branch}",
         head.commit,
@@ -195,18 +178,15 @@ def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
     )
     made = bring_to(opened, base, TreeReader(repository.objects, head.commit), goal)
     opened.following(branch).workspace.set_seen(branch, head.commit)
-    return Switched(
-        head.dataset, branch, head.commit, workspace.branch, before, False, None,
-        **made.counts,
-    )  # fmt: skip
+    return Updated(head.dataset, branch, before, head.commit, workspace.branch).counting(made)
 
 
-def _create(opened: OpenWorkspace, branch: BranchName) -> Switched:
+def _create(opened: OpenWorkspace, branch: BranchName) -> Updated:
     workspace, repository = opened.workspace, opened.repository
     dataset, base = workspace.dataset, opened.proven_base()
     newest = repository.refs.newest(dataset, branch)
     if newest is not None and not newest.entry.deleted:
-        raise _taken(newest)
+        raise already_there(newest)
     repository.refs.check_new_branch(dataset, branch)
     if base is None:
         raise NotFound(
@@ -214,9 +194,9 @@ def _create(opened: OpenWorkspace, branch: BranchName) -> Switched:
         )
     moved = point_branch(repository, opened.writer, (dataset, branch), newest, base, "create")
     if isinstance(moved, LostRace):
-        raise _taken(moved.winner)
+        raise already_there(moved.winner)
     opened.following(branch).workspace.set_seen(branch, base)
-    return Switched(dataset, branch, base, workspace.branch, base, made=True)
+    return Updated(dataset, branch, base, base, workspace.branch, made=True)
 
 
 def _after_killed_sync(opened: OpenWorkspace) -> OpenWorkspace:
@@ -243,15 +223,6 @@ def _head(opened: OpenWorkspace, branch: BranchName) -> Head:
     raise error
 
 
-def _taken(head: Head) -> Conflict:
-    return Conflict(
-        f"dataset {head.dataset} already has a branch {head.branch}",
-        subject=f"{head.dataset}@{head.branch}",
-        hint=f"dsv switch {head.branch} follows it",
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Restored(Counts):
     """The commit whose files are in the workspace now. It is the base too, unless paths were named."""
 
@@ -296,7 +267,7 @@ def restore(
                 may_overwrite,
             )
             made = check_out(opened, baseline, goal)
-        return Restored(workspace.dataset, commit, **made.counts)
+        return Restored(workspace.dataset, commit).counting(made)
 
 
 def _deleted(baseline: Baseline) -> OverwritePolicy:
@@ -365,28 +336,9 @@ def _restoring(
                 yield change
 
 
-@dataclass(frozen=True, slots=True)
-class RolledBack(Counts):
-    """A branch after a rollback."""
-
-    dataset: DatasetName
-    branch: BranchName
-    commit: CommitId | None
-    """The new head; None after a dry run."""
-    before: CommitId
-    """The old head."""
-    source: CommitId
-    """The commit whose files the new head has."""
-
-    @property
-    def any_change(self) -> bool:
-        """False if the branch had these files already."""
-        return self.commit != self.before
-
-
 def rollback(
     context: Context, target: Target, message: str | None = None, *, dry_run: bool = False
-) -> RolledBack:
+) -> Updated:
     """Publish a new commit with the files of `target` on the workspace's branch, and bring them here.
 
     Local changes stay, and one to a path that this would change is a `Conflict`, with nothing published or written.
@@ -407,7 +359,7 @@ def rollback(
             raise opened.not_at_base(head, base)
         after = TreeReader(repository.objects, source)
         if after.commit.root == repository.objects.commit(head.commit).root:
-            return RolledBack(workspace.dataset, workspace.branch, head.commit, head.commit, source)
+            return Updated(workspace.dataset, workspace.branch, head.commit, head.commit, source=source)
         _check_rule(repository, head, context.writer.author, after)
         text = (
             f"roll back to {str(target) or 'the base'} ({str(source)[:12]})" if message is None else message
@@ -423,10 +375,9 @@ def rollback(
             dry_run=dry_run,
         )
         made = bring_to(opened, base, after, goal)
-        return RolledBack(
-            workspace.dataset, workspace.branch, None if dry_run else commit.id, head.commit, source,
-            **made.counts,
-        )  # fmt: skip
+        new = None if dry_run else commit.id
+        done = Updated(workspace.dataset, workspace.branch, head.commit, new, source=source)
+        return done.counting(made)
 
 
 def _check_rule(repository: Repository, head: Head, author: str, after: TreeReader) -> None:

@@ -156,7 +156,6 @@ class CloneRequest:
     differing: Differing = Differing.REFUSE
 
 
-@dataclass(frozen=True, slots=True)
 class Cloned(Counts):
     """A new workspace."""
 
@@ -211,10 +210,11 @@ def clone(
                 if is_new and not bound.begun():  # nothing was written: the folder is as it was
                     bound.unbind()
                 raise
-        return Cloned(
+        done = Cloned(
             workspace.root, dataset, branch, commit, tree.commit.files, tree.commit.bytes,
-            chosen, _count_erased(tree), **made.counts,
+            chosen, _count_erased(tree),
         )  # fmt: skip
+        return done.counting(made)
 
 
 def _count_erased(tree: TreeReader) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from dsv.api.checkout import Pulled, update_workspace
+from dsv.api.checkout import Updated, update_workspace
 from dsv.api.context import Context, check_binding
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.merge.apply import Changes, ContentMerger, MergeBase, MergeCounts, MergedTree, find_merge_base
@@ -72,7 +72,7 @@ class Merged:
     uploaded_bytes: int = 0
     without_effect: tuple[bytes, ...] = ()
     """Paths for which a side was chosen, but that had no conflict."""
-    here: Pulled | DsvError | None = None
+    here: Updated | DsvError | None = None
     """The update of the workspace, see `update_workspace`."""
 
     @property

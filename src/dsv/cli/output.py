@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from dsv.api.checkout import Pulled, Restored, RolledBack, Switched
+    from dsv.api.checkout import Restored, Updated
     from dsv.cli.terminal import Surroundings
     from dsv.values.ids import CommitId
     from dsv.values.names import DatasetName
@@ -245,7 +245,7 @@ CACHED_KEYS = "cached_files cached_bytes"
 WRITTEN_KEYS = f"created replaced removed {CACHED_KEYS}"
 
 
-def written(done: Pulled | Restored | RolledBack | Switched) -> str:
+def written(done: Restored | Updated) -> str:
     """Return the changes to a workspace's files for people."""
     counts = f"{done.replaced:,} replaced, {done.removed:,} removed"
     came = from_caches(done.cached_files, done.cached_bytes)

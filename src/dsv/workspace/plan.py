@@ -6,9 +6,8 @@ import enum
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -129,8 +128,7 @@ class Step(msgspec.Struct, frozen=True):
         return self.change.after if self.made is None else self.made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class Counts(msgspec.Struct, kw_only=True):
     """Paths of a workspace that a command has written."""
 
     created: int = 0
@@ -144,26 +142,20 @@ class Counts:
     def writes(self) -> bool:
         return bool(self.created or self.replaced or self.removed)
 
+    def counting(self, made: Made) -> Self:
+        """Return the same with the counts of a checkout."""
+        return replace(self, **{name: getattr(made, name) for name in Counts.__struct_fields__})
 
-class Made(msgspec.Struct):
+
+class Made(Counts):
     """The result of a checkout."""
 
-    created: int = 0
-    replaced: int = 0
-    removed: int = 0
-    cached_files: int = 0
-    cached_bytes: int = 0
     left: list[bytes] = msgspec.field(default_factory=list)
     """Paths that changed while dsv was at work, and were left as they are."""
     settled: list[bytes] = msgspec.field(default_factory=list)
     """Paths of conflicts for which the user chose a side."""
     merged: list[Settled] = msgspec.field(default_factory=list)
     """Contents that combine both sides."""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The arguments of `Counts`."""
-        return {each.name: getattr(self, each.name) for each in fields(Counts)}
 
 
 class Plan(Made):
@@ -177,10 +169,6 @@ class Plan(Made):
     """Each with what it is in words."""
     here: list[Change] = msgspec.field(default_factory=list)
     """Files that are new to the base, and are here with the same content already."""
-
-    @property
-    def writes(self) -> bool:
-        return bool(self.created or self.replaced or self.removed)
 
     def add(self, step: Step) -> None:
         self.absent += step.change.after is None

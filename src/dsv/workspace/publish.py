@@ -32,7 +32,7 @@ from dsv.fs.files import write_all
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.objects.objects import checked
 from dsv.repo.objects.ranges import RangeReader, spans
-from dsv.repo.refs.branches import Head, LostRace
+from dsv.repo.refs.branches import Head, LostRace, already_there
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole, point_branch
 from dsv.repo.tree.diff import difference
@@ -261,12 +261,8 @@ class Publisher:
         refs, dataset, branch = self._repository.refs, self._workspace.dataset, self._branch
         self._head = refs.newest(dataset, branch)
         self._repository.check_last_seen()
-        if not self._begins_branch and self._new_branch:
-            raise Conflict(
-                f"dataset {dataset} already has a branch {branch}",
-                subject=branch,
-                hint=f"dsv sync --branch {branch} publishes on it",
-            )
+        if self._head is not None and not self._begins_branch and self._new_branch:
+            raise already_there(self._head, f"dsv sync --branch {branch} publishes on it")
         if self._begins_branch and self._new_branch:
             self._repository.refs.check_new_branch(dataset, branch)
         elif self._begins_branch:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dsv.api import merge as api
-from dsv.api.checkout import Pulled
+from dsv.api.checkout import Updated
 from dsv.api.context import Context
 from dsv.api.merge import Merged, MergeRequest
 from dsv.cli.call import Call
@@ -251,7 +251,7 @@ def _counts(counts: MergeCounts) -> str:
     return f"{counts.added:,} added, {counts.changed:,} changed, {counts.removed:,} removed{merged}"
 
 
-def _tell_workspace(call: Call, here: Pulled | DsvError | None) -> None:
+def _tell_workspace(call: Call, here: Updated | DsvError | None) -> None:
     """Report the update of the workspace that follows the branch."""
     if isinstance(here, DsvError):
         call.warn("the commit is published, but this workspace was not updated; dsv pull updates it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from dsv.api.checkout import Pulled
+from dsv.api.checkout import Updated
 from dsv.api.checkout import pull as bring
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
@@ -70,7 +70,7 @@ def pull(
     return None
 
 
-def _tell(call: Call, done: Pulled) -> None:
+def _tell(call: Call, done: Updated) -> None:
     if call.json:
         call.result(done, merged=list(map(settled_json, done.merged)), conflicts=[])
         return

@@ -81,6 +81,15 @@ def no_commit(head: Head, hint: str | None = "dsv sync makes one") -> NotFound:
     return NotFound(f"branch {head.branch} of {head.dataset} has no commit yet", subject=where, hint=hint)
 
 
+def already_there(head: Head, hint: str | None = None) -> Conflict:
+    """Return the error for a branch that was to be made."""
+    return Conflict(
+        f"{head.dataset} already has a branch {head.branch}",
+        subject=f"{head.dataset}@{head.branch}",
+        hint=hint or f"dsv switch {head.branch} follows it",
+    )
+
+
 def deleted(tombstone: Head) -> NotFound:
     """For a branch that was there: who has deleted it, and what brings it back."""
     action = Action.parse(tombstone.entry.action)

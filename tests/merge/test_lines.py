@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.diff.lines import TooDifferent
-from dsv.merge.lines import Conflict, FromTheirs, merge_lines
+from dsv.merge.contents import Conflict, FromTheirs, merge_lines
 
 LINES = [b"a", b"b", b"c", b"d", b"", b"", b"}", b"\t"]
 TEXTS = st.lists(st.sampled_from(LINES), max_size=12).map(b"\n".join)

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.diff.tables import TableFault
+from dsv.merge.contents import merge_rows
 from dsv.merge.paths import Choice
-from dsv.merge.tables import merge_rows
 
 Row = tuple[object, ...]
 

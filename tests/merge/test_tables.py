@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from dsv.merge.contents import _write_parquet, is_table, merge_tables
 from dsv.merge.paths import Choice, MergedContent
-from dsv.merge.tables import _write_parquet, is_table, merge_tables
 
 
 def csv(

@@ -22,7 +22,7 @@ from dsv.diff.lines import TooDifferent, decode_text
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry
 from dsv.fs.errors import about
-from dsv.merge.lines import merge_text
+from dsv.merge.contents import MAX_TABLE, is_table, merge_tables, merge_text
 from dsv.merge.paths import (
     UNDECIDED,
     Choice,
@@ -37,7 +37,6 @@ from dsv.merge.paths import (
     merge_changes,
     since_another,
 )
-from dsv.merge.tables import MAX_TABLE, is_table, merge_tables
 from dsv.repo.history import merge_bases
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.diff import Change, diff_trees

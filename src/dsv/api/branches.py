@@ -213,24 +213,20 @@ def put_move(
 
     Raises `Conflict` if somebody else has moved it since `after`.
     """
-    from dsv.repo.session import naming
-
     if len(action.message) > MESSAGE_MAX:
         raise UsageError(
             f"the message has {len(action.message):,} characters, and a move of a branch takes {MESSAGE_MAX}",
             subject="--message",
         )
-    entry = RefEntry.of(context.writer, context.clock(), commit, str(action), deleted=deleted)
-    dataset, branch = where
-    kept = (
-        naming(repository, context.writer, dataset, commit, f"branch {branch}", after)
-        if commit is not None
-        else nullcontext()
-    )
-    with kept:
+    if commit is None:
+        entry = RefEntry.of(context.writer, context.clock(), None, str(action), deleted=deleted)
         moved = repository.refs.move(*where, after, entry)
-        if isinstance(moved, LostRace):
-            raise moved_meanwhile(moved.winner)
+    else:
+        from dsv.repo.session import point_branch
+
+        moved = point_branch(repository, context.writer, where, after, commit, str(action))
+    if isinstance(moved, LostRace):
+        raise moved_meanwhile(moved.winner)
     return moved.head
 
 

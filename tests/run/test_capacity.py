@@ -27,9 +27,13 @@ PLAIN = NodeRoom("n", free_memory=10, total_memory=100, free_cpus=2, total_cpus=
             Capacity((node(1, 8),), waiting=3),
             Fit(not_now="1 of 8 GPUs is free, 3 jobs waiting"),
         ),
-        (Resources(gpus=9), Capacity((node(8, 8),)), Fit(never="no machine of it has more than 8 such GPUs")),
-        (Resources(gpus=1), Capacity((PLAIN,)), Fit(never="it has no GPU")),
-        (Resources(gpus=1, gpu_type="H100"), Capacity((node(8, 8),)), Fit(never="it has no H100 GPU")),
+        (Resources(gpus=9), Capacity((node(8, 8),)), Fit(never="no machine of it has 9 GPUs")),
+        (Resources(gpus=1), Capacity((PLAIN,)), Fit(never="no machine of it has 1 GPU")),
+        (
+            Resources(gpus=1, gpu_type="H100"),
+            Capacity((node(8, 8),)),
+            Fit(never="no machine of it has 1 H100 GPU"),
+        ),
         (Resources(gpus=1, gpu_type="a100"), Capacity((node(8, 8),)), Fit()),
         (Resources(gpus=ALL_GPUS), Capacity((node(8, 8),)), Fit()),
         (Resources(gpus=ALL_GPUS), Capacity((node(7, 8),)), Fit(not_now="7 of 8 GPUs are free")),
@@ -44,14 +48,14 @@ PLAIN = NodeRoom("n", free_memory=10, total_memory=100, free_cpus=2, total_cpus=
         (
             Resources(gpus=8, nodes=3),
             Capacity((node(8, 8), node(8, 8))),
-            Fit(never="it has 2 machines with 8 GPUs, and 3 are asked for"),
+            Fit(never="2 machines of it have 8 GPUs, and 3 are asked for"),
         ),
         (
             Resources(gpus=8, nodes=3),
             Capacity((), grows=True),
             Fit(not_now="0 machines of 3 could begin now"),
         ),
-        (Resources(), Capacity(()), Fit(never="it has no machine for such a job")),
+        (Resources(), Capacity(()), Fit(never="no machine of it has room")),
         (Resources(memory_bytes=50), Capacity((PLAIN,)), Fit(not_now="too little of 50 B of memory is free")),
         (Resources(memory_bytes=500), Capacity((PLAIN,)), Fit(never="no machine of it has 500 B of memory")),
         (Resources(cpus=4), Capacity((PLAIN,)), Fit(not_now="too little of 4 CPUs is free")),
@@ -73,4 +77,4 @@ def test_gpus_of_one_kind_are_counted_together() -> None:
 
 def test_the_gpus_of_machines_that_are_alike_are_not_added_up() -> None:
     nodes = tuple(NodeRoom(name=name, gpus=(GpuCount("a100", 2, 2),)) for name in ("n1", "n2", "n3"))
-    assert fit(Resources(gpus=9), Capacity(nodes)).never == "no machine of it has more than 2 such GPUs"
+    assert fit(Resources(gpus=9), Capacity(nodes)).never == "no machine of it has 9 GPUs"

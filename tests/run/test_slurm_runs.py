@@ -164,6 +164,6 @@ def test_the_nodes_make_sure_of_the_code_and_hold_it(site: Site) -> None:
 
 
 def test_a_job_that_can_never_run_says_why(site: Site) -> None:
-    assert "no machine of it has more than 2 such GPUs" in site.dsv(*run_of("--gpus", "9"), code=125)
+    assert "no machine of it has 9 GPUs" in site.dsv(*run_of("--gpus", "9"), code=125)
     site.dsv("config", "pools.a.engine_args", "--", "--partition=none")
     assert "invalid partition specified" in site.dsv(*run_of(), code=125).lower()

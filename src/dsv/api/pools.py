@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import sleep
-from typing import Any
+from time import monotonic, sleep
+from typing import Any, Final
 
 from dsv.api.cache import Stager
 from dsv.api.cache_targets import Found
-from dsv.api.cached import RoomItem, cached
+from dsv.api.cached import cached
 from dsv.api.context import Context
 from dsv.api.settings import POOL_FIELDS, Setting, Settings, check_key, is_name
 from dsv.cache.record import lookup
@@ -26,10 +26,7 @@ from dsv.run.pools import (
     Prefer,
     ask_all,
     choose_pool,
-    poll,
     waited,
-    why_never,
-    why_not_now,
 )
 from dsv.run.resources import PassedOver, Pool, Resources, check_resources
 from dsv.run.spec import POOL_OPTIONS, JobSpec, on_pool
@@ -56,13 +53,10 @@ def pools_to_try(settings: Settings, on: str | None) -> tuple[Pool, ...]:
     if setting is None:
         return ()
     names = [name.strip() for name in setting.value.split(",")]
-    for name in names:
-        if not name:
-            raise UsageError(
-                f"{setting.value!r} has an empty name of a pool", subject=setting.value, hint="--on A,B"
-            )
-        if names.count(name) > 1:
-            raise UsageError(f"the pool {name} is named twice", subject=name, hint="--on A,B")
+    if "" in names or len(set(names)) < len(names):
+        raise UsageError(
+            f"{setting.value!r} is no list of different pools", subject=setting.value, hint="--on A,B"
+        )
     return tuple(load_pool(settings, name, setting.origin) for name in names)
 
 
@@ -157,29 +151,13 @@ class Wanted:
     """Targets and their sizes."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolReport:
-    """A pool, its engine and its capacity."""
-
-    pool: Pool
-    engine: str | None
-    """The engine's name."""
-    facts: PoolFacts
-    cache: Path | None = None
-    """The folder of the pool's cache, if this machine knows it."""
-    room: RoomItem | None = None
-    """The state of the cache, if this machine can read it."""
-    problem: DsvError | None = None
-    """The reason why the capacity is unknown."""
-
-
 def report_pools(
     context: Context,
     environ: Mapping[str, str],
     pools: Sequence[Pool],
     wanted: Wanted,
     seconds: float = ANSWERS_WITHIN,
-) -> list[PoolReport]:
+) -> list[PoolFacts]:
     """Ask all pools at the same time."""
     by_name = {pool.name: pool for pool in pools}
     return ask_all(
@@ -200,7 +178,7 @@ def locate(context: Context, cache: Path, targets: Sequence[Target], *, offline:
         return Wanted(data=tuple(found))
 
 
-def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: Wanted) -> PoolReport:
+def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: Wanted) -> PoolFacts:
     asked = on_pool(wanted.resources, pool)
     refused = _refusal(pool, asked, wanted.image)
     engine = _engine(environ, pool, wanted)
@@ -208,29 +186,30 @@ def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: Wa
     if isinstance(answer, NoEngine):
         return unknown(pool, answer.error or Unreachable(answer.reason))
     folder = cache_folder(context.settings, pool)
-    there, room, no_room = None, None, None
+    there, free, no_room = None, None, None
     if folder is not None and folder.is_dir():
         there = all(lookup(CacheRoot(folder), one.place) is not None for one, _ in wanted.data)
-        room, no_room = _room(folder, wanted)
+        free, no_room = _room(folder, wanted)
     elif folder is not None and not engine.queues:
         there = False  # it will be made by the first run
-    facts = PoolFacts(
+    return PoolFacts(
         pool=pool.name,
+        engine=engine.name,
         wanted=asked,
         refused=refused,
         capacity=answer,
         cached=there if wanted.data else None,
         no_room=no_room,
+        cache=pool.cache or (None if folder is None else str(folder)),
+        free_bytes=free,
     )
-    return PoolReport(pool, engine.name, facts, folder, room)
 
 
-def unknown(pool: Pool, problem: DsvError) -> PoolReport:
-    """Return the report of a pool that can't tell what it has."""
+def unknown(pool: Pool, problem: DsvError) -> PoolFacts:
+    """Return the facts of a pool that can't tell what it has."""
     if isinstance(problem, Unreachable) and problem.hint is None:
         problem = Unreachable(problem.message, hint=f"dsv config shows the settings of pools.{pool.name}")
-    facts = PoolFacts(pool=pool.name, unreachable=problem.message)
-    return PoolReport(pool, pool.engine, facts, problem=problem)
+    return PoolFacts(pool=pool.name, engine=pool.engine, cache=pool.cache, error=problem)
 
 
 def _refusal(pool: Pool, asked: Resources, image: str | bool | None) -> str | None:
@@ -255,23 +234,28 @@ def _engine(environ: Mapping[str, str], pool: Pool, wanted: Wanted) -> Engine:
     return choose(environ, None, image).engine
 
 
-def _room(folder: Path, wanted: Wanted) -> tuple[RoomItem | None, str | None]:
-    """Return the room of a cache, and why the missing data has none. Nothing is known of a cache that can't be read."""
+def _room(folder: Path, wanted: Wanted) -> tuple[int | None, str | None]:
+    """Return what is free on the disk of a cache, and why the missing data has no room. Nothing is known of a cache
+    that can't be read."""
     try:
         report = cached(folder)
     except (DsvError, OSError):
         return None, None
     root, room = CacheRoot(folder), report.room
     needed = sum(size for one, size in wanted.data if lookup(root, one.place) is None)
-    kept = [each for each in report.items if each.leases or each.pins or each.protected]
-    evictable = sum(each.own_bytes for each in report.items) - sum(each.own_bytes for each in kept)
+    evictable = sum(
+        each.own_bytes for each in report.items if not (each.leases or each.pins or each.protected)
+    )
     free = room.free_bytes
     if room.max_size is not None:
         free = min(free, room.max_size - room.used_bytes)
     most = max(0, free - room.reserved_bytes + evictable)
-    if needed <= most:
-        return room, None
-    return room, f"{format_bytes(needed)} are needed, and {format_bytes(most)} can be made free"
+    lacks = f"{format_bytes(needed)} are needed, and {format_bytes(most)} can be made free"
+    return room.free_bytes, lacks if needed > most else None
+
+
+_SHORTEST_PAUSE: Final = 2.0
+_LONGEST_PAUSE: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +265,8 @@ class Placed:
     spec: JobSpec
     cache: Path
     """The folder of the pool's cache."""
-    begins: bool
-    """The run can begin there now."""
     reason: str | None = None
-    """The reason why it can't."""
+    """The reason why the run can't begin there now; None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +284,7 @@ class Placing:
     def choose(self, spec: JobSpec, note: Callable[[str], None]) -> Placed:
         """Ask all pools, and note which ones were passed over. Raise `LaunchError` if none can ever run it."""
         wanted = self._wanted(spec)
-        facts = [each.facts for each in report_pools(self.context, self.environ, self.pools, wanted)]
-        choice = choose_pool(facts, self.prefer)
+        choice = choose_pool(report_pools(self.context, self.environ, self.pools, wanted), self.prefer)
         for passed in choice.passed_over:
             note(f"not on {passed.pool}: {passed.reason}")
         return self._placed(spec, choice)
@@ -328,19 +309,18 @@ class Placing:
         queues = pool.engine is not None and engine_of(pool).queues
         order = tuple(self.order(placed))
         there = replace(placed.spec, passed_over=(*placed.spec.passed_over, *passed))
-        if not passed and (placed.begins or queues):
-            found: str | GaveUp | None = placed.reason
-        else:
+        reason = placed.reason
+        if passed or (reason is not None and not queues):
             found = self._wait_for(there, pool, seconds, note, queues=queues)
-        if isinstance(found, GaveUp):
-            return found
-        if queues and found is not None:
-            limit = "" if seconds is None else f", {format_duration(seconds)} at most"
-            note(f"queued on {name}{limit}: {found}")
+            if isinstance(found, GaveUp):
+                return found
+            reason = found
+        if queues and reason is not None:
+            note(f"queued on {name}{_at_most(seconds)}: {reason}")
         else:
             note(f"on {name}")
         then = order[order.index(name) + 1 :]
-        return self._placed(there, Choice(name, found is None, there.passed_over, then, found))
+        return self._placed(there, Choice(name, there.passed_over, then, reason))
 
     def _wait_for(
         self, spec: JobSpec, pool: Pool, seconds: float | None, note: Callable[[str], None], *, queues: bool
@@ -348,31 +328,23 @@ class Placing:
         """Return once the job may be given to the pool: with the reason why it can't begin at once, if its engine
         holds it back itself."""
         wanted = self._wanted(spec)
-        told: list[str] = []
-        never: list[str] = []
-        held: list[str | None] = []
-
-        def why_not() -> str | None:
-            (report,) = report_pools(self.context, self.environ, [pool], wanted)
-            if report.facts.unreachable is None and (found := why_never(report.facts)) is not None:
-                never.append(found)
-                return None
-            reason = _why_not(report.facts)
-            if queues and report.facts.unreachable is None:
-                held.append(reason)
-                return None
-            if reason is not None and not told:
-                told.append(reason)
-                limit = "" if seconds is None else f", {format_duration(seconds)} at most"
-                note(f"waiting for {pool.name}{limit}: {reason}")
-            return reason
-
-        late = poll(why_not, seconds, sleep)
-        if never:
-            return GaveUp(never[0])
-        if late is not None:
-            return waited(late, seconds)
-        return held[0] if held else None
+        deadline = None if seconds is None else monotonic() + seconds
+        pause, told = _SHORTEST_PAUSE, False
+        while True:
+            (facts,) = report_pools(self.context, self.environ, [pool], wanted)
+            never, reason = facts.never, facts.not_now
+            if facts.reachable and never is not None:
+                return GaveUp(never)
+            if reason is None or (facts.reachable and queues):
+                return reason
+            if not told:
+                told = True
+                note(f"waiting for {pool.name}{_at_most(seconds)}: {reason}")
+            left = pause if deadline is None else deadline - monotonic()
+            if left <= 0:
+                return waited(reason, seconds)
+            sleep(min(pause, left))
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
 
     def _wanted(self, spec: JobSpec) -> Wanted:
         data = locate(self.context, self.cache, [spec.target, *spec.data.values()], offline=self.offline).data
@@ -394,11 +366,8 @@ class Placing:
             passed_over=choice.passed_over,
             then=choice.then,
         )
-        return Placed(there, cache, choice.begins, choice.reason)
+        return Placed(there, cache, choice.reason)
 
 
-def _why_not(facts: PoolFacts) -> str | None:
-    """Return why it can't begin there now. One that doesn't answer for a moment is waited for as well."""
-    if facts.unreachable is not None:
-        return f"unreachable: {facts.unreachable}"
-    return why_not_now(facts)
+def _at_most(seconds: float | None) -> str:
+    return "" if seconds is None else f", {format_duration(seconds)} at most"

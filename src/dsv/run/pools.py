@@ -12,7 +12,7 @@ from typing import Final, TypeAlias, TypeVar
 from dsv.errors import DsvError, LaunchError, Unreachable
 from dsv.run.engines.base import Ended, Engine, JobStatus
 from dsv.run.record import EndCause, JobRef, RunState
-from dsv.run.resources import Capacity, PassedOver, Resources, fit
+from dsv.run.resources import Capacity, GpuCount, PassedOver, Resources, fit
 from dsv.values.units import format_duration
 
 
@@ -25,10 +25,12 @@ class Prefer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFacts:
-    """The facts about a pool, for one job."""
+    """A pool, and what is known of it for one job. `dsv pools` shows what has the name of one of its keys."""
 
     pool: str
-    unreachable: str | None = None
+    engine: str | None = None
+    """The engine's name."""
+    error: DsvError | None = None
     """The reason why it gave no answer."""
     refused: str | None = None
     """The reason why its engine can't run the job at all."""
@@ -40,6 +42,54 @@ class PoolFacts:
     """Its cache has the data; None if that is unknown."""
     no_room: str | None = None
     """The reason why the data has no room there; None if it has, or if that is unknown."""
+    cache: str | None = None
+    """The folder of its cache, as the configuration has it."""
+    free_bytes: int | None = None
+    """Room of the disk that its cache is on, if this machine can see it."""
+
+    @property
+    def reachable(self) -> bool:
+        return self.error is None
+
+    @property
+    def problem(self) -> str | None:
+        return self.refused if self.error is None else self.error.message
+
+    @property
+    def hint(self) -> str | None:
+        return None if self.error is None else self.error.hint
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        return () if self.capacity is None else self.capacity.unseen
+
+    @property
+    def gpus(self) -> tuple[GpuCount, ...] | None:
+        return None if self.capacity is None else self.capacity.gpus()
+
+    @property
+    def nodes(self) -> int | None:
+        return None if self.capacity is None else len(self.capacity.nodes)
+
+    @property
+    def waiting(self) -> int | None:
+        return None if self.capacity is None else self.capacity.waiting
+
+    @property
+    def never(self) -> str | None:
+        """The reason why it can't run the job, however long that waits there. None if it can."""
+        if self.error is not None:
+            return f"unreachable: {self.error.message}"
+        if self.no_room is not None and self.refused is None:
+            return f"no room in its cache: {self.no_room}"
+        return self.refused or (None if self.capacity is None else fit(self.wanted, self.capacity).never)
+
+    @property
+    def not_now(self) -> str | None:
+        """The reason why the job can't begin there now. None if it can."""
+        if self.error is not None:
+            return f"unreachable: {self.error.message}"
+        return None if self.capacity is None else fit(self.wanted, self.capacity).not_now
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +97,12 @@ class Choice:
     """The pool chosen for a run."""
 
     pool: str
-    begins: bool
-    """The job can begin there now; otherwise it waits there."""
     passed_over: tuple[PassedOver, ...] = ()
     """The pools before it in the order, with reasons."""
     then: tuple[str, ...] = ()
     """Other pools that can run the job, to try if it doesn't begin in time."""
     reason: str | None = None
-    """The reason why it can't begin now."""
+    """The reason why the job can't begin there now, and waits; None if it can."""
 
 
 _NOT_CACHED: Final = "it can begin as well, and doesn't have the data cached"
@@ -65,47 +113,22 @@ def choose_pool(facts: Sequence[PoolFacts], prefer: Prefer = Prefer.CACHED) -> C
 
     facts: in the order in which the pools were named. Raise `LaunchError` if none can ever run it.
     """
-    never = {each.pool: why for each in facts if (why := why_never(each)) is not None}
+    never = {each.pool: why for each in facts if (why := each.never) is not None}
     able = [each for each in facts if each.pool not in never]
     if not able:
         raise no_pool([PassedOver(pool, why) for pool, why in never.items()])
-    not_now = {each.pool: why for each in able if (why := why_not_now(each)) is not None}
+    not_now = {each.pool: why for each in able if (why := each.not_now) is not None}
     ready = [each for each in able if each.pool not in not_now]
-    if not ready:
-        first = able[0].pool
-        return Choice(first, False, _before(facts, first, never), _others(able, first), not_now[first])
     cached = [each for each in ready if each.cached] if prefer is Prefer.CACHED else []
-    chosen = (cached or ready)[0]
-    reasons = {each.pool: _NOT_CACHED for each in ready} | never | not_now
-    return Choice(chosen.pool, True, _before(facts, chosen.pool, reasons), _others(able, chosen.pool))
-
-
-def why_never(facts: PoolFacts) -> str | None:
-    """Return why a pool can't run the job, however long it waits there. None if it can."""
-    if facts.unreachable is not None:
-        return f"unreachable: {facts.unreachable}"
-    if facts.refused is not None:
-        return facts.refused
-    if facts.no_room is not None:
-        return f"no room in its cache: {facts.no_room}"
-    assert facts.capacity is not None  # it was reached
-    return fit(facts.wanted, facts.capacity).never
-
-
-def why_not_now(facts: PoolFacts) -> str | None:
-    """Return why a pool that can run the job can't begin now. None if it can."""
-    assert facts.capacity is not None  # it was reached
-    return fit(facts.wanted, facts.capacity).not_now
-
-
-def _others(able: Sequence[PoolFacts], chosen: str) -> tuple[str, ...]:
-    return tuple(each.pool for each in able if each.pool != chosen)
-
-
-def _before(facts: Sequence[PoolFacts], chosen: str, why: dict[str, str]) -> tuple[PassedOver, ...]:
-    """Return the pools that were named before the chosen one."""
+    chosen = (cached or ready or able)[0].pool
     names = [each.pool for each in facts]
-    return tuple(PassedOver(name, why[name]) for name in names[: names.index(chosen)])
+    reasons = {each.pool: _NOT_CACHED for each in ready} | never | not_now
+    return Choice(
+        chosen,
+        passed_over=tuple(PassedOver(name, reasons[name]) for name in names[: names.index(chosen)]),
+        then=tuple(each.pool for each in able if each.pool != chosen),
+        reason=not_now.get(chosen),
+    )
 
 
 _T = TypeVar("_T")
@@ -145,10 +168,6 @@ def ask_all(
     return [in_time[pool] if pool in in_time else failed(pool, late) for pool in pools]
 
 
-_SHORTEST_PAUSE: Final = 2.0
-_LONGEST_PAUSE: Final = 15.0
-
-
 @dataclass(frozen=True, slots=True)
 class GaveUp:
     """A job that no longer waits at a pool, and will never begin there."""
@@ -181,25 +200,6 @@ def is_taken_back(status: JobStatus | None) -> bool:
     is not to begin at another pool either."""
     stopped = status is not None and status.ended is not None and status.ended.stopped is not None
     return status is not None and not stopped and status.state in (RunState.CUT_OFF, RunState.NOT_LAUNCHED)
-
-
-def poll(
-    why_not: Callable[[], str | None],
-    seconds: float | None,
-    pause: Callable[[float], None],
-    clock: Callable[[], float] = monotonic,
-) -> str | None:
-    """Ask at growing intervals until there is no reason left why the job can't begin: None then, else the last reason
-    once the time is over. pause: sleeps."""
-    deadline = None if seconds is None else clock() + seconds
-    interval = _SHORTEST_PAUSE
-    while (reason := why_not()) is not None:
-        left = None if deadline is None else deadline - clock()
-        if left is not None and left <= 0:
-            return reason
-        pause(interval if left is None else min(interval, left))
-        interval = min(interval * 1.5, _LONGEST_PAUSE)
-    return None
 
 
 def waited(reason: str, seconds: float | None) -> GaveUp:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -293,7 +293,7 @@ def fit(wanted: Resources, capacity: Capacity) -> Fit:
         return Fit(never=capacity.never)
     able = [node for node in capacity.nodes if _has(wanted, node, free=False)]
     if len(able) < wanted.nodes and not capacity.grows:
-        return Fit(never=_lack(wanted, capacity.nodes, len(able)))
+        return Fit(never=_lack(wanted, len(able)))
     if capacity.not_now is not None:
         return Fit(not_now=capacity.not_now)
     ready = [node for node in able if _has(wanted, node, free=True)]
@@ -318,22 +318,11 @@ def _has(wanted: Resources, node: NodeRoom, *, free: bool) -> bool:
     return there >= wanted.gpus
 
 
-def _lack(wanted: Resources, nodes: Sequence[NodeRoom], able: int) -> str:
+def _lack(wanted: Resources, able: int) -> str:
     """Say why there are too few machines for this, however long it waits."""
-    if not nodes:
-        return "it has no machine for such a job"
-    if wanted.gpus is not None and able == 0:
-        kinds = [each for node in nodes for each in node.gpus]
-        of_type = [each for each in kinds if wanted.gpu_type is None or is_type(each.kind, wanted.gpu_type)]
-        if not of_type:
-            return f"it has no {wanted.gpu_type} GPU" if wanted.gpu_type else "it has no GPU"
-        most = max(sum(each.total for each in node.gpus if each in of_type) for node in nodes)
-        if wanted.gpus > most:
-            return f"no machine of it has more than {format_count(most, 'such GPU')}"
+    machines = format_count(able, "machine") if able else "no machine"
     what = "" if wanted.nodes == 1 else f", and {wanted.nodes} are asked for"
-    if able == 0:
-        return f"no machine of it has {_in_words(wanted)}{what}"
-    return f"it has {format_count(able, 'machine')} with {_in_words(wanted)}{what}"
+    return f"{machines} of it {'have' if able > 1 else 'has'} {_in_words(wanted)}{what}"
 
 
 def _busy(wanted: Resources, capacity: Capacity, ready: int) -> str:
@@ -352,8 +341,8 @@ def _busy(wanted: Resources, capacity: Capacity, ready: int) -> str:
 def _in_words(wanted: Resources) -> str:
     parts = []
     if wanted.gpus is not None:
-        count = "all" if wanted.gpus == ALL_GPUS else str(wanted.gpus)
-        parts.append(f"{count} {wanted.gpu_type or ''} GPUs".replace("  ", " "))
+        kind = f"{wanted.gpu_type or ''} GPU".strip()
+        parts.append(f"all {kind}s" if wanted.gpus == ALL_GPUS else format_count(wanted.gpus, kind))
     if wanted.cpus is not None:
         parts.append(f"{wanted.cpus:g} CPUs")
     if wanted.memory_bytes is not None:

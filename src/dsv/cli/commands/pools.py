@@ -8,13 +8,14 @@ from typing import Annotated
 import msgspec
 import typer
 
-from dsv.api.pools import PoolReport, Wanted, all_pools, load_pool, locate, report_pools, unknown
+from dsv.api.pools import Wanted, all_pools, load_pool, locate, report_pools, unknown
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.failure import Failure, of_error
 from dsv.cli.output import Column
 from dsv.errors import DsvError
-from dsv.run.resources import GpuCount, Pool
+from dsv.run.pools import PoolFacts
+from dsv.run.resources import Pool
 from dsv.values.names import HERE, Target
 from dsv.values.units import format_bytes
 
@@ -45,13 +46,13 @@ def pools(
             wanted = locate(context, call.settings.cache().path, [Target.parse(target)])
         checked, wrong = _configured(call)
         asked = report_pools(context, call.around.environ, checked, wanted)
-    found = {report.pool.name: report for report in (*asked, *wrong)}
-    reports = [found[name] for name in (*all_pools(call.settings), HERE)]
+    by_name = {facts.pool: facts for facts in (*asked, *wrong)}
+    found = [by_name[name] for name in (*all_pools(call.settings), HERE)]
     if call.json:
-        call.items(_item(call, report) for report in reports)
+        call.results(found)
     else:
-        _write_table(call, reports, with_target=target is not None)
-    failures = [_failure(report.pool, report.problem) for report in reports if report.problem is not None]
+        _write_table(call, found, with_target=target is not None)
+    failures = [_failure(facts.pool, facts.error) for facts in found if facts.error is not None]
     if failures:
         call.out.publish()  # they are read below the table
     for failure in failures:
@@ -60,7 +61,7 @@ def pools(
     return failures[0].exit_code if failures else 0
 
 
-def _configured(call: Call) -> tuple[list[Pool], list[PoolReport]]:
+def _configured(call: Call) -> tuple[list[Pool], list[PoolFacts]]:
     """Return the pools that can be asked, and those whose settings are wrong."""
     checked, wrong = [], []
     for name, pool in all_pools(call.settings).items():
@@ -71,16 +72,16 @@ def _configured(call: Call) -> tuple[list[Pool], list[PoolReport]]:
     return [*checked, load_pool(call.settings, HERE, "dsv pools")], wrong
 
 
-def _failure(pool: Pool, problem: DsvError) -> Failure:
+def _failure(pool: str, problem: DsvError) -> Failure:
     found = of_error(problem)
     return (
         found
-        if pool.name in (problem.subject or "").split(".")
-        else msgspec.structs.replace(found, message=f"the pool {pool.name}: {found.message}")
+        if pool in (problem.subject or "").split(".")
+        else msgspec.structs.replace(found, message=f"the pool {pool}: {found.message}")
     )
 
 
-def _write_table(call: Call, reports: Sequence[PoolReport], *, with_target: bool) -> None:
+def _write_table(call: Call, found: Sequence[PoolFacts], *, with_target: bool) -> None:
     columns = [
         Column("pool", keep=True),
         Column("engine"),
@@ -91,47 +92,25 @@ def _write_table(call: Call, reports: Sequence[PoolReport], *, with_target: bool
     ]
     if with_target:
         columns.append(Column("cached", keep=True))
-    call.table(columns, [_row(report, with_target) for report in reports])
-    for report in reports:
-        for what in () if report.facts.capacity is None else report.facts.capacity.unseen:
-            call.warn(f"{report.pool.name} does not let you see its {what}")
+    call.table(columns, [_row(facts)[: len(columns)] for facts in found])
+    for facts in found:
+        for what in facts.unseen:
+            call.warn(f"{facts.pool} does not let you see its {what}")
 
 
-def _row(report: PoolReport, with_target: bool) -> list[str]:
+def _row(facts: PoolFacts) -> list[str]:
     """Print each pool's problem in a line of its own below the table, as it may be long."""
-    facts = report.facts
-    known = facts.capacity
-    if known is None:
-        away = report.problem is not None and report.problem.retryable
-        free, waiting = "unreachable" if away else "not usable", "-"
+    if facts.error is not None:
+        free = "unreachable" if facts.error.retryable else "not usable"
     else:
-        nothing = "not known" if known.unseen else "none"
-        free = ", ".join(_gpus(each) for each in known.gpus()) or nothing
-        waiting = "-" if known.waiting is None else str(known.waiting)
-    cache = report.pool.cache or ("-" if report.cache is None else str(report.cache))
-    room = "-" if report.room is None else format_bytes(report.room.free_bytes)
-    row = [report.pool.name, report.engine or "-", free, waiting, cache, room]
-    cached = "-" if facts.cached is None else "yes" if facts.cached else "no"
-    return [*row, cached] if with_target else row
-
-
-def _gpus(count: GpuCount) -> str:
-    return f"{count.free} of {count.total} {count.kind}"
-
-
-def _item(call: Call, report: PoolReport) -> dict[str, object]:
-    facts = report.facts
-    known = facts.capacity
-    return call.item(
-        facts,
-        engine=report.engine,
-        reachable=facts.unreachable is None,
-        problem=facts.unreachable or facts.refused,
-        hint=None if report.problem is None else report.problem.hint,
-        unseen=() if known is None else known.unseen,
-        gpus=None if known is None else known.gpus(),
-        nodes=None if known is None else len(known.nodes),
-        waiting=None if known is None else known.waiting,
-        cache=report.pool.cache or report.cache,
-        free_bytes=None if report.room is None else report.room.free_bytes,
-    )
+        nothing = "not known" if facts.unseen else "none"
+        free = ", ".join(f"{each.free} of {each.total} {each.kind}" for each in facts.gpus or ()) or nothing
+    return [
+        facts.pool,
+        facts.engine or "-",
+        free,
+        "-" if facts.waiting is None else str(facts.waiting),
+        facts.cache or "-",
+        "-" if facts.free_bytes is None else format_bytes(facts.free_bytes),
+        "-" if facts.cached is None else "yes" if facts.cached else "no",
+    ]

@@ -321,7 +321,10 @@ def test_a_run_has_what_the_settings_of_its_pool_say(pets: Dsv, monkeypatch: pyt
     shown = pets.ok("run", "pets@v1", "--on", "b", "--gpus", "1", "--dry-run", "--json", "--", "true")
     assert (planned[-1].gpu_type, shown.json["resources"]["gpu_type"]) == ("A100", "A100")
     pets.ok("config", "pools.b.gpu_type", "H100")
-    assert "no machine of it has 1 H100 GPU" in pets("run", "pets@v1", "--on", "b", "--gpus", "1", "--", "true").err
+    assert (
+        "no machine of it has 1 H100 GPU"
+        in pets("run", "pets@v1", "--on", "b", "--gpus", "1", "--", "true").err
+    )
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_the_layout_of_a_store() -> None:
 def test_a_later_move_has_a_smaller_key(one: int, other: int) -> None:
     first, second = keys.branch_key(LUNGS, MAIN, one), keys.branch_key(LUNGS, MAIN, other)
     assert (one > other) == (first < second)
-    assert keys.parse_branch_number(first) == one
+    assert keys.parse_branch_key(first) == (LUNGS, MAIN, one)
     assert (one > other) == (keys.expiry_key(LUNGS, one) < keys.expiry_key(LUNGS, other))
     assert keys.parse_expiry_key(keys.expiry_key(LUNGS, one)) == (LUNGS, one)
 
@@ -112,7 +112,6 @@ def test_foreign_keys_are_ignored(key: str) -> None:
         keys.parse_commit_key,
         keys.parse_locator_key,
         keys.parse_format_key,
-        keys.parse_branch_number,
         keys.parse_branch_key,
         keys.parse_branch_rule_key,
         keys.parse_expiry_key,

@@ -6,7 +6,8 @@ Parsers return None for another key: a listing may have keys that dsv did not wr
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import TypeVar
 
 from dsv.errors import UsageError
@@ -25,6 +26,8 @@ GC_PREFIX = "gc/"
 RUNS_PREFIX = "runs/"
 PROBE_PREFIX = "probe/"
 ERASURE_PREFIX = "erased/"
+DAMAGE_PREFIX = f"{GC_PREFIX}damage-"
+VERIFIED_PREFIX = f"{GC_PREFIX}verified-"
 
 _NEED_A_WINNER = (FORMAT_PREFIX, REFS_PREFIX, SESSIONS_PREFIX, GC_PREFIX)
 _FIRST_STAYS = (*_NEED_A_WINNER, RUNS_PREFIX)
@@ -37,8 +40,63 @@ _FILTER = "-filter"
 _MERGE = "merge-"
 _SEQ = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+_BRANCH = re.compile(r"refs/([^/]+)/branches/([^/]+)/([0-9a-f]{16})", re.ASCII)
+_BRANCH_RULE = re.compile(rf"refs/([^/]+)/branches/([^/]+)/{_RULE}([0-9a-f]{{16}})", re.ASCII)
+_TAG = re.compile(r"refs/([^/]+)/tags/([^/]+)/(value|deleted)", re.ASCII)
+_EXPIRY = re.compile(r"refs/([^/]+)/expired/([0-9a-f]{16})", re.ASCII)
+_GC = re.compile(r"gc/([0-9a-f]{16})/(condemned|decision|done)", re.ASCII)
 I = TypeVar("I", bound=Id)  # noqa: E741
 N = TypeVar("N", DatasetName, BranchName, TagName)
+T = TypeVar("T")
+
+
+def _up(seq: int) -> str:
+    if not 0 <= seq <= _TOP_SEQ:
+        raise ValueError(f"{seq} does not fit a sequence number")
+    return f"{seq:016x}"
+
+
+def _parse_up(text: str) -> int | None:
+    return int(text, 16) if _SEQ.fullmatch(text) else None
+
+
+def _parse_id(kind: type[I], text: str) -> I | None:
+    try:
+        return kind.parse(text)
+    except UsageError:
+        return None
+
+
+@lru_cache(maxsize=256)  # the rows of a listing repeat a few names
+def _parse_name(kind: type[N], text: str) -> N | None:
+    try:
+        return kind.from_component(text)
+    except UsageError:
+        return None
+
+
+def _parse_ref(form: re.Pattern[str], kind: type[N], key: str) -> tuple[DatasetName, N, str] | None:
+    """Return the dataset, the branch or tag, and what is behind them."""
+    found = form.fullmatch(key)
+    if found is None:
+        return None
+    dataset, name = _parse_name(DatasetName, found[1]), _parse_name(kind, found[2])
+    return None if dataset is None or name is None else (dataset, name, found[3])
+
+
+def _pair(
+    prefix: str, text: Callable[[T], str], parse: Callable[[str], T | None]
+) -> tuple[Callable[[T], str], Callable[[str], T | None]]:
+    """Return what builds the keys behind a prefix, and what parses them."""
+
+    def parse_key(key: str) -> T | None:
+        return parse(key[len(prefix) :]) if key.startswith(prefix) else None
+
+    return lambda value: prefix + text(value), parse_key
+
+
+def _id_pair(prefix: str, kind: type[I]) -> tuple[Callable[[I], str], Callable[[str], I | None]]:
+    return _pair(prefix, lambda one: one.hex(), partial(_parse_id, kind))
 
 
 def needs_winner(key: str) -> bool:
@@ -64,12 +122,17 @@ def parse_pack_key(key: str) -> PackId | None:
     return _parse_id(PackId, text) if key.startswith(PACK_PREFIX) and text[:2] == folder else None
 
 
-def index_key(index: IndexId) -> str:
-    return INDEX_PREFIX + index.hex()
-
-
-def parse_index_key(key: str) -> IndexId | None:
-    return _parse_id(IndexId, key.removeprefix(INDEX_PREFIX)) if key.startswith(INDEX_PREFIX) else None
+index_key, parse_index_key = _id_pair(INDEX_PREFIX, IndexId)
+commit_key, parse_commit_key = _id_pair(COMMIT_PREFIX, CommitId)
+locator_key, parse_locator_key = _id_pair(LOCATOR_PREFIX, CommitId)
+erasure_key, parse_erasure_key = _id_pair(ERASURE_PREFIX, ErasureId)
+"""The record of an erasure is among the data: a copy of that has to have it too."""
+format_key, parse_format_key = _pair(FORMAT_PREFIX, _up, _parse_up)
+"""The log is read from 0 until an entry is absent."""
+gc_damage_key, parse_gc_damage_key = _pair(DAMAGE_PREFIX, _up, _parse_up)
+"""The n-th damage mark, from 0. The last one counts."""
+gc_verified_key, parse_gc_verified_key = _pair(VERIFIED_PREFIX, _up, _parse_up)
+"""The n-th record of what was verified when, from 0. The last one counts."""
 
 
 def index_filter_key(index: IndexId) -> str:
@@ -90,39 +153,8 @@ def parse_index_merge_key(key: str) -> int | None:
     if not key.startswith(INDEX_PREFIX + _MERGE):
         return None
     number, _, merge = key.removeprefix(INDEX_PREFIX + _MERGE).partition("-")
-    if not _SEQ.fullmatch(number) or _parse_id(IndexId, merge) is None:
-        return None
-    return int(number, 16) if int(number, 16) < 1 << 63 else None
-
-
-def commit_key(commit: CommitId) -> str:
-    return COMMIT_PREFIX + commit.hex()
-
-
-def commit_search_prefix(digits: str) -> str:
-    """Return the prefix of the commits whose ids begin with these lower-case hex digits."""
-    return COMMIT_PREFIX + digits
-
-
-def parse_commit_key(key: str) -> CommitId | None:
-    return _parse_id(CommitId, key.removeprefix(COMMIT_PREFIX)) if key.startswith(COMMIT_PREFIX) else None
-
-
-def locator_key(commit: CommitId) -> str:
-    return LOCATOR_PREFIX + commit.hex()
-
-
-def parse_locator_key(key: str) -> CommitId | None:
-    return _parse_id(CommitId, key.removeprefix(LOCATOR_PREFIX)) if key.startswith(LOCATOR_PREFIX) else None
-
-
-def format_key(seq: int) -> str:
-    """Return the key of an entry: the log is read from 0 until one is absent."""
-    return f"{FORMAT_PREFIX}{_up(seq)}"
-
-
-def parse_format_key(key: str) -> int | None:
-    return _parse_number(FORMAT_PREFIX, key)
+    found = _parse_up(number) if _parse_id(IndexId, merge) is not None else None
+    return found if found is not None and found < 1 << 63 else None
 
 
 def maker_key(store: StoreId) -> str:
@@ -161,24 +193,14 @@ def branch_rule_key(dataset: DatasetName, branch: BranchName, number: int) -> st
 
 
 def parse_branch_rule_key(key: str) -> tuple[DatasetName, BranchName, int] | None:
-    prefix, _, last = key.rpartition("/")
-    return parse_branch_key(f"{prefix}/{last.removeprefix(_RULE)}") if last.startswith(_RULE) else None
-
-
-def parse_branch_number(key: str) -> int | None:
-    """Return which move of its branch this key is; the first is 0."""
-    parsed = parse_branch_key(key)
-    return None if parsed is None else parsed[2]
+    parsed = _parse_ref(_BRANCH_RULE, BranchName, key)
+    return None if parsed is None else (*parsed[:2], _TOP_SEQ - int(parsed[2], 16))
 
 
 def parse_branch_key(key: str) -> tuple[DatasetName, BranchName, int] | None:
-    parts = key.split("/")
-    if len(parts) != 5 or parts[0] != "refs" or parts[2] != "branches" or not _SEQ.fullmatch(parts[4]):
-        return None
-    dataset, branch = _parse_name(DatasetName, parts[1]), _parse_name(BranchName, parts[3])
-    if dataset is None or branch is None:
-        return None
-    return dataset, branch, _TOP_SEQ - int(parts[4], 16)
+    """Return which move of which branch this key is; the first is 0."""
+    parsed = _parse_ref(_BRANCH, BranchName, key)
+    return None if parsed is None else (*parsed[:2], _TOP_SEQ - int(parsed[2], 16))
 
 
 def tags_prefix(dataset: DatasetName) -> str:
@@ -203,20 +225,15 @@ def expiry_key(dataset: DatasetName, number: int) -> str:
 
 
 def parse_expiry_key(key: str) -> tuple[DatasetName, int] | None:
-    parts = key.split("/")
-    if len(parts) != 4 or parts[0] != "refs" or parts[2] != "expired" or not _SEQ.fullmatch(parts[3]):
-        return None
-    dataset = _parse_name(DatasetName, parts[1])
-    return None if dataset is None else (dataset, _TOP_SEQ - int(parts[3], 16))
+    found = _EXPIRY.fullmatch(key)
+    dataset = _parse_name(DatasetName, found[1]) if found else None
+    return (dataset, _TOP_SEQ - int(found[2], 16)) if found and dataset is not None else None
 
 
 def parse_tag_key(key: str) -> tuple[DatasetName, TagName, bool] | None:
     """Dataset, tag, and whether the key says that the tag is deleted."""
-    parts = key.split("/")
-    if len(parts) != 5 or parts[0] != "refs" or parts[2] != "tags" or parts[4] not in ("value", "deleted"):
-        return None
-    dataset, tag = _parse_name(DatasetName, parts[1]), _parse_name(TagName, parts[3])
-    return None if dataset is None or tag is None else (dataset, tag, parts[4] == "deleted")
+    parsed = _parse_ref(_TAG, TagName, key)
+    return None if parsed is None else (*parsed[:2], parsed[2] == "deleted")
 
 
 def erased_key(erased: ErasedId) -> str:
@@ -271,31 +288,8 @@ def gc_done_key(epoch: int) -> str:
 
 def parse_gc_key(key: str) -> tuple[int, str] | None:
     """Epoch, and `condemned`, `decision` or `done`."""
-    parts = key.split("/")
-    if len(parts) != 3 or parts[0] != "gc" or not _SEQ.fullmatch(parts[1]):
-        return None
-    return (int(parts[1], 16), parts[2]) if parts[2] in ("condemned", "decision", "done") else None
-
-
-DAMAGE_PREFIX = f"{GC_PREFIX}damage-"
-
-
-def gc_damage_key(number: int) -> str:
-    """Return the key of the n-th damage mark, from 0. The last one counts."""
-    return f"{DAMAGE_PREFIX}{_up(number)}"
-
-
-def parse_gc_damage_key(key: str) -> int | None:
-    return _parse_number(DAMAGE_PREFIX, key)
-
-
-def erasure_key(erasure: ErasureId) -> str:
-    """Return the key of an erasure's record, which is among the data: a copy of that has to have it too."""
-    return ERASURE_PREFIX + erasure.hex()
-
-
-def parse_erasure_key(key: str) -> ErasureId | None:
-    return _parse_id(ErasureId, key.removeprefix(ERASURE_PREFIX)) if key.startswith(ERASURE_PREFIX) else None
+    found = _GC.fullmatch(key)
+    return (int(found[1], 16), found[2]) if found else None
 
 
 def obeyed_key(erasure: ErasureId, cache: str) -> str:
@@ -307,18 +301,6 @@ def parse_obeyed_key(key: str) -> tuple[ErasureId, str] | None:
     head, _, cache = key.rpartition("-")
     erasure = parse_erasure_key(head)
     return (erasure, cache) if erasure is not None and _parse_id(StoreId, cache) is not None else None
-
-
-VERIFIED_PREFIX = f"{GC_PREFIX}verified-"
-
-
-def gc_verified_key(number: int) -> str:
-    """Return the key of the n-th record of what was verified when, from 0. The last one counts."""
-    return f"{VERIFIED_PREFIX}{_up(number)}"
-
-
-def parse_gc_verified_key(key: str) -> int | None:
-    return _parse_number(VERIFIED_PREFIX, key)
 
 
 def pack_search_prefix(digits: str) -> str:
@@ -345,29 +327,3 @@ def parse_run_key(key: str) -> tuple[DatasetName, str, str] | None:
         return None
     dataset = _parse_name(DatasetName, parts[1])
     return None if dataset is None else (dataset, parts[2], parts[3])
-
-
-def _up(seq: int) -> str:
-    if not 0 <= seq <= _TOP_SEQ:
-        raise ValueError(f"{seq} does not fit a sequence number")
-    return f"{seq:016x}"
-
-
-def _parse_number(prefix: str, key: str) -> int | None:
-    text = key.removeprefix(prefix)
-    return int(text, 16) if key.startswith(prefix) and _SEQ.fullmatch(text) else None
-
-
-def _parse_id(kind: type[I], text: str) -> I | None:
-    try:
-        return kind.parse(text)
-    except UsageError:
-        return None
-
-
-@lru_cache(maxsize=256)  # the rows of a listing repeat a few names
-def _parse_name(kind: type[N], text: str) -> N | None:
-    try:
-        return kind.from_component(text)
-    except UsageError:
-        return None

@@ -137,8 +137,7 @@ def _leads_to(refs: Refs, objects: Objects, dataset: DatasetName, commit_id: Com
 
 def _listed(objects: Objects, text: str) -> CommitId:
     found = [
-        item.key.removeprefix(keys.COMMIT_PREFIX)
-        for item in objects.store.list(keys.commit_search_prefix(text))
+        item.key.removeprefix(keys.COMMIT_PREFIX) for item in objects.store.list(keys.COMMIT_PREFIX + text)
     ]
     if not found:
         raise _no_commit(objects, text)

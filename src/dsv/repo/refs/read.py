@@ -113,8 +113,8 @@ def latest(listed: Iterable[str], ordered: bool) -> Listed:
 
     def moves() -> Iterator[int]:
         for key in listed:
-            if (number := keys.parse_branch_number(key)) is not None:
-                yield number
+            if (move := keys.parse_branch_key(key)) is not None:
+                yield move[2]
             elif (rule := keys.parse_branch_rule_key(key)) is not None:
                 rules.append(rule[2])
 

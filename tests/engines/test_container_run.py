@@ -89,7 +89,7 @@ def test_an_answer_that_makes_no_sense_ends_the_wait(bench: Bench, docker: FakeD
     docker.set("left", 0)
     ended = running.wait()
     assert (ended.exit_code, ended.launched, ended.seen) == (125, True, False)
-    assert ended.reason is not None and "docker said what dsv does not understand" in ended.reason
+    assert ended.reason is not None and "dsv can't follow the job any more: ValueError" in ended.reason
 
 
 def test_a_daemon_that_is_away_for_a_moment_ends_nothing(bench: Bench, docker: FakeDocker) -> None:

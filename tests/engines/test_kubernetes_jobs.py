@@ -15,6 +15,7 @@ from dsv.run.engines.kubernetes.follow import without_numbers
 from dsv.run.engines.kubernetes.job import KubernetesJob, make
 from dsv.run.engines.kubernetes.job_status import JobSnapshot, Pod, ended
 from dsv.run.record import EndCause
+from tests.engines.test_kubernetes_run import unwatched
 
 GOING = {
     "metadata": {"name": "pod", "uid": "u1", "deletionTimestamp": "2026-01-01T00:00:00Z"},
@@ -146,18 +147,16 @@ def test_a_pod_that_no_machine_has_room_for_is_told_from_one_that_waits(
     now = [0.0]
     monkeypatch.setattr(follow, "monotonic", lambda: now[0])
     job = KubernetesJob(Machines(), "training", "job", "u0", pods={"u1": pod})  # type: ignore[arg-type]
-    looking = follow.KubernetesRun.__new__(follow.KubernetesRun)
-    looking._job, looking._waits, looking._autoscaling = job, {}, False
-    looking._printed = {without_numbers(f"the job waits: {said}")}
-    looking._measured = -60.0
+    looking = unwatched(job)
     facts = JobSnapshot({"metadata": {"name": "job", "uid": "u0"}, "spec": {}}, (pod,))
-    assert looking._check_waiting(facts) is None
+    now[0] = 2.0
+    assert looking._why_never(facts) is None
     now[0] = 61.0
-    stuck = looking._check_waiting(facts)
+    stuck = looking._why_never(facts)
     assert (stuck is not None) == never
     assert stuck is None or (stuck.cause, stuck.reason) == (EndCause.UNSCHEDULABLE, said)
     looking._autoscaling, now[0] = True, 200.0
-    assert looking._check_waiting(facts) is None
+    assert looking._why_never(facts) is None
 
 
 def test_what_the_cluster_has_against_giving_up_a_pod_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,13 @@ class Cluster:
         raise Refusal("no log", 404)
 
 
+def unwatched(job: KubernetesJob) -> KubernetesRun:
+    """Return a run that no thread follows."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("threading.Thread.start", lambda _: None)
+        return KubernetesRun(job, Output(None, None), lambda: None, autoscaling=False)
+
+
 def _run(cluster: Cluster) -> KubernetesRun:
     job = KubernetesJob(cluster, "training", "job", "u0")  # type: ignore[arg-type]
     return KubernetesRun(job, Output(None, None), lambda: None, autoscaling=False)
@@ -198,7 +205,7 @@ def test_a_job_that_a_cluster_does_not_have_is_lost(
     assert found is not None and found.state is RunState.CUT_OFF and words in str(found.reason)
 
 
-def test_a_job_that_is_taken_back_is_asked_about_with_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_is_taken_back_is_asked_about_with_a_pause() -> None:
     """For as long as its cluster doesn't let go of it, as of a pod on a machine that is lost."""
     pauses: list[float] = []
 
@@ -220,18 +227,10 @@ def test_a_job_that_is_taken_back_is_asked_about_with_a_pause(monkeypatch: pytes
 
     cluster = Cluster(begun=False)
     cluster.stays = True
-    monkeypatch.setattr("dsv.run.engines.kubernetes.follow.Event", Wake)
-    run = KubernetesRun.__new__(KubernetesRun)
-    with monkeypatch.context() as unwatched:
-        unwatched.setattr("dsv.run.engines.kubernetes.follow.Thread.start", lambda _: None)
-        KubernetesRun.__init__(
-            run,
-            KubernetesJob(cluster, "training", "job", "u0"),  # type: ignore[arg-type]
-            Output(None, None),
-            lambda: None,
-            autoscaling=False,
-        )
-    run._pending_signals.append("SIGTERM")
+    run = unwatched(KubernetesJob(cluster, "training", "job", "u0"))  # type: ignore[arg-type]
+    run._wake = Wake()  # type: ignore[assignment]
+    run.signal(signal.SIGTERM)
+    run._wake.clear()
     run._until_end()
     assert pauses == [0.3] * 6
 
@@ -253,17 +252,15 @@ def test_a_job_that_has_waited_for_long_is_not_ended_by_the_first_word_of_a_miss
     monkeypatch.setattr("dsv.run.engines.kubernetes.follow.monotonic", lambda: now[0])
     cluster = Cluster(begun=False)
     cluster.suspended, cluster.labels = True, {"kueue.x-k8s.io/queue-name": "gpus"}
-    run = KubernetesRun.__new__(KubernetesRun)
     job = KubernetesJob(cluster, "training", "job", "u0")  # type: ignore[arg-type]
-    run._job, run._waits, run._asked, run._printed_evictions = job, {}, 0.0, set()
-    monkeypatch.setattr(run, "_print_once", lambda _: None)
+    run = unwatched(job)
     facts = job.look()
     assert isinstance(facts, JobSnapshot)
 
     def asked_at(second: float, said: Sequence[Any] | Refusal) -> Obstacle | None:
         now[0] = second
         monkeypatch.setattr(KubernetesJob, "_workloads", lambda _: said)
-        return run._check_queue(facts)
+        return run._why_never(facts)
 
     gone = Refusal("not found", 404)
     assert asked_at(10, gone) is None and asked_at(20, []) is None
@@ -271,33 +268,26 @@ def test_a_job_that_has_waited_for_long_is_not_ended_by_the_first_word_of_a_miss
     assert asked_at(7270, gone) is not None
 
 
-def test_that_a_queue_took_the_place_of_a_job_away_is_told_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so is what it waits for, though it has waited for that before."""
+def test_what_a_job_waits_for_is_told_once_and_again_after_its_queue_took_its_place_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, full = [0.0], "insufficient unused quota, 1 more needed"
     monkeypatch.setattr("dsv.run.engines.kubernetes.follow.monotonic", lambda: now[0])
     monkeypatch.setattr(KubernetesJob, "_workloads", lambda _: _pending(full))
-    run = KubernetesRun.__new__(KubernetesRun)
-    run._waits, run._asked, run._printed_evictions, run._printed = {}, 0.0, set(), set()
-    run._job = KubernetesJob(Cluster(begun=False), "training", "job", "u0")  # type: ignore[arg-type]
+    run = unwatched(KubernetesJob(Cluster(begun=False), "training", "job", "u0"))  # type: ignore[arg-type]
     said: list[str] = []
     monkeypatch.setattr("os.write", lambda _, data: said.append(data.decode()))
-    run._err = 2
     raw = {
         "metadata": {"name": "job", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}},
         "spec": {"suspend": True},
     }
-    pods: list[Pod] = []
-    for turn in range(3):
-        facts = JobSnapshot(raw, tuple(pods))
+    taken = Pod(a_pod(phase="Running").raw, gone=True, evicted_by_queue=(EndCause.PREEMPTED, "Preempted"))
+    for pods in ((), (taken,)):
         for _ in range(3):
             now[0] += 10
-            assert run._check_queue(facts) is None
-        one = dict(a_pod().raw)
-        one["metadata"] = {**one["metadata"], "uid": f"u{turn}"}
-        pods.append(Pod(one, gone=True, evicted_by_queue=(EndCause.PREEMPTED, f"Preempted by {turn}")))
-    waits = f"[dsv] the job waits: the queue gpus has not admitted it: {full}\n"
-    taken = [f"[dsv] the queue gpus took the job's place away: Preempted by {each}\n" for each in (0, 1)]
-    assert said == [waits, taken[0], waits, taken[1], waits]
+            assert run._why_never(JobSnapshot(raw, pods)) is None
+    waits = f": the queue gpus has not admitted it: {full}\n"
+    assert said == [f"[dsv] the job waits{waits}", f"[dsv] the job waits again{waits}"]
 
 
 def _pending(message: str) -> list[Any]:
@@ -308,10 +298,10 @@ def test_no_signal_comes_after_the_one_that_kills() -> None:
     cluster = Cluster(begun=False)
     run = _run(cluster)
     with run._lock:
-        run._pending_signals.append("SIGINT")
+        run._unsent = signal.SIGINT
         cluster.begun = True
     run.kill()
-    assert cluster.told[-1] == "KILL" and run._pending_signals == []
+    assert cluster.told[-1] == "KILL" and run._unsent is None
     cluster.deleted = True
     until(lambda: run.ended is not None)
 

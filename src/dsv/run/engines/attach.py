@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -101,6 +102,64 @@ def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], 
     finally:
         for number, found in before.items():
             signal.signal(number, found)
+
+
+class FollowedJob(ABC):
+    """A `Handle` of a job that its engine holds, and that a thread of this process follows until its end."""
+
+    def __init__(self, name: str, on_end: Callable[[], None]) -> None:
+        """name: of the thread, which `follow` starts."""
+        self.ended: Ended | None = None
+        self._on_end = on_end
+        self._lock = Lock()
+        self._wake = Event()
+        self._kills = 0
+        self._unsent: int | None = None  # a signal that should end the job, and has not reached its command
+        self._thread = Thread(target=self._follow, name=name, daemon=True)
+
+    def signal(self, number: int) -> None:
+        with self._lock:
+            if not self._send(number) and number in ENDING:
+                self._unsent = number
+        self._wake.set()
+
+    def kill(self) -> None:
+        with self._lock:
+            self._kills += 1
+            self._unsent = None if self._kill() else signal.SIGKILL
+        self._wake.set()
+
+    def send_again(self) -> None:
+        """Send the signal that has not reached the command."""
+        with self._lock:
+            if self._unsent is not None and self._send(self._unsent):
+                self._unsent = None
+
+    def _follow(self) -> None:
+        try:
+            ended = self._until_end()
+        except Exception as error:  # noqa: BLE001 (told as the reason: else whoever waits would wait for ever)
+            reason = f"dsv can't follow the job any more: {error!r}"
+            ended = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
+        self._close()
+        self.ended = ended
+        self._on_end()
+
+    @abstractmethod
+    def _send(self, number: int) -> bool:
+        """Send a signal. Return False if it has to be sent again."""
+
+    @abstractmethod
+    def _kill(self) -> bool:
+        """End the job at once; with force from the second time on. Return False if SIGKILL has to be sent again."""
+
+    @abstractmethod
+    def _until_end(self) -> Ended:
+        """Return the end of the job, after all of its output was read."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Called at the end, also after an error."""
 
 
 _PAUSES: Final = (2.0, 15.0)

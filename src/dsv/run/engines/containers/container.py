@@ -14,14 +14,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from signal import SIGKILL
-from threading import Event, Thread
+from threading import Event
 from time import monotonic, sleep
 from typing import Any, ClassVar, Final
 
 from dsv.errors import LaunchError
 from dsv.fs.files import write_new
 from dsv.periodic import Periodic
-from dsv.run.engines.attach import ENDING
+from dsv.run.engines.attach import ENDING, FollowedJob
 from dsv.run.engines.base import (
     CANNOT_INVOKE,
     CANNOT_LAUNCH,
@@ -381,8 +381,8 @@ _CODES = (
 """The engines' messages about a command that could not be started."""
 
 
-class ContainerRun:
-    """A `Handle` of a container, which it starts if `begin` is set."""
+class ContainerRun(FollowedJob):
+    """A container, which it starts if `begin` is set."""
 
     def __init__(
         self,
@@ -394,15 +394,12 @@ class ContainerRun:
         *,
         begin: bool,
     ) -> None:
+        super().__init__("dsv-container", on_end)
         self._engine = engine
         self._id = ref.id
         self._guard = guard
         self._output = output
-        self._on_end = on_end
-        self.ended: Ended | None = None
-        self._kills = 0
         self._told_to_end = False
-        self._untold: int | None = None  # a signal that should end the job, and has not reached it
         self._program: subprocess.Popen[bytes] | None = None
         try:
             self._open("start", *engine.start_options) if begin else self._open("logs", "--follow")
@@ -412,18 +409,19 @@ class ContainerRun:
                 f"{engine.name} can't be started: {error.strerror or error}", subject=engine.name
             ) from error
         self._sampler = CgroupSampler(self._pid)
-        Thread(target=self._watch, name="dsv-container", daemon=True).start()
+        self._thread.start()
 
-    def signal(self, number: int) -> None:
-        self._told_to_end = self._told_to_end or number in ENDING
-        if not self._kill(number) and number in ENDING:
-            self._untold = number  # it is just starting, or the engine doesn't answer
+    def _send(self, number: int) -> bool:
+        """It does not reach a container that is just starting, nor an engine that doesn't answer."""
+        self._told_to_end = self._told_to_end or number in (*ENDING, SIGKILL)
+        done = self._engine.call("kill", "--signal", str(int(number)), self._id)
+        return done is not None and done.returncode == 0
 
-    def kill(self) -> None:
-        self._kills += 1
-        self._told_to_end = True
-        if (not self._kill(SIGKILL) or self._kills > 1) and self._program is not None:
+    def _kill(self) -> bool:
+        reached = self._send(SIGKILL)
+        if (not reached or self._kills > 1) and self._program is not None:
             self._program.kill()
+        return reached
 
     def _open(self, *arguments: str, again: bool = False) -> None:
         program = self._engine.open(*arguments, self._id)
@@ -432,18 +430,11 @@ class ContainerRun:
         self._output.attach(program.stdout, program.stderr, again=again)
         self._program = program
 
-    def _watch(self) -> None:
-        try:
-            self._sampler.start()
-            ended = self._conclude()
-        except Exception as error:  # noqa: BLE001 (told as the reason: else whoever waits would wait for ever)
-            reason = f"{self._engine.name} said what dsv does not understand: {error!r}"
-            ended = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
+    def _close(self) -> None:
         self._guard.dismiss()
-        self.ended = ended
-        self._on_end()
 
-    def _conclude(self) -> Ended:
+    def _until_end(self) -> Ended:
+        self._sampler.start()
         code = self._end_of_program()
         details, whole = self._await_end(code)
         self._sampler.stop()
@@ -487,7 +478,7 @@ class ContainerRun:
     def _end_of_program(self) -> int:
         assert self._program is not None  # one was started
         while (code := wait_for(self._program, _TICK)) is None:
-            self._tell()
+            self.send_again()
         self._guard.watch(None)
         return code
 
@@ -508,7 +499,7 @@ class ContainerRun:
                 return details, own or (fits and self._take_up(follow=False))
             else:
                 answered = monotonic()
-                self._tell()
+                self.send_again()
                 if not fits:
                     self._engine.call("wait", self._id, seconds=_WAIT)
                 elif self._take_up(follow=True):
@@ -530,13 +521,6 @@ class ContainerRun:
         while taken and not self._output.was_read(_TICK) and not self._kills:
             pass
         return taken and self._output.fits
-
-    def _tell(self) -> None:
-        """Send again what did not reach the container."""
-        if self._kills:
-            self._kill(SIGKILL)
-        elif self._untold is not None and self._kill(self._untold):
-            self._untold = None
 
     def _out_of_sight(self, code: int, *, gone: bool) -> Ended:
         """gone: the engine has no such container any more, so that the program's word is all that there is."""
@@ -563,7 +547,3 @@ class ContainerRun:
 
     def _pid(self) -> int | None:
         return int(_state(self._engine.inspect(self._id) or {}).get("Pid") or 0) or None
-
-    def _kill(self, number: int) -> bool:
-        done = self._engine.call("kill", "--signal", str(int(number)), self._id)
-        return done is not None and done.returncode == 0

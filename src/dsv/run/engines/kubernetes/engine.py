@@ -230,7 +230,8 @@ class Kubernetes(Engine):
         now = status(facts)
         job.end_waiting_pods(facts)
         if now.state is RunState.QUEUED:
-            return replace(now, reason=job.why_queued(facts))
+            found = job.obstacle(facts)
+            return now if found is None else replace(now, reason=found.reason)
         if now.ended is None or not now.ended.launched:
             return now
         return replace(now, ended=replace(now.ended, metrics=read_metrics(job, facts)))

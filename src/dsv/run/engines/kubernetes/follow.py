@@ -9,31 +9,30 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Final
 
 from dsv.errors import DsvError
-from dsv.run.engines.attach import ENDING
+from dsv.run.engines.attach import ENDING, FollowedJob
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended
 from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.job import KubernetesJob
-from dsv.run.engines.kubernetes.job_status import JobSnapshot, Obstacle, Pod, ended, gone, one_line
+from dsv.run.engines.kubernetes.job_status import JobSnapshot, Obstacle, ended, gone
 from dsv.run.engines.kubernetes.manifest import HOLDING, MAIN
 from dsv.run.engines.kubernetes.pod_files import METRICS
 from dsv.run.engines.output import NodeLines, Output, through_a_pipe
-from dsv.run.record import EndCause
 
 _ASK: Final = (0.3, 2.0)
 """Seconds between two looks at the job: after a change, and at most. The end of a pod's log counts as a change."""
-_EVENTS: Final = 3.0
-"""Seconds after which the cluster is asked why there are no pods, or why a pod does not start."""
+_EVENTS: Final = 2.0
+"""Seconds between two questions about why the job waits."""
 _PATIENT: Final = 60.0
 """Seconds for which a pod may wait that no machine of the cluster has room for."""
 
 
-class KubernetesRun:
-    """A `Handle`. Several processes may follow a job, on any machine that reaches the cluster."""
+class KubernetesRun(FollowedJob):
+    """Several processes may follow a job, on any machine that reaches the cluster."""
 
     def __init__(
         self,
@@ -44,54 +43,37 @@ class KubernetesRun:
         autoscaling: bool,
         is_same_cluster: Callable[[], bool] = lambda: True,
     ) -> None:
+        super().__init__("dsv-kubernetes", on_end)
         self._job = job
         self._is_same_cluster = is_same_cluster
         self._autoscaling = autoscaling
-        self._on_end = on_end
-        self.ended: Ended | None = None
-        self._wake = Event()
-        self._lock = Lock()
-        self._kills = 0
-        self._pending_signals: list[str] = []  # signals that have not reached the command yet, in their order
-        self._waits: dict[str, float] = {}  # by reason, since when the job waits for it
         self._printed: set[str] = set()
-        self._printed_evictions: set[str] = set()  # pods whose eviction by the queue was printed
-        self._asked = 0.0  # when the queue was last asked why the job waits
-        self._measured = -_PATIENT  # when its pods were last compared with the machines
+        self._asked = self._had_room = monotonic()
+        self._hopeless: float | None = None  # since when the job waits for what may never come
         out, self._err = output.open_pipes()
         self._logs = JobLogs(job, out, self._wake.set)
-        Thread(target=self._watch, name="dsv-kubernetes", daemon=True).start()
+        self._thread.start()
 
-    def signal(self, number: int) -> None:
+    def _send(self, number: int) -> bool:
+        """A job that has not begun is withdrawn instead, if the signal should end it."""
         name = signal.Signals(number).name
-        with self._lock:
-            if number in ENDING:
-                self._job.record_stop(name)
-            facts = self._job.latest()
-            begun = facts is not None and facts.begun
-            if not self._send(name) if begun else number in ENDING:
-                self._pending_signals.append(name)
-        self._wake.set()
-
-    def kill(self) -> None:
-        with self._lock:
-            self._kills += 1
-            self._pending_signals.clear()  # no signal may be sent after SIGKILL
-            self._job.record_stop("SIGKILL")
-            facts = self._job.latest()
-            if self._kills > 1 or facts is None or not facts.begun or not self._send("SIGKILL"):
-                self._job.delete(0)
-        self._wake.set()
-
-    def _send(self, name: str) -> bool:
+        if number in ENDING and self._unsent is None:
+            self._job.record_stop(name)
+        facts = self._job.latest()
+        if facts is None or not facts.begun:
+            return number in ENDING and facts is not None and self._job.withdraw_step(facts)
         return self._job.signal(name.removeprefix("SIG"))
 
-    def _watch(self) -> None:
-        done = self._until_end()
+    def _kill(self) -> bool:
+        self._job.record_stop("SIGKILL")
+        facts = self._job.latest()
+        if self._kills > 1 or facts is None or not facts.begun or not self._job.signal("KILL"):
+            self._job.delete(0)
+        return True
+
+    def _close(self) -> None:
         self._logs.finish()  # before the end is set: nobody waits for output after that
         os.close(self._err)
-        self.ended = done
-        self._on_end()
 
     def _until_end(self) -> Ended:
         pause = _ASK[0]
@@ -104,7 +86,8 @@ class KubernetesRun:
                 done = self._absent() if facts is None else self._step(facts)
                 if done is not None:
                     return done
-                if self._send_pending_signals():
+                if self._unsent is not None:
+                    self.send_again()
                     pause = _ASK[0]  # a command that began just now may end at once
             woken = self._wake.wait(pause)
             self._wake.clear()
@@ -133,96 +116,34 @@ class KubernetesRun:
             return replace(done, metrics=read_metrics(self._job, facts)) if done.launched else done
         if (problem := self._job.fail_lost_pods()) is not None:
             self._print_once(f"the cluster does not let a pod of a lost machine be given up: {problem}")
-        stuck = self._check_waiting(facts)
-        if stuck is None:
+        never = self._why_never(facts)
+        if never is None:
             return None
         self._job.delete()
         return Ended(
-            exit_code=CANNOT_LAUNCH, launched=False, reason=stuck.reason, hint=stuck.hint, cause=stuck.cause
+            exit_code=CANNOT_LAUNCH, launched=False, reason=never.reason, hint=never.hint, cause=never.cause
         )
 
-    def _check_waiting(self, facts: JobSnapshot) -> Obstacle | None:
-        """Print why the job waits, and return the reason if the job can never begin."""
-        if facts.suspended:
-            return self._check_queue(facts)
-        found: list[tuple[Pod | None, str, Obstacle | None]]
-        found = [(each, each.uid, self._obstacle(each)) for each in facts.last]
-        lacks_pods = len(facts.last) < facts.nodes
-        if self._seconds("no pods", lacks_pods) > _EVENTS:
-            found.append((None, "no pods", self._job.refusal_of_pods()))
-        for pod, key, obstacle in found:
-            waited = self._seconds(key, obstacle is not None or pod is None)
-            if obstacle is None:
-                continue
-            self._print_once(f"the job waits: {obstacle.reason}")
-            if obstacle.patience is not None and waited > obstacle.patience:
-                return obstacle
-            lacks_room = obstacle.lacks_room and not self._autoscaling and waited >= _PATIENT
-            if pod is not None and lacks_room and monotonic() - self._measured >= _PATIENT:
-                self._measured = monotonic()
-                if self._job.fits_no_node(pod):
-                    return obstacle
-        return None
-
-    def _check_queue(self, facts: JobSnapshot) -> Obstacle | None:
-        """Print why the queue does not admit the job, and return the reason if it never will."""
-        self._print_evictions(facts)
-        waits = self._seconds("queued")
-        if facts.queue is None or waits < 1.0 or monotonic() - self._asked < _EVENTS:
+    def _why_never(self, facts: JobSnapshot) -> Obstacle | None:
+        """Print why the job waits, and return the reason if it can never begin, as far as that can be told by now."""
+        now = monotonic()
+        if now - self._asked < _EVENTS:
             return None
-        self._asked = monotonic()
-        found = self._job.why_not_admitted(facts.queue)
-        self._print_once(f"the job waits: {found.reason}")
-        # an earlier reason may be hours old
-        waited = self._seconds("for good", not facts.begun and found.patience is not None)
-        return None if facts.begun or found.patience is None or waited < found.patience else found
-
-    def _print_evictions(self, facts: JobSnapshot) -> None:
-        found = {
-            each.uid: each.evicted_by_queue[1] for each in facts.pods if each.evicted_by_queue is not None
-        }
-        new = found.keys() - self._printed_evictions
-        if new:
-            self._printed_evictions |= new
-            self._printed.clear()  # it waits again, so the reasons are printed again
-            self._print_once(f"the queue {facts.queue} took the job's place away: {found[min(new)]}")
-
-    def _obstacle(self, pod: Pod) -> Obstacle | None:
-        if pod.begun or pod.is_over:
+        self._asked = now
+        found = self._job.obstacle(facts, self._autoscaling)
+        if found is not None:
+            self._print_once(f"the job waits{' again' if facts.begun else ''}: {found.reason}")
+        if found is None or not found.lacks_room:
+            self._had_room = now
+        elif now - self._had_room >= _PATIENT:
+            self._had_room = now
+            if not self._autoscaling and self._job.fits_no_node(facts.last[0]):
+                return found
+        if found is None or found.patience is None or (facts.suspended and facts.begun):
+            self._hopeless = None
             return None
-        found = pod.obstacle(self._autoscaling)
-        if found is None and pod.host is not None and self._seconds(f"{pod.uid}:begin") > 4 * _EVENTS:
-            if warnings := self._job.warnings(pod.uid):
-                return Obstacle(one_line(warnings[-1]), EndCause.NOT_STARTED)
-            if pod.has_no_container:
-                silent = f"{pod.host} has not started any container of the pod {pod.name} yet"
-                return Obstacle(silent, EndCause.NOT_STARTED)
-        return found
-
-    def _seconds(self, key: str, holds: bool = True) -> float:
-        """Return the seconds since when this holds; 0 if it does not."""
-        if not holds:
-            self._waits.pop(key, None)
-            return 0.0
-        return monotonic() - self._waits.setdefault(key, monotonic())
-
-    def _send_pending_signals(self) -> bool:
-        """Send the signals that are pending. A job that has not begun is withdrawn instead. Return whether something
-        is left to do."""
-        with self._lock:
-            facts = None
-            if self._pending_signals:
-                with suppress(Refusal):
-                    facts = self._job.look()
-            if facts is None:
-                return False
-            if not facts.begun:
-                if self._job.withdraw_step(facts):
-                    self._pending_signals.clear()
-                return True
-            while self._pending_signals and self._send(self._pending_signals[0]):
-                del self._pending_signals[0]
-            return bool(self._pending_signals)
+        self._hopeless = now if self._hopeless is None else self._hopeless
+        return None if now - self._hopeless < found.patience else found
 
     def _print_once(self, text: str) -> None:
         """Print to the job's stderr, once for texts that differ only in numbers such as ports."""

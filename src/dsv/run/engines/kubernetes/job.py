@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from threading import Lock
 from time import monotonic, sleep
 from typing import Any, Final
@@ -31,6 +32,7 @@ from dsv.run.engines.kubernetes.job_status import (
     Obstacle,
     Pod,
     condition,
+    one_line,
     status,
 )
 from dsv.run.engines.kubernetes.manifest import (
@@ -48,6 +50,8 @@ _DEAD: Final = GRACE_SECONDS + 15.0
 """Seconds after which a terminating pod on an unreachable machine is marked as failed."""
 _KINDS: Final = {"Service": "services", "Secret": "secrets", "Job": "batch/v1/jobs"}
 _PAUSE: Final = 0.3
+_SILENT: Final = 12.0
+"""Seconds for which a machine may say nothing of a pod that it is to start."""
 _SIGNALS: Final = 8
 """Signals that the annotation of a pod holds at most."""
 
@@ -65,6 +69,8 @@ class KubernetesJob:
     _signals: list[str] = field(default_factory=list)
     _terminating: dict[str, float] = field(default_factory=dict)
     """The times at which the deletion of pods was seen."""
+    _waiting: dict[str, float] = field(default_factory=dict)
+    """The times at which pods were first seen to wait."""
     _lock: Lock = field(default_factory=Lock)
 
     @classmethod
@@ -132,24 +138,32 @@ class KubernetesJob:
             raise
         return found if found["metadata"]["uid"] == self.uid else None
 
-    def why_not_admitted(self, queue: str) -> Obstacle:
-        """Return why the queue does not admit the job."""
-        return why_not_admitted(queue, self._workloads())
+    def obstacle(self, facts: JobSnapshot, autoscaling: bool = True) -> Obstacle | None:
+        """Return why the job waits, in the words of its queue or of the cluster: what it can wait for least."""
+        if facts.suspended:
+            return None if facts.queue is None else why_not_admitted(facts.queue, self._workloads())
+        waiting = [each for each in facts.last if not (each.begun or each.is_over)]
+        found = [each for pod in waiting if (each := self._obstacle_of(pod, autoscaling)) is not None]
+        if len(facts.last) < facts.nodes and (
+            refused := refusal_of_pods(self._warnings(self.uid, reason="FailedCreate"))
+        ):
+            found.append(refused)
+        return min(found, key=lambda each: inf if each.patience is None else each.patience, default=None)
 
-    def why_queued(self, facts: JobSnapshot) -> str | None:
-        """Return why the job waits, in the words of its queue or of the cluster."""
-        if facts.queue is not None and facts.suspended:
-            return self.why_not_admitted(facts.queue).reason
-        if facts.last:
-            return next((each.reason for pod in facts.last if (each := pod.obstacle(True))), None)
-        obstacle = self.refusal_of_pods()
-        return None if obstacle is None else obstacle.reason
+    def _obstacle_of(self, pod: Pod, autoscaling: bool) -> Obstacle | None:
+        """Return why a pod has not begun. A node that says nothing of it for a while is asked for its warnings."""
+        found = pod.obstacle(autoscaling)
+        since = self._waiting.setdefault(pod.uid, monotonic())
+        if found is not None or pod.host is None or monotonic() - since < _SILENT:
+            return found
+        if warnings := self._warnings(pod.uid):
+            return Obstacle(one_line(warnings[-1]), EndCause.NOT_STARTED)
+        if not pod.has_no_container:
+            return None
+        silent = f"{pod.host} has not started any container of the pod {pod.name} yet"
+        return Obstacle(silent, EndCause.NOT_STARTED)
 
-    def refusal_of_pods(self) -> Obstacle | None:
-        """Return why the cluster creates no pods for the Job, from its events."""
-        return refusal_of_pods(self.warnings(self.uid, reason="FailedCreate"))
-
-    def warnings(self, uid: str, **fields: str) -> list[str]:
+    def _warnings(self, uid: str, **fields: str) -> list[str]:
         """Return the messages of the warnings about an object, the newest last; none if the caller may not read
         events."""
         wanted = {"involvedObject.uid": uid, "type": "Warning", **fields}

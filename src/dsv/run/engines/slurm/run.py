@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from shutil import disk_usage
 from tempfile import NamedTemporaryFile
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 from time import monotonic
 from typing import Final
 
 from dsv.fs.files import open_plain
-from dsv.run.engines.attach import ENDING, asked_by
+from dsv.run.engines.attach import ENDING, FollowedJob, asked_by
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended
 from dsv.run.engines.output import NodeLines, Output, through_a_pipe
 from dsv.run.engines.slurm.job_status import (
@@ -43,59 +43,32 @@ _NO_ROOM: Final = 4096
 _CUT: Final = b"\n[dsv: the disk of the job's folder is full; what it wrote last may be missing here]\n"
 
 
-class SlurmRun:
-    """A `Handle`. Several may look on at one job, from any machine that sees its folder."""
+class SlurmRun(FollowedJob):
+    """Several may look on at one job, from any machine that sees its folder."""
 
     def __init__(
         self, program: SlurmProgram, ref: JobRef, output: Output, on_end: Callable[[], None]
     ) -> None:
+        super().__init__("dsv-slurm", on_end)
         self._program = program
         self._id, self._folder = job_id(ref), job_folder(ref)
-        self.ended: Ended | None = None
-        self._on_end = on_end
-        self._wake = Event()
-        self._kills = 0
-        self._untold: int | None = None  # a signal that should end the job, and has not reached its command
-        self._lock = Lock()
         self._out, self._err = output.open_pipes()
         self._over = Event()
-        Thread(target=self._watch, name="dsv-slurm", daemon=True).start()
+        self._thread.start()
         Thread(target=self._await_end, name="dsv-slurm-end", daemon=True).start()
 
-    def signal(self, number: int) -> None:
+    def _send(self, number: int) -> bool:
         if number in ENDING:
             tell_stopped(self._folder, signal.Signals(number).name)
-        with self._lock:
-            reached = send(self._program, self._id, self._folder, number)
-            if number in ENDING and not reached:
-                self._untold = number
-        self._wake.set()
+        return send(self._program, self._id, self._folder, number)
 
-    def kill(self) -> None:
-        with self._lock:
-            self._kills += 1
-            tell_stopped(self._folder, "SIGKILL")
-            if self._kills == 1 and read_exit_files(self._folder).begun:
-                send(self._program, self._id, self._folder, signal.SIGKILL)
-            else:
-                self._program.call("scancel", self._id)
-        self._wake.set()
-
-    def _watch(self) -> None:
-        out, err = Follower(self._folder, "out", self._out), Follower(self._folder, "err", self._err)
-        try:
-            done = self._until_end(lambda: out.step() + err.step())
-            out.step(last=True)
-            err.step(last=True)
-        except OSError as error:  # nobody reads the pipes any more, or the folder is gone
-            reason = f"{self._folder} can't be read: {error.strerror or error}"
-            done = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
-        finally:
-            os.close(self._out)
-            os.close(self._err)
-        self.ended = done
-        self._over.set()
-        self._on_end()
+    def _kill(self) -> bool:
+        tell_stopped(self._folder, "SIGKILL")
+        if self._kills == 1 and read_exit_files(self._folder).begun:
+            send(self._program, self._id, self._folder, signal.SIGKILL)
+        else:
+            self._program.call("scancel", self._id)
+        return True
 
     def _await_end(self) -> None:
         """Notice the end of the job in time, also while Slurm takes long to answer."""
@@ -103,7 +76,19 @@ class SlurmRun:
             if (self._folder / "end").exists():
                 _attend(self._folder)
 
-    def _until_end(self, step: Callable[[], int]) -> Ended:
+    def _close(self) -> None:
+        os.close(self._out)
+        os.close(self._err)
+        self._over.set()
+
+    def _until_end(self) -> Ended:
+        out, err = Follower(self._folder, "out", self._out), Follower(self._folder, "err", self._err)
+        done = self._end_seen(lambda: out.step() + err.step())
+        out.step(last=True)
+        err.step(last=True)
+        return done
+
+    def _end_seen(self, step: Callable[[], int]) -> Ended:
         pause, interval, asked, late = _PAUSE[0], _ASK[0], 0.0, 0.0
         while True:
             moved = step()
@@ -133,18 +118,10 @@ class SlurmRun:
                     return Ended(
                         exit_code=CANNOT_LAUNCH, launched=False, reason=reason, cause=EndCause.UNSCHEDULABLE
                     )
-            self._tell_again(left.begun)
+            if left.begun:
+                self.send_again()
             pause = _PAUSE[0] if moved else min(pause * _SLOWER, _PAUSE[1])
             self._wake.wait(pause)
-
-    def _tell_again(self, begun: bool) -> None:
-        with self._lock:
-            if (
-                begun
-                and self._untold is not None
-                and send(self._program, self._id, self._folder, self._untold)
-            ):
-                self._untold = None
 
 
 class Follower:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dsv.run.engines.kubernetes.capacity import refusal_of_pods
-from dsv.run.engines.kubernetes.job_status import JobSnapshot, Obstacle, Pod, ended, gone, status
-from dsv.run.engines.kubernetes.pod_files import is_over
+from dsv.run.engines.kubernetes.job import JobSnapshot, ended, gone, status
+from dsv.run.engines.kubernetes.pod import Obstacle, Pod, is_over
 from dsv.run.record import EndCause, RunPart, RunState
 
 

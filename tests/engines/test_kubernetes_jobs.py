@@ -11,9 +11,10 @@ from dsv.run.engines.base import NoPlaceYet
 from dsv.run.engines.kubernetes import follow
 from dsv.run.engines.kubernetes import job as job_module
 from dsv.run.engines.kubernetes.api import Refusal
+from dsv.run.engines.kubernetes.engine import make
 from dsv.run.engines.kubernetes.follow import without_numbers
-from dsv.run.engines.kubernetes.job import KubernetesJob, make
-from dsv.run.engines.kubernetes.job_status import JobSnapshot, Pod, ended
+from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended
+from dsv.run.engines.kubernetes.pod import Pod
 from dsv.run.record import EndCause
 from tests.engines.test_kubernetes_run import unwatched
 

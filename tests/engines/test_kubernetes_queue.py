@@ -8,8 +8,7 @@ import pytest
 
 from dsv.run.engines.kubernetes.api import KubernetesOptions, Refusal
 from dsv.run.engines.kubernetes.capacity import ask_capacity, why_evicted, why_not_admitted
-from dsv.run.engines.kubernetes.job import KubernetesJob
-from dsv.run.engines.kubernetes.job_status import JobSnapshot, ended, status
+from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, status
 from dsv.run.engines.kubernetes.manifest import LABEL, QUEUE_LABEL
 from dsv.run.record import EndCause, RunState
 from dsv.run.resources import Capacity, Resources

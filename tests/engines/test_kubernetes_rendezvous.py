@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dsv.run.engines.base import Ended
 from dsv.run.engines.kubernetes import rendezvous
-from dsv.run.engines.kubernetes.job_status import JobSnapshot, ended
+from dsv.run.engines.kubernetes.job import JobSnapshot, ended
 from dsv.run.engines.kubernetes.rendezvous import (
     AGAIN,
     DONE,

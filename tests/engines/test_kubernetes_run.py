@@ -14,8 +14,8 @@ from dsv.run.engines.base import NoEngine
 from dsv.run.engines.kubernetes.api import Refusal
 from dsv.run.engines.kubernetes.engine import Kubernetes
 from dsv.run.engines.kubernetes.follow import KubernetesRun, PodLog
-from dsv.run.engines.kubernetes.job import KubernetesJob
-from dsv.run.engines.kubernetes.job_status import JobSnapshot, Obstacle, Pod
+from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob
+from dsv.run.engines.kubernetes.pod import Obstacle, Pod
 from dsv.run.engines.output import Output
 from dsv.run.record import EndCause, JobRef, RunState
 from tests.engines.test_kubernetes_end import a_pod

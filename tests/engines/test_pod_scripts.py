@@ -15,7 +15,7 @@ import pytest
 
 from dsv.run.engines.base import NodeLeft
 from dsv.run.engines.kubernetes.manifest import OWN, SIGNALS, run_script, script
-from dsv.run.engines.kubernetes.pod_files import read_left, read_log
+from dsv.run.engines.kubernetes.pod import read_left, read_log
 from dsv.run.record import EndCause
 from dsv.values.secrets import Masker
 from tests.exhaustive import is_full

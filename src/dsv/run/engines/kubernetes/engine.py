@@ -5,8 +5,7 @@ machine that reaches the cluster can follow the job and end it.
 
     manifest.py          the objects that are submitted
     pod, rendezvous.py   the programs in the pods
-    job_status.py        the state and the end of a job, from its objects
-    job.py               requests about one job
+    pod.py, job.py       the state and the end of pods and of their Job, and requests about it
     follow.py            what `dsv run` does while the job runs
 """
 
@@ -20,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from time import time
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from dsv.errors import DsvError, LaunchError, UsageError, as_launch_error
 from dsv.run.engines.base import (
@@ -32,6 +31,7 @@ from dsv.run.engines.base import (
     JobStatus,
     NodeLeft,
     NoEngine,
+    NoPlaceYet,
     Plan,
     PrivateFile,
     check_command,
@@ -48,10 +48,9 @@ from dsv.run.engines.kubernetes.api import (
     is_installed,
     too_old,
 )
-from dsv.run.engines.kubernetes.capacity import ask_capacity, gpu_labels, hosts_of
+from dsv.run.engines.kubernetes.capacity import ask_capacity, gpu_labels, hosts_of, is_beyond_quota
 from dsv.run.engines.kubernetes.follow import KubernetesRun, read_logs, read_metrics
-from dsv.run.engines.kubernetes.job import KubernetesJob, make
-from dsv.run.engines.kubernetes.job_status import JobSnapshot, status
+from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, status
 from dsv.run.engines.kubernetes.manifest import (
     GRACE_SECONDS,
     LABEL,
@@ -64,7 +63,7 @@ from dsv.run.engines.kubernetes.manifest import (
     manifests,
     object_name,
 )
-from dsv.run.engines.kubernetes.pod_files import is_over, read_left
+from dsv.run.engines.kubernetes.pod import is_over, read_left
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.record import JobRef, RunPart, RunState
@@ -365,6 +364,40 @@ class Kubernetes(Engine):
 
 def _no_engine(error: DsvError) -> NoEngine:
     return NoEngine.of(error.as_error() if isinstance(error, Refusal) else error)
+
+
+_KINDS: Final = {"Service": "services", "Secret": "secrets", "Job": "batch/v1/jobs"}
+
+
+def make(api: KubernetesApi, thing: Manifest, run: str) -> Any:
+    """Create an object and return it, also if it exists and belongs to this run. Raise the error of the cluster."""
+    kind, name = thing["kind"], thing["metadata"]["name"]
+    path = api.path(_KINDS[kind])
+    try:
+        return api.create(path, thing)
+    except Refusal as refused:
+        refusal = refused
+    if refusal.is_away or refusal.status == 409:  # it may exist although the answer was lost
+        with suppress(Refusal):
+            found = api.get(f"{path}/{name}")
+            metadata = found["metadata"]
+            if metadata.get("deletionTimestamp") is not None:
+                raise NoPlaceYet(f"the cluster has not deleted its former {kind} {name} yet", subject=name)
+            if (metadata.get("annotations") or {}).get(RUN_KEY) != run:
+                taken = f"the cluster has a {kind} {name} already, which is not of this run"
+                raise LaunchError(taken, subject=name)
+            return found
+    if is_beyond_quota(refusal.message) is not False:
+        raise refusal.as_error(f"the cluster does not take the {kind} {name}", name) from refusal
+    ended: list[str] = []
+    if "count/jobs.batch" in refusal.message:
+        with suppress(Refusal):
+            jobs = map(JobSnapshot, api.items(path))
+            ended = [each.name for each in jobs if each.end]
+    if not ended:
+        raise NoPlaceYet(refusal.message, subject=name, hint="kubectl describe resourcequota")
+    kept = f"{refusal.message}; these Jobs have ended and are still kept: {', '.join(ended)}"
+    raise NoPlaceYet(kept, subject=name, hint=f"kubectl delete job {' '.join(ended)}")
 
 
 _CREDENTIALS: Final = (

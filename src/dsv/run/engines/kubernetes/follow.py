@@ -17,10 +17,9 @@ from dsv.errors import DsvError
 from dsv.run.engines.attach import ENDING, FollowedJob
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended
 from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
-from dsv.run.engines.kubernetes.job import KubernetesJob
-from dsv.run.engines.kubernetes.job_status import JobSnapshot, Obstacle, ended, gone
+from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, gone
 from dsv.run.engines.kubernetes.manifest import HOLDING, MAIN
-from dsv.run.engines.kubernetes.pod_files import METRICS
+from dsv.run.engines.kubernetes.pod import METRICS, Obstacle
 from dsv.run.engines.output import NodeLines, Output, through_a_pipe
 
 _ASK: Final = (0.3, 2.0)

@@ -1,54 +1,298 @@
-"""Requests to the cluster about the Job of a run."""
+"""The Job of a run: its state and its end, computed from the Job and its pods; and requests about it."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from threading import Lock
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from typing import Any, Final
 
-from dsv.errors import LaunchError
 from dsv.run.engines.attach import asked_by
-from dsv.run.engines.base import JobStatus, NoPlaceYet
+from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus
 from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.capacity import (
     has_room,
-    is_beyond_quota,
     refusal_of_pods,
     requests_of,
     why_evicted,
     why_not_admitted,
     workloads,
 )
-from dsv.run.engines.kubernetes.job_status import (
-    DELETED,
-    NODE_LOST,
-    JobSnapshot,
-    Obstacle,
-    Pod,
-    condition,
-    one_line,
-    status,
-)
 from dsv.run.engines.kubernetes.manifest import (
+    GANG_PORT,
     GRACE_SECONDS,
+    HOLDING,
     JOB_UID_LABEL,
+    QUEUE_LABEL,
     RUN_KEY,
     SIGNAL_KEY,
     STOPPED_KEY,
-    Manifest,
 )
-from dsv.run.record import EndCause, RunState
+from dsv.run.engines.kubernetes.pod import (
+    CUT_SHORT,
+    DELETED,
+    NODE_LOST,
+    Obstacle,
+    Pod,
+    condition,
+    milliseconds,
+    one_line,
+    stage_error,
+)
+from dsv.run.record import TIMED_OUT, EndCause, RunPart, RunState, Usage, deciding_part, joint_usage
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """A Job as the cluster describes it, with all its pods that were seen, also those that are gone."""
+
+    raw: Mapping[str, Any]
+    pods: tuple[Pod, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return str(self.raw["metadata"]["name"])
+
+    @property
+    def run(self) -> str | None:
+        return self._annotations.get(RUN_KEY)
+
+    @property
+    def nodes(self) -> int:
+        return int(self._spec.get("completions") or 1)
+
+    @property
+    def completed(self) -> frozenset[int]:
+        """The nodes that have succeeded; `0,2-4` in the words of the cluster."""
+        found: set[int] = set()
+        for piece in str((self.raw.get("status") or {}).get("completedIndexes") or "").split(","):
+            first, _, last = piece.partition("-")
+            if first.isdecimal():
+                found.update(range(int(first), int(last or first) + 1))
+        return frozenset(found)
+
+    @property
+    def suspended(self) -> bool:
+        return bool(self._spec.get("suspend"))
+
+    @property
+    def evicted_by_queue(self) -> bool:
+        """True if its queue has suspended the job, maybe after it had begun."""
+        return self.queue is not None and self.suspended and self.stopped is None
+
+    @property
+    def queue(self) -> str | None:
+        return (self.raw["metadata"].get("labels") or {}).get(QUEUE_LABEL)
+
+    @property
+    def stopped(self) -> str | None:
+        """The user who asked dsv to end the job."""
+        return self._annotations.get(STOPPED_KEY)
+
+    @property
+    def begun(self) -> bool:
+        return any(each.begun for each in self.pods)
+
+    @property
+    def last(self) -> tuple[Pod, ...]:
+        """The newest pod of each node, in the order of the nodes."""
+        newest = {each.number: each for each in sorted(self.pods, key=_age)}
+        return tuple(newest[number] for number in sorted(newest))
+
+    @property
+    def end(self) -> Mapping[str, Any] | None:
+        """The condition with which the cluster ended the Job."""
+        return condition(self.raw, "Complete") or condition(self.raw, "Failed")
+
+    @property
+    def ended_ms(self) -> int | None:
+        """The time of the end of the job by the clock of the cluster, in milliseconds."""
+        return milliseconds((self.end or {}).get("lastTransitionTime"))
+
+    @property
+    def may_try_again(self) -> bool:
+        return int(self._spec.get("backoffLimit") or 0) > 0
+
+    @property
+    def is_gang(self) -> bool:
+        """True if the nodes end together, so that a node succeeds only if all nodes do."""
+        pod = (self._spec.get("template") or {}).get("spec") or {}
+        holding = [each for each in pod.get("initContainers") or () if each.get("name") == HOLDING]
+        return any(each.get("name") == GANG_PORT for one in holding for each in one.get("env") or ())
+
+    @property
+    def waits_for_ended_nodes(self) -> bool:
+        """True if the cluster retries a node although all nodes have succeeded, so that its new pod waits for ever."""
+        return not self.end and _all_nodes_succeeded(self) and not all(_succeeded(each) for each in self.last)
+
+    @property
+    def _spec(self) -> Mapping[str, Any]:
+        return self.raw.get("spec") or {}
+
+    @property
+    def _annotations(self) -> Mapping[str, str]:
+        return self.raw["metadata"].get("annotations") or {}
+
+
+def _age(pod: Pod) -> tuple[int, str]:
+    return pod.attempt, str(pod.raw["metadata"].get("creationTimestamp"))
+
+
+def ended(job: JobSnapshot) -> Ended | None:
+    """Return how the job ended; None while it is alive."""
+    last, parts = job.last, parts_of(job)
+    all_over = len(last) == job.nodes and all(each.is_over for each in last)
+    all_succeeded = all_over and all(_succeeded(each) for each in last)
+    if condition(job.raw, "Complete") or all_succeeded or _all_nodes_succeeded(job):
+        return Ended(exit_code=0, launched=True, cause=EndCause.EXITED, parts=parts, usage=_usage(last))
+    failed = condition(job.raw, "Failed")
+    failing = failed or condition(job.raw, "FailureTarget")
+    taken = any(each.evicted_by_queue is not None for each in last)  # it had begun, and its queue evicted it
+    held_back = job.suspended and job.stopped is None and not taken  # it is withdrawn, or may continue
+    if not (
+        failed
+        or (all_over and (failing or not (job.may_try_again or held_back)))
+        or (failing and all(each.is_over or each.is_terminating for each in last))
+    ):
+        return None
+    return replace(_failed(job, parts, failing or {}), stopped=job.stopped)
+
+
+def gone(job: JobSnapshot, *, killed: bool = False) -> Ended:
+    """Return how a job ended that was deleted. killed: whether its pods had no time to end by themselves."""
+    done = ended(replace(job, pods=tuple(replace(each, gone=True) for each in job.pods)))
+    if done is not None and done.exit_code == 0:
+        return done
+    last = deciding_part(done.parts) if done is not None else None
+    code = last.exit_code if last is not None else None
+    by = f" by {job.stopped}" if job.stopped else ""
+    return Ended(
+        exit_code=code or ((137 if killed else 143) if job.begun else CANNOT_LAUNCH),
+        launched=job.begun,
+        reason=f"it was cancelled{by}: the Job {job.name} was deleted",
+        cause=EndCause.CANCELLED,
+        parts=_cancelled(parts_of(job), job.stopped),
+        stopped=job.stopped,
+    )
+
+
+def status(job: JobSnapshot) -> JobStatus:
+    done = ended(job)
+    if done is not None:
+        state = RunState.ENDED if done.launched else RunState.NOT_LAUNCHED
+        over_ms = job.ended_ms or max((each.ended_ms or 0 for each in done.parts), default=0)
+        return JobStatus(state, done.exit_code, done, quiet_for=max(time() - over_ms / 1000, 0.0))
+    if job.begun and not job.evicted_by_queue:
+        return JobStatus(RunState.RUNNING)
+    return JobStatus(RunState.SUBMITTED if job.suspended and job.queue is None else RunState.QUEUED)
+
+
+def parts_of(job: JobSnapshot) -> tuple[RunPart, ...]:
+    """Return the parts of the record. The cluster numbers attempts anew after a queue has evicted the job; the parts
+    don't."""
+    found: list[RunPart] = []
+    for pod in sorted(job.pods, key=_age):
+        if (part := pod.part()) is not None:
+            before = max((each.attempt for each in found if each.node == part.node), default=0)
+            found.append(replace(part, attempt=max(part.attempt, before + 1)))
+    return tuple(sorted(found, key=lambda each: (each.attempt, each.node)))
+
+
+def _all_nodes_succeeded(job: JobSnapshot) -> bool:
+    """Return whether the command has succeeded on all nodes, although a pod may have failed.
+
+    A pod may be killed after all nodes were done, or its machine may be lost while it sends output. The others have
+    ended by then, so a new pod of that node would wait for ever. The cluster still counts a node as completed whose pod
+    was removed, as draining a machine does.
+    """
+    done = [each for each in job.last if each.is_terminated and _succeeded(each)]
+    if not job.is_gang or not (done or job.completed):
+        return False
+    attempt = max((each.attempt for each in done), default=None)
+    running = [
+        each for each in job.last
+        if not each.is_over and (each.begun if attempt is None else each.attempt <= attempt)
+    ]  # fmt: skip
+    known = {each.number for each in job.last} | job.completed
+    return condition(job.raw, "Failed") is not None or (len(known) == job.nodes and not running)
+
+
+def _failed(job: JobSnapshot, parts: tuple[RunPart, ...], failed: Mapping[str, Any]) -> Ended:
+    if not parts and not job.pods and (job.raw.get("status") or {}).get("failed"):
+        lost = f"the cluster has no pod of the Job {job.name} any more: {failed.get('message')}"
+        return Ended(exit_code=137, launched=True, reason=lost, cause=EndCause.LOST_SIGHT)
+    if not parts:
+        return _never_began(job, failed)
+    part = deciding_part(parts) or parts[-1]
+    if part.end is EndCause.CANCELLED:  # the other nodes were ended because this pod was deleted
+        of_last = [each for each in parts if each.attempt == part.attempt]
+        part = next((each for each in of_last if each.error == DELETED), part)
+    cause = part.end or EndCause.LOST_SIGHT
+    code = part.exit_code or CUT_SHORT.get(cause, 137)
+    by_itself = cause in (EndCause.EXITED, EndCause.LOST_SIGHT)
+    reason = part.error
+    if job.stopped is not None and (by_itself or part.error == DELETED):
+        reason = f"it was cancelled by {job.stopped}"
+        cause, parts = EndCause.CANCELLED, _cancelled(parts, job.stopped)
+    elif cause is EndCause.CANCELLED and part.error not in (None, DELETED):
+        # No node reports a failure: the others were ended because one became silent.
+        cause, code = EndCause.NODE_LOST, CUT_SHORT[EndCause.NODE_LOST]
+    elif reason is None and cause is EndCause.EXITED and job.nodes > 1:
+        reason = f"node {part.node} ({part.host}) failed first, with exit code {part.exit_code}"
+    elif reason is None and cause is not EndCause.EXITED:
+        reason = failed.get("message")
+    return Ended(
+        exit_code=code, launched=True, reason=reason, cause=cause, parts=parts, usage=_usage(job.last)
+    )
+
+
+def _cancelled(parts: tuple[RunPart, ...], by: str | None) -> tuple[RunPart, ...]:
+    """Attribute what ended in the last attempt to whoever ended the job: it looks like a failure."""
+    last = max((each.attempt for each in parts), default=0)
+    causes = (None, EndCause.EXITED, EndCause.LOST_SIGHT)
+    return tuple(
+        replace(each, end=EndCause.CANCELLED, cancelled_by=by, error=None)
+        if each.attempt == last and not each.succeeded and (each.end in causes or each.error == DELETED)
+        else each
+        for each in parts
+    )
+
+
+def _never_began(job: JobSnapshot, failed: Mapping[str, Any]) -> Ended:
+    staged = next((each for each in job.last if each.stage_code), None)
+    disrupted = next((found for pod in job.last if (found := pod.cause())[0]), None)
+    obstacle = next((each for pod in job.last if (each := pod.obstacle(False))), None)
+    cause, reason, hint = EndCause.NOT_STARTED, failed.get("message"), None
+    if job.stopped is not None:
+        cause, reason = EndCause.CANCELLED, f"it was cancelled by {job.stopped}"
+    elif staged is not None:
+        reason, hint = stage_error(staged.stage_message)
+        reason = reason or f"dsv ended with {staged.stage_code}"
+    elif disrupted is not None:
+        cause, reason = disrupted[0] or cause, disrupted[1]
+    elif obstacle is not None:
+        cause, reason, hint = obstacle.cause, obstacle.reason, obstacle.hint
+    code = TIMED_OUT if cause is EndCause.TIME_LIMIT else CANNOT_LAUNCH
+    return Ended(exit_code=code, launched=False, reason=reason, hint=hint, cause=cause)
+
+
+def _succeeded(pod: Pod) -> bool:
+    part = pod.part()
+    return part is not None and part.succeeded
+
+
+def _usage(pods: Sequence[Pod]) -> Usage | None:
+    return joint_usage(found for pod in pods if (found := pod.usage()) is not None)
+
 
 _ID: Final = re.compile(r"([a-z0-9][a-z0-9.-]*)/([a-z0-9][a-z0-9.-]*)/([0-9a-f-]{8,64})", re.ASCII)
 _DEAD: Final = GRACE_SECONDS + 15.0
 """Seconds after which a terminating pod on an unreachable machine is marked as failed."""
-_KINDS: Final = {"Service": "services", "Secret": "secrets", "Job": "batch/v1/jobs"}
 _PAUSE: Final = 0.3
 _SILENT: Final = 12.0
 """Seconds for which a machine may say nothing of a pod that it is to start."""
@@ -339,34 +583,3 @@ class KubernetesJob:
             return False
         asked = requests_of(pod.raw)
         return bool(nodes) and not any(has_room(node, asked) for node in nodes)
-
-
-def make(api: KubernetesApi, thing: Manifest, run: str) -> Any:
-    """Create an object and return it, also if it exists and belongs to this run. Raise the error of the cluster."""
-    kind, name = thing["kind"], thing["metadata"]["name"]
-    path = api.path(_KINDS[kind])
-    try:
-        return api.create(path, thing)
-    except Refusal as refused:
-        refusal = refused
-    if refusal.is_away or refusal.status == 409:  # it may exist although the answer was lost
-        with suppress(Refusal):
-            found = api.get(f"{path}/{name}")
-            metadata = found["metadata"]
-            if metadata.get("deletionTimestamp") is not None:
-                raise NoPlaceYet(f"the cluster has not deleted its former {kind} {name} yet", subject=name)
-            if (metadata.get("annotations") or {}).get(RUN_KEY) != run:
-                taken = f"the cluster has a {kind} {name} already, which is not of this run"
-                raise LaunchError(taken, subject=name)
-            return found
-    if is_beyond_quota(refusal.message) is not False:
-        raise refusal.as_error(f"the cluster does not take the {kind} {name}", name) from refusal
-    ended: list[str] = []
-    if "count/jobs.batch" in refusal.message:
-        with suppress(Refusal):
-            jobs = map(JobSnapshot, api.items(path))
-            ended = [each.name for each in jobs if each.end]
-    if not ended:
-        raise NoPlaceYet(refusal.message, subject=name, hint="kubectl describe resourcequota")
-    kept = f"{refusal.message}; these Jobs have ended and are still kept: {', '.join(ended)}"
-    raise NoPlaceYet(kept, subject=name, hint=f"kubectl delete job {' '.join(ended)}")

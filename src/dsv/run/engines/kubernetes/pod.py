@@ -1,0 +1,451 @@
+"""A pod of a job: its state in the cluster, and the files that its scripts leave.
+
+A pod is one node of a run in one attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from dsv.fs.files import open_plain
+from dsv.run.engines.base import NodeLeft, stage_facts
+from dsv.run.engines.kubernetes.manifest import (
+    FAILED_KEY,
+    IGNORED_KEY,
+    INDEX_KEY,
+    MAIN,
+    NOT_AGAIN,
+    STAGING,
+)
+from dsv.run.engines.output import LogKeeper
+from dsv.run.record import TIMED_OUT, EndCause, RunPart, Usage, deciding_part, exit_signal, may_try_again
+
+TOGETHER: Final = "together"
+"""The reason of a script that ended the command because the attempt was over on another node."""
+CAUSES: Final = {
+    "time-limit": (EndCause.TIME_LIMIT, "its time was over"),
+    "lease-lost": (EndCause.LEASE_LOST, "the data was not held any more"),
+}
+"""Its other reasons, with their descriptions."""
+METRICS: Final = "--- metrics.json"
+"""The line after which the container `hold` prints metrics.json."""
+_MOST: Final = 64 << 20
+"""Bytes of a file that are read at most; the script keeps files much smaller."""
+_NO_PROGRAM: Final = "the pool's image of dsv has no program"
+"""In the message of hold.sh."""
+_NO_MODULE: Final = re.compile(r"No module named '?dsv")
+_TOO_OLD: Final = re.compile(r"No module named '?dsv|[Nn]o such (?:option|command)", re.ASCII)
+_OTHER_IMAGE: Final = (
+    "dsv config pools.NAME.kubernetes.image REGISTRY/dsv:VERSION names an image of this version of dsv, and "
+    "pools.NAME.kubernetes.dsv the program in it"
+)
+_DISRUPTIONS: Final = {
+    "PreemptionByScheduler": EndCause.PREEMPTED,
+    "PreemptionByKubeScheduler": EndCause.PREEMPTED,
+    "DeletionByTaintManager": EndCause.NODE_LOST,
+    "DeletionByPodGC": EndCause.NODE_LOST,
+    "EvictionByEvictionAPI": EndCause.EVICTED,
+    "TerminationByKubelet": EndCause.EVICTED,
+}
+"""Reasons of the condition DisruptionTarget."""
+NODE_LOST: Final = "NodeLost"
+DELETED: Final = "its pod was deleted"
+_KILLED: Final = (137, 143)
+_REASONS: Final = {
+    "Evicted": EndCause.EVICTED,
+    "NodeShutdown": EndCause.EVICTED,
+    "Terminated": EndCause.EVICTED,
+    "Preempting": EndCause.PREEMPTED,
+    NODE_LOST: EndCause.NODE_LOST,
+    "DeadlineExceeded": EndCause.TIME_LIMIT,
+}
+"""Reasons of the pod itself."""
+_NO_IMAGE: Final = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+_SURELY_NOT: Final = re.compile(
+    r"not found|no such host|unauthorized|denied|forbidden|manifest unknown|couldn't parse|invalid reference",
+    re.IGNORECASE,
+)
+_NO_START: Final = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
+_UNKNOWN: Final = "ContainerStatusUnknown"
+"""The kubelet's word for a container that was missing when its pod ended, and for one that never existed."""
+_HINTS: Final = {
+    EndCause.IMAGE_NOT_PULLED: "--image names another one; dsv config pools.NAME.kubernetes.image_pull_secrets "
+    """'["SECRET"]' gives the credentials of its registry""",
+    EndCause.UNSCHEDULABLE: "kubectl describe nodes shows what nodes have, their labels and their taints",
+}
+_NO_CLAIM: Final = re.compile(r'persistentvolumeclaim "[^"]*" (?:not found|is being deleted)')
+CUT_SHORT: Final[dict[EndCause | None, int]] = {
+    EndCause.TIME_LIMIT: TIMED_OUT,
+    EndCause.PREEMPTED: 143,
+    EndCause.EVICTED: 143,
+    EndCause.NODE_LOST: 137,
+    EndCause.CANCELLED: 137,
+}
+"""The exit code of a command that was killed before it could report one."""
+
+
+def condition(thing: Mapping[str, Any], kind: str, status: str = "True") -> Mapping[str, Any] | None:
+    """Return the condition of this kind of an object, if it has this status."""
+    for each in (thing.get("status") or {}).get("conditions") or ():
+        if each.get("type") == kind and each.get("status") == status:
+            return dict(each)
+    return None
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def milliseconds(text: str | None) -> int | None:
+    with suppress(ValueError):
+        return int(datetime.fromisoformat(text or "").timestamp() * 1000)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A reason for which a pod does not start."""
+
+    reason: str
+    cause: EndCause = EndCause.UNSCHEDULABLE
+    patience: float | None = None
+    """Seconds after which the job ends because of it; None if it may wait for ever."""
+    lacks_room: bool = False
+
+    @property
+    def hint(self) -> str | None:
+        return _HINTS.get(self.cause)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod as the cluster describes it."""
+
+    raw: Mapping[str, Any]
+    evicted_by_queue: tuple[EndCause, str] | None = None
+    """The reason for which its queue evicted it, if it did."""
+    gone: bool = False
+    """It was deleted, and the rest is from the last look at it."""
+    lost: tuple[EndCause, str] | None = None
+    """The reason for which it is gone, if nobody saw its end."""
+
+    @property
+    def name(self) -> str:
+        return str(self.raw["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.raw["metadata"]["uid"])
+
+    @property
+    def host(self) -> str | None:
+        name: str | None = (self.raw.get("spec") or {}).get("nodeName")
+        return name
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return self.raw["metadata"].get("annotations") or {}
+
+    @property
+    def number(self) -> int:
+        """The number of the node, from 0."""
+        return int(self.annotations.get(INDEX_KEY) or 0)
+
+    @property
+    def attempt(self) -> int:
+        return sum(int(self.annotations.get(each) or 0) for each in (FAILED_KEY, IGNORED_KEY)) + 1
+
+    @property
+    def is_over(self) -> bool:
+        """True if the pod has ended, or its command has succeeded and all its other containers have ended: the cluster
+        says so of the pod a second later."""
+        if self.is_terminated:
+            return True
+        succeeded = self.command_ended and self._ended.get("exitCode") == 0
+        return succeeded and all("terminated" in each for each in self._states)
+
+    @property
+    def is_terminated(self) -> bool:
+        """True if the cluster says that the pod has ended. Such a pod and its log stay when the Job is ended."""
+        return self.gone or self._status.get("phase") in ("Succeeded", "Failed")
+
+    @property
+    def command_ended(self) -> bool:
+        """True if the command has ended, though other containers of the pod may still run."""
+        return "terminated" in self._state(MAIN)
+
+    @property
+    def is_terminating(self) -> bool:
+        """True if the pod is being deleted and has not ended yet."""
+        return not self.is_over and self._is_deleted
+
+    @property
+    def begun(self) -> bool:
+        """True if the command has begun, as far as the cluster knows."""
+        if not self.command_ended:
+            return "running" in self._state(MAIN)
+        made = any(each.get("name") == MAIN and each.get("containerID") for each in self._containers)
+        return not self._never_started and (self._ended.get("reason") != _UNKNOWN or made)
+
+    @property
+    def has_no_container(self) -> bool:
+        """True if no container of the pod was started yet, for instance because a volume is missing."""
+        return all("waiting" in each for each in self._states)
+
+    @property
+    def stage_message(self) -> str:
+        """The termination message of the container that waits for the data."""
+        return (self._state(STAGING).get("terminated") or {}).get("message") or ""
+
+    @property
+    def stage_code(self) -> int | None:
+        code: int | None = (self._state(STAGING).get("terminated") or {}).get("exitCode")
+        return code
+
+    def cause(self) -> tuple[EndCause | None, str | None]:
+        """Return why the command ended, and a description, unless it ended by itself."""
+        if self.evicted_by_queue is not None:
+            return self.evicted_by_queue
+        ended, word = self._ended, self._facts.get("end")
+        if word in CAUSES:
+            return CAUSES[word]
+        if ended.get("exitCode") == 0 and self._status.get("phase") != "Failed":
+            return None, None  # a drained machine evicts pods that have succeeded, too
+        if (disrupted := condition(self.raw, "DisruptionTarget")) is not None:
+            reason = disrupted.get("reason")
+            return _DISRUPTIONS.get(str(reason), EndCause.EVICTED), disrupted.get("message") or reason
+        reason = self._status.get("reason")
+        if reason in _REASONS:
+            return _REASONS[reason], self._status.get("message") or reason
+        if word == TOGETHER:
+            return EndCause.CANCELLED, ended_with_others(self._message.partition("\n")[2])
+        if ended.get("reason") == "OOMKilled":
+            return EndCause.OUT_OF_MEMORY, "it used more memory than it was given"
+        if ended.get("exitCode") in _KILLED and self._is_deleted:
+            return EndCause.CANCELLED, DELETED
+        return (None, None) if ended or self.lost is None else self.lost
+
+    def part(self) -> RunPart | None:
+        """Return None if the command never began."""
+        if not self.begun:
+            return None
+        ended = self._ended
+        started = ended or self._state(MAIN).get("running") or {}
+        cause, said = self.cause()
+        code = None
+        if self.command_ended:
+            cause = cause or EndCause.EXITED
+            code = int(self._facts.get("code") or ended["exitCode"])
+        elif self.is_terminated:
+            cause = cause or EndCause.LOST_SIGHT
+            code = CUT_SHORT.get(cause)
+        else:
+            cause, said = None, None
+        return RunPart(
+            node=self.number,
+            attempt=self.attempt,
+            host=self.host,
+            started_ms=milliseconds(started.get("startedAt")),
+            ended_ms=milliseconds(ended.get("finishedAt")),
+            end=cause,
+            exit_code=code,
+            exit_signal=exit_signal(code),
+            error=said,
+            **stage_facts(self.stage_message),
+        )
+
+    def usage(self) -> Usage | None:
+        return usage_of(self._facts)
+
+    def obstacle(self, autoscaling: bool) -> Obstacle | None:
+        """Return why the pod has not begun, if the cluster says so."""
+        waiting = [each["waiting"] for each in self._states if "waiting" in each]
+        for each in (*waiting, *([self._ended] if self._never_started else ())):
+            reason = each.get("reason", "")
+            message = one_line(each.get("message") or reason)
+            if reason in _NO_IMAGE:
+                surely = reason == "InvalidImageName" or _SURELY_NOT.search(message) is not None
+                return Obstacle(message, EndCause.IMAGE_NOT_PULLED, 3.0 if surely else 120.0)
+            if reason in _NO_START:
+                return Obstacle(message, EndCause.NOT_STARTED, 3.0 if self.command_ended else 20.0)
+        scheduled = condition(self.raw, "PodScheduled", "False") or {}
+        if scheduled.get("reason") != "Unschedulable":
+            return None
+        message = one_line(scheduled.get("message", ""))
+        if _NO_CLAIM.search(message):
+            return Obstacle(message, patience=3.0)
+        # A lack of room may pass. That no node matches does not, unless nodes are created on demand.
+        lacks_room = "Insufficient" in message
+        patience = None if lacks_room or autoscaling else 60.0
+        return Obstacle(message, patience=patience, lacks_room=lacks_room)
+
+    @property
+    def _is_deleted(self) -> bool:
+        return self.raw["metadata"].get("deletionTimestamp") is not None
+
+    @property
+    def _never_started(self) -> bool:
+        """True if the program of the container could not be started."""
+        return self._ended.get("reason") in ("StartError", "ContainerCannotRun")
+
+    @property
+    def _status(self) -> Mapping[str, Any]:
+        return self.raw.get("status") or {}
+
+    @property
+    def _containers(self) -> list[Mapping[str, Any]]:
+        kinds = ("initContainerStatuses", "containerStatuses")
+        return [each for kind in kinds for each in self._status.get(kind) or ()]
+
+    @property
+    def _states(self) -> list[Mapping[str, Any]]:
+        return [each.get("state") or {} for each in self._containers]
+
+    def _state(self, container: str) -> Mapping[str, Any]:
+        found = (each.get("state") for each in self._containers if each.get("name") == container)
+        return next(found, None) or {}
+
+    @property
+    def _ended(self) -> Mapping[str, Any]:
+        """The end of the command; empty before that."""
+        return self._state(MAIN).get("terminated") or {}
+
+    @property
+    def _message(self) -> str:
+        return self._ended.get("message") or ""
+
+    @property
+    def _facts(self) -> dict[str, str]:
+        """The facts that the script of the job's container wrote into the termination message."""
+        return dict(re.findall(r"(end|memory|cpu|code)=(\S*)", self._message.partition("\n")[0]))
+
+
+def is_over(parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
+    """Return whether no attempt follows those of these parts, by the rules of the Job. None if only the cluster knows:
+    a node has not reported every attempt, or no node failed by itself."""
+    found = list(parts)
+    last = max((each.attempt for each in found), default=0)
+    decided = deciding_part(found)
+    if decided is None or len({(each.attempt, each.node) for each in found}) < nodes * last:
+        return None
+    if decided.succeeded:
+        return True
+    if decided.end is EndCause.CANCELLED or any(each.end is EndCause.EVICTED for each in found):
+        return None
+    failed = [each for each in found if not each.succeeded and each.end is not EndCause.CANCELLED]
+    if any(each.attempt == last and each.exit_code in NOT_AGAIN for each in failed):
+        return True
+    return len({each.attempt for each in failed}) > retries or not may_try_again(decided)
+
+
+def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> NodeLeft | None:
+    """Return None if the command never began, or did not end by itself."""
+    said = dict(re.findall(r"([a-z]+)=(\S*)", _text(folder / "ended")))
+    if said.get("whole") != "yes" or not said.get("code", "").isdecimal():
+        return None
+    code, why = int(said["code"]), said.get("why", "")
+    cause, error = CAUSES.get(why, (EndCause.EXITED, None))
+    if why == TOGETHER:
+        cause, error = EndCause.CANCELLED, ended_with_others(_text(folder / "verdict").partition(" ")[2])
+    begun, over = (int(said[each]) * 1000 if said.get(each) else None for each in ("begun", "over"))
+    part = RunPart(
+        node=node,
+        attempt=attempt,
+        host=host,
+        started_ms=begun,
+        ended_ms=over,
+        end=cause,
+        exit_code=code,
+        exit_signal=exit_signal(code),
+        error=error,
+        **stage_facts(_text(folder / "staged.json")),
+    )
+    signalled, stopped = (_changed_at(folder / each) for each in ("signalled", "stopped"))
+    may_be_killed = stopped is not None or code == 137
+    if why == TOGETHER:  # the cluster ends what is left of the Job after the end of the attempt
+        end = _changed_at(folder / "end")
+        may_be_killed = stopped is not None and (end is None or stopped < end)
+    is_clear = why in CAUSES or not (signalled is not None or may_be_killed)
+    was_stopped = not is_clear and stopped is not None and signalled is None
+    return NodeLeft(part, usage_of(said), is_clear, was_stopped, partial(read_log, folder))
+
+
+def read_log(folder: Path) -> LogKeeper | None:
+    """Return the beginning and the end of the command's output; None if no copy was made."""
+    numbers = sorted(int(each.suffix[1:]) for each in folder.glob("log.*") if each.suffix[1:].isdecimal())
+    if not numbers or not (folder / "log.0").is_file():
+        return None
+    keeper, before = LogKeeper(), -1
+    for number in numbers:
+        if number != before + 1:
+            lost = _text(folder / "log.lost").strip()
+            keeper.leave_out(int(lost) if lost.isdecimal() else 1)
+        keeper.add(_begin(folder / f"log.{number}"))
+        before = number
+    return keeper
+
+
+def ended_with_others(reason: str) -> str:
+    """Return the description of a node that was ended because of another one."""
+    return f"it was ended with the other nodes: {reason.strip()}"
+
+
+def usage_of(said: Mapping[str, str]) -> Usage | None:
+    memory, cpu = said.get("memory", ""), said.get("cpu", "")
+    if not (memory.isdecimal() or cpu.isdecimal()):
+        return None
+    return Usage(
+        peak_memory_bytes=int(memory) if memory.isdecimal() else None,
+        cpu_seconds=int(cpu) / 1e9 if cpu.isdecimal() else None,
+    )
+
+
+def _changed_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _begin(path: Path) -> bytes:
+    """Return the file's first `_MOST` bytes, up to where it can be read."""
+    pieces: list[bytes] = []
+    left = _MOST
+    with suppress(OSError), open_plain(path) as file:
+        while left > 0 and (data := file.read(min(1 << 20, left))):
+            pieces.append(data)
+            left -= len(data)
+    return b"".join(pieces)
+
+
+def _text(path: Path) -> str:
+    return _begin(path).decode("utf-8", "replace")
+
+
+def stage_error(log: str) -> tuple[str | None, str | None]:
+    """Return the error message of dsv and its hint, from its JSON or from its text.
+
+    If the image has no dsv or an old one, the hint names another image.
+    """
+    try:
+        error = json.loads(log)["error"]
+        message: str | None = str(error["message"])
+        hint: str | None = error["hint"] or None
+    except (ValueError, KeyError, TypeError):
+        lines = [line.strip() for line in log.splitlines()]
+        said = [line for line in lines if line and not line.startswith(("hint:", "{"))]
+        errors = [line for line in said if line.startswith("error:")] or said
+        hints = [line for line in lines if line.startswith("hint: ")]
+        message = errors[-1].removeprefix("error: ") if errors else None
+        hint = hints[-1].removeprefix("hint: ") if hints else None
+        if any(_NO_MODULE.search(line) for line in said):
+            message = "the pool's image has a dsv that is too old for this one"
+    return message, _OTHER_IMAGE if _NO_PROGRAM in log or _TOO_OLD.search(log) else hint

@@ -298,21 +298,19 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
     if cause is None and (left.end == 0 or (job is not None and job.state == "COMPLETED")):
         reason = f"Slurm says that it succeeded, but not all of its {left.nodes} nodes left word of that"
         return _not_known(reason, left, seen=False)
-    if job is not None and job.was_killed and left.end is None:
-        if left.begun:  # Slurm then ends the commands
-            return _not_known(f"the batch script of the job was killed ({job.reason})", left)
-        return _not_started(f"Slurm could not run the batch script ({job.reason})")
+    if job is not None and job.was_killed and left.end is None and left.begun:  # Slurm then ends the commands
+        return _not_known(f"the batch script of the job was killed ({job.reason})", left)
     if job is None and left.end is None and cause is None and part is None:
         reason = "Slurm has no such job any more, and the job left no word of its end"
         return _not_known(reason, left, seen=False)
-    if job is not None and _was_not_run(job, left):
-        # Slurm cancels a job whose batch script it can't run on the nodes that it has given to it.
-        hint = f"scontrol show node {job.nodes}; SlurmdSpoolDir may be full"
-        reason = f"Slurm did not run the batch script on {job.nodes}; the log of slurmd there says why"
-        return replace(_not_started(reason), hint=hint)
     if not left.begun:
         told = left.launcher or CANNOT_LAUNCH
-        if cause is EndCause.CANCELLED or left.stopped is not None:
+        if job is not None and _was_not_run(job, left):
+            cause, said = (
+                None,
+                f"Slurm did not run the batch script on {job.nodes}; the log of slurmd there says why",
+            )
+        elif cause is EndCause.CANCELLED or left.stopped is not None:
             told = _KILLED
         elif cause is EndCause.TIME_LIMIT:
             told, said = TIMED_OUT, "its time was over before the data was there"
@@ -348,18 +346,16 @@ def _not_known(reason: str, left: Left, cause: EndCause = EndCause.LOST_SIGHT, *
 
 
 def _was_not_run(job: Queued, left: Left) -> bool:
-    """Check that Slurm had given nodes to the job, and that its batch script, which writes to the log first, did not
-    run."""
-    ran = left.begun or left.end is not None or left.stopped is not None or bool(left.log)
-    return job.state == "CANCELLED" and bool(job.nodes) and not ran
+    """Check that Slurm gave nodes to the job and could not run its batch script, which writes to the log first."""
+    ran = left.end is not None or left.stopped is not None or bool(left.log)
+    return not ran and bool(job.nodes) and (job.was_killed or job.state == "CANCELLED")
 
 
 def _who_killed(left: Left) -> str:
     """Describe a command whose node did not say how it ended: srun, or what held the data, was killed."""
     untold = [part for part in left.parts if part.exit_code is None]
     nodes = ", ".join(f"node {part.node} ({part.host})" for part in untold) or "a node"
-    said = _last_line(left.log)
-    return f"the command on {nodes} was killed from outside of it" + (f": {said}" if said else "")
+    return f"the command on {nodes} was killed from outside of it"
 
 
 def _why_not_begun(job: Queued | None) -> str | None:
@@ -418,12 +414,6 @@ def _reason(cause: EndCause | None, said: str | None, part: RunPart | None, left
 def _line_of(text: str, position: int) -> str:
     line = text[text.rfind("\n", 0, position) + 1 :].partition("\n")[0]
     return re.sub(r"^\S+: error: |\*\*\* ?", "", line).strip()
-
-
-def _last_line(log: str) -> str | None:
-    """Return the last line of srun or Slurm about the last attempt."""
-    lines = [line.strip() for line in last_attempt(log).splitlines()]
-    return next((line for line in reversed(lines) if line.startswith(("srun:", "slurmstepd"))), None)
 
 
 def _last_words(log: str) -> str | None:

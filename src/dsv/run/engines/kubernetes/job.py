@@ -47,100 +47,51 @@ from dsv.run.engines.kubernetes.pod import (
 from dsv.run.record import TIMED_OUT, EndCause, RunPart, RunState, Usage, deciding_part, joint_usage
 
 
-@dataclass(frozen=True, slots=True)
 class JobSnapshot:
     """A Job as the cluster describes it, with all its pods that were seen, also those that are gone."""
 
-    raw: Mapping[str, Any]
-    pods: tuple[Pod, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return str(self.raw["metadata"]["name"])
-
-    @property
-    def run(self) -> str | None:
-        return self._annotations.get(RUN_KEY)
-
-    @property
-    def nodes(self) -> int:
-        return int(self._spec.get("completions") or 1)
+    def __init__(self, raw: Mapping[str, Any], pods: Sequence[Pod] = ()) -> None:
+        self.raw, self.pods = raw, pods
+        metadata, spec, self.status = (raw.get(each) or {} for each in ("metadata", "spec", "status"))
+        annotations = metadata.get("annotations") or {}
+        self.name = str(metadata.get("name"))
+        self.run: str | None = annotations.get(RUN_KEY)
+        self.queue: str | None = (metadata.get("labels") or {}).get(QUEUE_LABEL)
+        self.stopped: str | None = annotations.get(STOPPED_KEY)
+        """The user who asked dsv to end the job."""
+        self.suspended = bool(spec.get("suspend"))
+        self.evicted_by_queue = self.queue is not None and self.suspended and self.stopped is None
+        """Its queue has suspended the job, maybe after it had begun."""
+        self.may_try_again = int(spec.get("backoffLimit") or 0) > 0
+        self.nodes = int(spec.get("completions") or 1)
+        init = ((spec.get("template") or {}).get("spec") or {}).get("initContainers") or ()
+        holding = [each for each in init if each.get("name") == HOLDING]
+        self.is_gang = any(each.get("name") == GANG_PORT for one in holding for each in one.get("env") or ())
+        """The nodes end together, so that a node succeeds only if all nodes do."""
+        self.failed = condition(raw, "Failed")
+        self.end = condition(raw, "Complete") or self.failed
+        """The condition with which the cluster ended the Job."""
+        self.ended_ms = milliseconds((self.end or {}).get("lastTransitionTime"))
+        """By the clock of the cluster."""
+        self.begun = any(each.begun for each in pods)
+        newest = {each.number: each for each in sorted(pods, key=lambda each: each.age)}
+        self.last = tuple(newest[number] for number in sorted(newest))
+        """The newest pod of each node, in the order of the nodes."""
 
     @property
     def completed(self) -> frozenset[int]:
         """The nodes that have succeeded; `0,2-4` in the words of the cluster."""
         found: set[int] = set()
-        for piece in str((self.raw.get("status") or {}).get("completedIndexes") or "").split(","):
+        for piece in str(self.status.get("completedIndexes") or "").split(","):
             first, _, last = piece.partition("-")
             if first.isdecimal():
                 found.update(range(int(first), int(last or first) + 1))
         return frozenset(found)
 
-    @property
-    def suspended(self) -> bool:
-        return bool(self._spec.get("suspend"))
 
-    @property
-    def evicted_by_queue(self) -> bool:
-        """True if its queue has suspended the job, maybe after it had begun."""
-        return self.queue is not None and self.suspended and self.stopped is None
-
-    @property
-    def queue(self) -> str | None:
-        return (self.raw["metadata"].get("labels") or {}).get(QUEUE_LABEL)
-
-    @property
-    def stopped(self) -> str | None:
-        """The user who asked dsv to end the job."""
-        return self._annotations.get(STOPPED_KEY)
-
-    @property
-    def begun(self) -> bool:
-        return any(each.begun for each in self.pods)
-
-    @property
-    def last(self) -> tuple[Pod, ...]:
-        """The newest pod of each node, in the order of the nodes."""
-        newest = {each.number: each for each in sorted(self.pods, key=_age)}
-        return tuple(newest[number] for number in sorted(newest))
-
-    @property
-    def end(self) -> Mapping[str, Any] | None:
-        """The condition with which the cluster ended the Job."""
-        return condition(self.raw, "Complete") or condition(self.raw, "Failed")
-
-    @property
-    def ended_ms(self) -> int | None:
-        """The time of the end of the job by the clock of the cluster, in milliseconds."""
-        return milliseconds((self.end or {}).get("lastTransitionTime"))
-
-    @property
-    def may_try_again(self) -> bool:
-        return int(self._spec.get("backoffLimit") or 0) > 0
-
-    @property
-    def is_gang(self) -> bool:
-        """True if the nodes end together, so that a node succeeds only if all nodes do."""
-        pod = (self._spec.get("template") or {}).get("spec") or {}
-        holding = [each for each in pod.get("initContainers") or () if each.get("name") == HOLDING]
-        return any(each.get("name") == GANG_PORT for one in holding for each in one.get("env") or ())
-
-    @property
-    def waits_for_ended_nodes(self) -> bool:
-        """True if the cluster retries a node although all nodes have succeeded, so that its new pod waits for ever."""
-        return not self.end and _all_nodes_succeeded(self) and not all(_succeeded(each) for each in self.last)
-
-    @property
-    def _spec(self) -> Mapping[str, Any]:
-        return self.raw.get("spec") or {}
-
-    @property
-    def _annotations(self) -> Mapping[str, str]:
-        return self.raw["metadata"].get("annotations") or {}
-
-
-def _age(pod: Pod) -> tuple[int, str]:
-    return pod.attempt, str(pod.raw["metadata"].get("creationTimestamp"))
+def waits_for_ended_nodes(job: JobSnapshot) -> bool:
+    """Return whether the cluster retries a node although all have succeeded, so that its new pod waits for ever."""
+    return not job.end and _all_nodes_succeeded(job) and not all(_succeeded(each) for each in job.last)
 
 
 def ended(job: JobSnapshot) -> Ended | None:
@@ -150,12 +101,11 @@ def ended(job: JobSnapshot) -> Ended | None:
     all_succeeded = all_over and all(_succeeded(each) for each in last)
     if condition(job.raw, "Complete") or all_succeeded or _all_nodes_succeeded(job):
         return Ended(exit_code=0, launched=True, cause=EndCause.EXITED, parts=parts, usage=_usage(last))
-    failed = condition(job.raw, "Failed")
-    failing = failed or condition(job.raw, "FailureTarget")
+    failing = job.failed or condition(job.raw, "FailureTarget")
     taken = any(each.evicted_by_queue is not None for each in last)  # it had begun, and its queue evicted it
     held_back = job.suspended and job.stopped is None and not taken  # it is withdrawn, or may continue
     if not (
-        failed
+        job.failed
         or (all_over and (failing or not (job.may_try_again or held_back)))
         or (failing and all(each.is_over or each.is_terminating for each in last))
     ):
@@ -165,7 +115,7 @@ def ended(job: JobSnapshot) -> Ended | None:
 
 def gone(job: JobSnapshot, *, killed: bool = False) -> Ended:
     """Return how a job ended that was deleted. killed: whether its pods had no time to end by themselves."""
-    done = ended(replace(job, pods=tuple(replace(each, gone=True) for each in job.pods)))
+    done = ended(JobSnapshot(job.raw, [each.but(gone=True) for each in job.pods]))
     if done is not None and done.exit_code == 0:
         return done
     last = deciding_part(done.parts) if done is not None else None
@@ -196,7 +146,7 @@ def parts_of(job: JobSnapshot) -> tuple[RunPart, ...]:
     """Return the parts of the record. The cluster numbers attempts anew after a queue has evicted the job; the parts
     don't."""
     found: list[RunPart] = []
-    for pod in sorted(job.pods, key=_age):
+    for pod in sorted(job.pods, key=lambda each: each.age):
         if (part := pod.part()) is not None:
             before = max((each.attempt for each in found if each.node == part.node), default=0)
             found.append(replace(part, attempt=max(part.attempt, before + 1)))
@@ -219,11 +169,11 @@ def _all_nodes_succeeded(job: JobSnapshot) -> bool:
         if not each.is_over and (each.begun if attempt is None else each.attempt <= attempt)
     ]  # fmt: skip
     known = {each.number for each in job.last} | job.completed
-    return condition(job.raw, "Failed") is not None or (len(known) == job.nodes and not running)
+    return job.failed is not None or (len(known) == job.nodes and not running)
 
 
 def _failed(job: JobSnapshot, parts: tuple[RunPart, ...], failed: Mapping[str, Any]) -> Ended:
-    if not parts and not job.pods and (job.raw.get("status") or {}).get("failed"):
+    if not parts and not job.pods and job.status.get("failed"):
         lost = f"the cluster has no pod of the Job {job.name} any more: {failed.get('message')}"
         return Ended(exit_code=137, launched=True, reason=lost, cause=EndCause.LOST_SIGHT)
     if not parts:
@@ -287,7 +237,7 @@ def _succeeded(pod: Pod) -> bool:
 
 
 def _usage(pods: Sequence[Pod]) -> Usage | None:
-    return joint_usage(found for pod in pods if (found := pod.usage()) is not None)
+    return joint_usage(each.usage for each in pods if each.usage is not None)
 
 
 _ID: Final = re.compile(r"([a-z0-9][a-z0-9.-]*)/([a-z0-9][a-z0-9.-]*)/([0-9a-f-]{8,64})", re.ASCII)
@@ -467,7 +417,7 @@ class KubernetesJob:
         A `successPolicy` would delete the pods of the other nodes with their logs, while they may still send their
         output.
         """
-        if facts.waits_for_ended_nodes:
+        if waits_for_ended_nodes(facts):
             with suppress(Refusal):
                 self.api.patch(self.path, {"spec": {"activeDeadlineSeconds": 1}})
 
@@ -476,8 +426,8 @@ class KubernetesJob:
         with suppress(Refusal):
             found = self._get()
             if found is not None:
-                facts, state = JobSnapshot(found), found.get("status") or {}
-                began = state.get("startTime") or state.get("active")
+                facts = JobSnapshot(found)
+                began = facts.status.get("startTime") or facts.status.get("active")
                 return facts.suspended and facts.queue is None and not began and self.delete()
         return False
 
@@ -533,7 +483,9 @@ class KubernetesJob:
             body = {"status": {"phase": "Failed", "reason": NODE_LOST, "message": f"{pod.host} is lost"}}
             path = f"{self.pods_path}/{pod.name}"
             try:
-                self.pods[uid] = Pod(self.api.patch(f"{path}/status", body), pod.evicted_by_queue)
+                self.pods[uid] = Pod(
+                    self.api.patch(f"{path}/status", body), evicted_by_queue=pod.evicted_by_queue
+                )
                 self.api.delete(path, 0)
             except Refusal as refusal:
                 problem = problem if refusal.status == 404 else refusal.message
@@ -544,13 +496,13 @@ class KubernetesJob:
         for uid, pod in own.items():
             known = self.pods.get(uid)
             if known is not None and known.evicted_by_queue is not None:
-                own[uid] = replace(pod, evicted_by_queue=known.evicted_by_queue)
+                own[uid] = pod.but(evicted_by_queue=known.evicted_by_queue)
             elif (
                 facts.evicted_by_queue
                 and pod.begun
                 and (pod.is_terminating if known is None else not known.is_over)
             ):
-                own[uid] = replace(pod, evicted_by_queue=why_evicted(self._workloads()))
+                own[uid] = pod.but(evicted_by_queue=why_evicted(self._workloads()))
 
     def _workloads(self) -> Sequence[Any] | Refusal:
         return workloads(self.api, self.namespace, self.uid)

@@ -125,90 +125,67 @@ class Obstacle:
         return _HINTS.get(self.cause)
 
 
-@dataclass(frozen=True, slots=True)
 class Pod:
     """A pod as the cluster describes it."""
 
-    raw: Mapping[str, Any]
-    evicted_by_queue: tuple[EndCause, str] | None = None
-    """The reason for which its queue evicted it, if it did."""
-    gone: bool = False
-    """It was deleted, and the rest is from the last look at it."""
-    lost: tuple[EndCause, str] | None = None
-    """The reason for which it is gone, if nobody saw its end."""
-
-    @property
-    def name(self) -> str:
-        return str(self.raw["metadata"]["name"])
-
-    @property
-    def uid(self) -> str:
-        return str(self.raw["metadata"]["uid"])
-
-    @property
-    def host(self) -> str | None:
-        name: str | None = (self.raw.get("spec") or {}).get("nodeName")
-        return name
-
-    @property
-    def annotations(self) -> Mapping[str, str]:
-        return self.raw["metadata"].get("annotations") or {}
-
-    @property
-    def number(self) -> int:
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        *,
+        gone: bool = False,
+        evicted_by_queue: tuple[EndCause, str] | None = None,
+        lost: tuple[EndCause, str] | None = None,
+    ) -> None:
+        """gone: it was deleted, and raw is from the last look at it
+        evicted_by_queue: the reason for which its queue evicted it, if it did
+        lost: the reason for which it is gone, if nobody saw its end
+        """
+        self.raw, self.gone, self.evicted_by_queue, self.lost = raw, gone, evicted_by_queue, lost
+        metadata, spec, self._status = (raw.get(each) or {} for each in ("metadata", "spec", "status"))
+        self.name, self.uid = str(metadata.get("name")), str(metadata.get("uid"))
+        self.host: str | None = spec.get("nodeName")
+        self.annotations: Mapping[str, str] = metadata.get("annotations") or {}
+        self.number = int(self.annotations.get(INDEX_KEY) or 0)
         """The number of the node, from 0."""
-        return int(self.annotations.get(INDEX_KEY) or 0)
-
-    @property
-    def attempt(self) -> int:
-        return sum(int(self.annotations.get(each) or 0) for each in (FAILED_KEY, IGNORED_KEY)) + 1
-
-    @property
-    def is_over(self) -> bool:
-        """True if the pod has ended, or its command has succeeded and all its other containers have ended: the cluster
-        says so of the pod a second later."""
-        if self.is_terminated:
-            return True
-        succeeded = self.command_ended and self._ended.get("exitCode") == 0
-        return succeeded and all("terminated" in each for each in self._states)
-
-    @property
-    def is_terminated(self) -> bool:
-        """True if the cluster says that the pod has ended. Such a pod and its log stay when the Job is ended."""
-        return self.gone or self._status.get("phase") in ("Succeeded", "Failed")
-
-    @property
-    def command_ended(self) -> bool:
-        """True if the command has ended, though other containers of the pod may still run."""
-        return "terminated" in self._state(MAIN)
-
-    @property
-    def is_terminating(self) -> bool:
-        """True if the pod is being deleted and has not ended yet."""
-        return not self.is_over and self._is_deleted
-
-    @property
-    def begun(self) -> bool:
-        """True if the command has begun, as far as the cluster knows."""
-        if not self.command_ended:
-            return "running" in self._state(MAIN)
-        made = any(each.get("name") == MAIN and each.get("containerID") for each in self._containers)
-        return not self._never_started and (self._ended.get("reason") != _UNKNOWN or made)
-
-    @property
-    def has_no_container(self) -> bool:
-        """True if no container of the pod was started yet, for instance because a volume is missing."""
-        return all("waiting" in each for each in self._states)
-
-    @property
-    def stage_message(self) -> str:
+        self.attempt = sum(int(self.annotations.get(each) or 0) for each in (FAILED_KEY, IGNORED_KEY)) + 1
+        self.age = self.attempt, str(metadata.get("creationTimestamp"))
+        kinds = ("initContainerStatuses", "containerStatuses")
+        containers = {each.get("name"): each for kind in kinds for each in self._status.get(kind) or ()}
+        states = {name: each.get("state") or {} for name, each in containers.items()}
+        self._states = list(states.values())
+        self.has_no_container = all("waiting" in each for each in self._states)
+        """No container of the pod was started yet, for instance because a volume is missing."""
+        staged = states.get(STAGING, {}).get("terminated") or {}
+        self.stage_message: str = staged.get("message") or ""
         """The termination message of the container that waits for the data."""
-        return (self._state(STAGING).get("terminated") or {}).get("message") or ""
+        self.stage_code: int | None = staged.get("exitCode")
+        main = states.get(MAIN, {})
+        self.command_ended = "terminated" in main
+        """Other containers of the pod may still run."""
+        self._ended = main.get("terminated") or {}
+        self._started = self._ended or main.get("running") or {}
+        message: str = self._ended.get("message") or ""
+        facts, _, self._rest = message.partition("\n")
+        self._facts = dict(re.findall(r"(end|memory|cpu|code)=(\S*)", facts))
+        """Written by the script of the job's container into the termination message."""
+        self.usage = usage_of(self._facts)
+        self.is_terminated = gone or self._status.get("phase") in ("Succeeded", "Failed")
+        """The cluster says that the pod has ended. Such a pod and its log stay when the Job is ended."""
+        succeeded = self.command_ended and self._ended.get("exitCode") == 0
+        all_ended = all("terminated" in each for each in self._states)
+        self.is_over = self.is_terminated or (succeeded and all_ended)
+        """Also if its command has succeeded and all else has ended: the cluster says so of the pod a second later."""
+        self._is_deleted = metadata.get("deletionTimestamp") is not None
+        self.is_terminating = self._is_deleted and not self.is_over
+        self._never_started = self._ended.get("reason") in ("StartError", "ContainerCannotRun")
+        made = self._ended.get("reason") != _UNKNOWN or containers[MAIN].get("containerID")
+        self.begun = bool(made) and not self._never_started if self.command_ended else "running" in main
+        """The command has begun, as far as the cluster knows."""
 
-    @property
-    def stage_code(self) -> int | None:
-        code: int | None = (self._state(STAGING).get("terminated") or {}).get("exitCode")
-        return code
+    def but(self, **changes: Any) -> Pod:
+        """Return the pod with other arguments of these names."""
+        known = {"gone": self.gone, "evicted_by_queue": self.evicted_by_queue, "lost": self.lost}
+        return Pod(self.raw, **{**known, **changes})
 
     def cause(self) -> tuple[EndCause | None, str | None]:
         """Return why the command ended, and a description, unless it ended by itself."""
@@ -226,7 +203,7 @@ class Pod:
         if reason in _REASONS:
             return _REASONS[reason], self._status.get("message") or reason
         if word == TOGETHER:
-            return EndCause.CANCELLED, ended_with_others(self._message.partition("\n")[2])
+            return EndCause.CANCELLED, ended_with_others(self._rest)
         if ended.get("reason") == "OOMKilled":
             return EndCause.OUT_OF_MEMORY, "it used more memory than it was given"
         if ended.get("exitCode") in _KILLED and self._is_deleted:
@@ -237,13 +214,11 @@ class Pod:
         """Return None if the command never began."""
         if not self.begun:
             return None
-        ended = self._ended
-        started = ended or self._state(MAIN).get("running") or {}
         cause, said = self.cause()
         code = None
         if self.command_ended:
             cause = cause or EndCause.EXITED
-            code = int(self._facts.get("code") or ended["exitCode"])
+            code = int(self._facts.get("code") or self._ended["exitCode"])
         elif self.is_terminated:
             cause = cause or EndCause.LOST_SIGHT
             code = CUT_SHORT.get(cause)
@@ -253,17 +228,14 @@ class Pod:
             node=self.number,
             attempt=self.attempt,
             host=self.host,
-            started_ms=milliseconds(started.get("startedAt")),
-            ended_ms=milliseconds(ended.get("finishedAt")),
+            started_ms=milliseconds(self._started.get("startedAt")),
+            ended_ms=milliseconds(self._ended.get("finishedAt")),
             end=cause,
             exit_code=code,
             exit_signal=exit_signal(code),
             error=said,
             **stage_facts(self.stage_message),
         )
-
-    def usage(self) -> Usage | None:
-        return usage_of(self._facts)
 
     def obstacle(self, autoscaling: bool) -> Obstacle | None:
         """Return why the pod has not begun, if the cluster says so."""
@@ -286,46 +258,6 @@ class Pod:
         lacks_room = "Insufficient" in message
         patience = None if lacks_room or autoscaling else 60.0
         return Obstacle(message, patience=patience, lacks_room=lacks_room)
-
-    @property
-    def _is_deleted(self) -> bool:
-        return self.raw["metadata"].get("deletionTimestamp") is not None
-
-    @property
-    def _never_started(self) -> bool:
-        """True if the program of the container could not be started."""
-        return self._ended.get("reason") in ("StartError", "ContainerCannotRun")
-
-    @property
-    def _status(self) -> Mapping[str, Any]:
-        return self.raw.get("status") or {}
-
-    @property
-    def _containers(self) -> list[Mapping[str, Any]]:
-        kinds = ("initContainerStatuses", "containerStatuses")
-        return [each for kind in kinds for each in self._status.get(kind) or ()]
-
-    @property
-    def _states(self) -> list[Mapping[str, Any]]:
-        return [each.get("state") or {} for each in self._containers]
-
-    def _state(self, container: str) -> Mapping[str, Any]:
-        found = (each.get("state") for each in self._containers if each.get("name") == container)
-        return next(found, None) or {}
-
-    @property
-    def _ended(self) -> Mapping[str, Any]:
-        """The end of the command; empty before that."""
-        return self._state(MAIN).get("terminated") or {}
-
-    @property
-    def _message(self) -> str:
-        return self._ended.get("message") or ""
-
-    @property
-    def _facts(self) -> dict[str, str]:
-        """The facts that the script of the job's container wrote into the termination message."""
-        return dict(re.findall(r"(end|memory|cpu|code)=(\S*)", self._message.partition("\n")[0]))
 
 
 def is_over(parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:

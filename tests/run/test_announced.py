@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import msgspec
 import pytest
 
 from dsv.errors import LaunchError, NoRoom, Terminated
@@ -68,15 +65,3 @@ def test_what_keeps_its_data_from_being_fetched_is_recorded(
     assert view.record.error == str(problem)
     assert under_way(shop.place.state) == []
     assert list(shop.place.state.rglob("live.log")) == []
-
-
-def test_marks_of_earlier_versions_are_read(shop: Shop) -> None:
-    record, _ = start(shop, "true")
-    marks = Marks(shop.place.state, STORE)
-    marks.set(replace(record, state=RunState.RUNNING))
-    path = shop.place.state / "running" / record.run
-    document = msgspec.json.decode(path.read_bytes())
-    path.write_bytes(msgspec.json.encode({k: v for k, v in document.items() if k not in ("record", "live")}))
-    (one,) = under_way(shop.place.state)
-    assert one.run == record.run and one.mark.known() is None and not one.mark.owner.is_dead
-    assert marks.known() == []

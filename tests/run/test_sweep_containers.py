@@ -69,7 +69,7 @@ def yard(tmp_path: Path, docker_engine: ContainerEngine) -> Iterator[Yard]:
     made = Yard(tmp_path, docker_engine)
     yield made
     for one in under_way(made.home / ".local/state/dsv"):
-        if not one.mark.owner.is_dead:
+        if not one.owner.is_dead:
             one.ask_to_stop(0)
             one.wait_for_end()
 

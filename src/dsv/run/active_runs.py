@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from select import select
 from threading import Thread
-from time import monotonic, sleep
+from time import sleep
 from typing import Final
 
 import msgspec
@@ -22,13 +21,11 @@ from dsv.run.dirs import remove_scratch, run_folder
 from dsv.run.record import LOG, MAX_RECORD, RunId, RunRecord, RunState, start_name
 from dsv.run.record_store import RunStore, Spool
 from dsv.values.ids import StoreId
-from dsv.values.names import DatasetName
 
 _MAX_MARK: Final = 2 * MAX_RECORD
 """Bytes of a mark: a record as a string, and little else. A longer one is cut, and so can't be read."""
 _MAX_NUMBER: Final = 64
 _TICK: Final = 0.2
-_LONG: Final = 5.0
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -61,34 +58,21 @@ class Owner(msgspec.Struct, frozen=True):
         return self.host.partition("/")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """The mark of a run. Marks of earlier versions have neither `record` nor `live`."""
+class _Mark(msgspec.Struct, frozen=True):
+    """The content of a mark."""
 
     store: str
     """The id of the store where the record goes."""
-    dataset: str
     process: tuple[str, int, int]
     """Kernel, number and start of the process that supervises the run."""
     host: str
-    record: str | None = None
+    record: str
     """The record so far, encoded."""
     live: str | None = None
     """The file with the output so far, if the run is detached."""
 
-    def known(self) -> RunRecord | None:
-        """Return the record so far; None if it can't be read."""
-        try:
-            return None if self.record is None else RunRecord.decode(self.record.encode(), "a run's mark")
-        except DsvError:
-            return None
 
-    @property
-    def owner(self) -> Owner:
-        return Owner(Process(*self.process), self.host)
-
-
-_MARK = msgspec.json.Decoder(Mark)
+_MARK = msgspec.json.Decoder(_Mark)
 
 
 class Marks:
@@ -105,9 +89,8 @@ class Marks:
     def set(self, record: RunRecord, live: Path | None = None) -> None:
         """live: where its output is, if other commands may read it there."""
         here = Process.here()
-        mark = Mark(
+        mark = _Mark(
             self._store,
-            str(record.dataset),
             (here.kernel, here.pid, here.start),
             this_machine(),
             record.encode().decode("ascii"),
@@ -141,35 +124,50 @@ class Marks:
 
     def known(self) -> list[RunRecord]:
         """Return the records of the runs that are under way."""
-        return [record for each in self._marked() if (record := each.mark.known()) is not None]
+        return [each.record for each in self._marked()]
 
     def supervised(self) -> frozenset[RunId]:
         """Return the runs that a process of this machine waits for."""
-        return frozenset(each.run for each in self._marked() if each.mark.owner.process.fate() is Fate.ALIVE)
+        return frozenset(
+            each.record.run for each in self._marked() if each.owner.process.fate() is Fate.ALIVE
+        )
 
-    def clear(self, dataset: DatasetName, run: RunId) -> None:
+    def clear(self, record: RunRecord) -> None:
         """Remove the mark of a run that was cut off, and what the run left among the user's state but its output."""
-        remove_scratch(run_folder(self._state, dataset, run) / "scratch")
-        self.remove(run)
+        remove_scratch(run_folder(self._state, record.dataset, record.run) / "scratch")
+        self.remove(record.run)
 
-    def of_the_dead(self) -> Iterator[tuple[DatasetName, RunId]]:
-        """Yield the runs whose supervisor is known to be gone."""
-        for each in self._marked():
-            if each.mark.owner.is_dead:
-                with suppress(UsageError):
-                    yield DatasetName.parse(each.mark.dataset), each.run
+    def of_the_dead(self) -> list[RunRecord]:
+        """Return the records so far of the runs whose supervisor is known to be gone."""
+        return [each.record for each in self._marked() if each.owner.is_dead]
 
     def _marked(self) -> list[UnderWay]:
-        return [each for each in under_way(self._state) if each.mark.store == self._store]
+        return [each for each in under_way(self._state) if each.store == self._store]
 
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """A run that has a mark, and the folder of that."""
+    """A run that has a mark."""
 
     folder: Path
-    run: RunId
-    mark: Mark
+    """The folder of the marks."""
+    store: str
+    """The id of the store where the record goes."""
+    owner: Owner
+    """The process that supervises the run."""
+    record: RunRecord
+    """As it is known so far."""
+    live: Path | None
+    """The file with the output so far, if the run is detached."""
+
+    @property
+    def run(self) -> RunId:
+        return self.record.run
+
+    @property
+    def is_marked(self) -> bool:
+        """Check that its end is not recorded yet."""
+        return (self.folder / self.run).exists()
 
     def ask_to_stop(self, grace: float) -> bool:
         """Ask the run's supervisor to end the job, which gets so many seconds to end by itself.
@@ -177,7 +175,7 @@ class UnderWay:
         Return False if somebody else has asked before; then nothing is sent, except that a grace of 0 ends the job at
         once all the same. Raises `Unsupported` for a run of another machine, and `NotFound` if its supervisor is gone.
         """
-        run, owner = self.run, self.mark.owner
+        run, owner = self.run, self.owner
         if not owner.is_here:
             raise Unsupported(
                 f"run {run} is under way on {owner.host_name}, and can be stopped there alone",
@@ -195,25 +193,17 @@ class UnderWay:
                 _send(watched, signal.SIGTERM)
             return first
 
-    def wait_for_end(self, long: Callable[[], None] | None = None) -> None:
-        """Wait until the record of a run of this machine is kept, or its supervisor is gone.
-
-        long: called every few seconds meanwhile
-        """
-        due = monotonic() + _LONG
+    def wait_for_end(self) -> None:
+        """Wait until the record of a run of this machine is kept, or its supervisor is gone."""
         with closing(self._watched()) as watched:
-            while (self.folder / self.run).exists() and not watched.has_ended():
-                if long is not None and monotonic() >= due:
-                    long()
-                    due = monotonic() + _LONG
+            while self.is_marked and not watched.has_ended():
                 if watched.descriptor is None:
                     sleep(_TICK)
                 else:
                     select([watched.descriptor], [], [], _TICK)
 
     def _watched(self) -> Watched:
-        process = self.mark.owner.process
-        return Watched(process.pid, process.start)
+        return Watched(self.owner.process.pid, self.owner.process.start)
 
 
 def _send(watched: Watched, number: int) -> None:
@@ -234,10 +224,13 @@ def under_way(state: Path) -> list[UnderWay]:
     folder = state / "running"
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        with suppress(OSError, UsageError, msgspec.DecodeError):
+        with suppress(OSError, DsvError, msgspec.DecodeError):
             with path.open("rb") as file:
                 mark = _MARK.decode(file.read(_MAX_MARK))
-            found.append(UnderWay(folder, RunId.parse(path.name), mark))
+            record = RunRecord.decode(mark.record.encode(), str(path))
+            owner = Owner(Process(*mark.process), mark.host)
+            live = None if mark.live is None else Path(mark.live)
+            found.append(UnderWay(folder, mark.store, owner, record, live))
     return found
 
 

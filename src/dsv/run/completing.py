@@ -329,23 +329,21 @@ class Completer:
         stop: runs whose jobs are ended first, each with its seconds of grace
         """
         done = []
-        for dataset, run in self._marks.of_the_dead():
-            early = next((record for record in self._marks.known() if record.run == run), None)
-            begun = self._begun(dataset, run)
-            if early is not None and (begun is None or not begun.state.is_terminal):
-                begun = early  # it names the last pool, and others may write to the store
-            if begun is not None and begun is early and begun.state.is_terminal:
-                whole = replace(begun, output=RunOutput(error="dsv was killed while it sent it"))
+        for early in self._marks.of_the_dead():
+            stored = self._begun(early.dataset, early.run)
+            if stored is not None and stored.state.is_terminal:
+                pass
+            elif early.state.is_terminal:
+                whole = replace(early, output=RunOutput(error="dsv was killed while it sent it"))
                 done.append(self._keep_end(whole, None))
-            elif begun is not None and not begun.state.is_terminal:
-                own = begun if early is not None else replace(begun, job=None)
-                found = self._end_of_job(own, warn, (stop or {}).get(run))
+            else:  # the mark names the last pool, and others may write to the store
+                found = self._end_of_job(early, warn, (stop or {}).get(early.run))
                 if found is None:
                     continue
-                whole, log = self._whole(begun, *found)
+                whole, log = self._whole(early, *found)
                 done.append(self._keep_end(whole, log))
                 forget_job(whole, self._engines)
-            self._marks.clear(dataset, run)
+            self._marks.clear(early)
         return done
 
     def _whole(self, record: RunRecord, ended: Ended, job: FoundJob | None) -> tuple[RunRecord, bytes | None]:

@@ -179,9 +179,7 @@ def _stored(
 def runs_known_here(state: Path) -> list[RunView]:
     """Return the runs that this machine knows without asking a store, newest first: those that are under way on it,
     and those whose records wait to be sent."""
-    found = {
-        RunKey.of(record): record for each in under_way(state) if (record := each.mark.known()) is not None
-    }
+    found = {RunKey.of(each.record): each.record for each in under_way(state)}
     for spool in _spools(state):
         for record in spool.records(lambda part: True, lambda _: None):
             if record.state.is_terminal or RunKey.of(record) not in found:
@@ -293,8 +291,8 @@ def find_under_way(state: Path, text: str) -> UnderWay | None:
 
     Raises `UsageError` if it means several.
     """
-    found = {RunKey(each.run, each.mark.dataset): each for each in under_way(state)}
-    return _meant(text, found, lambda one: None if (record := one.mark.known()) is None else record.name)
+    found = {RunKey.of(each.record): each for each in under_way(state)}
+    return _meant(text, found, lambda one: one.record.name)
 
 
 Item = Mapping[str, Json]

@@ -546,4 +546,4 @@ class _Going:
         if self.started is not None:
             return self.started.poll()
         one = find_under_way(self.state, self.run)
-        return None if one is not None and not one.mark.owner.is_dead else -1
+        return None if one is not None and not one.owner.is_dead else -1

@@ -43,24 +43,19 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
     if call.json:
         raise UsageError("a log can't be printed as JSON", hint="leave out --json")
     one = find_under_way(call.settings.state, run)
-    record = None if one is None else one.mark.known()
-    if one is not None and one.mark.owner.is_here and not one.mark.owner.is_dead:
-        if one.mark.live is not None and _write_live(call, one, follow):
+    if one is not None and one.owner.is_here:
+        if not one.owner.is_dead:
+            if one.live is not None and _write_live(call, one, one.live, follow):
+                return
+            if one.is_marked and not is_in_cluster(call, one.record):
+                raise NotFound(
+                    f"run {one.run} keeps no log that can be read before it has ended",
+                    subject=one.run,
+                    hint=f"dsv wait {one.run}",
+                )
+        if _write_engines(call, one.record, follow, alive=True):
             return
-        if (one.folder / one.run).exists() and not is_in_cluster(call, record):
-            raise NotFound(
-                f"run {one.run} keeps no log that can be read before it has ended",
-                subject=one.run,
-                hint=f"dsv wait {one.run}",
-            )
-    if (
-        one is not None
-        and one.mark.owner.is_here
-        and record is not None
-        and _write_engines(call, record, follow, alive=True)
-    ):
-        return
-    run, dataset = (run, None) if one is None else (one.run, one.mark.dataset)
+    run, dataset = (run, None) if one is None else (one.run, one.record.dataset)
     kept = ended_here(call.settings.state, run, dataset)
     if kept is not None and kept[1] is not None:
         call.out.write(kept[1])
@@ -86,15 +81,11 @@ def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool =
     return True
 
 
-def _write_live(call: Call, one: UnderWay, follow: bool) -> bool:
+def _write_live(call: Call, one: UnderWay, live: Path, follow: bool) -> bool:
     """Print the log so far. Return False if the run has ended meanwhile, so that its record has the log."""
-    mark = one.folder / one.run
     try:
-        with read_live(
-            Path(one.mark.live or ""),
-            (lambda: mark.exists() and not one.mark.owner.is_dead) if follow else None,
-        ) as live:
-            for data in live:
+        with read_live(live, (lambda: one.is_marked and not one.owner.is_dead) if follow else None) as pieces:
+            for data in pieces:
                 call.out.write(data)
                 call.out.publish()
     except FileNotFoundError:

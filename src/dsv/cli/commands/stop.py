@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from time import sleep
@@ -20,7 +19,7 @@ from dsv.cli.failure import of_error
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported
 from dsv.run.active_runs import Owner, UnderWay
 from dsv.run.engine_list import find_job
-from dsv.run.engines.base import CANNOT_LAUNCH, Engine, NoEngine
+from dsv.run.engines.base import CANNOT_LAUNCH
 from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import ended_here, find_under_way
 from dsv.run.parameters import SweepId, names_sweep
@@ -77,15 +76,15 @@ def _end(
     again: this command has asked for it before
     """
     asked = False
-    if one is not None and (one.mark.owner.is_here or not is_in_cluster(call, one.mark.known())):
+    if one is not None and (one.owner.is_here or not is_in_cluster(call, one.record)):
         try:
             asked = one.ask_to_stop(seconds)
             if not (asked or again):
                 call.say(f"run {one.run} is being stopped already")
-            one.wait_for_end(_told_of_silence(call, one.mark.known()))
+            one.wait_for_end()
         except NotFound:  # its supervisor is gone
             pass
-        kept = ended_here(call.settings.state, one.run, one.mark.dataset)
+        kept = ended_here(call.settings.state, one.run, one.record.dataset)
         if kept is not None:
             return kept[0], asked
     with opened_runs(call) as found:
@@ -94,7 +93,7 @@ def _end(
         record = found.show(record.run).record
         if not record.state.is_terminal and is_in_cluster(call, record):
             return _stop_in_cluster(call, record, seconds)
-    if not record.state.is_terminal and one is not None and one.mark.owner.is_dead:
+    if not record.state.is_terminal and one is not None and one.owner.is_dead:
         raise Unreachable(
             f"run {record.run} may still run: {record.engine} did not end its job",
             subject=record.run,
@@ -154,7 +153,7 @@ def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
         view = found.sweep(view.id)
     for record in view.under_way:
         one = find_under_way(state, record.run)
-        if one is not None and one.mark.owner.is_here:
+        if one is not None and one.owner.is_here:
             with suppress(NotFound):
                 one.ask_to_stop(seconds)
     problems: list[DsvError] = []
@@ -190,33 +189,10 @@ def _tell(call: Call, run: str, asked: bool, state: RunState, exit_code: int | N
         call.say(text)
 
 
-def _engine_of(call: Call, record: RunRecord) -> Engine | None:
-    return engines_of(call.around.environ, call.settings).make(record.engine, record.pool)
-
-
-def is_in_cluster(call: Call, record: RunRecord | None) -> bool:
+def is_in_cluster(call: Call, record: RunRecord) -> bool:
     """Check that a cluster holds the job, so that it can be ended from any machine."""
-    engine = None if record is None else _engine_of(call, record)
+    engine = engines_of(call.around.environ, call.settings).make(record.engine, record.pool)
     return engine is not None and engine.queues
-
-
-def _told_of_silence(call: Call, record: RunRecord | None) -> Callable[[], None] | None:
-    """Return a function that says once that a cluster doesn't answer: a run's dsv can't end its job before it does."""
-    if record is None or not is_in_cluster(call, record):
-        return None
-    said = False
-
-    def look() -> None:
-        nonlocal said
-        engine = _engine_of(call, record)
-        if said or engine is None or not isinstance(found := engine.probe(), NoEngine):
-            return
-        said = True
-        call.warn(
-            f"run {record.run} is stopped once its cluster answers; Ctrl-C ends the waiting: {found.reason}"
-        )
-
-    return look
 
 
 def _stop_in_cluster(call: Call, record: RunRecord, seconds: float) -> tuple[RunRecord, bool]:

@@ -50,7 +50,7 @@ def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]
     for text in run:
         one = find_under_way(state, text)
         ids.append(text if one is None else one.run)
-        if one is not None and one.mark.owner.is_here:
+        if one is not None and one.owner.is_here:
             one.wait_for_end()
     there = [ended_here(state, text) for text in ids]
     records = [each[0] for each in there if each is not None]

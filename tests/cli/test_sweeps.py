@@ -113,7 +113,7 @@ def test_runs_shows_a_sweep_as_a_group_and_a_metrics_best_first(ended: tuple[Dsv
         here.ok("runs", "grid", "--filter", "metrics.acc>0.2")
         .lines[1]
         .split(None, 1)[1]
-        .startswith("2 ok, 1 failed; ")
+        .startswith("2 ok, 1 failed")
     )
     narrow = here("runs", terminal=True, width=60).out
     assert f"sweep-{name[-8:]}" in narrow and all(len(line) < 80 for line in narrow.splitlines())

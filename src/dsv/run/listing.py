@@ -9,7 +9,8 @@ import json
 import operator
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -134,29 +135,24 @@ def show_run(
     early: runs that may have no record yet
     only: the dataset of the run, if it is known
     """
+    unread: list[DsvError] = []
+    kept = () if spool is None else spool.records(lambda part: only in (None, part.dataset), unread.append)
+    here = {RunKey.of(each): each for each in (*early, *kept) if only in (None, each.dataset)}
     places = tuple(datasets)
-    problems: list[DsvError] = []
-    waiting: dict[RunKey, RunRecord] = {}
-    stored: dict[RunKey, StoredRun] = {}
     for named in (False, True):
-
-        def may_be_meant(part: SpooledPart, named: bool = named) -> bool:
-            return only in (None, part.dataset) and (named or matches(part.run, text))
-
-        kept = () if spool is None else spool.records(may_be_meant, problems.append)
-        for record in (*early, *kept):
-            meant = record.name == text if named else matches(record.run, text)
-            if meant and only in (None, record.dataset):
-                waiting[RunKey.of(record)] = record
+        meant = {
+            key for key, each in here.items() if (each.name == text if named else matches(key.run, text))
+        }
         stored = {} if runs is None else _stored(runs, text, places, named=named)
-        if waiting or stored or not text:
+        if meant or stored or not text:
             break
-        if problems and not named:
-            raise problems[0]
-    key = only_one(text, waiting.keys() | stored.keys())
+        for problem in unread:
+            if matches(RunId(Path(problem.subject or "").stem), text):
+                raise problem
+    key = only_one(text, meant | stored.keys())
     if runs is not None and key in stored:
-        return _view(runs.read(stored[key]), waiting)
-    return RunView(waiting[key], sent=False)
+        return _view(runs.read(stored[key]), here)
+    return RunView(here[key], sent=False)
 
 
 def _stored(
@@ -180,45 +176,59 @@ def runs_known_here(state: Path) -> list[RunView]:
     """Return the runs that this machine knows without asking a store, newest first: those that are under way on it,
     and those whose records wait to be sent."""
     found = {RunKey.of(each.record): each.record for each in under_way(state)}
-    for spool in _spools(state):
-        for record in spool.records(lambda part: True, lambda _: None):
-            if record.state.is_terminal or RunKey.of(record) not in found:
-                found[RunKey.of(record)] = record
+    for key, (record, _) in _kept_here(state).items():
+        if record.state.is_terminal or key not in found:
+            found[key] = record
     return [RunView(found[key], sent=False) for key in sorted(found, reverse=True)]
 
 
 def run_known_here(state: Path, text: str) -> RunView | None:
     """Return the one of these runs that a text means by its id or its name. Raises `UsageError` if it means several."""
-    views = {RunKey.of(view.record): view for view in runs_known_here(state)}
-    return _meant(text, views, lambda view: view.record.name)
+    return _meant(text, [(view.record, view) for view in runs_known_here(state)])
 
 
-def _meant(text: str, found: Mapping[RunKey, _T], name: Callable[[_T], str | None]) -> _T | None:
-    keys = [key for key in found if matches(key.run, text)]
-    keys = keys or [key for key, each in found.items() if text and name(each) == text]
-    return found[only_one(text, keys)] if keys else None
+def find_under_way(state: Path, text: str) -> UnderWay | None:
+    """Return the run under way that a text means by its id or its name, or None.
+
+    Raises `UsageError` if it means several.
+    """
+    return _meant(text, [(each.record, each) for each in under_way(state)])
 
 
-def ended_here(state: Path, text: str, dataset: str | None = None) -> tuple[RunRecord, bytes | None] | None:
+def _meant(text: str, found: Sequence[tuple[RunRecord, _T]]) -> _T | None:
+    by_id = [pair for pair in found if matches(pair[0].run, text)]
+    meant = by_id or [pair for pair in found if text and pair[0].name == text]
+    keys = {RunKey.of(record): each for record, each in meant}
+    return keys[only_one(text, keys.keys())] if keys else None
+
+
+def ended_here(state: Path, run: str, dataset: str | None = None) -> tuple[RunRecord, bytes | None] | None:
     """Return the record and the log of a run that has ended, if they wait here to be sent. No store is asked.
 
     Raises `UsageError` if several runs that wait have this id.
 
-    text: a whole id; any other might mean runs that only a store knows
+    run: a whole id; any other text might mean runs that only a store knows
     dataset: that of the run, if it is known
     """
-    found = {
-        RunKey.of(record): (record, spool)
-        for spool in _spools(state)
-        for record in spool.records(
-            lambda part: part.run == text and dataset in (None, str(part.dataset)), lambda _: None
-        )
-        if record.state.is_terminal
-    }
+    waiting = _kept_here(state, lambda part: part.run == run and dataset in (None, part.dataset))
+    found = {key: each for key, each in waiting.items() if each[0].state.is_terminal}
     if not found:
         return None
-    record, spool = found[only_one(text, found.keys())]
+    record, spool = found[only_one(run, found.keys())]
     return record, spool.log(record.dataset, record.run)
+
+
+def _kept_here(
+    state: Path, wanted: Callable[[SpooledPart], bool] = lambda _: True
+) -> dict[RunKey, tuple[RunRecord, Spool]]:
+    """Return the runs that wait to be sent to any store."""
+    folder, found = state / SPOOLS, {}
+    for each in folder.iterdir() if folder.is_dir() else ():
+        with suppress(UsageError):
+            spool = Spool(state, StoreId.parse(each.name))
+            for record in spool.records(wanted, lambda _: None):
+                found[RunKey.of(record)] = record, spool
+    return found
 
 
 def run_log(runs: RunStore, spool: Spool, record: RunRecord) -> bytes | None:
@@ -239,16 +249,6 @@ def _view(record: RunRecord, waiting: Mapping[RunKey, RunRecord]) -> RunView:
     return RunView(record, sent=True)
 
 
-def _spools(state: Path) -> Iterator[Spool]:
-    folder = state / SPOOLS
-    for each in folder.iterdir() if folder.is_dir() else ():
-        try:
-            store = StoreId.parse(each.name)
-        except UsageError:
-            continue
-        yield Spool(state, store)
-
-
 def matches(run: RunId, text: str) -> bool:
     """Check that a text may mean a run by its id."""
     return _PART.fullmatch(text) is not None and (run.startswith(text) or run.endswith(text))
@@ -267,32 +267,16 @@ def only_one(text: str, found: Collection[RunKey]) -> RunKey:
     if not found:
         raise NotFound(f"there is no run {text}", subject=text, hint="dsv runs lists them")
     if len(found) > 1:
-        raise _several(text, sorted(found, reverse=True))
-    return next(iter(found))
-
-
-def _several(text: str, found: list[RunKey]) -> UsageError:
-    more = ", …" if len(found) > _NAMED else ""
-    if len({each.run for each in found}) == len(found):
-        some = ", ".join(each.run for each in found[:_NAMED])
-        return UsageError(
-            f"{text} means {len(found)} runs", subject=text, hint=f"name one of them by its id: {some}{more}"
+        several = sorted(found, reverse=True)
+        twice = len({each.run for each in several}) < len(several)
+        more = ", …" if len(several) > _NAMED else ""
+        some = ", ".join(f"{each.run} on {each.dataset}" for each in several[:_NAMED])
+        raise UsageError(
+            f"{text} means {len(several)} runs: {some}{more}",
+            subject=text,
+            hint=f"dsv runs {several[0].run}" + (f" --dataset {several[0].dataset}" if twice else ""),
         )
-    some = ", ".join(f"{each.run} on {each.dataset}" for each in found[:_NAMED])
-    return UsageError(
-        f"{text} means {len(found)} runs: {some}{more}",
-        subject=text,
-        hint=f"dsv runs {found[0].run} --dataset {found[0].dataset}",
-    )
-
-
-def find_under_way(state: Path, text: str) -> UnderWay | None:
-    """Return the run under way that a text means by its id or its name, or None.
-
-    Raises `UsageError` if it means several.
-    """
-    found = {RunKey.of(each.record): each for each in under_way(state)}
-    return _meant(text, found, lambda one: one.record.name)
+    return next(iter(found))
 
 
 Item = Mapping[str, Json]

@@ -182,9 +182,6 @@ def _path(state: Path, sweep: SweepId) -> Path:
     return sweep_folder(state, sweep) / "driver"
 
 
-NOT_BEGUN = "not begun"
-
-
 @dataclass(frozen=True, slots=True)
 class SweepView:
     """The runs of a sweep."""
@@ -192,8 +189,6 @@ class SweepView:
     seat: SweepSeat
     members: tuple[RunView, ...]
     """In the order in which they are shown; never empty."""
-    chosen: bool = False
-    """They are a choice of its runs, so they don't tell which have begun."""
 
     @property
     def id(self) -> SweepId:
@@ -229,21 +224,15 @@ class SweepView:
         return failed if failed is not None or self.not_begun or None in codes else 0
 
     def counts(self) -> dict[str, int]:
-        """Count the runs in each state, in words, the most important first."""
+        """Count the runs that have begun in each state, in words, the most important first."""
         words = Counter(_word(view.record) for view in self.latest.values())
-        words[NOT_BEGUN] = 0 if self.chosen else len(self.not_begun)
         order = ["ok", "failed", "cut off", "not run", "running"]
-        known = sorted(
-            words, key=lambda word: (word == NOT_BEGUN, order.index(word) if word in order else 9, word)
-        )
-        return {word: words[word] for word in known if words[word]}
+        known = sorted(words, key=lambda word: (order.index(word) if word in order else 9, word))
+        return {word: words[word] for word in known}
 
 
-def grouped(views: Sequence[RunView], *, chosen: bool = False) -> list[SweepView | RunView]:
-    """Group the runs of each sweep, at the place of the first of them, in the order that they have.
-
-    chosen: these are not all runs, but those that a filter or a limit leaves
-    """
+def grouped(views: Sequence[RunView]) -> list[SweepView | RunView]:
+    """Group the runs of each sweep, at the place of the first of them, in the order that they have."""
     members: dict[SweepId, list[RunView]] = {}
     for view in views:
         if view.record.sweep is not None:
@@ -254,7 +243,7 @@ def grouped(views: Sequence[RunView], *, chosen: bool = False) -> list[SweepView
         if seat is None:
             found.append(view)
         elif members[seat.id][0] is view:
-            found.append(SweepView(seat, tuple(members[seat.id]), chosen))
+            found.append(SweepView(seat, tuple(members[seat.id])))
     return found
 
 

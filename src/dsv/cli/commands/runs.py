@@ -175,7 +175,7 @@ def _show_known_here(call: Call, asked: _Asked, away: Unreachable) -> None:
     elif asked.ids:
         _write_each(call, views)
     else:
-        write_table(call, views, [each.key for each in asked.filters], chosen=True)
+        write_table(call, views, [each.key for each in asked.filters])
 
 
 def _show(call: Call, asked: _Asked) -> None:
@@ -211,8 +211,7 @@ def _show(call: Call, asked: _Asked) -> None:
         elif ids and sweep is None:
             _write_each(call, views)
         else:
-            chosen = bool(asked.filters) or asked.limit is not None or len(views) == SHOWN
-            write_table(call, views, asked.columns, whole=sweep, chosen=chosen)
+            write_table(call, views, asked.columns, whole=sweep)
             if not views:
                 call.say("no run matches" if asked.filters else "there are no runs yet")
         if sweep is not None and sweep.not_begun and not call.json:

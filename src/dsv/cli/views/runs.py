@@ -63,7 +63,6 @@ def write_table(
     first: Sequence[str] = (),
     *,
     whole: SweepView | None = None,
-    chosen: bool = False,
 ) -> None:
     """Write a line for each run, with a column for each parameter and metric.
 
@@ -71,11 +70,10 @@ def write_table(
 
     first: keys that must be seen
     whole: the sweep that these are runs of
-    chosen: these are not all runs, but those that a filter or a limit leaves
     """
     columns = [Column("run", keep=True), Column("name"), Column("data")]
     columns += [Column("took", right=True, keep=True), Column("result", keep=True)]
-    groups = grouped(views, chosen=chosen)
+    groups = grouped(views)
     views = [view for each in groups for view in (each.members if isinstance(each, SweepView) else (each,))]
     rows = [_row(call, view) for view in views]
     if not any(view.record.name for view in views):
@@ -117,11 +115,12 @@ def _write_groups(
             continue
         own = [""] * len(columns)
         own[0] = each.id.short if call.around.stdout_is_terminal else each.id
-        own[result] = ", ".join(f"{count} {word}" for word, count in (whole or each).counts().items())
-        if len(each.members) < len(each.members if whole is None else whole.members):
-            own[result] += f"; {len(each.members)} shown"
-        elif each.chosen and whole is None and len(each.latest) < each.seat.of:
-            own[result] += f" of {each.seat.of}"
+        known = whole or each
+        own[result] = ", ".join(f"{count} {word}" for word, count in known.counts().items())
+        if whole is not None and whole.not_begun:
+            own[result] += f", {len(whole.not_begun)} not begun"
+        elif len(known.latest) < known.seat.of:
+            own[result] += f" of {known.seat.of}"
         for row in rows[at : at + len(each.members)]:
             row[0] = f"  {row[0]}"
         rows.insert(at, own)

@@ -10,16 +10,14 @@ import msgspec
 
 from dsv.errors import IntegrityError, NotFound
 from dsv.format import keys
-from dsv.format.records import DAMAGE_MAX, Damage, Feature, FeatureRule
+from dsv.format.records import DAMAGE_MAX, Damage, Feature, FeatureRule, Writer
 from dsv.repo.errors import may_write, read_record
 from dsv.repo.format_log import DAMAGE_MARKS
-from dsv.store.base import Put, StoreMissing
+from dsv.store.base import Put, Store, StoreMissing
 from dsv.values.ids import Nonce
 
 if TYPE_CHECKING:
-    from dsv.format.records import Writer
     from dsv.repo.repository import Repository
-    from dsv.store.base import Store
 
 _KEPT = 8
 """Records that stay: a reader that has listed an older one may still ask for it."""

@@ -38,21 +38,18 @@ from msgspec.structs import replace
 
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
 from dsv.format import keys
-from dsv.format.records import MAX_COMMITS, ExpiryAction, ExpiryEntry, Feature, FeatureRule
+from dsv.format.records import MAX_COMMITS, ExpiryAction, ExpiryEntry, Feature, FeatureRule, Writer
 from dsv.repo.errors import may_write, put_back
 from dsv.repo.format_log import EXPIRED_COMMITS
-from dsv.repo.refs.branches import is_deleted_dataset
+from dsv.repo.refs.branches import Refs, is_deleted_dataset
 from dsv.repo.refs.read import check_kept, read_named
 from dsv.store.base import Put, ask_each, parsed
 from dsv.values.cached import cached
-from dsv.values.ids import Nonce
+from dsv.values.ids import CommitId, Nonce
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
-    from dsv.format.records import Writer
-    from dsv.repo.refs.branches import Refs
     from dsv.repo.repository import Repository
-    from dsv.values.ids import CommitId
     from dsv.values.names import DatasetName
 
 

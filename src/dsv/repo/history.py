@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dsv.errors import Denied, DsvError, IntegrityError, Unsupported
 from dsv.format.locator import ObjectKind
-from dsv.format.records import Commit
+from dsv.format.records import Commit, RefEntry
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.diff import diff_trees, difference
 from dsv.repo.tree.read import TreeReader
 from dsv.store.base import together
 from dsv.values.ids import CommitId
-from dsv.values.names import MAIN
+from dsv.values.names import MAIN, BranchName, DatasetName
 from dsv.values.paths import PathSet
 
 if TYPE_CHECKING:
-    from dsv.format.records import RefEntry
-    from dsv.repo.objects.objects import Objects
     from dsv.repo.refs.branches import Head, Refs
-    from dsv.values.names import BranchName, DatasetName
 
 
 # Of so many commits of a walk the whole record is kept until it is given away; of more, only what orders them.

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from dsv.errors import Unreachable
 from dsv.format import keys
-from dsv.format.records import FormatEntry
-from dsv.periodic import now_ms
+from dsv.format.records import Commit, Feature, FormatEntry, Limits, RefEntry
+from dsv.periodic import Clock, now_ms
 from dsv.repo.errors import may_write
 from dsv.repo.format_log import (
     ERASED_CONTENTS,
@@ -21,6 +21,7 @@ from dsv.repo.format_log import (
     NODE_LOCATORS,
     UNCONDITIONAL_WRITES,
     UNORDERED_LISTING,
+    Format,
     check_log,
     features,
     has_layout,
@@ -32,19 +33,12 @@ from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects, get_commit
 from dsv.repo.refs.branches import Refs, refused_mover, refused_removals
 from dsv.repo.refs.read import changed
-from dsv.store.base import Put, both
+from dsv.store.base import Put, Store, both
 from dsv.store.open import OpenStore, names_of, split_of
-from dsv.values.ids import Nonce, StoreId
+from dsv.values.ids import CommitId, Nonce, StoreId
 
 if TYPE_CHECKING:
-    from dsv.format.records import Commit, Feature, Limits, RefEntry
-    from dsv.periodic import Clock
-    from dsv.repo.format_log import (
-        Format,
-    )
     from dsv.repo.tracking import Tracked
-    from dsv.store.base import Store
-    from dsv.values.ids import CommitId
     from dsv.values.names import BranchName, DatasetName
 
 MetadataFolder = Callable[[StoreId], Path]

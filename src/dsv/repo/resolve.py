@@ -10,15 +10,13 @@ import msgspec
 from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.format import keys
 from dsv.repo.expiry import check_not_expired
-from dsv.repo.refs.branches import Head, deleted, no_commit
+from dsv.repo.refs.branches import Head, Refs, deleted, no_commit
 from dsv.store.base import together
 from dsv.values.ids import CommitId
-from dsv.values.names import MAIN, BranchName, DatasetName, TagName
+from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
 
 if TYPE_CHECKING:
     from dsv.repo.objects.objects import Objects
-    from dsv.repo.refs.branches import Refs
-    from dsv.values.names import Rev
 
 
 class Resolved(msgspec.Struct, frozen=True):

@@ -11,21 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from dsv.errors import UsageError
-from dsv.format.records import Limits
+from dsv.format.records import Commit, Limits, RefEntry
 from dsv.fs.files import list_names, read_json, replace_file
 from dsv.fs.folders import make_shared_folder
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, TagName
-
-if TYPE_CHECKING:
-    from dsv.format.records import Commit, RefEntry
 
 _COMMITS = 200
 """So many commits are kept of each dataset."""

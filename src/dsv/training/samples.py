@@ -28,10 +28,6 @@ from dsv.values.cached import cached
 from dsv.values.ids import FileId, PackId, RecipeId
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dsv.format.locator import Location
-    from dsv.format.tree import Entry
     from dsv.repo.objects.erasures import Erasures
     from dsv.repo.tree.read import LocatedSegment
 

@@ -36,6 +36,7 @@ from dsv.format.records import (
     ExpiryAction,
     ExpiryEntry,
     RefEntry,
+    Writer,
 )
 from dsv.repo import history
 from dsv.repo.expiry import FEATURE, ExpiryLog, State, append, put_entry, read_expiry
@@ -50,7 +51,6 @@ from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
-    from dsv.format.records import Writer
     from dsv.repo.repository import Repository
 
 

@@ -24,11 +24,11 @@ from msgspec.structs import replace
 from dsv.errors import Conflict, IntegrityError, NotFound
 from dsv.format import index, keys
 from dsv.format.locator import Location, ObjectKind, places_of
-from dsv.format.records import MAX_ERASED, Erasure, Feature, FeatureRule, Named
+from dsv.format.records import MAX_ERASED, Erasure, Feature, FeatureRule, Named, Writer
 from dsv.repo.errors import may_write, put_back
 from dsv.repo.format_log import ERASED_CONTENTS
-from dsv.repo.objects.erasures import NONE
-from dsv.repo.objects.objects import Located
+from dsv.repo.objects.erasures import NONE, Erasures
+from dsv.repo.objects.objects import Located, Objects
 from dsv.repo.tree.read import LocatedSegment
 from dsv.store.base import Put
 from dsv.upkeep.gc_packs import Erased, list_packs
@@ -40,11 +40,8 @@ from dsv.values.ids import CommitId, ErasureId, FileId, Id, Nonce, PackId, Recip
 from dsv.values.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from dsv.format.records import Writer
     from dsv.format.segment import Segment
     from dsv.format.tree import Entry
-    from dsv.repo.objects.erasures import Erasures
-    from dsv.repo.objects.objects import Objects
     from dsv.repo.repository import Repository
 
 Choice = Literal["erase", "keep"]

@@ -13,20 +13,17 @@ import msgspec
 
 from dsv.errors import Denied, DsvError
 from dsv.format import keys
-from dsv.format.records import ExpiryAction
+from dsv.format.records import Commit, ExpiryAction, Writer
 from dsv.repo import history
 from dsv.repo.expiry import ExpiryLog, append, read_expiry
-from dsv.store.base import ask_each, if_there
+from dsv.store.base import Store, ask_each, if_there
 from dsv.upkeep.roots import Name, list_all, names_of_refs, names_of_runs
-from dsv.values.names import MAIN
+from dsv.values.names import MAIN, DatasetName
 from dsv.values.units import format_duration
 
 if TYPE_CHECKING:
-    from dsv.format.records import Commit, Writer
     from dsv.repo.repository import Repository
-    from dsv.store.base import Store
     from dsv.values.ids import CommitId
-    from dsv.values.names import DatasetName
 
 RUNS_KEEP: Final = 365 * 86400
 """Seconds for which the record of a run keeps its commits."""

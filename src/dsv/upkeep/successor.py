@@ -13,25 +13,22 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, NotFound
-from dsv.format.records import RefEntry
+from dsv.format.records import Commit, RefEntry, Writer
 from dsv.repo.expiry import read_expiry
 from dsv.repo.history import KeptParents, walk
 from dsv.repo.merge_indexes import tidy
-from dsv.repo.refs.branches import LostRace
+from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.session import Session, naming, point_branch
 from dsv.repo.tree.read import Leaf, TreeReader
 from dsv.repo.tree.write import TreeChange, write_tree
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId, SegmentId
-from dsv.values.names import MAIN
+from dsv.values.names import MAIN, DatasetName
 
 if TYPE_CHECKING:
     from dsv.format.locator import Locator
-    from dsv.format.records import Commit, Writer
     from dsv.repo.objects.objects import Objects
-    from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
-    from dsv.values.names import DatasetName
 
 ACTION = "successor"
 """The action of the first move of a branch of the new dataset."""

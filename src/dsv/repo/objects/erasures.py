@@ -12,18 +12,16 @@ from dsv.format import keys
 from dsv.format.codec import Codec
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.pack import MAGIC
-from dsv.format.records import ERASURE_MAX, Erasure
+from dsv.format.records import ERASURE_MAX, Erasure, Named
 from dsv.repo.errors import read_record
-from dsv.store.base import ask_each, parsed
+from dsv.store.base import Store, ask_each, parsed
 from dsv.values.ids import ErasureId, Id, PackId
 from dsv.values.paths import show
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
-    from dsv.format.records import Named
     from dsv.format.tree import Entry
     from dsv.repo.objects.metadata import MetadataCache
-    from dsv.store.base import Store
 
 _COPY = "erasure"
 

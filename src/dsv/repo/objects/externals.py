@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unsupported
 from dsv.format import keys
 from dsv.repo.errors import put_back
-from dsv.store.base import StoreMissing, together
-from dsv.values.ids import ChunkId
+from dsv.store.base import Store, StoreMissing, together
+from dsv.values.ids import ChunkId, PackId
 
 if TYPE_CHECKING:
     from dsv.format.external import ExternalPack, ExternalRow, Source
     from dsv.format.locator import Location
     from dsv.repo.objects.metadata import MetadataCache
-    from dsv.store.base import Store
-    from dsv.values.ids import PackId
 
 Found: TypeAlias = "tuple[bytes, Source]"
 """Bytes of a file, and the file as it was when they were read."""

@@ -6,25 +6,18 @@ import threading
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from dsv.errors import IntegrityError, Unsupported
 from dsv.format import index, keys
 from dsv.format.index import FILTER_MAX, ROW_SIZE, Index, IndexFilter
-from dsv.format.locator import ObjectKind
-from dsv.format.records import MERGE_MAX, IndexMerge
+from dsv.format.locator import Location, ObjectKind
+from dsv.format.records import MERGE_MAX, IndexMerge, MergedFile, Run
 from dsv.repo.errors import put_back
-from dsv.repo.objects.metadata import release
-from dsv.store.base import ask_each, if_there, together
+from dsv.repo.objects.metadata import MetadataCache, release
+from dsv.store.base import Store, ask_each, if_there, together
 from dsv.values.ids import Id, IndexId, PackId
-
-if TYPE_CHECKING:
-    from dsv.format.locator import Location
-    from dsv.format.records import MergedFile, Run
-    from dsv.repo.objects.metadata import MetadataCache
-    from dsv.store.base import Store
 
 # Of records that can't be used, so many numbers back are looked at.
 _NUMBERS = 3

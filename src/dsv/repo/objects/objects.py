@@ -11,32 +11,27 @@ from weakref import WeakValueDictionary
 
 from blake3 import blake3
 
-from dsv.errors import IntegrityError, NotFound, Unreachable, Unsupported
+from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.format import codec, keys, recipe, tree
-from dsv.format.envelope import RECORD_MAX
+from dsv.format.envelope import RECORD_MAX, Buffer
 from dsv.format.locator import MAX_ROWS, Location, Locator, ObjectKind, largest
 from dsv.format.recipe import MAX_CHUNK, Recipe
 from dsv.format.records import Commit
 from dsv.format.segment import Segment
-from dsv.format.tree import Node, PathColumns
+from dsv.format.tree import Entry, Node, PathColumns
 from dsv.repo.errors import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
-from dsv.repo.objects.erasures import NOWHERE, checked_erasures, erased_error, local_erasures
+from dsv.repo.objects.erasures import NOWHERE, Erasures, checked_erasures, erased_error, local_erasures
 from dsv.repo.objects.externals import Externals, SourceChanged
 from dsv.repo.objects.indexes import Indexes
 from dsv.repo.objects.packs import Packs
 from dsv.repo.objects.ranges import RangeReader, ReadThreads, spans
-from dsv.store.base import StoreMissing, TooLargeError, ask_each, both, if_there
+from dsv.store.base import Bytes, Store, StoreMissing, TooLargeError, ask_each, both, if_there
 from dsv.values.ids import CommitId, ErasureId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.paths import MAX_TARGET
 
 if TYPE_CHECKING:
-    from dsv.errors import DsvError
-    from dsv.format.envelope import Buffer
-    from dsv.format.tree import Entry
-    from dsv.repo.objects.erasures import Erasures
     from dsv.repo.objects.metadata import MetadataCache
     from dsv.repo.tracking import Answers
-    from dsv.store.base import Bytes, Store
 
 _HEADER: Final = 64
 """More than any header line and the counts behind it."""

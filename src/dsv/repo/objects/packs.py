@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING
 from dsv.errors import UsageError
 from dsv.format import keys
 from dsv.format.locator import ObjectKind
-from dsv.store.base import listed_size, parsed, together
-from dsv.values.ids import ChunkId, PackId
+from dsv.store.base import Store, listed_size, parsed, together
+from dsv.values.ids import ChunkId, CommitId, Id, PackId
 
 if TYPE_CHECKING:
     from dsv.format.records import Damage
     from dsv.repo.objects.indexes import Indexes
     from dsv.repo.objects.metadata import MetadataCache
-    from dsv.store.base import Store
-    from dsv.values.ids import CommitId, Id
 
 _PAGE = 1000
 """Rows of a listing that most stores give in one answer."""

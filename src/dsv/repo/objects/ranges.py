@@ -12,14 +12,13 @@ import msgspec
 from dsv.errors import IntegrityError, NotFound, Unreachable
 from dsv.format import keys
 from dsv.format.locator import Location
-from dsv.store.base import StoreMissing
+from dsv.store.base import Store, StoreMissing
 from dsv.values.ids import PackId
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from dsv.repo.objects.externals import Externals
-    from dsv.store.base import Store
 
 Item = TypeVar("Item")
 Read = TypeVar("Read")

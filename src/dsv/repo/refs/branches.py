@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
@@ -24,20 +23,16 @@ from dsv.format.records import (
     BranchRule,
     Limits,
     RefEntry,
+    TagValue,
 )
 from dsv.repo.errors import put_back
 from dsv.repo.format_log import EXPIRED_COMMITS
-from dsv.repo.refs.read import changed, check_kept, latest, never_again, parts, read_named
+from dsv.repo.refs.read import Listed, changed, check_kept, latest, never_again, parts, read_named
 from dsv.repo.refs.tags import Tags, named_parts
-from dsv.store.base import Put, absent, both, together
+from dsv.store.base import Put, Store, absent, both, together
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
-
-if TYPE_CHECKING:
-    from dsv.format.records import TagValue
-    from dsv.repo.refs.read import Listed
-    from dsv.store.base import Store
 
 
 class Head(msgspec.Struct, frozen=True):

@@ -22,20 +22,17 @@ from dsv.errors import (
 )
 from dsv.format import keys
 from dsv.format.envelope import RECORD_MAX
-from dsv.format.records import TagDeleted, TagValue
+from dsv.format.records import DatasetErased, ExpiryEntry, TagDeleted, TagValue
 from dsv.repo.errors import ONE_WINS_AGAIN, denial_named, record_or_none
-from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, read_entry, read_format
+from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, Format, read_entry, read_format
 from dsv.repo.refs.read import check_kept, gone, parts, read_named, tombstone
 from dsv.repo.tracking import Answers
-from dsv.store.base import Put, absent, ask_each, both
+from dsv.store.base import Put, Store, absent, ask_each, both
 from dsv.store.open import names_of
 from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
-    from dsv.format.records import DatasetErased, ExpiryEntry
-    from dsv.repo.format_log import Format
-    from dsv.store.base import Store
     from dsv.values.ids import StoreId
 
 Name = TypeVar("Name", DatasetName, BranchName, TagName)

@@ -10,13 +10,12 @@ import msgspec
 
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
-from dsv.values.paths import WHOLE, sort_key
+from dsv.values.paths import WHOLE, Scope, sort_key
 
 if TYPE_CHECKING:
     from dsv.format.segment import Segment
     from dsv.repo.tree.read import Leaf, LocatedSegment, TreeReader
     from dsv.values.ids import Id
-    from dsv.values.paths import Scope
 
 Located = tuple[Entry, Location | None]
 """An entry, and where its content lies if that is known."""

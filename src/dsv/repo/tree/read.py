@@ -9,26 +9,19 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from dsv.errors import IntegrityError
 from dsv.format.locator import Location, Locator, ObjectKind, place_at, places_of
 from dsv.format.segment import Segment
-from dsv.format.tree import Child, Kind, Totals, check_follows
+from dsv.format.tree import Child, Entry, Kind, Node, Totals, check_follows
 from dsv.repo.errors import NOT_OURS
-from dsv.repo.objects.objects import Located
-from dsv.values.ids import NodeId, RecipeId, SegmentId
-from dsv.values.paths import WHOLE, link_escapes, show, sort_key
+from dsv.repo.objects.objects import Located, Objects
+from dsv.values.ids import CommitId, Id, NodeId, RecipeId, SegmentId
+from dsv.values.paths import WHOLE, Scope, link_escapes, show, sort_key
 from dsv.values.units import format_count
-
-if TYPE_CHECKING:
-    from dsv.format.locator import Location
-    from dsv.format.tree import Child, Entry, Node
-    from dsv.repo.objects.objects import Located, Objects
-    from dsv.values.ids import CommitId, Id, NodeId
-    from dsv.values.paths import Scope
 
 
 class Part(msgspec.Struct, frozen=True):

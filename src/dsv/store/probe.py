@@ -1,31 +1,32 @@
 """Proving that a store does what dsv needs of it, before anything is entrusted to it.
 
-A server may let two writers win only while it is busy. So the thorough test has several processes write at once; each
-is `python -m dsv.store.probe`, which reads its task from standard input, says that it is ready, and waits for a line.
+A server may let two writers win only while it is busy. So the thorough test has several processes write at once.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import random
 import secrets
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import IO, Final, cast
+from queue import Empty
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from msgspec.structs import asdict
 
-from dsv.errors import Denied, Unreachable, Unsupported
+from dsv.errors import Denied, DsvError, Unreachable, Unsupported
 from dsv.format.keys import PROBE_PREFIX
 from dsv.store.base import Put, Store, if_there, together
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+    from multiprocessing.synchronize import Barrier
 
 WRITERS: Final = 16
 ROUNDS: Final = 6
@@ -205,80 +206,50 @@ def race(store: Store, options: StoreOptions, *, keys: int = KEYS) -> tuple[str,
 
 def _run(url: str, options: StoreOptions, names: Sequence[str]) -> dict[str, list[str]]:
     """Return who was told to have won each key."""
+    spawn = multiprocessing.get_context("spawn")
+    start, results = spawn.Barrier(PROCESSES), spawn.Queue()
+    shared = url, options, names, start, results
+    racers = [spawn.Process(target=_write, args=(*shared, str(me)), daemon=True) for me in range(PROCESSES)]
     won: dict[str, list[str]] = {}
-    with ExitStack() as stack:
-        racers = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "dsv.store.probe"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for _ in range(PROCESSES)
-        ]
-        for number, racer in enumerate(racers):
-            stack.callback(racer.kill)
-            task = {"url": url, "options": asdict(options), "names": names, "me": str(number)}
-            _send(racer, json.dumps(task))
-        late = threading.Event()
-        end = threading.Timer(_SECONDS, _end, (late, racers))  # whatever waits for a racer then sees its end
-        stack.callback(end.cancel)
-        end.start()
+    try:
         for racer in racers:
-            cast("IO[str]", racer.stdout).readline()  # it is ready
-        for racer in racers:
-            _send(racer, "go")
-        said_by_all = [racer.communicate() for racer in racers]
-        if late.is_set():
-            raise Unreachable(f"the test of {url} took more than {_SECONDS:.0f} s", subject=url)
-        for racer, (out, err) in zip(racers, said_by_all, strict=True):
-            if racer.returncode:
-                said = err.strip().rpartition("\n")[2] or "it was killed"
-                kind = (
-                    Denied if said.startswith(f"{Denied.__module__}.{Denied.__qualname__}:") else Unreachable
-                )
-                raise kind(f"a writer of the test of {url} failed: {said}", subject=url)
-            for name, who in json.loads(out):
+            racer.start()
+        for _ in racers:
+            found = results.get(timeout=_SECONDS)
+            if isinstance(found, DsvError):
+                kind = Denied if isinstance(found, Denied) else Unreachable
+                raise kind(f"a writer of the test of {url} failed: {found.message}", subject=url)
+            for name, who in found:
                 won.setdefault(name, []).append(who)
+    except Empty:
+        raise Unreachable(f"the test of {url} took more than {_SECONDS:.0f} s", subject=url) from None
+    finally:
+        for racer in racers:
+            if racer.pid is not None:
+                racer.kill()
+                racer.join()
     return won
-
-
-def _end(late: threading.Event, racers: Sequence[subprocess.Popen[str]]) -> None:
-    late.set()
-    for racer in racers:
-        racer.kill()
-
-
-def _send(racer: subprocess.Popen[str], line: str) -> None:
-    with suppress(BrokenPipeError):  # its end says why
-        print(line, file=racer.stdin, flush=True)
 
 
 def _value(who: str, name: str) -> bytes:
     return f"{who} {name} ".encode().ljust(_SIZE, b".")
 
 
-def main() -> None:
-    task = json.loads(sys.stdin.readline())
-    names, me = task["names"], task["me"]
-    store = open_store(task["url"], StoreOptions(**task["options"]))
-    with suppress(StopIteration):
-        next(iter(store.list(PROBE_PREFIX)))  # connected before the start
-    print("ready", flush=True)
-    sys.stdin.readline()
+def _write(
+    url: str, options: StoreOptions, names: Sequence[str], start: Barrier, results: Queue[Any], me: str
+) -> None:
+    """In a process of its own: write all keys, when the others are ready too, and say which were won."""
+    try:
+        with closing(open_store(url, options)) as store:
+            next(iter(store.list(PROBE_PREFIX)), None)  # connected before the start
+            start.wait(_SECONDS)
 
-    def write(thread: int) -> list[tuple[str, str]]:
-        who = f"{me}-{thread}"
-        return [(name, who) for name in names if store.put_if_absent(name, _value(who, name)) is Put.WON]
+            def write(thread: int) -> list[tuple[str, str]]:
+                who = f"{me}-{thread}"
+                values = ((name, _value(who, name)) for name in names)
+                return [(name, who) for name, value in values if store.put_if_absent(name, value) is Put.WON]
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        won = [one for found in pool.map(write, range(THREADS)) for one in found]
-    store.close()
-    print(json.dumps(won))
-
-
-if __name__ == "__main__":
-    main()
+            with ThreadPoolExecutor(THREADS) as pool:
+                results.put([one for found in pool.map(write, range(THREADS)) for one in found])
+    except DsvError as error:
+        results.put(error)

@@ -26,7 +26,7 @@ from dsv.store.open import open_raw
 from dsv.store.options import StoreOptions
 from dsv.upkeep.datasets import delete_dataset, rename_dataset
 from dsv.upkeep.expire import Rules, plan_expiry
-from dsv.upkeep.roots import read_roots
+from dsv.upkeep.roots import read_names, read_roots
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
 from tests import exhaustive
@@ -125,10 +125,8 @@ def check_is(store: Store, commits: Commits, dataset: DatasetName, other: Datase
     assert {state.entry.author for state in expiry.states.values()} == {"eve"}, (
         "who let them expire, not who renamed"
     )
-    assert set(read_roots(repository).commits) == set(commits[1:])
-    assert set(read_roots(repository, [dataset]).commits) == set(commits[1:]), (
-        "the moves of the old name are its own"
-    )
+    assert set(read_roots(repository)) == set(commits[1:])
+    assert set(read_roots(repository, [dataset])) == set(commits[1:]), "the moves of the old name are its own"
     assert read(repository, commits[4]) == {"a": b"4"}
     for text in (None, "dev", "v1", "main~1", str(commits[4]), str(commits[4])[:12]):
         rev = None if text is None else Rev.parse(text)
@@ -171,12 +169,12 @@ def test_what_is_freed_under_the_new_name_is_kept_by_no_move_of_the_old_one() ->
         resolve(repository.refs, repository.objects, OLD, Rev.parse(str(commits[5])))
     with pytest.raises(NotFound, match="renamed to xrays"):
         log(store, OLD, ExpiryAction.UNDO, commits[1])
-    assert set(read_roots(opened(store)).commits) == set(commits[1:])
+    assert set(read_roots(opened(store))) == set(commits[1:])
     for one in (commits[1], commits[5]):
         log(store, NEW, ExpiryAction.FREE, one)
-    assert set(read_roots(opened(store)).commits) == set(commits[2:5])
+    assert set(read_roots(opened(store))) == set(commits[2:5])
     rename_dataset(opened(store), WRITER, NEW, OLD)
-    assert set(read_roots(opened(store)).commits) == set(commits[2:5])
+    assert set(read_roots(opened(store))) == set(commits[2:5])
 
 
 def test_a_commit_that_expires_again_under_the_new_name_has_a_new_grace_after_a_renaming_back() -> None:
@@ -198,7 +196,7 @@ def test_the_run_of_the_old_name_keeps_its_commit_under_the_new_one() -> None:
     assert plan_expiry(opened(store), NEW, Rules(tagged=True)).commits == [commits[5]]
     found = plan_expiry(opened(store), NEW, Rules(tagged=True, also_runs=True)).commits
     assert set(found) == {commits[2], commits[5]}
-    reasons = read_roots(opened(store), [NEW]).commits[commits[2]]
+    reasons = [one.why for one in read_names(opened(store), [NEW]) if one.commit == commits[2]]
     assert f"run {RUN}" in reasons
 
 
@@ -259,7 +257,7 @@ def test_killed_at_any_write_the_same_command_finishes(behind: bool, back: bool)
 def check_between(store: Store, commits: Commits) -> None:
     """Nothing is there twice or called damaged, and gc keeps what it is to keep."""
     assert len(live(store)) <= 1
-    assert set(read_roots(opened(store)).commits) == set(commits[1:])
+    assert set(read_roots(opened(store))) == set(commits[1:])
 
 
 class Overtaken(Watched):
@@ -463,7 +461,7 @@ def check(store: Store, commits: Commits, kept: Kept, told: list[DsvError], when
     (name,) = names
     assert told or kept(store, commits, name), (when, name, heads(store, name), tags(store, name))
     expired, freed = expiry(store, name)
-    assert set(read_roots(opened(store)).commits) == set(commits) - freed, when
+    assert set(read_roots(opened(store))) == set(commits) - freed, when
     named = {*heads(store, name).values(), *tags(store, name).values()}
     assert not named & (expired | freed), when
 

@@ -16,7 +16,7 @@ from dsv.repo.session import Session
 from dsv.store.base import LARGEST, Item
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
-from dsv.upkeep.roots import IncompleteListing, read_roots
+from dsv.upkeep.roots import IncompleteListing, read_names, read_roots
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from tests.kit.repositories import DATASET, TIME, WRITER, commit, create
@@ -74,8 +74,8 @@ def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Repository:
     return create(MemoryStore() if request.param == "memory" else directory(tmp_path))
 
 
-def reasons(repository: Repository, **options: object) -> dict[CommitId, tuple[str, ...]]:
-    return read_roots(Repository.open(repository.store, None), **options).commits  # type: ignore[arg-type]
+def roots(repository: Repository, **options: object) -> set[CommitId]:
+    return set(read_roots(Repository.open(repository.store, None), **options))  # type: ignore[arg-type]
 
 
 def test_all_that_is_named_stays_and_why(repository: Repository) -> None:
@@ -85,13 +85,14 @@ def test_all_that_is_named_stays_and_why(repository: Repository) -> None:
     tag(repository, DATASET, "v1", one)
     repository.store.put_if_absent(keys.run_key(DATASET, RUN, "start"), run(DATASET, one))
     repository.store.put_if_absent(keys.run_key(DATASET, RUN, "log"), b"not json")
-    found = reasons(repository)
-    assert set(found) == {one, two, three}
-    assert set(found[one]) >= {"tag scans@v1", f"run {RUN}", "scans@main"}
-    assert found[three] == ("scans@main",)
-    assert set(found[two]) == {"scans@main", "xrays@main"}
-    assert set(reasons(repository, datasets=[OTHER])) == {one, two}
-    assert "history of xrays@main" in reasons(repository, datasets=[OTHER])[one]
+    why: dict[CommitId, set[str]] = {}
+    for name in read_names(repository):
+        why.setdefault(name.commit, set()).add(name.why)
+    assert roots(repository) == {one, two, three}
+    assert why[one] >= {"tag scans@v1", f"run {RUN}", "scans@main"}
+    assert why[three] == {"scans@main"}
+    assert why[two] == {"scans@main", "xrays@main"}
+    assert roots(repository, datasets=[OTHER]) == {one, two}
 
 
 def test_a_move_back_and_a_deleted_branch_keep_their_commits(repository: Repository) -> None:
@@ -102,16 +103,16 @@ def test_a_move_back_and_a_deleted_branch_keep_their_commits(repository: Reposit
     side = repository.refs.newest(DATASET, BranchName.parse("side"))
     gone = RefEntry(None, True, Nonce.random(), next(TIME), WRITER.author, "delete")
     assert isinstance(repository.refs.move(DATASET, BranchName.parse("side"), side, gone), Moved)
-    assert set(reasons(repository)) == {one, two}
+    assert roots(repository) == {one, two}
 
 
 def test_a_deleted_tag_keeps_nothing(repository: Repository) -> None:
     kept = commit(repository, {"a": b"1"})
     other = lone(repository, "b")
     tag(repository, DATASET, "v1", other)
-    assert set(reasons(repository)) == {kept, other}
+    assert roots(repository) == {kept, other}
     repository.store.put_if_absent(keys.tag_deleted_key(DATASET, TagName.parse("v1")), b"gone")
-    assert set(reasons(repository)) == {kept}
+    assert roots(repository) == {kept}
 
 
 @pytest.mark.parametrize("member", ["code", "output"])
@@ -120,42 +121,42 @@ def test_the_trees_of_a_run_stay(repository: Repository, member: str) -> None:
     other = lone(repository, "b")
     key = keys.run_key(DATASET, RUN, "start-2")
     repository.store.put_if_absent(key, run(DATASET, kept, **{member: {"tree": str(other), "files": 1}}))
-    assert reasons(repository)[other] == (f"run {RUN}",)
+    assert other in roots(repository)
     repository.store.delete(key)
     repository.store.put_if_absent(key, run(DATASET, kept, **{member: {"tree": None}}))
-    assert set(reasons(repository)) == {kept}
+    assert roots(repository) == {kept}
 
 
 def test_what_a_session_is_about_to_name_stays_until_it_is_closed(repository: Repository) -> None:
     kept = commit(repository, {"a": b"1"})
     other = lone(repository, "b")
     with Session.open(repository, WRITER) as session:
-        assert set(reasons(repository)) == {kept}
+        assert roots(repository) == {kept}
         verdict = SessionVerdict(other, Nonce.random())
         repository.store.put_if_absent(keys.session_verdict_key(session.id), verdict.encode())
-        assert reasons(repository)[other] == (f"session {session.id}",)
+        assert other in roots(repository)
         session.close()
-    assert set(reasons(repository)) == {kept}
+    assert roots(repository) == {kept}
 
 
 def test_freed_commits_go_whatever_names_them_but_another_dataset(repository: Repository) -> None:
     made = [commit(repository, {"a": b"%d" % n}) for n in range(4)]
     freed = {DATASET: made}
     tag(repository, DATASET, "v1", made[1])
-    assert reasons(repository, freed=lambda one: freed.get(one, [])) == {}
+    assert roots(repository, freed=lambda one: freed.get(one, [])) == set()
     move(repository, OTHER, "main", made[0])
-    assert set(reasons(repository, freed=lambda one: freed.get(one, []))) == {made[0]}
+    assert roots(repository, freed=lambda one: freed.get(one, [])) == {made[0]}
     repository.store.put_if_absent(keys.run_key(DATASET, RUN, "record"), run(DATASET, made[2]))
-    assert made[2] not in reasons(repository, freed=lambda one: freed.get(one, []))
+    assert made[2] not in roots(repository, freed=lambda one: freed.get(one, []))
 
 
 def test_what_the_expiry_log_calls_freed_is_no_root(repository: Repository) -> None:
     made = [commit(repository, {"a": b"%d" % n}) for n in range(3)]
     append(repository, WRITER, DATASET, ExpiryAction.EXPIRE, lambda _: made[:2])
-    assert set(reasons(repository)) == set(made)
+    assert roots(repository) == set(made)
     append(repository, WRITER, DATASET, ExpiryAction.FREE, lambda _: made[:1])
-    assert set(reasons(repository)) == set(made[1:])
-    assert set(reasons(repository, freed=lambda _: ())) == set(made)
+    assert roots(repository) == set(made[1:])
+    assert roots(repository, freed=lambda _: ()) == set(made)
 
 
 # --- what is not to be believed
@@ -217,9 +218,9 @@ def test_a_listing_that_is_cut_short_is_an_error(
     repository = world()
     with Session.open(repository, WRITER):
         store = Cut(repository.store, prefix, flat, folders, lambda n: max(0, keep(n)))  # type: ignore[arg-type]
-        complete = set(reasons(repository))
+        complete = roots(repository)
         try:
-            found = set(read_roots(Repository.open(store, None)).commits)
+            found = set(read_roots(Repository.open(store, None)))
         except IncompleteListing as error:
             assert error.hint
         else:
@@ -279,7 +280,7 @@ def test_an_empty_folder_is_nothing(tmp_path: Path) -> None:
         f"runs/scans/{RUN}",
     ):
         (tmp_path / "store" / empty).mkdir(parents=True)
-    assert set(reasons(repository)) == {made}
+    assert roots(repository) == {made}
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -289,7 +290,7 @@ def test_a_gap_in_a_branch_is_an_error(number: int) -> None:
         commit(repository, {"a": b"%d" % n})
     repository.store.delete(keys.branch_key(DATASET, MAIN, number))
     with pytest.raises(IncompleteListing, match=keys.branch_key(DATASET, MAIN, number)):
-        reasons(repository)
+        roots(repository)
 
 
 def each_record(repository: Repository) -> list[str]:
@@ -306,7 +307,7 @@ def test_every_record_that_can_not_be_read_is_an_error() -> None:
     """Damaged, gone between listing and reading, or a store that does not answer."""
     repository = world()
     with Session.open(repository, WRITER) as session:
-        verdict = SessionVerdict(next(iter(reasons(repository))), Nonce.random())
+        verdict = SessionVerdict(next(iter(roots(repository))), Nonce.random())
         repository.store.put_if_absent(keys.session_verdict_key(session.id), verdict.encode())
         records = [key for key in each_record(repository) if "verdict" not in key or str(session.id) in key]
         assert len(records) > 20
@@ -349,15 +350,15 @@ def test_a_run_that_can_not_be_read_is_an_error(record: bytes) -> None:
     key = keys.run_key(DATASET, RUN, "record")
     repository.store.put_if_absent(key, record)
     with pytest.raises(IntegrityError, match=key):
-        reasons(repository)
+        roots(repository)
 
 
 def test_a_run_of_a_newer_version_is_an_error() -> None:
     repository = world()
-    made = next(iter(reasons(repository)))
+    made = next(iter(roots(repository)))
     repository.store.put_if_absent(keys.run_key(DATASET, RUN, "start-3"), run(DATASET, made, version=2))
     with pytest.raises(Unsupported, match="newer"):
-        reasons(repository)
+        roots(repository)
 
 
 def test_a_dataset_that_is_made_meanwhile_is_found() -> None:
@@ -372,5 +373,5 @@ def test_a_dataset_that_is_made_meanwhile_is_found() -> None:
                 made.append(commit(repository, {"b": b"2"}))
             return self.inner.list(prefix, start_after)
 
-    assert set(read_roots(Repository.open(Overtaken(repository.store), None)).commits) == {before}
-    assert set(reasons(repository)) == {before, *made}
+    assert set(read_roots(Repository.open(Overtaken(repository.store), None))) == {before}
+    assert roots(repository) == {before, *made}

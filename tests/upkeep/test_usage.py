@@ -213,6 +213,6 @@ def test_runs_of_folders_are_those_of_each_path(drawn: set[str], depth: int) -> 
 
 def test_an_empty_store_takes_nothing(tmp_path: Path) -> None:
     repository = create(MemoryStore())
-    roots = read_roots(repository).commits
+    roots = read_roots(repository)
     found = measure(repository, roots, [roots], tmp_path / "room", NoProgress(), packs=True)
     assert found.reached == found.unused == Sum() and found.packs is not None and found.packs.count == 0

@@ -172,14 +172,14 @@ def _usage(
             for one in {name.dataset for name in names}
             if one is not None
         }
-        roots = kept(parents, names, lambda one: logs[one].freed)
+        roots = set(kept(parents, names, lambda one: logs[one].freed))
         if not texts and not only_unused:
             datasets = sorted(
                 {one.dataset for one in names if one.dataset is not None and one.branch is not None}
             )
             wanted = [_Wanted(str(one), "dataset", one) for one in datasets]
         groups = [one.commits(parents, names, roots) for one in wanted]
-        unexpired = kept(parents, names, lambda one: logs[one].states)
+        unexpired = set(kept(parents, names, lambda one: logs[one].states))
         expired = [one for one in roots if one not in unexpired]
         if depth is not None:
             folders, found = measuring.measure_folders(
@@ -442,7 +442,7 @@ def _forecast(context: Context, options: Options, repository: Repository) -> For
             repository,
             freed=lambda one: freed.get(one) or read_expiry(repository.refs, one).freed,
             known=known,
-        ).commits
+        )
         groups = [commits.difference(roots) for commits in going.values()]
         names = _counts(repository) - before
         found = measure(

@@ -155,8 +155,8 @@ class Eraser:
 
     def _plan(self, files: set[FileId], asked: Iterable[Place] | None, choice: Choice | None) -> Plan:
         roots = read_roots(self._repository)
-        plan = Plan(commits=set(roots.commits))
-        by_dataset = self._by_dataset(roots.commits)
+        plan = Plan(commits=set(roots))
+        by_dataset = self._by_dataset(roots)
         found = self._find(by_dataset, files)
         for one in sorted(files - found.sizes.keys()):
             where = self._objects.indexes.find(ObjectKind.CHUNK, one)
@@ -340,13 +340,13 @@ class Eraser:
         """Return the commits that were made since the plan."""
         self._repository.refs.forget()
         self._repository.objects.indexes.renew()
-        return read_roots(self._repository).commits.keys() - plan.commits
+        return set(read_roots(self._repository)) - plan.commits
 
     def needed(self, files: set[FileId], parts: dict[Named, int]) -> set[Named]:
         """Return those of these parts that any other files have."""
         self._objects.erasures = NONE
         try:
-            found = self._sharing(self._by_dataset(read_roots(self._repository).commits), files, parts)
+            found = self._sharing(self._by_dataset(read_roots(self._repository)), files, parts)
         finally:
             self._objects.erasures = self._known
         return set(_taken(found))

@@ -274,10 +274,8 @@ class Collector:
         self._repository.objects.indexes.renew()
         self._repository.objects.forget_erasures()
         roots = read_roots(self._repository, known=self._named)
-        new = [one for one in roots.commits if one not in self._reached]
-        self._progress.note(
-            f"{format_count(len(roots.commits), 'commit')} needed, {len(new):,} of them to look at"
-        )
+        new = [one for one in roots if one not in self._reached]
+        self._progress.note(f"{format_count(len(roots), 'commit')} needed, {len(new):,} of them to look at")
 
         def found(kind: ObjectKind, ids: bytes) -> None:
             needed.add(ids)

@@ -63,12 +63,6 @@ class IncompleteListing(IntegrityError):
     """Listings of a store contradict each other, or what is known to be there."""
 
 
-class Roots(msgspec.Struct, frozen=True):
-    """Every commit that must stay, and why: what names it, or the branch in whose history it is."""
-
-    commits: dict[CommitId, tuple[str, ...]]
-
-
 class Name(NamedTuple):
     """Something that names a commit of a dataset."""
 
@@ -89,7 +83,7 @@ def read_roots(
     datasets: Iterable[DatasetName] | None = None,
     freed: Freed | None = None,
     known: Known | None = None,
-) -> Roots:
+) -> list[CommitId]:
     """Return every commit that something names, with all its ancestors, but for those that are freed.
 
     These are all moves of all branches, deleted ones too, all tags and run records, and the verdicts of sessions that
@@ -102,13 +96,13 @@ def read_roots(
     """
     chosen = None if datasets is None else list(datasets)
 
-    def look() -> Roots:
+    def look() -> list[CommitId]:
         names = read_names(repository, chosen, known)
         parents = Parents(repository.objects)
         found = kept(parents, names, freed or (lambda one: read_expiry(repository.refs, one).freed))
         if chosen is None:
             _check_commits(repository, parents.known, names)
-        return Roots(found)
+        return found
 
     return _until_complete(look)
 
@@ -131,25 +125,16 @@ def read_names(
     ]
 
 
-def kept(
-    parents: Parents, names: Iterable[Name], freed: Freed = lambda _: ()
-) -> dict[CommitId, tuple[str, ...]]:
-    """Return the commits of these names with their ancestors, and why each stays."""
-    by_dataset: dict[DatasetName | None, list[Name]] = {}
+def kept(parents: Parents, names: Iterable[Name], freed: Freed = lambda _: ()) -> list[CommitId]:
+    """Return the commits of these names with their ancestors, each once, without those that their dataset frees."""
+    by_dataset: dict[DatasetName | None, list[CommitId]] = {}
     for name in names:
-        by_dataset.setdefault(name.dataset, []).append(name)
-    found: dict[CommitId, dict[str, None]] = {}
+        by_dataset.setdefault(name.dataset, []).append(name.commit)
+    found: dict[CommitId, None] = {}
     for dataset, some in by_dataset.items():
         gone = frozenset() if dataset is None else frozenset(freed(dataset))
-        for name in some:
-            if name.commit not in gone:
-                found.setdefault(name.commit, {})[name.why] = None
-        met: set[CommitId] = set()
-        for name in sorted(some, key=lambda one: one.branch != MAIN):
-            for commit_id in parents.walk([name.commit], met):
-                if commit_id not in found and commit_id not in gone:
-                    found[commit_id] = {f"history of {name.why}": None}
-    return {commit_id: tuple(why) for commit_id, why in found.items()}
+        found.update((one, None) for one in parents.walk(some, set()) if one not in gone)
+    return list(found)
 
 
 class Parents:

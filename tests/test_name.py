@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.repo.format_log import readme_text
+from dsv.repo.format_log import README
 
 ROOT = Path(__file__).parents[1]
 SKIPPED = {".git", ".venv", "venv", "build", "dist", "node_modules", "__pycache__"}
@@ -88,7 +88,7 @@ def test_no_file_says_to_install_the_other_project() -> None:
 
 
 def test_the_readme_in_a_store_does_not_either() -> None:
-    assert "dsv_data" in readme_text() and not installs_theirs(readme_text())
+    assert "dsv_data" in README and not installs_theirs(README)
 
 
 def test_the_distribution_has_a_name_of_its_own_and_the_command_is_dsv() -> None:

@@ -58,7 +58,7 @@ from dsv.format.records import (
     erased_id,
 )
 from dsv.format.tree import Cutter, Kind
-from dsv.repo.format_log import readme_text
+from dsv.repo.format_log import README
 from dsv.values.ids import ChunkId, CommitId, ErasureId, FileId, Id, NodeId, Nonce, SegmentId, SessionId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from dsv.values.paths import sort_key
@@ -107,7 +107,7 @@ def build(*, named: bool = False, node_locators: bool = False) -> dict[str, byte
     made = StoreMaker(**names, node_locators=node_locators)
     first = made.commit(FIRST, (), AUTHOR, TIME, "The first letters")
     second = made.commit(SECOND, (first,), AUTHOR, TIME + 1000, "Larger letters\n\nas asked for")
-    made.put(keys.README_KEY, readme_text().encode())
+    made.put(keys.README_KEY, README.encode())
     has = {"named-records": named, "node-locators": node_locators}
     _format(made, tuple(Feature(name, FeatureRule.REFUSE) for name, it_has in has.items() if it_has))
     _refs(made, first, second, named=named)
@@ -163,7 +163,7 @@ def build_merged() -> dict[str, bytes]:
     second = made.commit(SECOND, (first,), AUTHOR, TIME + 1000, "Larger letters")
     side = made.commit(SIDE, (first,), AUTHOR, TIME + 2000, "Other names", branch=RELABEL)
     merged = made.commit(MERGED, (second, side), AUTHOR, TIME + 3000, "merge relabel into main")
-    made.put(keys.README_KEY, readme_text().encode())
+    made.put(keys.README_KEY, README.encode())
     named = Feature("named-records", FeatureRule.REFUSE)
     opened = FormatEntry(
         name_of("merged").store, _nonce("merged format 0"), TIME, AUTHOR, "golden 1", features=(named,)
@@ -188,7 +188,7 @@ def build_external() -> dict[str, bytes]:
     """Every key of a store of which two files lie elsewhere."""
     made = StoreMaker(dataset=LETTERS, branch=MAIN, node_locators=True, external=EXTERNAL)
     first = made.commit(FIRST, (), AUTHOR, TIME, "The first letters")
-    made.put(keys.README_KEY, readme_text().encode())
+    made.put(keys.README_KEY, README.encode())
     features = [Feature(name, FeatureRule.REFUSE) for name in ("named-records", "node-locators")]
     nonce = _nonce("external format 0")
     opened = FormatEntry(name_of("external").store, nonce, TIME, AUTHOR, "golden 7", features=tuple(features))

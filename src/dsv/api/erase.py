@@ -259,8 +259,7 @@ def status(context: Context, *, deadline: float, purge: bool = False) -> Status:
             return done
         now = repository.clock()
         done.overdue = any(one.waiting and one.deadline_ms < now for one in done.items)
-        found = find_packs(repository, folder)
-        done.packs, done.unindexed = len(found.packs), found.unindexed
+        done.packs, done.unindexed = find_packs(repository, folder)
         _look_at_versions(context, repository, done, purge=purge)
         return done
 

@@ -50,12 +50,7 @@ def lost_format(store: Store) -> NoReturn:
     )
 
 
-def readme_text() -> str:
-    """Return the content of `README.txt` in a store."""
-    return _TEXT
-
-
-_TEXT = """\
+README = """\
 This is a dsv store: versioned datasets, shared and deduplicated.
 Please change or delete nothing here by hand: every object is referred to by others.
 
@@ -86,6 +81,7 @@ What lies here:
 Every object is named by a hash of its bytes or carries one: file ids are plain BLAKE3-256, so
 `b3sum FILE` proves a restored file.
 """
+"""The content of `README.txt` in a store."""
 
 
 # What this version knows to read and to write. A feature that a store names beyond these is judged by its rule.
@@ -232,10 +228,9 @@ def has_layout(store: Store) -> bool:
     """Return whether a store was made here, or one half of a store in two places. Raises `IntegrityError` if one was
     made and its format is gone."""
     split = split_of(store)
-    if split is not None:
-        return read_entry(split.data, 0) is not None or (has_data(split.data) and lost_format(split.data))
-    return read_entry(store, 0) is not None or (
-        has_data(store) and (read_entry(store, 0) is not None or lost_format(store))
+    data = store if split is None else split.data
+    return read_entry(data, 0) is not None or (
+        has_data(data) and (read_entry(data, 0) is not None or lost_format(data))
     )
 
 
@@ -285,7 +280,7 @@ def make_names(
     if external and EXTERNAL_FEATURE not in made.features:
         known = sorted((*made.features, EXTERNAL_FEATURE), key=lambda one: one.name)
         made = replace(made, features=tuple(known))
-    names.put_if_absent(keys.README_KEY, readme_text().encode())
+    names.put_if_absent(keys.README_KEY, README.encode())
     won = names.put_if_absent(keys.format_key(0), made.encode()) is Put.WON
     first = made if won else read_entry(names, 0)
     if first is None or first.store_id != entry.store_id:
@@ -463,7 +458,7 @@ def make_layout(store: Store, first: FormatEntry) -> None:
         conditional = () if store.conditional else (UNCONDITIONAL_WRITES,)
         whole = replace(first, features=with_features(first, *conditional))
         store.put_if_absent(keys.format_key(0), whole.encode())
-        store.put_if_absent(keys.README_KEY, readme_text().encode())  # the winner may have died before it
+        store.put_if_absent(keys.README_KEY, README.encode())  # the winner may have died before it
         return
     _check_unused(split)
     maker = keys.maker_key(first.store_id)
@@ -474,13 +469,13 @@ def make_layout(store: Store, first: FormatEntry) -> None:
     if not Format(tuple(made)).has(DATA_ELSEWHERE) or not _is_maker(split.data, made[0].store_id):
         _delete_if_allowed(split.data, maker)
         raise _of_another(split)
-    split.names.put_if_absent(keys.README_KEY, readme_text().encode())
+    split.names.put_if_absent(keys.README_KEY, README.encode())
     further = (NAMES_ELSEWHERE,) if split.data.conditional else (NAMES_ELSEWHERE, UNCONDITIONAL_WRITES)
     data = replace(
         first, store_id=made[0].store_id, nonce=Nonce.random(), features=with_features(first, *further)
     )
     split.data.put_if_absent(keys.format_key(0), data.encode())
-    split.data.put_if_absent(keys.README_KEY, readme_text().encode())
+    split.data.put_if_absent(keys.README_KEY, README.encode())
     for made_by in {first.store_id, made[0].store_id}:
         _delete_if_allowed(split.data, keys.maker_key(made_by))
 

@@ -120,37 +120,22 @@ def ahead_behind(commits: Commits, left: CommitId, right: CommitId) -> Distance:
     return Distance(flags.count(_LEFT), flags.count(_RIGHT))
 
 
-class _TooMany(Exception):
-    """More commits would have to be read than it is worth."""
-
-
-class _Few:
-    """Commits, up to a number of them."""
-
-    def __init__(self, commits: Commits, most: int) -> None:
-        self._commits = commits
-        self._left = most
-
-    def commit(self, commit_id: CommitId) -> Commit:
-        if self._left <= 0:
-            raise _TooMany
-        self._left -= 1
-        return self._commits.commit(commit_id)
-
-
 def distance(
     commits: Commits, base: CommitId | None, head: CommitId, most: int | None = None
 ) -> Distance | None:
     """Return how many commits a base (None: an empty history) has that a head has not, and the other way round; None if
     some commit can't be read, or more than `most` would have to be.
     """
-    few = commits if most is None else _Few(commits, most)
+    painting = _Painting(commits, head, *([] if base is None else [base]))
     try:
-        if base is None:
-            return Distance(0, only_in(few, head, ()))
-        return ahead_behind(few, base, head)
-    except (DsvError, _TooMany):
+        while not painting.settled:
+            if most is not None and len(painting.flags) > most:
+                return None
+            painting.step()
+    except DsvError:
         return None
+    flags = list(painting.flags.values())
+    return Distance(flags.count(_RIGHT), flags.count(_LEFT))
 
 
 def only_in(commits: Commits, commit_id: CommitId, others: Iterable[CommitId]) -> int:

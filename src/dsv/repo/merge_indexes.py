@@ -6,7 +6,7 @@ A merge writes new index files with all the rows of others, a run, and then its 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
@@ -19,7 +19,7 @@ from dsv.format.index import FILTER_MAX, ROW_SIZE, Index, encode_filter, merge_a
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.records import MAX_FILES, MERGE_MAX, IndexMerge, MergedFile, Run, Writer
 from dsv.repo.errors import put_back, read_record
-from dsv.repo.objects.indexes import Indexes, ListedIndexes, Standing
+from dsv.repo.objects.indexes import Indexes, ListedIndexes
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.base import Store, TooLargeError, if_there, together
@@ -107,16 +107,6 @@ class Unit(msgspec.Struct, frozen=True):
     rows: int
 
 
-def units(standing: Standing, rows: Mapping[IndexId, int]) -> list[Unit]:
-    found = [Unit(tuple(one.id for one in run), sum(rows[one.id] for one in run)) for run in standing.runs]
-    return found + [Unit((one,), rows[one]) for one in standing.loose]
-
-
-def crowd(found: Sequence[Unit], most_rows: int) -> int:
-    """Return how many units may still be merged: one with half of the most rows stays as it is."""
-    return sum(2 * unit.rows <= most_rows for unit in found)
-
-
 def choose(found: Sequence[Unit], most_rows: int) -> list[Unit]:
     """Return the units to merge, smallest first, so that each of the others has at least twice the rows of all smaller
     ones.
@@ -138,7 +128,8 @@ def choose(found: Sequence[Unit], most_rows: int) -> list[Unit]:
 def tidy(repository: Repository, writer: Writer) -> None:
     """Merge if a sync met too many index files. What goes wrong is no failure of the sync: the next one tries."""
     found = _units(repository.objects.indexes.listed)
-    if crowd(found, SYNC_ROWS) > MOST_UNITS and len(choose(found, SYNC_ROWS)) > 1:
+    small = [unit for unit in found if 2 * unit.rows <= SYNC_ROWS]  # the others stay as they are
+    if len(small) > MOST_UNITS and len(choose(found, SYNC_ROWS)) > 1:
         with suppress(DsvError):
             merge_indexes(repository, writer, most_rows=SYNC_ROWS)
 
@@ -162,7 +153,11 @@ def merge_indexes(repository: Repository, writer: Writer, *, most_rows: int = MO
 
 
 def _units(listed: ListedIndexes) -> list[Unit]:
-    return units(listed.standing, {index_id: size // ROW_SIZE for index_id, size in listed.sizes.items()})
+    runs = [tuple(one.id for one in run) for run in listed.standing.runs]
+    return [
+        Unit(files, sum(listed.sizes[one] // ROW_SIZE for one in files))
+        for files in (*runs, *((one,) for one in listed.standing.loose))
+    ]
 
 
 def _without_condemned(session: Session, chosen: list[Unit]) -> list[Unit]:

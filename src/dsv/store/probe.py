@@ -67,8 +67,8 @@ def prove(store: Store, *, writers: int = WRITERS, rounds: int = ROUNDS) -> Proo
         race_keys = list(written)
         listing_ok, ordered, seen = _list(store, folder, written)
         stored = together([partial(store.get, key) for key in race_keys])
-    findings = [found.finding for found in raced if found.finding]
-    if not findings and any(found.winner != data for found, data in zip(raced, stored, strict=True)):
+    findings = [finding for finding, _ in raced if finding]
+    if not findings and [winner for _, winner in raced] != stored:
         findings = ["the bytes of a writer that had won were replaced later"]
     return Proof(not findings, listing_ok, ordered, tuple(dict.fromkeys([*findings, *seen])))
 
@@ -118,17 +118,9 @@ def _probe_folder(store: Store) -> Iterator[tuple[str, list[str]]]:
                 store.delete(key)
 
 
-class _Raced(msgspec.Struct, frozen=True):
-    """The result of concurrent writes to one key."""
-
-    finding: str
-    """The fault, if any."""
-    winner: bytes = b""
-    """The bytes of the write that succeeded."""
-
-
-def _race(store: Store, folder: str, written: list[str], number: int, writers: int) -> _Raced:
-    """Have many writers put one key at once, then one more."""
+def _race(store: Store, folder: str, written: list[str], number: int, writers: int) -> tuple[str, bytes]:
+    """Have many writers put one key at once, then one more. Return what went wrong, if anything, and the bytes of the
+    writer that won."""
     key = f"{folder}race/{number}"
     written.append(key)
     size = _SIZES[number % len(_SIZES)]
@@ -143,12 +135,12 @@ def _race(store: Store, folder: str, written: list[str], number: int, writers: i
         results = list(pool.map(write, values))
     winners = [value for value, put in zip(values, results, strict=True) if put is Put.WON]
     if len(winners) != 1:
-        return _Raced(f"of {writers} writers of one key {len(winners)} were told that they had won")
+        return f"of {writers} writers of one key {len(winners)} were told that they had won", b""
     if store.get(key) != winners[0]:
-        return _Raced("the bytes of the writer that won were replaced by another's")
+        return "the bytes of the writer that won were replaced by another's", b""
     if store.put_if_absent(key, b"late") is not Put.LOST or store.get(key) != winners[0]:
-        return _Raced("a key that existed was written again")
-    return _Raced("", winners[0])
+        return "a key that existed was written again", b""
+    return "", winners[0]
 
 
 def _list(store: Store, folder: str, written: list[str]) -> tuple[bool, bool, list[str]]:

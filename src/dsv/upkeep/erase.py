@@ -36,7 +36,7 @@ from dsv.upkeep.ids import Seen
 from dsv.upkeep.index_rows import IndexRows
 from dsv.upkeep.reach import walk_segments
 from dsv.upkeep.roots import read_roots
-from dsv.values.ids import CommitId, ErasureId, FileId, Id, Nonce, PackId, RecipeId
+from dsv.values.ids import CommitId, ErasureId, FileId, Id, Nonce, RecipeId
 from dsv.values.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -401,16 +401,9 @@ def _needed_parts(repository: Repository, records: Iterable[Erasure]) -> set[Nam
     return Eraser(repository).needed(files, parts)
 
 
-class PacksLeft(msgspec.Struct, frozen=True):
-    """Packs that are there, and have erased contents."""
-
-    packs: tuple[PackId, ...]
-    unindexed: int
-    """Packs in no index, which may have them."""
-
-
-def find_packs(repository: Repository, folder: Path) -> PacksLeft:
-    """Return the packs that gc has to rewrite, or delete, before nothing of what was erased is left."""
+def find_packs(repository: Repository, folder: Path) -> tuple[int, int]:
+    """Return how many packs gc has to rewrite, or delete, before nothing of what was erased is left, and how many packs
+    in no index may have some of it."""
     erased = Erased(repository.objects.erasures.objects)
     with IndexRows(repository, folder / "rows") as rows:
         listed = list_packs(repository.store)
@@ -423,7 +416,7 @@ def find_packs(repository: Repository, folder: Path) -> PacksLeft:
             found[at[at >= 0]] = True
         known = np.zeros(len(listed.ids), np.bool_)
         known[places[places >= 0]] = True
-        return PacksLeft(tuple(listed.chosen(found)), int((~known).sum()))
+        return int(found.sum()), int((~known).sum())
 
 
 def refuse_shared(plan: Plan, choice: Choice | None) -> None:

@@ -19,7 +19,7 @@ from dsv.repo.history import KeptParents, walk
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.session import Session, naming, point_branch
-from dsv.repo.tree.read import Leaf, TreeReader
+from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange, write_tree
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId, SegmentId
@@ -27,7 +27,6 @@ from dsv.values.names import MAIN, DatasetName
 
 if TYPE_CHECKING:
     from dsv.format.locator import Locator
-    from dsv.repo.objects.objects import Objects
     from dsv.repo.repository import Repository
 
 ACTION = "successor"
@@ -44,26 +43,14 @@ class Succeeded(msgspec.Struct, frozen=True):
     tags: int
 
 
-class _Erased:
-    """Finds the erased paths of trees. Each segment is read once."""
-
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
-        self._paths: dict[SegmentId, tuple[bytes, ...]] = {}
-
-    def of(self, tree: TreeReader) -> list[bytes]:
-        leaves = tree.leaves()
-        self._read(list({leaf.id: leaf for leaf in leaves if leaf.id not in self._paths}.values()))
-        return [path for leaf in leaves for path in self._paths[leaf.id]]
-
-    def _read(self, leaves: list[Leaf]) -> None:
-        erasures = self._objects.erasures
-        for leaf, found in zip(
-            leaves, self._objects.segments((leaf.id, leaf.where) for leaf in leaves), strict=True
-        ):
-            self._paths[leaf.id] = tuple(
-                entry.path for entry in found.value.entries() if erasures.of(entry) is not None
-            )
+def _erased_in(tree: TreeReader, known: dict[SegmentId, list[bytes]]) -> list[bytes]:
+    """Return the erased paths of a tree. known: those of segments that were read before."""
+    erasures, leaves = tree.objects.erasures, tree.leaves()
+    unread = {leaf.id: leaf for leaf in leaves if leaf.id not in known}
+    read = tree.objects.segments((one, leaf.where) for one, leaf in unread.items())
+    for one, found in zip(unread, read, strict=True):
+        known[one] = [entry.path for entry in found.value.entries() if erasures.of(entry) is not None]
+    return [path for leaf in leaves for path in known[leaf.id]]
 
 
 class _History(msgspec.Struct):
@@ -150,12 +137,12 @@ def _commits(
     dataset, new = names
     objects = repository.objects
     expired = set(read_expiry(repository.refs, dataset).states)
-    parents, erased = KeptParents(objects, expired), _Erased(objects)
+    parents, known = KeptParents(objects, expired), dict[SegmentId, list[bytes]]()
     for commit_id, old in reversed(list(walk(objects, starts))):
         if commit_id in expired:
             continue
         tree = TreeReader(objects, commit_id)
-        gone = erased.of(tree)
+        gone = _erased_in(tree, known)
         history.paths += len(gone)
         written = write_tree(uploader, tree, [TreeChange(path, None) for path in gone])
         made = replace(

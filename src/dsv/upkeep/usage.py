@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from dsv.errors import UsageError
 from dsv.format import index, keys, pack
@@ -110,32 +109,10 @@ class Measured(msgspec.Struct):
     """Index files that it would write in their place."""
 
 
-class LabelledIds:
-    """Ids with labels from 0 to `MOST_LABELS`, on disk. Of an id only the first 6 bytes are kept."""
-
-    def __init__(self, folder: Path) -> None:
-        self._ids = IdSet(folder)
-
-    def __enter__(self) -> LabelledIds:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ids.__exit__(*error)
-
-    def taker(self, label: int) -> Found:
-        """Return a function that adds ids with this label."""
-        mark = np.uint64(label)
-
-        def found(_: ObjectKind, ids: bytes) -> None:
-            self._ids.add_heads((heads_of(ids) & ~_LABEL) | mark)
-
-        return found
-
-    def bucket(self, first: int) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
-        """Return the beginnings (6 bytes, as numbers) of the ids with this first byte, sorted, and the label of each.
-        One with several labels comes several times."""
-        found = self._ids.bucket(first)
-        return found >> _SHIFT, (found & _LABEL).astype(np.intp)
+def _taker(labelled: IdSet, label: int) -> Found:
+    """Return a function that adds ids with this label, from 0 to `MOST_LABELS`. Of an id the first 6 bytes are kept."""
+    mark = np.uint64(label)
+    return lambda _, ids: labelled.add_heads((heads_of(ids) & ~_LABEL) | mark)
 
 
 def measure(
@@ -162,9 +139,9 @@ def measure(
             member.setdefault(commit_id, []).append(number)
     for commit_id, numbers in member.items():
         atoms.setdefault((frozenset(numbers), commit_id in staying), []).append(commit_id)
-    with LabelledIds(folder / "ids") as labelled:
+    with IdSet(folder / "ids") as labelled:
         for label, commits in enumerate(atoms.values()):
-            reach(repository.objects, commits, labelled.taker(label), Seen(), progress)
+            reach(repository.objects, commits, _taker(labelled, label), Seen(), progress)
         labels = [
             [at for at, (atom, _) in enumerate(atoms) if number in atom] for number in range(len(groups))
         ]
@@ -195,11 +172,11 @@ def measure_folders(
     A file counts for the folder that has it, or the one above of that depth; nodes and segments for `TREES`.
     """
     rest = [one for one in roots if one not in set(commits)]
-    with LabelledIds(folder / "ids") as labelled:
-        reach(repository.objects, rest, labelled.taker(0), Seen(), progress)
+    with IdSet(folder / "ids") as labelled:
+        reach(repository.objects, rest, _taker(labelled, 0), Seen(), progress)
         by_folder = _Folders(repository.objects, labelled, depth)
         seen = Seen()
-        for located in walk_segments(repository.objects, commits, labelled.taker(1), seen, progress):
+        for located in walk_segments(repository.objects, commits, _taker(labelled, 1), seen, progress):
             by_folder.add(located)
         by_folder.finish()
         with IndexRows(repository, folder / "indexes") as rows:
@@ -211,7 +188,7 @@ def measure_folders(
 class _Folders:
     """Gives the contents of files the label of their folder."""
 
-    def __init__(self, objects: Objects, labelled: LabelledIds, depth: int) -> None:
+    def __init__(self, objects: Objects, labelled: IdSet, depth: int) -> None:
         self.labels: dict[bytes, int] = {TREES: 1}
         self._objects = objects
         self._labelled = labelled
@@ -259,7 +236,7 @@ class _Folders:
 
     def _taker(self, label: int) -> tuple[Found, Seen]:
         if label not in self._takers:
-            self._takers[label] = self._labelled.taker(label), Seen()
+            self._takers[label] = _taker(self._labelled, label), Seen()
         return self._takers[label]
 
 
@@ -285,7 +262,7 @@ def _folder(path: bytes, depth: int) -> bytes:
 
 
 def _add_up(
-    labelled: LabelledIds,
+    labelled: IdSet,
     rows: IndexRows,
     groups: Sequence[Sequence[int]],
     labels: int,
@@ -293,17 +270,18 @@ def _add_up(
     needed: IdSet | None = None,
 ) -> Measured:
     """needed: gets what has one of the labels in `staying`."""
-    counted = _Counted(groups, labels)
+    measured = Measured([Part(Sum(), Sum()) for _ in groups], Sum(), Sum(), Sum(), 0)
     for first in range(256):
         found = rows.bucket(first)
         found = found[found["where"] != index.ERASED]
         found["stored"][found["where"] == index.EXTERNAL] = 0
-        beginnings, marks = labelled.bucket(first)
-        counted.add(found, beginnings, marks)
+        both = labelled.bucket(first)  # one with several labels comes several times
+        beginnings, marks = both >> _SHIFT, (both & _LABEL).astype(np.intp)
+        _count(measured, groups, labels, found, beginnings, marks)
         if needed is not None:
             wanted = np.unique(beginnings[np.isin(marks, staying)])
             needed.add_heads(found["head"][is_in(found["head"] >> _SHIFT, wanted)])
-    return counted.measured
+    return measured
 
 
 def _add_packs(
@@ -325,55 +303,45 @@ def _add_packs(
     measured.index_files, measured.new_index_files = rows.naming({*plan.whole, *plan.rewrite})
 
 
-class _Counted:
-    """Sums over the buckets of the ids."""
+def _count(
+    measured: Measured, groups: Sequence[Sequence[int]], most: int, rows: Rows, beginnings: Any, labels: Any
+) -> None:
+    """Add the ids of one bucket to what is measured."""
+    known = rows["head"] >> _SHIFT
+    at = np.searchsorted(known, beginnings)
+    listed = at < len(known)
+    listed[listed] = known[at[listed]] == beginnings[listed]
+    measured.unlisted += len(np.unique(beginnings[~listed]))
+    at, labels = at[listed], labels[listed]
+    tails = rows["tail"].astype(np.uint64)
+    stored = rows["stored"] + tails + np.uint64(pack.ROW_SIZE) * (1 + (tails > 0).astype(np.uint64))
+    lengths = rows["length"].astype(np.uint64)
+    counts = np.bincount(at, minlength=len(rows))
+    again = are_repeated(rows)
+    reached = counts > 0
 
-    def __init__(self, groups: Sequence[Sequence[int]], labels: int) -> None:
-        self.measured = Measured([Part(Sum(), Sum()) for _ in groups], Sum(), Sum(), Sum(), 0)
-        self._groups = groups
-        self._labels = labels
+    def total(chosen: Any) -> Sum:
+        return Sum(int(chosen.sum()), int(stored[chosen].sum()), int(lengths[chosen].sum()))
 
-    def add(self, rows: Rows, beginnings: NDArray[np.uint64], labels: NDArray[np.intp]) -> None:
-        known = rows["head"] >> _SHIFT
-        at = np.searchsorted(known, beginnings)
-        listed = at < len(known)
-        listed[listed] = known[at[listed]] == beginnings[listed]
-        self.measured.unlisted += len(np.unique(beginnings[~listed]))
-        at, labels = at[listed], labels[listed]
-        tails = rows["tail"].astype(np.uint64)
-        stored = rows["stored"] + tails + np.uint64(pack.ROW_SIZE) * (1 + (tails > 0).astype(np.uint64))
-        lengths = rows["length"].astype(np.uint64)
-        counts = np.bincount(at, minlength=len(rows))
-        again = are_repeated(rows)
-        reached = counts > 0
+    def by_label(chosen: Any) -> list[Any]:
+        each = labels[chosen]
+        weights = (np.ones(len(each)), stored[at[chosen]], lengths[at[chosen]])
+        return [np.bincount(each, weight, most + 1) for weight in weights]
 
-        def total(chosen: Any) -> Sum:
-            return Sum(int(chosen.sum()), int(stored[chosen].sum()), int(lengths[chosen].sum()))
-
-        self.measured.reached.add(total(reached))
-        behind = np.maximum.accumulate(np.where(again, 0, np.arange(len(rows))))
-        further = again & reached[behind]
-        self.measured.duplicates.add(total(further))
-        self.measured.unused.add(total(~reached & ~further))
-        self._add_groups(at, labels, counts, stored, lengths, total)
-
-    def _add_groups(
-        self, at: Any, labels: Any, counts: Any, stored: Any, lengths: Any, total: Callable[[Any], Sum]
-    ) -> None:
-        def by_label(chosen: Any) -> list[Any]:
-            each = labels[chosen]
-            weights = (np.ones(len(each)), stored[at[chosen]], lengths[at[chosen]])
-            return [np.bincount(each, weight, self._labels + 1) for weight in weights]
-
-        everything, alone = by_label(slice(None)), by_label(counts[at] == 1)
-        for group, part in zip(self._groups, self.measured.groups, strict=True):
-            if len(group) == 1:
-                part.total.add(Sum(*(int(column[group[0]]) for column in everything)))
-                part.alone.add(Sum(*(int(column[group[0]]) for column in alone)))
-            elif group:
-                mine = np.bincount(at[np.isin(labels, group)], minlength=len(counts))
-                part.total.add(total(mine > 0))
-                part.alone.add(total((mine > 0) & (mine == counts)))
+    measured.reached.add(total(reached))
+    behind = np.maximum.accumulate(np.where(again, 0, np.arange(len(rows))))
+    further = again & reached[behind]
+    measured.duplicates.add(total(further))
+    measured.unused.add(total(~reached & ~further))
+    everything, alone = by_label(slice(None)), by_label(counts[at] == 1)
+    for group, part in zip(groups, measured.groups, strict=True):
+        if len(group) == 1:
+            part.total.add(Sum(*(int(column[group[0]]) for column in everything)))
+            part.alone.add(Sum(*(int(column[group[0]]) for column in alone)))
+        elif group:
+            mine = np.bincount(at[np.isin(labels, group)], minlength=len(counts))
+            part.total.add(total(mine > 0))
+            part.alone.add(total((mine > 0) & (mine == counts)))
 
 
 def list_sizes(store: Store) -> dict[str, int]:

@@ -29,6 +29,8 @@ from dsv.values.progress import Progress
 _LABEL = np.uint64(0xFFFF)
 MOST_LABELS = int(_LABEL)
 _SHIFT = np.uint64(16)
+_RECIPES = 1024
+"""Recipes that are read together."""
 TREES = b""
 """The folder under which nodes and segments are counted, which belong to none."""
 
@@ -171,73 +173,55 @@ def measure_folders(
 
     A file counts for the folder that has it, or the one above of that depth; nodes and segments for `TREES`.
     """
-    rest = [one for one in roots if one not in set(commits)]
+    objects, wanted = repository.objects, set(commits)
+    labels: dict[bytes, int] = {TREES: 1}
+    seen: dict[int, Seen] = {}
+    waiting: dict[int, Large] = {}
     with IdSet(folder / "ids") as labelled:
-        reach(repository.objects, rest, _taker(labelled, 0), Seen(), progress)
-        by_folder = _Folders(repository.objects, labelled, depth)
-        seen = Seen()
-        for located in walk_segments(repository.objects, commits, _taker(labelled, 1), seen, progress):
-            by_folder.add(located)
-        by_folder.finish()
+
+        def take_recipes() -> None:
+            for label, large in waiting.items():
+                reach_recipes(objects, large, _taker(labelled, label), seen.setdefault(label, Seen()))
+            waiting.clear()
+
+        rest = [one for one in roots if one not in wanted]
+        reach(objects, rest, _taker(labelled, 0), Seen(), progress)
+        for located in walk_segments(objects, commits, _taker(labelled, 1), Seen(), progress):
+            for name, chunks, large in _by_folder(objects, located, depth):
+                label = labels.setdefault(name, len(labels) + 1)
+                if label > MOST_LABELS:
+                    raise UsageError(
+                        f"there are more than {MOST_LABELS:,} folders",
+                        hint="give --by-folder a smaller depth",
+                    )
+                if chunks:
+                    _taker(labelled, label)(ObjectKind.CHUNK, chunks)
+                if large:
+                    waiting.setdefault(label, []).extend(large)
+            if sum(map(len, waiting.values())) > _RECIPES:
+                take_recipes()
+        take_recipes()
         with IndexRows(repository, folder / "indexes") as rows:
-            groups = [[label] for label in by_folder.labels.values()]
+            groups = [[label] for label in labels.values()]
             found = _add_up(labelled, rows, groups, len(groups) + 1)
-    return dict(zip(by_folder.labels, found.groups, strict=True)), found
+    return dict(zip(labels, found.groups, strict=True)), found
 
 
-class _Folders:
-    """Gives the contents of files the label of their folder."""
-
-    def __init__(self, objects: Objects, labelled: IdSet, depth: int) -> None:
-        self.labels: dict[bytes, int] = {TREES: 1}
-        self._objects = objects
-        self._labelled = labelled
-        self._depth = depth
-        self._takers: dict[int, tuple[Found, Seen]] = {}
-        self._waiting: dict[int, Large] = {}
-        self._count = 0
-
-    def add(self, located: Located[Segment]) -> None:
-        segment = located.value
-        chunks, large = contents(located)
-        sizes = np.frombuffer(segment.sizes, np.uint64)
-        is_file = np.frombuffer(segment.kinds, np.uint8) <= Kind.EXECUTABLE
-        small = np.cumsum(is_file & (sizes > 0) & (sizes <= SINGLE_CHUNK_MAX))
-        recipes = np.cumsum(sizes > SINGLE_CHUNK_MAX)
-        chunk = recipe = 0
-        for folder, end in folder_runs(segment.paths, self._depth):
-            chunks_end, recipes_end = int(small[end - 1]), int(recipes[end - 1])
-            label = self._label(folder)
-            ids, parts = not_erased(
-                self._objects.erasures, chunks[32 * chunk : 32 * chunks_end], large[recipe:recipes_end]
-            )
-            if ids:
-                self._taker(label)[0](ObjectKind.CHUNK, ids)
-            if parts:
-                self._waiting.setdefault(label, []).extend(parts)
-                self._count += recipes_end - recipe
-            chunk, recipe = chunks_end, recipes_end
-        if self._count > 1024:
-            self.finish()
-
-    def finish(self) -> None:
-        for label, large in self._waiting.items():
-            reach_recipes(self._objects, large, *self._taker(label))
-        self._waiting.clear()
-        self._count = 0
-
-    def _label(self, folder: bytes) -> int:
-        label = self.labels.setdefault(folder, len(self.labels) + 1)
-        if label > MOST_LABELS:
-            raise UsageError(
-                f"there are more than {MOST_LABELS:,} folders", hint="give --by-folder a smaller depth"
-            )
-        return label
-
-    def _taker(self, label: int) -> tuple[Found, Seen]:
-        if label not in self._takers:
-            self._takers[label] = _taker(self._labelled, label), Seen()
-        return self._takers[label]
+def _by_folder(
+    objects: Objects, located: Located[Segment], depth: int
+) -> Iterator[tuple[bytes, bytes, Large]]:
+    """Yield each folder of a segment with the chunks of its small files and the recipes of its large ones."""
+    segment = located.value
+    chunks, large = contents(located)
+    sizes = np.frombuffer(segment.sizes, np.uint64)
+    is_file = np.frombuffer(segment.kinds, np.uint8) <= Kind.EXECUTABLE
+    small = np.cumsum(is_file & (sizes > 0) & (sizes <= SINGLE_CHUNK_MAX)).tolist()
+    recipes = np.cumsum(sizes > SINGLE_CHUNK_MAX).tolist()
+    chunk = recipe = 0
+    for folder, end in folder_runs(segment.paths, depth):
+        of_small, of_large = chunks[32 * chunk : 32 * small[end - 1]], large[recipe : recipes[end - 1]]
+        yield folder, *not_erased(objects.erasures, of_small, of_large)
+        chunk, recipe = small[end - 1], recipes[end - 1]
 
 
 def folder_runs(paths: Sequence[bytes], depth: int) -> Iterator[tuple[bytes, int]]:

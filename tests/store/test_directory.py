@@ -18,7 +18,7 @@ import pytest
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
 from dsv.store import directory
 from dsv.store.base import NoAnswer, Put
-from dsv.store.directory import DirectoryStore, TemporaryFiles, as_store_error
+from dsv.store.directory import DirectoryStore, as_store_error
 from dsv.store.open import open_store
 from tests.store.opened import Opened
 from tests.waiting import PATIENCE
@@ -150,9 +150,9 @@ def test_a_file_swept_before_it_was_linked_is_written_again(
     root: Path, monkeypatch: pytest.MonkeyPatch, opened: Opened
 ) -> None:
     """The writer stood still for a day between the two steps."""
-    real, swept = TemporaryFiles._sweep_once, []
+    real, swept = DirectoryStore._sweep_once, []
 
-    def sweep_mine(self: TemporaryFiles, folder: int) -> None:
+    def sweep_mine(self: DirectoryStore, folder: int) -> None:
         if not swept:
             swept.extend(os.listdir(folder))
             for name in swept:
@@ -160,7 +160,7 @@ def test_a_file_swept_before_it_was_linked_is_written_again(
         else:
             real(self, folder)
 
-    monkeypatch.setattr(TemporaryFiles, "_sweep_once", sweep_mine)
+    monkeypatch.setattr(DirectoryStore, "_sweep_once", sweep_mine)
     assert opened(DirectoryStore(root)).put_if_absent("a/k", b"x") is Put.WON
     assert swept and (root / "a/k").read_bytes() == b"x"
 
@@ -168,11 +168,11 @@ def test_a_file_swept_before_it_was_linked_is_written_again(
 def test_a_link_that_was_made_though_its_answer_was_lost(root: Path, opened: Opened) -> None:
     """NFS repeats the call and hears that the name exists: it exists for this very file."""
     store = opened(DirectoryStore(root))
-    with store._temporary.holding(b"mine") as (holder, file):
-        assert store._link(holder, file, ["a"], "k") is Put.WON
-        assert store._link(holder, file, ["a"], "k") is Put.WON
-    with store._temporary.holding(b"mine") as (holder, file):
-        assert store._link(holder, file, ["a"], "k") is Put.LOST
+    with store._holding(b"mine") as (holder, file, inode):
+        assert store._link(holder, file, inode, ["a"], "k") is Put.WON
+        assert store._link(holder, file, inode, ["a"], "k") is Put.WON
+    with store._holding(b"mine") as (holder, file, inode):
+        assert store._link(holder, file, inode, ["a"], "k") is Put.LOST
 
 
 def test_everything_is_synced_before_it_counts(

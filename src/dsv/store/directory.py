@@ -14,8 +14,6 @@ from heapq import heappop, heappush, nsmallest
 from pathlib import Path
 from typing import Final, TypeAlias
 
-import msgspec
-
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, Unsupported
 from dsv.fs.attributes import GONE, ask_again, refresh, unless_gone
 from dsv.fs.files import write_all
@@ -92,91 +90,6 @@ def no_hard_links(url: str, error: OSError) -> Unsupported:
 FOLDER: Final = ".tmp"
 _STALE_SECONDS: Final = 24 * 3600
 _CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_READABLE_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class Sharing(msgspec.Struct, frozen=True):
-    """The rights that are added to those that the umask leaves, so that a group's store stays the group's.
-
-    It derives from the store's folder: if the group may write in it, the group may read every file and write every
-    folder below, whatever the umask of the person who makes them.
-    """
-
-    file_bits: int
-    folder: Rights
-
-    @classmethod
-    def of(cls, root_mode: int) -> Sharing:
-        if not root_mode & stat.S_IWGRP:
-            return cls(0, Rights())
-        return cls(stat.S_IRGRP, Rights(given=root_mode & (stat.S_IRWXG | stat.S_ISGID)))
-
-
-class TemporaryFile(msgspec.Struct, frozen=True):
-    """A complete, synced file. Once it is linked, `inode` distinguishes it from another writer's."""
-
-    name: str
-    inode: int
-
-
-class TemporaryFiles:
-    """The `.tmp` folder below `root`, an open folder descriptor that stays the caller's."""
-
-    def __init__(self, root: int, sharing: Sharing) -> None:
-        self._root = root
-        self._sharing = sharing
-        self._swept = False
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def holding(self, data: Bytes) -> Iterator[tuple[int, TemporaryFile]]:
-        """Yield (descriptor of `.tmp`, a synced file of these bytes), and remove that name at the end."""
-        folder = self._open()
-        try:
-            name = os.urandom(16).hex()
-            try:
-                file = self._write(folder, name, data)
-                self._sweep_once(folder)
-                yield folder, file
-            finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=folder)
-        finally:
-            os.close(folder)
-
-    def _open(self) -> int:
-        with suppress(FileNotFoundError):
-            return os.open(FOLDER, _READABLE_FOLDER, dir_fd=self._root)
-        make_folder(self._root, FOLDER, self._sharing.folder)
-        return os.open(FOLDER, _READABLE_FOLDER, dir_fd=self._root)
-
-    def _write(self, folder: int, name: str, data: Bytes) -> TemporaryFile:
-        descriptor = os.open(name, _CREATE_FLAGS, 0o444, dir_fd=folder)
-        # Closed before anything is unlinked: NFS keeps an unlinked open file under another name.
-        try:
-            if self._sharing.file_bits:
-                mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-                os.fchmod(descriptor, mode | self._sharing.file_bits)
-            write_all(descriptor, memoryview(data).cast("B"))
-            os.fsync(descriptor)
-            return TemporaryFile(name, os.fstat(descriptor).st_ino)
-        finally:
-            os.close(descriptor)
-
-    def _sweep_once(self, folder: int) -> None:
-        """Remove what killed writers left a day ago, by the file server's clock, once per opened store.
-
-        A writer that stood still for longer finds its file gone when it links, and writes it anew.
-        """
-        with self._lock:
-            if self._swept:
-                return
-            self._swept = True
-        now = refresh(folder) / 1e9  # a file has just been made in it; see `fs.attributes.server_time`
-        for name in os.listdir(folder):
-            with suppress(FileNotFoundError, PermissionError):
-                if now - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime > _STALE_SECONDS:
-                    os.unlink(name, dir_fd=folder)
 
 
 _FOLDER_FLAGS: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
@@ -239,8 +152,13 @@ class DirectoryStore:
                 self._root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except FileNotFoundError:
                 raise root_missing(self.url) from None
-            self._sharing = Sharing.of(os.fstat(self._root).st_mode)
-        self._temporary = TemporaryFiles(self._root, self._sharing)
+            mode = os.fstat(self._root).st_mode
+        self._is_shared = bool(mode & stat.S_IWGRP)
+        """The group may write in the folder: it may read every file and write every folder below, whatever the umask of
+        the person who makes them."""
+        self._rights = Rights(given=mode & (stat.S_IRWXG | stat.S_ISGID)) if self._is_shared else Rights()
+        self._swept = False
+        self._lock = threading.Lock()
         self._this_thread = threading.local()  # `listed`: the folder that it has listed last
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
@@ -271,8 +189,8 @@ class DirectoryStore:
                 return Put.LOST
             for _ in range(_ATTEMPTS):
                 # Gone again where upkeep swept a file that took a day to get here.
-                with unless_gone(), self._temporary.holding(data) as (holder, file):
-                    return self._link_in(holder, file, folders, name)
+                with unless_gone(), self._holding(data) as (holder, file, inode):
+                    return self._link_in(holder, file, inode, folders, name)
                 self._check_root()
                 ask_again(self._root)
         raise NoAnswer(f"{key} in {self.url} could not be written: its folder keeps vanishing", subject=key)
@@ -340,7 +258,7 @@ class DirectoryStore:
                 except FileNotFoundError:
                     if not make:
                         raise
-                    make_folder(current, name, self._sharing.folder)
+                    make_folder(current, name, self._rights)
                     below = os.open(name, _FOLDER_FLAGS, dir_fd=current)
                 if current != root:
                     os.close(current)
@@ -398,26 +316,77 @@ class DirectoryStore:
             return True
         return False
 
-    def _link_in(self, holder: int, file: TemporaryFile, folders: _Folders, name: str) -> Put:
+    @contextmanager
+    def _holding(self, data: Bytes) -> Iterator[tuple[int, str, int]]:
+        """Yield (descriptor of `.tmp`, name of a synced file of these bytes there, its inode), and remove that name at
+        the end. Once it is linked, the inode tells it from another writer's."""
+        folder = self._open_temporary()
+        try:
+            name = os.urandom(16).hex()
+            try:
+                inode = self._write(folder, name, data)
+                self._sweep_once(folder)
+                yield folder, name, inode
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def _open_temporary(self) -> int:
+        with suppress(FileNotFoundError):
+            return os.open(FOLDER, _LISTED_FLAGS, dir_fd=self._root)
+        make_folder(self._root, FOLDER, self._rights)
+        return os.open(FOLDER, _LISTED_FLAGS, dir_fd=self._root)
+
+    def _write(self, folder: int, name: str, data: Bytes) -> int:
+        descriptor = os.open(name, _CREATE_FLAGS, 0o444, dir_fd=folder)
+        # Closed before anything is unlinked: NFS keeps an unlinked open file under another name.
+        try:
+            if self._is_shared:
+                mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+                os.fchmod(descriptor, mode | stat.S_IRGRP)
+            write_all(descriptor, memoryview(data).cast("B"))
+            os.fsync(descriptor)
+            return os.fstat(descriptor).st_ino
+        finally:
+            os.close(descriptor)
+
+    def _sweep_once(self, folder: int) -> None:
+        """Remove what killed writers left a day ago, by the file server's clock, once per opened store.
+
+        A writer that stood still for longer finds its file gone when it links, and writes it anew.
+        """
+        with self._lock:
+            if self._swept:
+                return
+            self._swept = True
+        now = refresh(folder) / 1e9  # a file has just been made in it; see `fs.attributes.server_time`
+        for name in os.listdir(folder):
+            with suppress(FileNotFoundError, PermissionError):
+                if now - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime > _STALE_SECONDS:
+                    os.unlink(name, dir_fd=folder)
+
+    def _link_in(self, holder: int, file: str, inode: int, folders: _Folders, name: str) -> Put:
         """Link the file, making its folder again as often as others remove it, or replace it while it is empty."""
         for attempt in range(_ATTEMPTS):
             with unless_gone():
-                return self._link(holder, file, folders, name, fresh=attempt > 0)
-            os.stat(file.name, dir_fd=holder, follow_symlinks=False)
+                return self._link(holder, file, inode, folders, name, fresh=attempt > 0)
+            os.stat(file, dir_fd=holder, follow_symlinks=False)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def _link(
-        self, holder: int, file: TemporaryFile, folders: _Folders, name: str, *, fresh: bool = False
+        self, holder: int, file: str, inode: int, folders: _Folders, name: str, *, fresh: bool = False
     ) -> Put:
         """Give the file its name; what the name says afterwards is durable, whoever won."""
         with self._folder(folders, fresh=fresh, make=True) as folder:
             try:
-                os.link(file.name, name, src_dir_fd=holder, dst_dir_fd=folder, follow_symlinks=False)
+                os.link(file, name, src_dir_fd=holder, dst_dir_fd=folder, follow_symlinks=False)
                 won = True
             except FileExistsError:
                 # On NFS the answer to a link that was made may be lost, and the repeated call is refused.
                 ask_again(folder)
-                won = os.stat(name, dir_fd=folder, follow_symlinks=False).st_ino == file.inode
+                won = os.stat(name, dir_fd=folder, follow_symlinks=False).st_ino == inode
             except OSError as error:
                 if error.errno in NO_HARD_LINKS:
                     raise no_hard_links(self.url, error) from error

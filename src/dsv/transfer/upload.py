@@ -50,41 +50,6 @@ class Stored(NamedTuple):
     location: Location | None
 
 
-class Catalog:
-    """Finds objects in what this upload has packed, and in the indexes of the store."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._new: dict[tuple[ObjectKind, bytes], Location] = {}
-
-    def __len__(self) -> int:
-        """Return the number of rows that are not yet in an index file."""
-        return len(self._new)
-
-    def find(self, kind: ObjectKind, object_id: Id, *, outside: bool = False) -> Location | None:
-        """outside: a content that is referred to will do; else it counts as absent, and is stored."""
-        found = self._new.get((kind, object_id)) or self._session.find(kind, object_id)
-        return None if found is not None and found.pack.is_external and not outside else found
-
-    def add(self, kind: ObjectKind, object_id: Id, location: Location) -> None:
-        self._new[kind, object_id] = location
-
-    def add_rows(self, rows: list[Row]) -> None:
-        self._new.update(((kind, object_id), location) for kind, object_id, location in rows)
-
-    def write_index(self) -> int:
-        """Write the rows as one index file; every pack they name must be stored. Return its size in bytes."""
-        if not self._new:
-            return 0
-        builder = IndexBuilder()
-        for (kind, object_id), location in self._new.items():
-            builder.add(kind, Id(object_id), location)
-        encoded = builder.finish()
-        self._session.put_index(encoded)
-        self._new.clear()
-        return len(encoded)
-
-
 class Uploader:
     """Stores contents and trees through one session. Used from one thread; a context manager.
 
@@ -94,7 +59,8 @@ class Uploader:
     def __init__(self, session: Session, journal: Journal | None = None) -> None:
         self._session = session
         self._journal = journal
-        self._catalog = Catalog(session)
+        self._new: dict[tuple[ObjectKind, bytes], Location] = {}
+        """What was packed, and is in no index file yet."""
         self._compressor = Compressor()
         self._cutter = FileCutter()
         memory = Memory()
@@ -128,8 +94,17 @@ class Uploader:
         """Take up what a killed upload left: packs that still are in the store, and recipes that were worked out."""
         for pack_id, (size, rows) in packs.items():
             if self._session.has_pack(pack_id, size):
-                self._catalog.add_rows(rows)
+                self._add_rows(rows)
         self._recipes = dict(recipes)
+
+    def _find(self, kind: ObjectKind, object_id: Id, *, outside: bool = False) -> Location | None:
+        """Find an object in what this upload has packed, and in the indexes of the store. outside: a content that is
+        referred to will do; else it counts as absent, and is stored."""
+        found = self._new.get((kind, object_id)) or self._session.find(kind, object_id)
+        return None if found is not None and found.pack.is_external and not outside else found
+
+    def _add_rows(self, rows: list[Row]) -> None:
+        self._new.update(((kind, object_id), location) for kind, object_id, location in rows)
 
     def add_bytes(self, data: bytes) -> Stored:
         """Store the content of a file of at most `SINGLE_CHUNK_MAX` bytes."""
@@ -142,20 +117,20 @@ class Uploader:
     def add_all(self, packed: Packed) -> list[Location]:
         """Store contents of small files, at least one, that were hashed and compressed already. They are copied."""
         self.check_erased(packed.ids)
-        known = [self._catalog.find(ObjectKind.CHUNK, one) for one in packed.ids]
+        known = [self._find(ObjectKind.CHUNK, one) for one in packed.ids]
         if not any(known) and len(set(packed.ids)) == len(
             packed.ids
         ):  # as it mostly is: new, and each another
             rows = self._data.add_all(packed)
             if rows is not None:
-                self._catalog.add_rows(rows)
+                self._add_rows(rows)
                 self._write_full_index()
                 return [location for _, _, location in rows]
         places: list[Location] = []
         end = 0
         columns = (packed.codecs, packed.lengths, packed.stored)
         for chunk_id, codec, length, size in zip(packed.ids, *columns, strict=True):
-            found = self._catalog.find(ObjectKind.CHUNK, chunk_id)
+            found = self._find(ObjectKind.CHUNK, chunk_id)
             if found is None:
                 found = self._add_chunk(chunk_id, CODECS[codec], packed.data[end : end + size], length)
             places.append(found)
@@ -165,12 +140,12 @@ class Uploader:
     def add_stored(self, chunk_id: ChunkId, codec: Codec, stored: Bytes, length: int) -> None:
         """Store a chunk as another store has it: checked, and compressed already."""
         self._check_part(chunk_id)
-        if self._catalog.find(ObjectKind.CHUNK, chunk_id) is None:
+        if self._find(ObjectKind.CHUNK, chunk_id) is None:
             self._add_chunk(chunk_id, codec, stored, length)
 
     def find_chunk(self, chunk_id: ChunkId) -> Location | None:
         """Return where the store has a chunk, or this upload has put it."""
-        return self._catalog.find(ObjectKind.CHUNK, chunk_id)
+        return self._find(ObjectKind.CHUNK, chunk_id)
 
     def add_stream(self, readinto: Callable[[memoryview], int]) -> Stored:
         """Store a larger content; `readinto` fills a buffer and returns with how many bytes, 0 at the end."""
@@ -222,7 +197,7 @@ class Uploader:
         if self._erasures.file(file_id) is not None:
             return None
         found = (
-            self._catalog.find(ObjectKind.CHUNK, file_id, outside=outside)
+            self._find(ObjectKind.CHUNK, file_id, outside=outside)
             if recipe_id is None
             else self._whole_recipe(recipe_id, outside)
         )
@@ -300,7 +275,7 @@ class Uploader:
 
     def _any_place(self, kind: ObjectKind, object_id: Id) -> Location | None:
         """Return a usable place of an object, else one that is not, which a reader of a locator passes over."""
-        found = self._catalog.find(kind, object_id, outside=True)
+        found = self._find(kind, object_id, outside=True)
         indexes = self._session.repository.objects.indexes
         return found if found is not None else next(indexes.places(kind, object_id), None)
 
@@ -310,7 +285,14 @@ class Uploader:
         self._put_external()
         self._metadata.flush()
         self._sender.wait()
-        self._index_bytes += self._catalog.write_index()
+        if self._new:
+            builder = IndexBuilder()
+            for (kind, object_id), location in self._new.items():
+                builder.add(kind, Id(object_id), location)
+            encoded = builder.finish()
+            self._session.put_index(encoded)
+            self._new.clear()
+            self._index_bytes += len(encoded)
         if self._journal is not None:
             self._journal.clear()
 
@@ -342,14 +324,14 @@ class Uploader:
         self._check_part(chunk_id)
         if self.source is not None:
             return self._refer(chunk_id, self.source(), start, len(data))
-        found = self._catalog.find(ObjectKind.CHUNK, chunk_id)
+        found = self._find(ObjectKind.CHUNK, chunk_id)
         if found is None:
             found = self._add_chunk(chunk_id, *self._compressor.pack_next(data), len(data))
         return found
 
     def _refer(self, chunk_id: ChunkId, source: external.Source, start: int, length: int) -> Location:
         """Note where a chunk lies, unless the store has it, or knows it there."""
-        found = self._catalog.find(ObjectKind.CHUNK, chunk_id, outside=True)
+        found = self._find(ObjectKind.CHUNK, chunk_id, outside=True)
         externals = self._session.repository.objects.externals
         if found is not None and (
             not found.pack.is_external
@@ -358,7 +340,7 @@ class Uploader:
         ):
             return found
         found = self._external.add(chunk_id, source, start, length)
-        self._catalog.add(ObjectKind.CHUNK, chunk_id, found)
+        self._new[ObjectKind.CHUNK, chunk_id] = found
         if self._external.is_full:
             self._put_external()
         self._write_full_index()
@@ -380,12 +362,12 @@ class Uploader:
 
     def _add_chunk(self, chunk_id: ChunkId, codec: Codec, stored: Bytes, length: int) -> Location:
         location = self._data.add(ObjectKind.CHUNK, chunk_id, codec, stored, length)
-        self._catalog.add(ObjectKind.CHUNK, chunk_id, location)
+        self._new[ObjectKind.CHUNK, chunk_id] = location
         self._write_full_index()
         return location
 
     def _write_full_index(self) -> None:
-        if len(self._catalog) >= INDEX_ROWS:
+        if len(self._new) >= INDEX_ROWS:
             self.finish()
 
     def _recipe(self, ids: bytes, lengths: list[int], places: list[Location]) -> tuple[RecipeId, Location]:
@@ -409,7 +391,7 @@ class Uploader:
 
     def _whole_recipe(self, recipe_id: RecipeId, outside: bool) -> Location | None:
         """Return where a recipe lies all of whose content is in the store, outside condemned packs as it is itself."""
-        found = self._catalog.find(ObjectKind.RECIPE, recipe_id)
+        found = self._find(ObjectKind.RECIPE, recipe_id)
         if found is None:
             return self._rebuild_recipe(recipe_id)
         known = self._readable if outside else self._whole
@@ -423,7 +405,7 @@ class Uploader:
     def _place(self, recipe: Recipe, child: Id, outside: bool = False) -> Location | None:
         """Return where something that a recipe lists lies, if the store has all of it."""
         if recipe.level == 0:
-            return self._catalog.find(ObjectKind.CHUNK, child, outside=outside)
+            return self._find(ObjectKind.CHUNK, child, outside=outside)
         return self._whole_recipe(RecipeId(child), outside)
 
     def _rebuild_recipe(self, recipe_id: RecipeId) -> Location | None:
@@ -448,22 +430,22 @@ class Uploader:
         if kind is ObjectKind.NODE and not self.node_locators:
             locator = None
         described = None if locator is None else locator.encode()
-        found = self._catalog.find(kind, object_id)
+        found = self._find(kind, object_id)
         if found is None:
             one = kind, object_id, *self._compressor.pack(encoded), len(encoded)
             found = self._metadata.add(*one, described, 0 if locator is None else locator.encoded_length)
-            self._catalog.add(kind, object_id, found)
+            self._new[kind, object_id] = found
         self._session.repository.objects.remember(kind, object_id, encoded, described)
         return found
 
     def _present(self, kind: ObjectKind, object_id: Id) -> Location:
-        found = self._catalog.find(kind, object_id, outside=True)
+        found = self._find(kind, object_id, outside=True)
         if found is None:
             indexes = self._session.repository.objects.indexes
             places = list(indexes.places(kind, object_id))
             if not places and indexes.refresh():  # another has merged or written index files since
                 places = list(indexes.places(kind, object_id))
-                if (found := self._catalog.find(kind, object_id, outside=True)) is not None:
+                if (found := self._find(kind, object_id, outside=True)) is not None:
                     return found
             if places and not any(place.pack in self._session.condemned for place in places):
                 return places[0]  # lost, and not here to be uploaded again: the base is no better

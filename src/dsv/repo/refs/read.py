@@ -125,44 +125,36 @@ def latest(listed: Iterable[str], ordered: bool) -> Listed:
     return Listed(two[0], ordered, two[0] > 0 and two[1:] != [two[0] - 1], rule)
 
 
-class _Smallest:
-    """Of the keys of one name, the ones worth keeping: the two smallest, and the smallest of a rule."""
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-        self._rules = 0
-
-    def add(self, key: str) -> bool:
-        """Add a key, in order, and return whether it was kept."""
-        rule = keys.parse_branch_rule_key(key) is not None
-        kept = self._rules < 1 if rule else len(self.keys) - self._rules < 2
-        if kept:
-            self.keys.append(key)
-            self._rules += rule
-        return kept
-
-
 def parts(store: Store, prefix: str) -> dict[str, list[str]]:
     """Return the next components below a prefix, by name: of each the two smallest keys that begin with it, and besides
     the smallest that is a branch's rule.
     """
-    found: dict[str, _Smallest] = {}
+    found: dict[str, list[str]] = {}
+
+    def add(key: str) -> bool:
+        """Return whether this is one of those keys, which come in their order."""
+        kept = found.setdefault(_part(prefix, key), [])
+        is_rule = keys.parse_branch_rule_key(key) is not None
+        alike = [one for one in kept if (keys.parse_branch_rule_key(one) is not None) == is_rule]
+        if len(alike) < (1 if is_rule else 2):
+            kept.append(key)
+            return True
+        return False
+
     if not store.ordered_listing:
         for key in sorted(item.key for item in store.list(prefix)):
-            found.setdefault(_part(prefix, key), _Smallest()).add(key)
-        return {part: one.keys for part, one in found.items()}
+            add(key)
+        return found
     after: str | None = None
     while True:
         passed = 0
         for item in store.list(prefix, start_after=after):
-            part = _part(prefix, item.key)
-            if found.setdefault(part, _Smallest()).add(item.key):
-                passed = 0
-            elif (passed := passed + 1) >= _PASSED:
-                after = f"{prefix}{part}0"  # "0" follows "/": behind all that lies below the part
+            passed = 0 if add(item.key) else passed + 1
+            if passed >= _PASSED:
+                after = f"{prefix}{_part(prefix, item.key)}0"  # "0" follows "/": behind all that lies below the part
                 break
         else:
-            return {part: one.keys for part, one in found.items()}
+            return found
 
 
 def _part(prefix: str, key: str) -> str:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -39,7 +38,6 @@ from dsv.values.units import format_count
 
 Row = tuple[ObjectKind, Id, Location]
 Named = tuple[ObjectKind, Id]
-T = TypeVar("T")
 Lacks = Callable[[PackId, PackTable | ExternalPack], Sequence[Named]]
 """Returns what an index says is in a pack, and its own table does not have."""
 _SLICE = 64
@@ -72,41 +70,30 @@ class CheckedPack(msgspec.Struct, frozen=True):
 
 def check_packs(
     objects: Objects,
-    packs: Iterable[T],
-    pack_of: Callable[[T], PackId | None],
+    packs: Iterable[PackId],
     rows_of: Callable[[PackId], list[Row]],
     lacks: Lacks,
     *,
     quick: bool = False,
-) -> Iterator[tuple[T, CheckedPack | None]]:
-    """Yield each item with its pack, checked, in their order; several packs are read at a time. Items without a pack
-    come in their turn.
+) -> Iterator[CheckedPack]:
+    """Yield each pack, checked, in their order; several are read at a time.
 
     rows_of: what an index says of a pack whose own table is damaged. quick: of files outside the store only the version
     is asked for.
     """
     threads = min(8, 2 * processors())
-    waiting: deque[tuple[T, Future[CheckedPack] | None]] = deque()
+    waiting: deque[Future[CheckedPack]] = deque()
     pool = objects.threads.pool(threads)
     try:
-        for item in packs:
-            pack = pack_of(item)
-            begun = (
-                None if pack is None else pool.submit(check_pack, objects, pack, rows_of, lacks, quick=quick)
-            )
-            waiting.append((item, begun))
+        for pack in packs:
+            waiting.append(pool.submit(check_pack, objects, pack, rows_of, lacks, quick=quick))
             if len(waiting) > threads:
-                yield _ended(objects, *waiting.popleft())
+                yield objects.threads.wait_for(waiting.popleft())
         while waiting:
-            yield _ended(objects, *waiting.popleft())
+            yield objects.threads.wait_for(waiting.popleft())
     finally:
-        for _, abandoned in waiting:
-            if abandoned is not None:
-                abandoned.cancel()
-
-
-def _ended(objects: Objects, item: T, future: Future[CheckedPack] | None) -> tuple[T, CheckedPack | None]:
-    return item, None if future is None else objects.threads.wait_for(future)
+        for abandoned in waiting:
+            abandoned.cancel()
 
 
 def check_pack(

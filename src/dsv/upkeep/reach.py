@@ -268,22 +268,14 @@ class Losses:
                 except _READ:
                     self.named.add((ObjectKind.SEGMENT, Id(segment_id)))
         for child, _ in new:
-            self._look(child, read.get(bytes(child.id)))
+            key, located = bytes(child.id), read.get(bytes(child.id))
+            if located is None:
+                self.parts[key] = Part(last=child.last, entries=child.entries)
+            elif paths := self._lost_paths(located):
+                self.parts[key] = Part(paths)
+            self._below[key] = (key,) if key in self.parts else ()
         for child, _ in wanted:
             yield from self._below[bytes(child.id)]
-
-    def _look(self, child: Child, located: Located[Segment] | None) -> None:
-        key = bytes(child.id)
-        if located is None:
-            part = Part(last=child.last, entries=child.entries)
-        else:
-            paths = self._lost_paths(located)
-            part = Part(paths)
-            if not paths:
-                self._below[key] = ()
-                return
-        self.parts[key] = part
-        self._below[key] = (key,)
 
     def _lost_paths(self, located: Located[Segment]) -> tuple[bytes, ...]:
         chunks, large = not_erased(self._objects.erasures, *contents(located))
@@ -313,28 +305,22 @@ class Losses:
     def _is_recipe_lost(self, recipe_id: RecipeId, where: Location | None) -> bool:
         """Return whether something of a large file is lost."""
         key = bytes(recipe_id)
-        if key in self._recipes:
-            return self._recipes[key]
-        if self._is_lost(ObjectKind.RECIPE, recipe_id):
-            self._recipes[key] = True
-            return True
+        if key not in self._recipes:
+            self._recipes[key] = self._is_lost(ObjectKind.RECIPE, recipe_id) or self._lacks(recipe_id, where)
+        return self._recipes[key]
+
+    def _lacks(self, recipe_id: RecipeId, where: Location | None) -> bool:
         try:
             recipe, locator = self._objects.recipe(recipe_id, where)
         except _READ:
             self.named.add((ObjectKind.RECIPE, Id(recipe_id)))
-            self._recipes[key] = True
             return True
         if recipe.level:
             below = zip(map(RecipeId, recipe.children()), places_of(locator), strict=False)
-            lost = [self._is_recipe_lost(*one) for one in below]
-            self._recipes[key] = any(lost)
-        else:
-            if self._collect is not None:
-                self._collect.add(recipe.ids)
-            ids = parts_left(self._objects.erasures, recipe.ids)
-            bad = is_in(heads_of(ids), self._lost)
-            self.named.update(
-                (ObjectKind.CHUNK, Id(ids[32 * at : 32 * at + 32])) for at in np.flatnonzero(bad)
-            )
-            self._recipes[key] = bool(bad.any())
-        return self._recipes[key]
+            return any([self._is_recipe_lost(*one) for one in below])  # noqa: C419 (all are looked at)
+        if self._collect is not None:
+            self._collect.add(recipe.ids)
+        ids = parts_left(self._objects.erasures, recipe.ids)
+        bad = np.flatnonzero(is_in(heads_of(ids), self._lost))
+        self.named.update((ObjectKind.CHUNK, Id(ids[32 * at : 32 * at + 32])) for at in bad)
+        return bool(len(bad))

@@ -346,10 +346,8 @@ class Verifier:
 
     def read_packs(self, packs: Iterable[PackId], *, quick: bool = False) -> None:
         """Read whole packs, and note what is damaged. quick: as of `check_packs`."""
-        rows_of, lacks = self._rows_of, self._lacks
-        for _, checked in check_packs(self.objects, packs, lambda one: one, rows_of, lacks, quick=quick):
-            if checked is not None:
-                self._add(checked)
+        for checked in check_packs(self.objects, packs, self._rows_of, self._lacks, quick=quick):
+            self._add(checked)
 
     def read_needed(self) -> None:
         """Read every pack that has something that the commits refer to."""
@@ -373,17 +371,8 @@ class Verifier:
         while left:
             noted = time.monotonic()
             done: list[int] = []
-            for slice_, checked in check_packs(
-                self.objects,
-                self._packs_of(schedule, schedule.order(left), partial(_is_over, ends, noted)),
-                lambda item: item[1],
-                self._rows_of,
-                self._lacks,
-            ):
-                if checked is None:
-                    done.append(slice_[0])
-                else:
-                    self._add(checked)
+            order, is_over = schedule.order(left), partial(_is_over, ends, noted)
+            self.read_packs(self._packs_of(schedule, order, is_over, done))
             if not self._anew:  # else not before everything is known
                 self.mark()
             try:
@@ -403,17 +392,17 @@ class Verifier:
         self.result.oldest = schedule.oldest()
 
     def _packs_of(
-        self, schedule: Schedule, order: list[int], is_over: Callable[[], bool]
-    ) -> Iterator[tuple[int, PackId | None]]:
-        """Yield the packs of slices, and behind each slice its number alone."""
+        self, schedule: Schedule, order: list[int], is_over: Callable[[], bool], done: list[int]
+    ) -> Iterator[PackId]:
+        """Yield the packs of slices. done: gets each slice behind its packs."""
         for at, slice_ in enumerate(order):
             if at and is_over():
                 return
             for item in self.repository.store.list(schedule.prefix(slice_)):
                 pack = keys.parse_pack_key(item.key)
                 if pack is not None and pack not in self._checked:
-                    yield slice_, pack
-            yield slice_, None
+                    yield pack
+            done.append(slice_)
 
     def _rows_of(self, pack: PackId) -> list[tuple[ObjectKind, Id, Location]]:
         return self.rows.of_packs({pack})[pack]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +16,13 @@ import pytest
 from blake3 import blake3
 
 from dsv.format.codec import Compressor, unpack
+from dsv.format.columns import cut
 from dsv.format.pack import CODECS
 from dsv.format.tree import Kind
 from dsv.fs.descent import Descent
 from dsv.transfer import prefetch as readers_module
-from dsv.transfer.file_reader import row_of
-from dsv.transfer.prefetch import SLOT, UNREAD, Contents, Order, Readers, read_batch, suitable
+from dsv.transfer.file_reader import ROW, row_of
+from dsv.transfer.prefetch import SLOT, UNREAD, Batch, Order, Readers, read_batch, suitable
 from dsv.workspace.scan.folder import Relation
 from dsv.workspace.scan.result import Gone, Pending, WorkspaceScan
 from dsv.workspace.scan.scanner import scan_workspace
@@ -65,23 +67,25 @@ def filled(folder: Path, count: int = 2500) -> tuple[Path, dict[bytes, bytes], W
 def each(readers: Readers, found: WorkspaceScan) -> Iterator[tuple[Pending | Gone, bytes | None]]:
     """The items as they come, with their contents as they would be stored and read again."""
     for run in readers.over(found.work()):
-        contents = run.contents
-        read = {} if contents is None else unpacked(contents)
+        batch, read = run.batch, dict[int, bytes]()
+        if batch is not None and run.memory is not None:
+            read = unpacked(batch, run.sizes, run.memory)
+            rows, devices = cut(batch.rows, ROW.size), array("Q", batch.devices)
         for item, at in zip(run.items, run.at, strict=True):
-            if contents is not None and at in read:
+            if at in read:
                 info = os.stat(os.path.join(os.fsencode(found.root), item.path))
-                assert contents.rows[at] == row_of(info) and contents.devices[at] == info.st_dev
+                assert rows[at] == row_of(info) and devices[at] == info.st_dev
             yield item, read.get(at)
 
 
-def unpacked(contents: Contents) -> dict[int, bytes]:
-    packed = contents.packed
+def unpacked(batch: Batch, sizes: list[int], memory: memoryview) -> dict[int, bytes]:
+    packed = batch.packed(sizes, memory)
     found, end = {}, 0
-    numbers = [at for at, read in enumerate(contents.read) if read]
+    numbers = [at for at, read in enumerate(batch.read) if read]
     columns = zip(packed.ids, packed.codecs, packed.lengths, packed.stored, strict=True)
     for at, (one, codec, length, stored) in zip(numbers, columns, strict=True):
         found[at] = unpack(CODECS[codec], packed.data[end : end + stored], length)
-        assert blake3(found[at]).digest() == one == contents.ids[at]
+        assert blake3(found[at]).digest() == one == batch.ids[32 * at : 32 * at + 32]
         end += stored
     assert end == len(packed.data)
     return found
@@ -115,9 +119,11 @@ def test_a_slot_is_never_filled_again_before_its_content_was_taken(tmp_path: Pat
     with Readers(root, 1) as readers:
         for run in readers.over(scan(root, tmp_path / "state").work()):
             time.sleep(0.01)  # who stores is slow: the process is as far ahead as it can be
-            assert run.contents is not None
+            assert run.batch is not None and run.memory is not None
             paths = [item.path for item in run.items]
-            assert list(unpacked(run.contents).values()) == [small[path] for path in paths]
+            assert list(unpacked(run.batch, run.sizes, run.memory).values()) == [
+                small[path] for path in paths
+            ]
 
 
 @pytest.mark.parametrize("after", [0, 1, 700, 4999])
@@ -211,9 +217,8 @@ def test_what_is_not_as_it_was_listed_is_left_unread(tmp_path: Path, monkeypatch
         batch = read_batch(descent, Compressor(), order, memory)
     read = [name for name, codec in zip(names, batch.codecs, strict=True) if codec != UNREAD]
     assert read == [b"whole"]
-    contents = Contents.of(batch, order.sizes, memory)
-    assert contents.rows[-1] == row_of((tmp_path / "whole").stat())
-    assert unpacked(contents) == {len(names) - 1: b"content"}
+    assert cut(batch.rows, ROW.size)[-1] == row_of((tmp_path / "whole").stat())
+    assert unpacked(batch, order.sizes, memory) == {len(names) - 1: b"content"}
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_neither_side_waits_for_room_that_the_other_does_not_make(
 
         def read() -> None:
             for run in readers.over(iter([pending(name) for name in names])):
-                assert run.contents is not None and all(run.contents.read)
+                assert run.batch is not None and all(run.batch.read)
                 done.extend(run.paths)
 
         thread = threading.Thread(target=read, daemon=True)
@@ -90,7 +90,7 @@ def test_work_is_not_cut_without_end_while_a_process_stands_still(tmp_path: Path
         timer.start()
         runs = readers.over(work())
         first = next(runs)
-        assert first.contents is not None and first.contents.read == [True]
+        assert first.batch is not None and first.batch.read == [True]
         assert taken <= (readers_module._RUNS + 2) * FILES
         assert sum(len(run.items) for run in runs) + len(first.items) == 200_001
         timer.join()

@@ -90,6 +90,22 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     stored: bytes
     """Bytes of each in the slot."""
 
+    @property
+    def read(self) -> list[bool]:
+        """False for a file that was not read; its other columns mean nothing."""
+        return [codec != UNREAD for codec in self.codecs]
+
+    def packed(self, sizes: list[int], memory: memoryview) -> Packed:
+        """Return the files that were read, as they are stored. sizes: as they were ordered. memory: the slot."""
+        read, stored = self.read, array("I", self.stored)
+        return Packed(
+            list(map(ChunkId, compress(cut(self.ids, 32), read))),
+            bytes(compress(self.codecs, read)),
+            list(compress(sizes, read)),
+            list(compress(stored, read)),
+            memory[: sum(stored)],
+        )
+
 
 _LENGTH = struct.Struct("<I")
 _batches = msgspec.msgpack.Decoder(Batch)
@@ -113,35 +129,6 @@ class Slot:
     def read(self, length: bytes) -> Batch:
         """Return what `write` left, by what it gave."""
         return _batches.decode(self._answer[: _LENGTH.unpack(length)[0]])
-
-
-class Contents(msgspec.Struct, frozen=True):
-    """The contents of one batch, in columns."""
-
-    read: list[bool]
-    """False for a file that was not read; its other columns mean nothing."""
-    rows: list[bytes]
-    """As for `WorkspaceScan.record`, like `devices` and `quiet`."""
-    devices: array[int]
-    quiet: bytes
-    ids: list[ChunkId]
-    packed: Packed
-    """The files that were read, as they are stored. Valid until the slot is used again."""
-
-    @classmethod
-    def of(cls, batch: Batch, sizes: list[int], memory: memoryview) -> Contents:
-        """sizes: as they were ordered. memory: the slot."""
-        read = [codec != UNREAD for codec in batch.codecs]
-        ids = list(map(ChunkId, cut(batch.ids, 32)))
-        stored = array("I", batch.stored)
-        packed = Packed(
-            list(compress(ids, read)),
-            bytes(compress(batch.codecs, read)),
-            list(compress(sizes, read)),
-            list(compress(stored, read)),
-            memory[: sum(stored)],
-        )
-        return cls(read, cut(batch.rows, ROW.size), array("Q", batch.devices), batch.quiet, ids, packed)
 
 
 def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: memoryview) -> Batch:
@@ -303,13 +290,7 @@ class Run(msgspec.Struct, Generic[T]):
     slot: int = 0
     memory: memoryview | None = None
     batch: Batch | None = None
-
-    @property
-    def contents(self) -> Contents | None:
-        """Of the small files, valid until the next run is asked for; None if they were not read."""
-        if self.batch is None or self.memory is None:
-            return None
-        return Contents.of(self.batch, self.sizes, self.memory)
+    """What was read of the small files, valid until the next run is asked for; None if they were not read."""
 
     def add(self, item: T) -> bool:
         """False if it is full."""

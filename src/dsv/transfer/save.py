@@ -7,11 +7,14 @@ gives its paths in tree order, and adds what comes back to a `TreeWriter`.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import compress, repeat
 from pathlib import Path
 from typing import Generic, NamedTuple, Self, TypeVar
 
+from dsv.format.columns import cut
 from dsv.format.external import Source as ExternalSource
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
@@ -87,26 +90,23 @@ class FileSaver(Generic[T]):
 
     def _store_all(self, run: Run[T]) -> list[Saved | None]:
         """Store what was read ahead, all at once."""
-        contents = run.contents
-        if contents is None or not any(contents.read):
+        batch = run.batch
+        if batch is None or run.memory is None or not any(batch.read):
             return []
+        packed = batch.packed(run.sizes, run.memory)
         if self._uploader.any_erased:
-            for path, one, read in zip(run.paths, contents.ids, contents.read, strict=True):
+            for path, one in zip(compress(run.paths, batch.read), packed.ids, strict=True):
                 with naming_file(path):
-                    self._uploader.check_erased([one] if read else [])
-        places = iter(self._uploader.add_all(contents.packed))
+                    self._uploader.check_erased([one])
+        stored = map(
+            Stored, packed.lengths, map(FileId, packed.ids), repeat(None), self._uploader.add_all(packed)
+        )
         columns = zip(
-            contents.read,
-            run.sizes,
-            contents.rows,
-            contents.devices,
-            contents.quiet,
-            contents.ids,
-            strict=True,
+            batch.read, cut(batch.rows, ROW.size), array("Q", batch.devices), batch.quiet, strict=True
         )
         return [
-            Saved(Stored(size, FileId(one), None, next(places)), row, device, bool(quiet)) if read else None
-            for read, size, row, device, quiet, one in columns
+            Saved(next(stored), row, device, bool(quiet)) if read else None
+            for read, row, device, quiet in columns
         ]
 
     def _save(self, item: T) -> Saved | Problem | None:

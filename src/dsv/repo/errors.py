@@ -27,6 +27,11 @@ def put_back(key: str) -> str:
     return f"put {key} back from a copy of the store, then run the same command again"
 
 
+def broken(key: str, message: str) -> IntegrityError:
+    """Return the error for a key whose bytes are gone or wrong."""
+    return IntegrityError(message, subject=key, hint=put_back(key))
+
+
 def damaged(kind: ObjectKind, object_id: Id, where: Location) -> IntegrityError:
     """Return the error for bytes at `where` that are not this object."""
     return IntegrityError(
@@ -85,9 +90,7 @@ def read_record(decode: Callable[[bytes], T], store: Store, key: str, limit: int
     try:
         return decode(data)
     except IntegrityError as error:
-        raise IntegrityError(
-            f"{error.message} ({key} in {store.url})", subject=key, hint=put_back(key)
-        ) from None
+        raise broken(key, f"{error.message} ({key} in {store.url})") from None
 
 
 def record_or_none(decode: Callable[[bytes], T], store: Store, key: str) -> T | None:

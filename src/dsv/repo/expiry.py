@@ -39,7 +39,7 @@ from msgspec.structs import replace
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.records import MAX_COMMITS, ExpiryAction, ExpiryEntry, Feature, FeatureRule, Writer
-from dsv.repo.errors import may_write, put_back
+from dsv.repo.errors import broken, may_write
 from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.repo.refs.branches import Refs, is_deleted_dataset
 from dsv.repo.refs.read import check_kept, read_named
@@ -128,9 +128,7 @@ def read_expiry(refs: Refs, dataset: DatasetName) -> ExpiryLog:
     for number, entry in ask_each(partial(expiry_entry, refs, dataset), numbers):
         if entry is None:
             key = keys.expiry_key(dataset, number)
-            raise refs.erased(dataset) or IntegrityError(
-                f"the expiry log of {dataset} lacks its entry {number}", subject=key, hint=put_back(key)
-            )
+            raise refs.erased(dataset) or broken(key, f"the expiry log of {dataset} lacks its entry {number}")
         entries.append(entry)
     while (later := expiry_entry(refs, dataset, len(entries))) is not None:  # a listing may lag behind
         entries.append(later)

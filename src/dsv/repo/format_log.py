@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from dsv.errors import UPGRADE, Conflict, Denied, DsvError, IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.format import keys
 from dsv.format.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
-from dsv.repo.errors import put_back, record_or_none
+from dsv.repo.errors import broken, record_or_none
 from dsv.store.base import Put, Store, both, parsed, together
 from dsv.store.open import BELOW, OpenStore, Unavailable, split_of
 from dsv.values.ids import Nonce, StoreId
@@ -43,11 +43,7 @@ def _any_of(store: Store, prefix: str, parse: Callable[[str], object | None]) ->
 
 def lost_format(store: Store) -> NoReturn:
     key = keys.format_key(0)
-    raise IntegrityError(
-        f"{store.url} holds the data of a dsv store, and {key}, which makes it one, is gone",
-        subject=key,
-        hint=put_back(key),
-    )
+    raise broken(key, f"{store.url} holds the data of a dsv store, and {key}, which makes it one, is gone")
 
 
 README = """\
@@ -423,11 +419,7 @@ def read_format(store: Store) -> list[FormatEntry]:
 
 def _has_a_gap(store: Store, number: int) -> IntegrityError:
     key = keys.format_key(number)
-    return IntegrityError(
-        f"{key} of {store.url} is gone, and a later entry of the format log is there",
-        subject=key,
-        hint=put_back(key),
-    )
+    return broken(key, f"{key} of {store.url} is gone, and a later entry of the format log is there")
 
 
 def check_log(store: Store) -> None:

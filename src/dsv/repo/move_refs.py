@@ -22,10 +22,10 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from dsv.errors import Conflict, Denied, IntegrityError
+from dsv.errors import Conflict, Denied
 from dsv.format import keys
 from dsv.format.records import FormatEntry
-from dsv.repo.errors import put_back
+from dsv.repo.errors import broken
 from dsv.repo.format_log import (
     NAMES_ELSEWHERE,
     NAMES_MOVED,
@@ -216,7 +216,7 @@ class NamesMove:
             if data is None:
                 if key.startswith(keys.SESSIONS_PREFIX):
                     continue  # it may be deleted when it is over
-                raise IntegrityError(f"{key} is gone from {self._old.url}", subject=key, hint=put_back(key))
+                raise broken(key, f"{key} is gone from {self._old.url}")
             if self._new.put_if_absent(key, data) is Put.LOST:
                 if self._is_decided(self._log()):
                     return  # somebody else has finished this move, and others have gone on there

@@ -21,11 +21,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from dsv.errors import Conflict, IntegrityError, NotFound
+from dsv.errors import Conflict, NotFound
 from dsv.format import index, keys
 from dsv.format.locator import Location, ObjectKind, places_of
 from dsv.format.records import MAX_ERASED, Erasure, Feature, FeatureRule, Named, Writer
-from dsv.repo.errors import may_write, put_back
+from dsv.repo.errors import broken, may_write
 from dsv.repo.format_log import ERASED_CONTENTS
 from dsv.repo.objects.erasures import NONE, Erasures
 from dsv.repo.objects.objects import Located, Objects
@@ -123,11 +123,7 @@ def put_erasure(
     with may_write(repository.store.url):
         put = repository.store.put_if_absent(key, record.encode())
     if put is Put.LOST:
-        raise IntegrityError(
-            f"{key} in {repository.store.url} has a random name and is there already",
-            subject=key,
-            hint=put_back(key),
-        )
+        raise broken(key, f"{key} in {repository.store.url} has a random name and is there already")
     repository.objects.forget_erasures()
     return erasure_id
 

@@ -32,7 +32,7 @@ from dsv.format.records import (
     Writer,
 )
 from dsv.repo.damage import read_damage
-from dsv.repo.errors import may_write, put_back, read_record
+from dsv.repo.errors import broken, may_write, read_record
 from dsv.repo.expiry import ExpiryLog, append, read_expiry
 from dsv.repo.format_log import EXPIRED_COMMITS, check_log
 from dsv.repo.refs.tags import named_parts
@@ -394,10 +394,7 @@ class Collector:
             decision = self._decision(number)
         if decision is None or not set(decision.packs) <= set(condemned.packs):
             key = keys.gc_decision_key(number)
-            raise IntegrityError(
-                f"{key} in {self._store.url} is gone, or names packs that were not condemned",
-                subject=key, hint=put_back(key),
-            )  # fmt: skip
+            raise broken(key, f"{key} in {self._store.url} is gone, or names packs that were not condemned")
         replace_indexes(
             self._repository, set(decision.packs), self._index_files, self._writer.tool, self._check_names,
             self._index_ends,

@@ -20,7 +20,7 @@ from dsv.format.index import ROW_SIZE, Index
 from dsv.format.locator import PACK_MAX, Location, ObjectKind
 from dsv.format.pack import FOOTER_SIZE
 from dsv.format.pack import ROW_SIZE as TABLE_ROW
-from dsv.repo.errors import put_back
+from dsv.repo.errors import broken
 from dsv.repo.objects.metadata import release
 from dsv.repo.repository import Repository
 from dsv.store.base import StoreMissing, together
@@ -297,9 +297,7 @@ class IndexRows:
                 indexes.damaged.add(index_id)
                 return False
             key = keys.index_key(index_id)
-            named = IntegrityError(
-                f"{error.message} ({key} in {self._repository.store.url})", subject=key, hint=put_back(key)
-            )
+            named = broken(key, f"{error.message} ({key} in {self._repository.store.url})")
             if self._damaged is None:
                 raise named from None
             self._damaged[index_id] = named

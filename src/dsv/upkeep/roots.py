@@ -19,7 +19,7 @@ from dsv.format import keys
 from dsv.format.columns import cut
 from dsv.format.records import SessionVerdict
 from dsv.fs.files import replace_file
-from dsv.repo.errors import put_back, read_record
+from dsv.repo.errors import broken, read_record
 from dsv.repo.expiry import read_expiry
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import is_deleted_dataset
@@ -399,11 +399,7 @@ def _run(store: Store, dataset: DatasetName, run: str, part: str) -> Named:
         named += [(record.dataset, tree) for tree in trees]
         return [(DatasetName.parse(of), CommitId.parse(one)) for of, one in named]
     except (msgspec.DecodeError, ValueError, UsageError) as error:
-        raise IntegrityError(
-            f"the record of a run can't be read: {error} ({key} in {store.url})",
-            subject=key,
-            hint=put_back(key),
-        ) from error
+        raise broken(key, f"the record of a run can't be read: {error} ({key} in {store.url})") from error
 
 
 def _check_commits(repository: Repository, reached: Collection[CommitId], names: Iterable[Name]) -> None:

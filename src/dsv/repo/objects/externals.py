@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unsupported
 from dsv.format import keys
-from dsv.repo.errors import put_back
+from dsv.repo.errors import broken
 from dsv.store.base import Store, StoreMissing, together
 from dsv.values.ids import ChunkId, PackId
 
@@ -100,7 +100,7 @@ class Externals:
             found = ExternalPack.decode(data)
         except IntegrityError as error:
             message = f"{error.message} ({key} in {self._store.url})"
-            raise IntegrityError(message, subject=key, hint=put_back(key)) from None
+            raise broken(key, message) from None
         self._metadata.put("external-pack", str(pack_id), data)
         return found
 

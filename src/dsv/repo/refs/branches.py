@@ -25,7 +25,7 @@ from dsv.format.records import (
     RefEntry,
     TagValue,
 )
-from dsv.repo.errors import put_back
+from dsv.repo.errors import broken
 from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.repo.refs.read import Listed, changed, check_kept, latest, never_again, parts, read_named
 from dsv.repo.refs.tags import Tags, named_parts
@@ -124,9 +124,7 @@ def deleted(tombstone: Head) -> NotFound:
 
 def gap(head: Head, number: int) -> IntegrityError:
     key = keys.branch_key(head.dataset, head.branch, number)
-    return IntegrityError(
-        f"branch {head.branch} of {head.dataset} lacks its entry {number}", subject=key, hint=put_back(key)
-    )
+    return broken(key, f"branch {head.branch} of {head.dataset} lacks its entry {number}")
 
 
 def _newest_rule(store: Store, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule:

@@ -9,15 +9,9 @@ commit is what the entries say in order (`fold`):
   not expired is freed, whatever an entry says.
 
 So an undo and a gc can't both succeed: `append` reads the log again when it loses a number, and asks its caller what is
-to be done by then. Whoever frees the content of commits does this:
-
-    log = append(repository, writer, dataset, ExpiryAction.FREE, choose)
-    gone = log.freed        # and only these stop being roots, whatever names them (a branch, a tag, a run, a child)
-
-`choose` gets the newest state of the log and returns the commits whose grace is over: of `log.expired`, by
-`store.modified(log.key(state.entry.number))`, the time of the entry by which they expired. A commit that expired by
-`expire` is not to be chosen while a branch or a tag names it; one that expired by `delete` is, as its whole dataset is
-deleted (`state.entry.action`).
+to be done by then. gc frees commits whose grace is over, by the store's time of the entry by which they expired, and
+then takes those of `log.freed`, and only these, for no roots, whatever names them. A commit that expired by `expire` is
+not freed while a branch or a tag names it; one that expired by `delete` is, as its whole dataset is deleted.
 
 A store has the feature `expired-commits` from before its first entry. Without it nothing is asked.
 

@@ -113,29 +113,17 @@ def as_store_error(error: BaseException, url: str, endpoint: str, key: str | Non
 
 
 def _denied(answer: Answer, about: str, subject: str, url: str) -> Denied:
+    message, hint = f"{about} was refused: {answer.said}", login_hint(url)
     if answer.code in _EXPIRED:
-        return Denied(
-            f"the credentials for {url} have expired: {answer.said}", subject=subject, hint=login_hint(url)
-        )
-    if answer.code == "RequestTimeTooSkewed":
-        return Denied(
-            f"{about} was refused, as this machine's clock is wrong",
-            subject=subject,
-            hint="timedatectl status",
-        )
-    if answer.code == "AuthorizationHeaderMalformed":
-        return Denied(
-            f"{about} was refused: {answer.said}",
-            subject=subject,
-            hint="set AWS_REGION to the bucket's region",
-        )
-    if answer.code in _WRONG_KEY:
-        return Denied(
-            f"{url}: {_WRONG_KEY[answer.code]} ({answer.said})",
-            subject=url,
-            hint=f"see which keys are in effect (environment, ~/.aws): {login_hint(url)}",
-        )
-    return Denied(f"{about} was refused: {answer.said}", subject=subject, hint=login_hint(url))
+        message = f"the credentials for {url} have expired: {answer.said}"
+    elif answer.code == "RequestTimeTooSkewed":
+        message, hint = f"{about} was refused, as this machine's clock is wrong", "timedatectl status"
+    elif answer.code == "AuthorizationHeaderMalformed":
+        hint = "set AWS_REGION to the bucket's region"
+    elif answer.code in _WRONG_KEY:
+        message, subject = f"{url}: {_WRONG_KEY[answer.code]} ({answer.said})", url
+        hint = f"see which keys are in effect (environment, ~/.aws): {hint}"
+    return Denied(message, subject=subject, hint=hint)
 
 
 def _unanswered(answer: Answer, about: str, subject: str, endpoint: str, url: str) -> DsvError:

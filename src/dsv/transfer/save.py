@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple, Self, TypeVar
 
 from dsv.format.columns import cut
 from dsv.format.external import Source as ExternalSource
+from dsv.format.locator import ObjectKind
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent
@@ -94,10 +95,10 @@ class FileSaver(Generic[T]):
         if batch is None or run.memory is None or not any(batch.read):
             return []
         packed = batch.packed(run.sizes, run.memory)
-        if self._uploader.any_erased:
+        if erasures := self._uploader.erasures:
             for path, one in zip(compress(run.paths, batch.read), packed.ids, strict=True):
                 with naming_file(path):
-                    self._uploader.check_erased([one])
+                    erasures.check_new(ObjectKind.CHUNK, one)
         stored = map(
             Stored, packed.lengths, map(FileId, packed.ids), repeat(None), self._uploader.add_all(packed)
         )

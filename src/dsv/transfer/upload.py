@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, Self
 
 from blake3 import blake3
@@ -111,12 +111,13 @@ class Uploader:
         if not data:
             return Stored(0, EMPTY_FILE, None, None)
         chunk_id = ChunkId.hash(data)
-        self._erasures.check_new_file(chunk_id)
+        self.erasures.check_new_file(chunk_id)
         return Stored(len(data), FileId(chunk_id), None, self._chunk(chunk_id, data))
 
     def add_all(self, packed: Packed) -> list[Location]:
         """Store contents of small files, at least one, that were hashed and compressed already. They are copied."""
-        self.check_erased(packed.ids)
+        for one in packed.ids if self.erasures else ():
+            self.erasures.check_new(ObjectKind.CHUNK, one)
         known = [self._find(ObjectKind.CHUNK, one) for one in packed.ids]
         if not any(known) and len(set(packed.ids)) == len(
             packed.ids
@@ -160,7 +161,7 @@ class Uploader:
             lengths.append(len(chunk))
             places.append(self._chunk(chunk_id, chunk, size - len(chunk)))
         file_id = FileId(whole.digest())
-        self._erasures.check_new_file(file_id)
+        self.erasures.check_new_file(file_id)
         if size <= SINGLE_CHUNK_MAX:  # it shrank since its size was seen; the caller finds that out too
             return Stored(size, file_id, None, places[0] if places else None)
         recipe_id, location = self._recipe(bytes(ids), lengths, places)
@@ -194,7 +195,7 @@ class Uploader:
         that was erased. outside: one that is only referred to will do."""
         if not size:
             return Stored(0, file_id, None, None)
-        if self._erasures.file(file_id) is not None:
+        if self.erasures.file(file_id) is not None:
             return None
         found = (
             self._find(ObjectKind.CHUNK, file_id, outside=outside)
@@ -233,7 +234,7 @@ class Uploader:
         if known is not None and not self._session.avoids(known.pack):
             return known
         assert entry.file_id is not None
-        if self._erasures.of(entry) is not None:
+        if self.erasures.of(entry) is not None:
             return NOWHERE
         if entry.recipe_id is not None:
             return self._present(ObjectKind.RECIPE, entry.recipe_id)
@@ -243,7 +244,7 @@ class Uploader:
         if known is not None and known.pack in (self._data.pack, self._metadata.pack):
             return known
         assert entry.file_id is not None
-        if self._erasures.of(entry) is not None:
+        if self.erasures.of(entry) is not None:
             return NOWHERE
         kind: ObjectKind = ObjectKind.CHUNK if entry.recipe_id is None else ObjectKind.RECIPE
         object_id: Id = entry.file_id if entry.recipe_id is None else entry.recipe_id
@@ -297,26 +298,12 @@ class Uploader:
             self._journal.clear()
 
     @property
-    def _erasures(self) -> Erasures:
+    def erasures(self) -> Erasures:
+        """What was erased from the store."""
         return self._session.repository.objects.erasures
 
-    @property
-    def any_erased(self) -> bool:
-        """Return whether anything was ever erased from the store."""
-        return bool(self._erasures)
-
-    def is_erased(self, entry: Entry) -> bool:
-        """Return whether an entry's content was erased from the store."""
-        return self._erasures.of(entry) is not None
-
-    def check_erased(self, small: Sequence[ChunkId]) -> None:
-        """Raise `RefusedContent` if one of these contents of small files was erased."""
-        if self._erasures:
-            for one in small:
-                self._erasures.check_new(ObjectKind.CHUNK, one)
-
     def _check_part(self, chunk_id: ChunkId) -> None:
-        if (found := self._erasures.objects.get((ObjectKind.CHUNK, chunk_id))) is not None:
+        if (found := self.erasures.objects.get((ObjectKind.CHUNK, chunk_id))) is not None:
             raise RefusedContent(f"chunk {chunk_id}", found)
 
     def _chunk(self, chunk_id: ChunkId, data: Bytes, start: int = 0) -> Location:

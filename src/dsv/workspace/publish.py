@@ -302,7 +302,7 @@ class Publisher:
             uploader.resume(journal.left.packs, journal.left.recipes)
             saved = Saved()
             writer = TreeWriter(uploader, tree)
-            listed = _still_listed(scan, uploader) if uploader.any_erased else frozenset()
+            listed = _still_listed(scan, uploader) if uploader.erasures else frozenset()
             with FileSaver[Pending | Gone](uploader, scan.root, files, self._opened.progress, jobs) as saver:
                 _save_files(scan, saver, writer, saved, listed)
             written = writer.finish()
@@ -397,7 +397,7 @@ def _still_listed(scan: WorkspaceScan, uploader: Uploader) -> frozenset[bytes]:
     found = set()
     with about(scan.root), Descent(scan.root) as descent:
         for item in scan.pending():
-            if item.base is None or not uploader.is_erased(item.base) or item.size != item.base.size:
+            if item.base is None or uploader.erasures.of(item.base) is None or item.size != item.base.size:
                 continue
             if hash_file(scan, item, descent) is None and difference(item.base, item.known) is None:
                 found.add(item.path)

@@ -87,39 +87,27 @@ def already_there(head: Head, hint: str | None = None) -> Conflict:
 
 def deleted(tombstone: Head) -> NotFound:
     """For a branch that was there: who has deleted it, and what brings it back."""
-    action = Action.parse(tombstone.entry.action)
-    who = f"({tombstone.entry.author}, {rfc3339(tombstone.entry.time_ms)})"
-    branch, dataset = tombstone.branch, tombstone.dataset
+    action, branch, dataset = Action.parse(tombstone.entry.action), tombstone.branch, tombstone.dataset
+    to, old = (renamed(tombstone.entry, which) for which in (RENAMED_TO, RENAMED_FROM))
+    subject: str = dataset
     if is_deleted_dataset(tombstone):
-        return NotFound(
-            f"dataset {dataset} was deleted {who}",
-            subject=dataset,
-            hint=f"dsv datasets --undelete {dataset} brings it back, until gc removes its content",
-        )
-    if (to := renamed(tombstone.entry, RENAMED_TO)) is not None:
-        return NotFound(
-            f"dataset {dataset} was renamed to {to} {who}",
-            subject=dataset,
-            hint=f"name it {to}; in a workspace, dsv switch {branch} follows it there",
-        )
-    if (old := renamed(tombstone.entry, RENAMED_FROM)) is not None and branch == MAIN:
-        return NotFound(
-            f"dataset {old} is being renamed to {dataset} {who}",
-            subject=dataset,
-            hint=f"if that was interrupted: dsv datasets --rename {old} {dataset} finishes it",
-        )
-    if action.verb == RENAME and action.message:
+        what = f"dataset {dataset} was deleted"
+        hint = f"dsv datasets --undelete {dataset} brings it back, until gc removes its content"
+    elif to is not None:
+        what = f"dataset {dataset} was renamed to {to}"
+        hint = f"name it {to}; in a workspace, dsv switch {branch} follows it there"
+    elif old is not None and branch == MAIN:
+        what = f"dataset {old} is being renamed to {dataset}"
+        hint = f"if that was interrupted: dsv datasets --rename {old} {dataset} finishes it"
+    elif action.verb == RENAME and action.message:
         new = action.message.removeprefix(RENAMED_TO).partition(";")[0]
-        return NotFound(
-            f"branch {branch} of {dataset} was renamed to {new} {who}",
-            subject=branch,
-            hint=f"name it {new}; a workspace follows it after dsv switch {new}",
-        )
-    return NotFound(
-        f"branch {branch} of {dataset} was deleted {who}",
-        subject=branch,
-        hint=f"dsv branch --restore {dataset}@{branch} brings it back",
-    )
+        what, subject = f"branch {branch} of {dataset} was renamed to {new}", branch
+        hint = f"name it {new}; a workspace follows it after dsv switch {new}"
+    else:
+        what, subject = f"branch {branch} of {dataset} was deleted", branch
+        hint = f"dsv branch --restore {dataset}@{branch} brings it back"
+    who = f"({tombstone.entry.author}, {rfc3339(tombstone.entry.time_ms)})"
+    return NotFound(f"{what} {who}", subject=subject, hint=hint)
 
 
 def gap(head: Head, number: int) -> IntegrityError:

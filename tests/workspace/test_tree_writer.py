@@ -15,11 +15,11 @@ import pytest
 from dsv.errors import DsvError, IntegrityError, NoRoom, Unsupported
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
+from dsv.fs.folders import check_folding
 from dsv.repo.tree.diff import Change
 from dsv.values.ids import CommitId, FileId
 from dsv.values.progress import NoProgress
 from dsv.workspace.baseline import scan_clean_workspace
-from dsv.workspace.checkout import check_folding
 from dsv.workspace.plan import Goal, Made
 from dsv.workspace.scan.state import State
 from dsv.workspace.write import Fill, TreeWriter, Writer, fill_from
@@ -247,11 +247,11 @@ def test_trees_whose_names_overwrite_each_other_are_refused_where_they_would(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [b"A/x", b"a/x", b"b"]
-    check_folding(world.root, paths)  # this file system tells them apart
-    monkeypatch.setattr("dsv.workspace.checkout._folds", lambda _: True)
+    check_folding(world.root, world.root / ".dsv", paths)  # this file system tells them apart
+    monkeypatch.setattr("dsv.fs.folders._folds", lambda _: True)
     with pytest.raises(Unsupported, match="one name"):
-        check_folding(world.root, paths)
-    check_folding(world.root, [b"a", b"b"])
+        check_folding(world.root, world.root / ".dsv", paths)
+    check_folding(world.root, world.root / ".dsv", [b"a", b"b"])
     assert os.listdir(world.root / ".dsv") == []
 
 

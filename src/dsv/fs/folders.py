@@ -6,14 +6,16 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from dsv.errors import Unsupported
 from dsv.fs.attributes import ask_again
+from dsv.values.paths import fold_clashes, show
 
 TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST)
 """The errors of a rename whose target is a folder that isn't empty."""
@@ -133,3 +135,30 @@ def umask() -> int:
                 if line.startswith("Umask:"):
                     return int(line.split()[1], 8)
     return 0o777  # unknown: as if nothing got through
+
+
+def check_folding(folder: Path, drafts: Path, paths: Iterable[bytes]) -> None:
+    """Raise `Unsupported` if paths of a tree would overwrite each other in this folder. `drafts` is a folder on the
+    same file system, to try it. Raises `OSError`."""
+    if not _folds(drafts):
+        return
+    clashes = fold_clashes(paths)
+    if clashes:
+        one, other = clashes[0]
+        more = f", and {len(clashes) - 1} more pairs" if len(clashes) > 1 else ""
+        raise Unsupported(
+            f"{show(one)} and {show(other)} are one name in {folder}{more}",
+            subject=str(folder),
+            hint="use a folder on a file system that tells upper and lower case apart",
+        )
+
+
+def _folds(folder: Path) -> bool:
+    """Return whether a folder made there is found by another spelling of its name. Raises `OSError`."""
+    probe = folder / f".dsv-fold-{os.urandom(8).hex()}-aé"
+    probe.mkdir(0o700)
+    try:
+        spellings = (probe.name.upper(), probe.name.replace("é", "é"))
+        return any((folder / spelling).is_dir() for spelling in spellings)
+    finally:
+        probe.rmdir()

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from dsv.errors import Conflict, IntegrityError, Unreachable, Unsupported
+from dsv.errors import Conflict, IntegrityError, Unreachable
 from dsv.format.locator import Location
 from dsv.format.tree import Entry
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
+from dsv.fs.folders import check_folding
 from dsv.merge.paths import MergeConflict
 from dsv.repo.expiry import read_expiry
 from dsv.repo.objects.objects import Objects
@@ -22,7 +21,7 @@ from dsv.repo.tree.diff import Change
 from dsv.repo.tree.read import Reached, TreeReader, find_paths, reach_content
 from dsv.transfer.download import Fetcher
 from dsv.values.ids import CommitId, PackId
-from dsv.values.paths import WHOLE, Scope, fold_clashes, show, sort_key
+from dsv.values.paths import WHOLE, Scope, show, sort_key
 from dsv.values.units import format_count, format_lines
 from dsv.workspace.baseline import Baseline, open_baseline
 from dsv.workspace.open import OpenWorkspace
@@ -39,7 +38,8 @@ def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
     held: what the workspace has of it.
     """
     tree.check_links(tree.links(held))
-    check_folding(root, (entry.path for entry, _ in tree.within(held)))
+    with about(root):
+        check_folding(root, root / ".dsv", (entry.path for entry, _ in tree.within(held)))
 
 
 def bring_to(opened: OpenWorkspace, base: CommitId | None, after: TreeReader, goal: Goal) -> Made:
@@ -236,34 +236,6 @@ def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes
                 for reached in reach_content(tree.objects, entry, where):
                     if reached.location is not None:
                         yield entry.path, reached.location.pack
-
-
-def check_folding(root: Path, paths: Iterable[bytes]) -> None:
-    """Raise `Unsupported` if paths of a tree would overwrite each other on this file system."""
-    if not _folds(root):
-        return
-    clashes = fold_clashes(paths)
-    if clashes:
-        one, other = clashes[0]
-        more = f", and {len(clashes) - 1} more pairs" if len(clashes) > 1 else ""
-        raise Unsupported(
-            f"{show(one)} and {show(other)} are one name in {root}{more}",
-            subject=str(root),
-            hint="use a folder on a file system that tells upper and lower case apart",
-        )
-
-
-def _folds(root: Path) -> bool:
-    """Return whether a file made there is found by another spelling of its name."""
-    name = f".dsv-fold-{os.urandom(8).hex()}-aé"
-    with about(root):
-        (root / ".dsv" / name).touch(exist_ok=False)
-        try:
-            spellings = (name.upper(), name.replace("é", "e\u0301"))
-            return any((root / ".dsv" / spelling).exists() for spelling in spellings)
-        finally:
-            with contextlib.suppress(OSError):
-                (root / ".dsv" / name).unlink()
 
 
 def check_equal(baseline: Baseline, tree: TreeReader, goal: Goal) -> None:

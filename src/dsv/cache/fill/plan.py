@@ -9,7 +9,6 @@ import os
 from array import array
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from pathlib import Path
 
 import msgspec
 
@@ -32,16 +31,17 @@ from dsv.cache.fill.parts import (
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.record import Filled, read_record
 from dsv.cache.root import CacheRoot, Place, is_dataset
-from dsv.errors import Conflict, IntegrityError, NotFound
+from dsv.errors import IntegrityError, NotFound
 from dsv.format.columns import cut
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.segment import Segment
 from dsv.format.tree import Kind
 from dsv.fs import system
 from dsv.fs.files import list_names
+from dsv.fs.folders import check_folding
 from dsv.repo.tree.read import Leaf, TreeReader
 from dsv.values.ids import CommitId, SegmentId, StoreId
-from dsv.values.paths import PathSet, fold_clashes, show, sort_key
+from dsv.values.paths import PathSet, show, sort_key
 
 # Other datasets of the store are looked at for copies and imports; the dataset's own commits come first.
 _OWN = 5
@@ -103,7 +103,7 @@ def make_plan(
     """Read the tree's nodes, and its segments if there is something to compare or to select.
 
     without: cached commits to take nothing from, as they may be evicted to make room.
-    Raises `NotFound` if a selected path is not in the tree, `Conflict` if the file system would mix up two of
+    Raises `NotFound` if a selected path is not in the tree, `Unsupported` if the file system would mix up two of
     its paths, `OSError`.
     """
     tree = source.tree(request.commit)
@@ -119,8 +119,8 @@ def make_plan(
         loads = _selected(tree, request.selection, matching, donors, sums)
     else:
         loads = [_whole(number, leaf, matching, donors, sums) for number, leaf in enumerate(tree.leaves())]
-    if _folds(root.temporary):
-        _check_folding(tree, request.selection)
+    paths = (path for located in tree.segments() for path in located.segment.paths)
+    check_folding(root.path, root.temporary, (path for path in paths if path in request.selection))
     plan = Plan(
         version=shape.VERSION,
         fill=os.urandom(16).hex(),
@@ -312,29 +312,6 @@ def _folders(tree: TreeReader, selection: PathSet) -> int:
                 count += len(above) - same - (kind == Kind.EMPTY_DIRECTORY)
                 before = above
     return count
-
-
-def _folds(folder: Path) -> bool:
-    """Find out if two names that differ only in case, or in the form of Unicode, are one name in this folder."""
-    probe = folder / f".fold-{os.urandom(8).hex()}-\u00e9"
-    probe.mkdir(0o700)
-    try:
-        others = (probe.name.upper(), probe.name.replace("\u00e9", "e\u0301"))
-        return any((folder / other).is_dir() for other in others)
-    finally:
-        probe.rmdir()
-
-
-def _check_folding(tree: TreeReader, selection: PathSet) -> None:
-    paths = (path for located in tree.segments() for path in located.segment.paths)
-    clashes = fold_clashes(path for path in paths if path in selection)
-    if clashes:
-        one, other = clashes[0]
-        raise Conflict(
-            f"{show(one)} and {show(other)} would be one file here, as this file system does not tell them apart",
-            subject=one.decode(errors="replace"),
-            hint="use --cache DIR on a file system that does",
-        )
 
 
 class Candidate(msgspec.Struct, frozen=True):

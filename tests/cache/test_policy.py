@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -139,7 +140,7 @@ def test_free_inodes_are_room_too() -> None:
 
 
 def test_a_dataset_has_its_own_limits() -> None:
-    rules = {"scratch/*": DatasetRule(unused_for=60, max_size=150), "keep": DatasetRule(keeps=True)}
+    rules = {"scratch/*": DatasetRule(unused_for=60, max_size=150), "keep": DatasetRule(unused_for=math.inf)}
     chosen = CacheSettings(limits=Limits(unused_for=DAY), datasets=rules, protected=("safe",))
     entries = [
         candidate(1, 30, 100, "scratch/a"), candidate(2, 20, 100, "scratch/a"),
@@ -199,7 +200,7 @@ def test_a_datasets_max_size_counts_for_its_first_commit_too() -> None:
 
 AGES = st.none() | st.floats(0, 10 * DAY)
 RULES = st.builds(DatasetRule, unused_for=AGES, max_size=st.none() | st.just(9)) | st.just(
-    DatasetRule(keeps=True)
+    DatasetRule(unused_for=math.inf)
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import os
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
@@ -21,7 +22,6 @@ PROTOCOL = 1
 DEFAULT_UNUSED_FOR = 86400.0
 _NEVER = "never"
 _LONGEST = 1 << 20  # bytes of the file
-_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 _TEMPLATE = """\
 # The limits of this dsv cache. `dsv evict` applies them, `dsv cache` makes room within them.
@@ -84,21 +84,28 @@ class Limits(msgspec.Struct, frozen=True):
         )
 
 
+class _Age(float):
+    """Seconds, written as a duration; infinite for `never`."""
+
+
+class _Size(int):
+    """Bytes, written as a number or like `20T`."""
+
+
 class DatasetRule(msgspec.Struct, frozen=True):
     """The owner's settings for the datasets that match a pattern; None means the cache's general setting."""
 
-    unused_for: float | None = None
-    keeps: bool = False  # unused_for = "never"
-    max_size: int | None = None
+    unused_for: _Age | None = None
+    max_size: _Size | None = None
     protected: bool | None = None
 
     def tightened(self, limits: Limits) -> DatasetRule:
         """With a command's limits. A rule that says nothing of the age still says nothing: what holds for all does,
         tightened.
         """
-        if limits.unused_for is None or (self.unused_for is None and not self.keeps):
+        if limits.unused_for is None or self.unused_for is None:
             return self
-        return replace(self, unused_for=_least(self.unused_for, limits.unused_for), keeps=False)
+        return replace(self, unused_for=min(self.unused_for, limits.unused_for))
 
 
 class CacheSettings(msgspec.Struct, frozen=True):
@@ -123,10 +130,8 @@ class CacheSettings(msgspec.Struct, frozen=True):
 
     def unused_for(self, dataset: str) -> float | None:
         """Seconds without use after which a dataset's commits go; None: never."""
-        rule = self.rule(dataset)
-        if rule.keeps:
-            return None
-        return rule.unused_for if rule.unused_for is not None else self.limits.unused_for
+        own = self.rule(dataset).unused_for
+        return _finite(self.limits.unused_for if own is None else own)
 
     def limits_content(self, dataset: str) -> bool:
         """Check if a limit of a dataset depends on what is cached already, and not on the disk alone."""
@@ -158,15 +163,7 @@ def load_settings(root: CacheRoot) -> CacheSettings:
     return CacheSettings() if data is None else parse_settings(data, str(path))
 
 
-class _Rule(msgspec.Struct):
-    """A table of `datasets`, as it is written."""
-
-    unused_for: str | None = None
-    max_size: _Count | str | None = None
-    protected: bool | None = None
-
-
-class _StrictRule(_Rule, forbid_unknown_fields=True):
+class _StrictRule(DatasetRule, frozen=True, forbid_unknown_fields=True):
     pass
 
 
@@ -174,22 +171,16 @@ class _File(msgspec.Struct):
     """The file, as it is written. What a newer dsv has put there is ignored."""
 
     protocol: Annotated[int, msgspec.Meta(ge=1)] = PROTOCOL
-    unused_for: str | None = None
-    max_size: _Count | str | None = None
-    max_files: _Count | None = None
-    min_free: _Count | str | None = None
+    unused_for: _Age = _Age(DEFAULT_UNUSED_FOR)
+    max_size: _Size | None = None
+    max_files: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    min_free: Annotated[int, msgspec.Meta(ge=0)] | str | None = None
     protected: tuple[str, ...] = ()
-    datasets: Mapping[str, _Rule] = {}
+    datasets: Mapping[str, DatasetRule] = {}
 
 
 class _StrictFile(_File, forbid_unknown_fields=True):
     datasets: Mapping[str, _StrictRule] = {}
-
-
-for _kind in (_File, _StrictFile):
-    msgspec.json.Decoder(
-        _kind
-    )  # learned now: two threads that are the first to use a class crash the process
 
 
 def parse_settings(data: bytes, name: str) -> CacheSettings:
@@ -199,39 +190,44 @@ def parse_settings(data: bytes, name: str) -> CacheSettings:
     """
     try:
         table = read_toml(data)
-        file = msgspec.convert(table, _File)
+        file = msgspec.convert(table, _File, dec_hook=_parse)
         if file.protocol <= PROTOCOL:
-            file = msgspec.convert(table, _StrictFile)
+            file = msgspec.convert(table, _StrictFile, dec_hook=_parse)
         free = file.min_free
+        amount = Amount.parse(free) if isinstance(free, str) else Amount(bytes=free or 0)
         limits = Limits(
-            unused_for=DEFAULT_UNUSED_FOR if file.unused_for is None else _age(file.unused_for),
-            max_size=_size(file.max_size),
-            max_files=file.max_files,
-            min_free=()
-            if free is None
-            else (Amount.parse(free) if isinstance(free, str) else Amount(bytes=free),),
+            _finite(file.unused_for), file.max_size, file.max_files, () if free is None else (amount,)
         )
-        rules = {
-            dataset: DatasetRule(
-                _age(rule.unused_for), rule.unused_for == _NEVER, _size(rule.max_size), rule.protected
-            )
-            for dataset, rule in file.datasets.items()
-        }
-        return CacheSettings(file.protocol, limits, file.protected, rules)
-    except ValueError as error:  # a `msgspec.ValidationError` is one
-        hint = f'correct {name}; for example unused_for = "12h", max_size = "500G", protected = ["DATASET"]'
-        raise UsageError(f"{name} is not valid: {error}", subject=name, hint=hint) from error
+        return CacheSettings(file.protocol, limits, file.protected, file.datasets)
+    except (ValueError, UsageError) as error:  # a `msgspec.ValidationError` is a ValueError
+        raise UsageError(
+            f"{name} is not valid: {error}",
+            subject=name,
+            hint=f'correct {name}; for example unused_for = "12h", max_size = "500G", protected = ["DATASET"]',
+        ) from error
+
+
+def _parse(kind: type, value: object) -> object:
+    """Decode an age or a size; `ValueError` gets the place of the fault."""
+    try:
+        if kind is _Size and type(value) is int and value >= 0:
+            return _Size(value)
+        if isinstance(value, str):
+            if kind is _Size:
+                return _Size(parse_size(value))
+            return _Age(math.inf if value == _NEVER else parse_duration(value))
     except UsageError as error:
-        hint = error.hint or f"correct {name}"
-        raise UsageError(f"{name}: {error.message}", subject=name, hint=hint) from error
+        raise ValueError(error.message) from error
+    raise ValueError(f"{value!r} is not {'a size' if kind is _Size else 'a duration'}")
 
 
-def _age(text: str | None) -> float | None:
-    return None if text is None or text == _NEVER else float(parse_duration(text))
+# Learned now: two threads that are the first to use a class crash the process.
+for _kind in (_File, _StrictFile):
+    msgspec.json.Decoder(_kind, dec_hook=_parse)
 
 
-def _size(value: int | str | None) -> int | None:
-    return parse_size(value) if isinstance(value, str) else value
+def _finite(age: float | None) -> float | None:
+    return None if age == math.inf else age
 
 
 def prepare_cache(root: CacheRoot) -> CacheSettings:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -18,12 +18,11 @@ from dsv.api.cache_targets import Targets
 from dsv.cache.claims import read_claims
 from dsv.cache.leases import Lease
 from dsv.cache.record import Cached, erased_files, lookup
-from dsv.cache.root import CacheRoot, explain, explaining
+from dsv.cache.root import CacheRoot, explaining
 from dsv.cache.settings import load_settings, prepare_cache
 from dsv.errors import (
     Conflict,
     Denied,
-    DsvError,
     IntegrityError,
     NoRoom,
     NotFound,
@@ -47,14 +46,23 @@ _CLAIM_ROOM = (1 << 20, 16)  # bytes and files to make room for if not even a cl
 
 
 class NoLease:
-    """Stands for a lease if the commit is held without an end, and the caller may not write to the cache."""
+    """Stands for a lease if the commit is cached, and the caller may not write to the cache."""
 
     def __init__(self) -> None:
         self.lost = threading.Event()
         self.reason = ""
 
+    def confirm(self) -> bool:
+        return True
+
     def release(self) -> None:
         """Do nothing: there is no lease."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class Stager:
@@ -92,8 +100,9 @@ class Stager:
         `Conflict` if files of it were erased."""
         started = time.monotonic()
         found = self.targets.find(target)
-        with explaining(self.root.path), Claim(self.root, found, "stage", optional=hold is None) as claim:
-            result = self._fill(found, claim)
+        lease = take_lease(self.root, found.place, optional=hold is None)
+        with explaining(self.root.path), lease:
+            result = self._fill(found, lease)
             erased = erased_files(self.root, found.place, found.store)
             if strict and erased:
                 from dsv.repo.objects.erasures import lacks_erased
@@ -127,25 +136,27 @@ class Stager:
         """
         started = time.monotonic()
         found = self.targets.find(target)
-        purpose: Literal["stage", "run"] = "stage" if run is None else "run"
-        claim = Claim(self.root, found, purpose, run=run, optional=self._is_held(found.place))
-        with explaining(self.root.path), claim:
-            result = self._fill(found, claim)
-            lease = claim.keep()
-        return _staged(found, result, started), lease or NoLease()
+        lease = take_lease(self.root, found.place, run=run, optional=self._is_held(found.place))
+        try:
+            with explaining(self.root.path):
+                return _staged(found, self._fill(found, lease), started), lease
+        except BaseException:
+            lease.release()
+            raise
 
-    def _fill(self, found: Found, claim: Claim) -> Cached:
-        """Fill if need be. With a claim that stands, the commit stays from the moment it is seen."""
-        if claim.stands:
+    def _fill(self, found: Found, lease: Lease | NoLease) -> Cached:
+        """Fill if need be. With a lease the commit stays from the moment it is seen."""
+        writable = isinstance(lease, Lease)
+        if writable:
             self.targets.bind(found)
             self.targets.remember(found)
         for _ in range(_TRIES):
-            there = lookup(self.root, found.place, fresh=self._offline and claim.stands)
+            there = lookup(self.root, found.place, fresh=self._offline and writable)
             if there is None and self._offline:
                 raise self._not_there(found)
             result = self._make(found) if there is None else there
-            if claim.confirm():
-                if claim.stands:
+            if lease.confirm():
+                if writable:
                     self.targets.show_tags(found, filled=there is None)
                 return result
         raise Unreachable(
@@ -272,68 +283,26 @@ def _taken(link: Path) -> Conflict:
     )
 
 
-class Claim:
-    """A lease that lasts as long as a `with` block, unless `keep` takes it over.
+def take_lease(root: CacheRoot, place: Place, *, run: str | None = None, optional: bool) -> Lease | NoLease:
+    """Take a lease that renews itself, for the caller to release: of the run, or of this command.
 
-    If it is `optional`, commits that are already cached can be used without a lease when the cache is full or
-    read-only.
+    If it is `optional`, a commit that is cached can be used without a lease if the cache is full or read-only.
     """
+    try:
+        return _take(root, place, run)
+    except (Denied, NoRoom, Unsupported) as error:
+        if optional and lookup(root, place) is not None:
+            return NoLease()
+        if not isinstance(error, NoRoom):  # a disk that others have filled to the last byte
+            raise
+    from dsv.cache.evict import RoomMaker
+    from dsv.cache.policy import Need
 
-    def __init__(
-        self,
-        root: CacheRoot,
-        found: Found,
-        purpose: Literal["stage", "run"],
-        *,
-        run: str | None = None,
-        optional: bool,
-    ) -> None:
-        self._root = root
-        self._found = found
-        self._purpose: Literal["stage", "run"] = purpose
-        self._run = run
-        self._optional = optional
-        self._lease: Lease | None = None
+    RoomMaker(root)(Need(place, *_CLAIM_ROOM))
+    return _take(root, place, run)
 
-    @property
-    def stands(self) -> bool:
-        return self._lease is not None
 
-    def confirm(self) -> bool:
-        return self._lease is None or self._lease.confirm()
-
-    def keep(self) -> Lease | None:
-        lease, self._lease = self._lease, None
-        return lease
-
-    def __enter__(self) -> Self:
-        refused = self._take()
-        usable = self._optional and isinstance(refused, Denied | NoRoom | Unsupported)
-        if usable and lookup(self._root, self._found.place) is not None:
-            return self
-        if isinstance(refused, NoRoom):  # a disk that others have filled to the last byte
-            from dsv.cache.evict import RoomMaker
-            from dsv.cache.policy import Need
-
-            RoomMaker(self._root)(Need(self._found.place, *_CLAIM_ROOM))
-            refused = self._take()
-        if refused is not None:
-            raise refused
-        return self
-
-    def _take(self) -> DsvError | None:
-        """Take the lease; return why it could not be had."""
-        try:
-            prepare_cache(self._root)
-            self._lease = Lease.take(self._root, self._found.place, self._purpose, run=self._run).hold()
-        except DsvError as error:
-            return error
-        except OSError as error:
-            refused = explain(error, self._root.path, "hold data in")
-            refused.__cause__ = error
-            return refused
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        if self._lease is not None:
-            self._lease.release()
+def _take(root: CacheRoot, place: Place, run: str | None) -> Lease:
+    prepare_cache(root)
+    with explaining(root.path, "hold data in"):
+        return Lease.take(root, place, "stage" if run is None else "run", run=run).hold()

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsv.api.cache_targets import Found, Targets, tracked
+from dsv.api.cache_targets import Targets, tracked
 from dsv.cache.claims import LeaseRecord, PinRecord
 from dsv.cache.evict import Trash, disk_now, find_trash, measure
 from dsv.cache.fill import check as reading
@@ -302,7 +302,7 @@ def _check(
     remove_foreign: bool,
 ) -> Checked | None:
     """Check one commit; return None if it was evicted in the meantime."""
-    from dsv.api.cache import Claim
+    from dsv.api.cache import take_lease
 
     root = finder.root
     dataset = place.dataset_name
@@ -312,11 +312,10 @@ def _check(
         return Checked(root.visible(place), place, problem=problem) if there else None
     _check_store(finder, place, record)
     selection = PathSet.of(path.encode() for path in record.selection)
-    found = Found(dataset, place.commit, selection, finder.repository.id)
     context.progress.note(f"reading {place}")
     context.progress.start(record.entries, record.bytes)
-    with Claim(root, found, "stage", optional=True) as claim:
-        if not claim.confirm():
+    with take_lease(root, place, optional=True) as lease:
+        if not lease.confirm():
             return None
         source = finder.source()
         result = reading.check(root, place, source.tree(place.commit), selection, context.progress)

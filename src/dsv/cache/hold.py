@@ -40,7 +40,6 @@ from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from dsv.cache.leases import Lease
-    from dsv.fs.process import Watched
 
 PROGRAM = "dsv.cache.hold"
 PASSED_ON = (
@@ -105,7 +104,7 @@ class LeaseHolder(msgspec.Struct):
     pid: int
     commands: int
     answers: int
-    _unread: bytes = b""
+    _unread: bytearray = msgspec.field(default_factory=bytearray)
 
     @classmethod
     def start(cls) -> Self:
@@ -132,15 +131,7 @@ class LeaseHolder(msgspec.Struct):
 
     def answer(self, seconds: float) -> str | None:
         """Return its next line, "" if it has ended, None if no line comes within `seconds`."""
-        while b"\n" not in self._unread:
-            if not select.select([self.answers], [], [], seconds)[0]:
-                return None
-            data = os.read(self.answers, 4096)
-            if not data:
-                return ""
-            self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line.decode(errors="replace")
+        return _next_line(self.answers, self._unread, seconds)
 
     def close(self) -> None:
         """Close the pipes. The process continues."""
@@ -276,6 +267,19 @@ def _complain(message: str) -> None:
         sys.stderr.flush()
 
 
+def _next_line(source: int, unread: bytearray, seconds: float | None, *also: int) -> str | None:
+    """Return the next line, "" at the end, None if none comes within `seconds` or something happens to `also`."""
+    while b"\n" not in unread:
+        if source not in select.select([source, *also], [], [], seconds)[0]:
+            return None
+        data = os.read(source, 4096)
+        if not data:
+            return ""
+        unread += data
+    line, _, unread[:] = unread.partition(b"\n")
+    return line.decode(errors="replace")
+
+
 def hold_leases() -> int:
     """Read an order from stdin and hold its places until the watched process has ended."""
     # A signal that ends the watched process may go to every process of its host or of its job. This process must
@@ -283,14 +287,14 @@ def hold_leases() -> int:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")  # so that any file system can be unmounted meanwhile
-    commands = _Commands()
-    line = commands.next(None)
+    unread = bytearray()
+    line = _next_line(0, unread, None)
     if not line:
         return 1
     order = Order.decode(line)
     held: list[Lease] = []
     try:
-        return _hold_while_alive(order, held, commands)
+        return _hold_while_alive(order, held, unread)
     except OSError as error:
         _say(f"failed {error.errno or 0} {error.filename or order.root}")
         return 1
@@ -299,7 +303,7 @@ def hold_leases() -> int:
             lease.release()
 
 
-def _hold_while_alive(order: Order, held: list[Lease], commands: _Commands) -> int:
+def _hold_while_alive(order: Order, held: list[Lease], unread: bytearray) -> int:
     from dsv.cache.leases import Lease, end_hold, find_claims
     from dsv.cache.root import CacheRoot, Place
     from dsv.fs.process import Watched
@@ -320,42 +324,24 @@ def _hold_while_alive(order: Order, held: list[Lease], commands: _Commands) -> i
         for old in find_claims(root, places, id_):
             end_hold(root, old)
     _say(" ".join(["held", *(lease.record.owner.id for lease in held)]))
+    listening = True  # if stdin is closed, the parent may be dead while the watched process lives
     while not watched.has_ended():
         lost = next((lease for lease in held if lease.lost.is_set()), None)
         if lost is not None:
             _say(f"lost {lost.reason}")
             return 1
-        line = commands.next(watched)
+        also = () if watched.descriptor is None else (watched.descriptor,)
+        if not listening:
+            select.select(also, [], [], _LEASE_TICK)
+            continue
+        line = _next_line(0, unread, _LEASE_TICK, *also)
+        listening = line != ""
         if line == "done":
             break
         if line is not None and line.startswith("watch "):
             watched.close()
             watched = Watched(int(line.removeprefix("watch ")))
     return 0
-
-
-class _Commands:
-    """Lines on stdin. If it is closed, the parent may be dead while the watched process lives."""
-
-    def __init__(self) -> None:
-        self._unread = b""
-        self._open = True
-
-    def next(self, watched: Watched | None) -> str | None:
-        """Return the next line; None after a while without one, or when the watched process has ended."""
-        while b"\n" not in self._unread:
-            inputs = [0] if self._open else []
-            if watched is None and not inputs:
-                return None
-            also = [] if watched is None or watched.descriptor is None else [watched.descriptor]
-            ready = select.select(inputs + also, [], [], None if watched is None else _LEASE_TICK)[0]
-            if 0 not in ready:
-                return None
-            data = os.read(0, 4096)
-            self._open = bool(data)
-            self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line.decode()
 
 
 def _say(line: str) -> None:

@@ -161,38 +161,42 @@ class _Away(Exception):
     """The cache did not answer in time."""
 
 
-class LentFiles:
-    """The files that one cache lends for one run of paths, in their order."""
+class Loan:
+    """The files that caches lend for one run of paths, by their number in what was asked for."""
 
     def __init__(
-        self, files: dict[int, tuple[Lender, Entry]], shelf: Shelf, leave_out: Callable[[Shelf], None]
+        self, files: dict[int, tuple[Shelf, Lender, Entry]], leave_out: Callable[[Shelf], None]
     ) -> None:
-        """files: by their number in what was asked for."""
-        self._shelf = shelf
         self._leave_out = leave_out
-        self._batches = _batches(list(files.values()))
+        numbers = sorted(files)
+        self._batches = _batches([files[number] for number in numbers])
         self._answers: list[Future[list[Opened]]] = []
         rows = ((number, row) for number, batch in enumerate(self._batches) for row in range(len(batch)))
-        self._rows = dict(zip(files, rows, strict=True))
+        self._rows = dict(zip(numbers, rows, strict=True))
+
+    def has(self, at: int) -> bool:
+        return at in self._rows
 
     def take(self, at: int, target: int) -> bool:
         """Fill `target`, an empty file open for reading and writing, with file number `at`; each is taken once.
 
         Return False, with the target empty, if no verified content can be had. Raises `OSError` of the target.
         """
-        if self._shelf.away:
+        number, row = self._rows[at]
+        shelf, _, entry = self._batches[number][row]
+        if shelf.away:
             return False
         try:
-            return self._take(*self._rows[at], target)
+            return self._take(shelf, entry, number, row, target)
         except _Away:
-            self._leave_out(self._shelf)
+            self._leave_out(shelf)
             _empty(target)
             return False
 
-    def _take(self, number: int, row: int, target: int) -> bool:
-        while len(self._answers) < min(number + 1 + self._shelf.ahead, len(self._batches)):
+    def _take(self, shelf: Shelf, entry: Entry, number: int, row: int, target: int) -> bool:
+        while len(self._answers) < min(number + 1 + shelf.ahead, len(self._batches)):
             batch = self._batches[len(self._answers)]
-            self._answers.append(self._shelf.reading.ask(partial(_open_all, batch, self._shelf.clones)))
+            self._answers.append(batch[0][0].reading.ask(partial(_open_all, batch)))
         opened = _wait(self._answers[number])
         found, opened[row] = opened[row], None
         if found is None:
@@ -201,7 +205,7 @@ class LentFiles:
             write_all(target, found)
             return True
         try:
-            return self._copy(found, target, self._batches[number][row][1])
+            return self._copy(shelf, found, target, entry)
         finally:
             os.close(found)
 
@@ -210,8 +214,8 @@ class LentFiles:
         for answer in self._answers:
             answer.add_done_callback(_close_all)
 
-    def _copy(self, source: int, target: int, entry: Entry) -> bool:
-        if self._shelf.clones:
+    def _copy(self, shelf: Shelf, source: int, target: int, entry: Entry) -> bool:
+        if shelf.clones:
             cloned = _clone(source, target)
             if (
                 cloned and hash_of(target) == entry.file_id
@@ -220,9 +224,9 @@ class LentFiles:
             os.ftruncate(target, 0)
             if cloned is None or cloned:
                 return False
-            self._shelf.clones = False
+            shelf.clones = False
         digest, size = blake3(), 0
-        while data := self._read(source, size):
+        while data := self._read(shelf, source, size):
             digest.update(data)
             size += len(data)
             write_all(target, data)
@@ -231,10 +235,10 @@ class LentFiles:
         _empty(target)
         return False
 
-    def _read(self, source: int, offset: int) -> bytes:
+    def _read(self, shelf: Shelf, source: int, offset: int) -> bytes:
         """Return the next piece; nothing at the end, or if it can't be read."""
         try:
-            return _wait(self._shelf.reading.ask(partial(os.pread, source, _PIECE, offset)))
+            return _wait(shelf.reading.ask(partial(os.pread, source, _PIECE, offset)))
         except OSError:
             return b""
 
@@ -264,17 +268,16 @@ class Lenders(MetadataCache):
 
     def lend(self, commit: CommitId, entries: Sequence[Entry]) -> Loan | None:
         """Return what there is of these files of the commit, in tree order; None if no cache has any of the dataset."""
-        loan = Loan()
+        files: dict[int, tuple[Shelf, Lender, Entry]] = {}
         rest = list(range(len(entries)))
         for shelf in list(self._shelves()):
             if not rest:
                 break
             found = self._answer(shelf, partial(shelf.find, commit, [entries[at] for at in rest]))
             lenders = zip(rest, found or [None] * len(rest), strict=True)
-            files = {at: (lender, entries[at]) for at, lender in lenders if lender is not None}
-            loan.lent |= dict.fromkeys(files, LentFiles(files, shelf, self._leave_out))
-            rest = [at for at in rest if not loan.has(at)]
-        return loan if self._shelves() else None
+            files |= {at: (shelf, lender, entries[at]) for at, lender in lenders if lender is not None}
+            rest = [at for at in rest if at not in files]
+        return Loan(files, self._leave_out) if self._shelves() else None
 
     def get(self, kind: str, name: str, limit: int) -> bytes | None:
         for shelf in list(self._shelves()):
@@ -323,29 +326,15 @@ class Lenders(MetadataCache):
         return self._found
 
 
-class Loan(msgspec.Struct):
-    """Files that caches lend, by their number in what was asked for."""
-
-    lent: dict[int, LentFiles] = msgspec.field(default_factory=dict)
-
-    def has(self, at: int) -> bool:
-        return at in self.lent
-
-    def take(self, at: int, target: int) -> bool:
-        """Do as `LentFiles.take`."""
-        return self.lent[at].take(at, target)
-
-    def close(self) -> None:
-        for files in set(self.lent.values()):
-            files.close()
-
-
-def _batches(files: Sequence[tuple[Lender, Entry]]) -> list[list[tuple[Lender, Entry]]]:
-    found: list[list[tuple[Lender, Entry]]] = []
+def _batches(
+    files: Sequence[tuple[Shelf, Lender, Entry]],
+) -> list[list[tuple[Shelf, Lender, Entry]]]:
+    """Share out neighbours of one cache, so that no batch holds much in memory."""
+    found: list[list[tuple[Shelf, Lender, Entry]]] = []
     room = 0
     for file in files:
-        size = file[1].size if file[1].size <= SMALL else 0
-        if not found or len(found[-1]) == _BATCH_FILES or size > room:
+        size = file[2].size if file[2].size <= SMALL else 0
+        if not found or len(found[-1]) == _BATCH_FILES or size > room or found[-1][0][0] is not file[0]:
             found.append([])
             room = _BATCH_BYTES
         found[-1].append(file)
@@ -353,8 +342,8 @@ def _batches(files: Sequence[tuple[Lender, Entry]]) -> list[list[tuple[Lender, E
     return found
 
 
-def _open_all(batch: Sequence[tuple[Lender, Entry]], clones: bool) -> list[Opened]:
-    return [_open(lender.top, entry, clones) for lender, entry in batch]
+def _open_all(batch: Sequence[tuple[Shelf, Lender, Entry]]) -> list[Opened]:
+    return [_open(lender.top, entry, shelf.clones) for shelf, lender, entry in batch]
 
 
 def _open(top: int, entry: Entry, clones: bool) -> Opened:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import queue
-import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
@@ -53,42 +52,30 @@ class Pool:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._tasks: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
-        self._state = threading.Condition()
-        self._tasks_open = 0
-        self._bytes_open = 0
+        self._executor = ThreadPoolExecutor(threads, "dsv-write") if threads else None
+        self._open: dict[Future[None], int] = {}
         self._error: BaseException | None = None
-        self._started: list[threading.Thread] = []
 
     def run(self, task: Callable[[], None], size: int = 0) -> None:
         """Run it some time; block while much is in flight. `size`: bytes that it holds in memory."""
-        if not self.threads:
+        if self._executor is None:
             task()
             return
-        with self._state:
-            while self._error is None and (
-                self._tasks_open >= 2 * self.threads
-                or (self._tasks_open and self._bytes_open + size > _IN_FLIGHT_BYTES)
-            ):
-                self._state.wait()
-            self._raise()
-            if len(self._started) < min(self.threads, self._tasks_open + 1):
-                self._start()
-            self._tasks_open += 1
-            self._bytes_open += size
-            self._tasks.put((task, size))
+        while len(self._open) >= 2 * self.threads or (
+            self._open and sum(self._open.values()) + size > _IN_FLIGHT_BYTES
+        ):
+            self._collect(FIRST_COMPLETED)
+        self._raise()
+        self._open[self._executor.submit(task)] = size
 
     def drain(self) -> None:
         """Return when nothing is in flight."""
         self.settle()
-        with self._state:
-            self._raise()
+        self._raise()
 
     def settle(self) -> None:
         """Return when nothing is in flight; an error is kept for the next `run` or `drain`."""
-        with self._state:
-            while self._tasks_open:
-                self._state.wait()
+        self._collect(ALL_COMPLETED)
 
     def clear(self) -> None:
         """Return when nothing is in flight; an error that nobody has asked for is dropped."""
@@ -97,41 +84,18 @@ class Pool:
 
     def close(self) -> None:
         """Wait for what is in flight; errors that nobody asked for are dropped."""
-        for _ in self._started:
-            self._tasks.put(None)
-        for thread in self._started:
-            thread.join()
-        self._started.clear()
+        if self._executor is not None:
+            self._executor.shutdown()
+
+    def _collect(self, when: str) -> None:
+        for future in wait(self._open, return_when=when).done:
+            del self._open[future]
+            self._error = self._error or future.exception()
 
     def _raise(self) -> None:
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-    def _start(self) -> None:
-        """Start a thread. Raise `RuntimeError` if the system refuses the first one."""
-        thread = threading.Thread(target=self._work, name="dsv-write", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            if not self._started:
-                raise
-            return
-        self._started.append(thread)
-
-    def _work(self) -> None:
-        while (item := self._tasks.get()) is not None:
-            task, size = item
-            error: BaseException | None = None
-            try:
-                task()
-            except BaseException as raised:  # noqa: BLE001 (handed to the caller)
-                error = raised
-            with self._state:
-                self._tasks_open -= 1
-                self._bytes_open -= size
-                self._error = self._error or error
-                self._state.notify_all()
 
 
 class Job(msgspec.Struct):

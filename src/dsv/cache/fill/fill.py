@@ -19,7 +19,7 @@ from dsv.cache.fill.files import Lost, WriteBack
 from dsv.cache.fill.helper_process import Helpers, HelperSpec, default_jobs
 from dsv.cache.fill.part_worker import PartWorker
 from dsv.cache.fill.parts import Claim, ClaimTable, Plan, do_free_parts
-from dsv.cache.fill.plan import FillRequest, Planned, make_plan, room_needed
+from dsv.cache.fill.plan import FillRequest, Planned, make_plan
 from dsv.cache.fill.reservations import EnsureRoom, NoRoomBeside, need_of, refusal
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import Heartbeat, Reporter, Worker, read_worker, read_workers
@@ -72,36 +72,35 @@ def fill(
         if found is not None:
             return found
         root.prepare()
-        context = FillContext(
-            root=root,
-            request=request,
-            place=request.place,
-            source=source,
-            ensure_room=ensure_room,
-            jobs=jobs,
-            progress=progress or NoProgress(),
-            helper=helper,
-            kind=system.kind_of(root.path),
-        )
-        return _Fill(context).run()
+        kind = system.kind_of(root.path)
+        return Fill(root, request, source, ensure_room, jobs, progress or NoProgress(), helper, kind).run()
 
 
-class _Fill:
-    """The attempts of one `fill`.
+class Fill(msgspec.Struct):
+    """The arguments of `fill`, with the file system of the cache, and its attempts.
 
     An evictor removes the folders of a dataset while they are empty, the end of a fill removes the fill's, others fill
     the disk, and a file server forgets a host. Trying again cures all of this. Each kind has a limit of its own, so
     that no fill tries for ever.
     """
 
-    def __init__(self, context: FillContext) -> None:
-        self._context = context
-        self._root = context.root
-        self._place = context.place
-        self._forgotten = 0
-        self._vanished = 0
-        self._full = 0
-        self._made_room = False
+    root: CacheRoot
+    request: FillRequest
+    source: StoreSource
+    ensure_room: EnsureRoom
+    jobs: int | None
+    progress: Progress
+    helper: HelperSpec | None
+    kind: FileSystem
+    forgotten: int = 0
+    vanished: int = 0
+    full: int = 0
+    made_room: bool = False
+    """This process has just made room for the rest of the fill."""
+
+    @property
+    def place(self) -> Place:
+        return self.request.place
 
     def run(self) -> Cached:
         """Try until the commit is visible. A fill may end without that, or with an error."""
@@ -118,10 +117,10 @@ class _Fill:
             done: FillParticipant | None = None
             failure: OSError | None = None
             try:
-                found = lookup(self._root, self._place, fresh=True)
+                found = lookup(self.root, self.place, fresh=True)
                 if found is not None:
                     return Cached(found.path, found.record, fetched, linked, hit=not worked)
-                directory = join(self._root, self._place)
+                directory = join(self.root, self.place)
                 if directory is not None and not directory.is_open():
                     finalize(directory)
                     continue
@@ -131,7 +130,7 @@ class _Fill:
                     fetched += done.fetched
                     linked += done.linked
                     if done.progressed:
-                        self._full = 0
+                        self.full = 0
             except OSError as error:
                 failure = error
             if failure is not None:
@@ -139,8 +138,8 @@ class _Fill:
             elif done is not None and not done.published:
                 time.sleep(min(1.0, 0.01 * attempt))
         raise Unreachable(
-            f"{self._place} is repeatedly evicted from {self._root.path} before it is complete",
-            subject=str(self._place),
+            f"{self.place} is repeatedly evicted from {self.root.path} before it is complete",
+            subject=str(self.place),
         )
 
     def _take_part(self, directory: FillDirectory | None) -> tuple[FillParticipant | None, OSError | None]:
@@ -148,7 +147,7 @@ class _Fill:
 
         Also return the error that ended this host's part in it, if it was one.
         """
-        heartbeat = Heartbeat(self._root, self._context.kind)
+        heartbeat = Heartbeat(self.root, self.kind)
         participant: FillParticipant | None = None
         failure: OSError | None = None
         superfluous = False
@@ -156,15 +155,13 @@ class _Fill:
             if directory is None:
                 directory = self._begin(heartbeat)
                 # While this one was planned, another may have begun, been published and cleared away.
-                superfluous = (
-                    directory is not None and lookup(self._root, self._place, fresh=True) is not None
-                )
+                superfluous = directory is not None and lookup(self.root, self.place, fresh=True) is not None
             else:
                 heartbeat.enlist(directory.workers)
             if directory is not None and not superfluous:
                 heartbeat.start(directory.workers)
-                participant = FillParticipant(self._context, directory, heartbeat, made_room=self._made_room)
-                self._made_room = False
+                participant = FillParticipant(self, directory, heartbeat)
+                self.made_room = False
                 participant.run()
         except OSError as error:
             # If folders are gone because the fill has ended, that is no failure.
@@ -181,7 +178,7 @@ class _Fill:
 
     def _begin(self, heartbeat: Heartbeat) -> FillDirectory | None:
         """Plan, reserve room, and start; None if another was faster."""
-        root, place = self._root, self._place
+        root, place = self.root, self.place
         visible = root.visible(place)
         # In this order, a commit that is being published at this moment is not taken for a foreign folder.
         if visible.is_dir() and join(root, place) is None and lookup(root, place, fresh=True) is None:
@@ -208,18 +205,16 @@ class _Fill:
         What it takes files from can't be evicted for it. If it does not fit beside that, it is planned without the
         commit that was used least recently, and so on. Raises `NoRoom` if that does not help either.
         """
-        context, root = self._context, self._root
+        root = self.root
         without: set[Place] = set()
         refused: NoRoomBeside | None = None
         while True:
-            planned = make_plan(
-                root, context.request, context.source, remote=context.kind.remote, without=without
-            )
+            planned = make_plan(root, self.request, self.source, remote=self.kind.remote, without=without)
             plan = planned.plan
-            reservations.reserve(root, self._place, plan.fill, plan.need_bytes, plan.need_files)
+            reservations.reserve(root, self.place, plan.fill, plan.need_bytes, plan.need_files)
             try:
-                need = need_of(self._place, plan, plan.need_bytes, plan.need_files)
-                context.ensure_room(replace(need, folders=planned.folders))
+                need = need_of(self.place, plan, plan.need_bytes, plan.need_files)
+                self.ensure_room(replace(need, folders=planned.folders))
                 return planned
             except NoRoomBeside as error:
                 reservations.release(root, plan.fill)
@@ -233,42 +228,43 @@ class _Fill:
 
     def _recover(self, error: OSError) -> None:
         """Return if another attempt is worth it. Raises `Unreachable`, `NoRoom` with the figures, or the error."""
-        root, place = self._root, self._place
+        root, place = self.root, self.place
         if error.errno in GONE:
-            self._vanished += 1
-            if self._vanished > _MOST_VANISHED:
+            self.vanished += 1
+            if self.vanished > _MOST_VANISHED:
                 raise Unreachable(
                     f"cannot fill {root.visible(place)}: folders of {root.path} keep vanishing meanwhile",
                     subject=str(place),
                     hint="the cache is being changed by others: try again",
                 ) from error
-            time.sleep(min(_LONGEST_PAUSE, 0.01 * self._vanished**2))
+            time.sleep(min(_LONGEST_PAUSE, 0.01 * self.vanished**2))
             for folder in (root.fill(place), root.claims(place), root.visible(place)):
                 root.look_up_anew(folder)
         elif error.errno in FULL:
             self._make_room(error)
-        elif error.errno in FORGOTTEN and self._context.kind.sync_each:
-            self._forgotten += 1
-            if self._forgotten > _MOST_FORGOTTEN:
+        elif error.errno in FORGOTTEN and self.kind.sync_each:
+            self.forgotten += 1
+            if self.forgotten > _MOST_FORGOTTEN:
                 raise error
-            self._context.progress.note(f"{root.path} lost the state of this host; rejoining")
+            self.progress.note(f"{root.path} lost the state of this host; rejoining")
         else:
             raise error
 
     def _make_room(self, error: OSError) -> None:
         """Make room for the rest of the fill, and for at least some of what has run out. Raises `NoRoom`."""
-        root, place, request = self._root, self._place, self._context.request
+        root, place = self.root, self.place
         directory: FillDirectory | None = None
         left: tuple[int, int] | None = None
         with contextlib.suppress(OSError):
             directory = join(root, place)
             if directory is not None:
                 left = _left(directory.plan, read_workers(directory.workers).values())
-        self._full += 1
-        if self._full > _MOST_FULL:
+        self.full += 1
+        if self.full > _MOST_FULL:
             # Before there is a plan, what the whole commit needs stands for what is still to come.
-            left = left or room_needed(self._context.source.tree(request.commit), request.selection)
-            raise refusal(root, place, error, *left) from error
+            leaves = self.source.tree(self.request.commit).leaves()
+            whole = sum(leaf.child.bytes for leaf in leaves), sum(leaf.child.files for leaf in leaves)
+            raise refusal(root, place, error, *(left or whole)) from error
         size, files = left or (0, 0)
         disk = os.statvfs(root.path)
         if error.errno == errno.ENOSPC and disk.f_files > 0 and disk.f_favail < _LEAST_FILES:
@@ -278,13 +274,13 @@ class _Fill:
         need = Need(place, size, files)
         if directory is not None:
             need = need_of(place, directory.plan, size, files)
-        self._context.ensure_room(need)
-        self._made_room = True
+        self.ensure_room(need)
+        self.made_room = True
 
     def _give_up_if_alone(self) -> None:
         """Give up half a fill that nobody works on, which would keep a full disk full."""
         with contextlib.suppress(OSError):
-            directory = join(self._root, self._place)
+            directory = join(self.root, self.place)
             if directory is not None and directory.is_open() and _is_deserted(directory):
                 give_up(directory)
 
@@ -315,28 +311,11 @@ def _left(plan: Plan, workers: Iterable[Worker], unplanned: int = 0) -> tuple[in
     return max(0, size), max(0, plan.need_files - sum(one.made for one in everybody))
 
 
-class FillContext(msgspec.Struct, frozen=True):
-    """The arguments of `fill`, with the file system of the cache."""
-
-    root: CacheRoot
-    request: FillRequest
-    place: Place
-    source: StoreSource
-    ensure_room: EnsureRoom
-    jobs: int | None
-    progress: Progress
-    helper: HelperSpec | None
-    kind: FileSystem
-
-
 class FillParticipant:
     """`run` it once. The caller acts on its attributes when all of its files are closed."""
 
-    def __init__(
-        self, context: FillContext, directory: FillDirectory, heartbeat: Heartbeat, *, made_room: bool = False
-    ) -> None:
-        """made_room: this process has just made room for the rest of the fill."""
-        self._made_room = made_room
+    def __init__(self, context: Fill, directory: FillDirectory, heartbeat: Heartbeat) -> None:
+        self._made_room = context.made_room
         self._context = context
         self._directory = directory
         self._heartbeat = heartbeat

@@ -144,17 +144,6 @@ def make_plan(
     return Planned(plan, bytes(matching.codes), matching.encoded_moves(), folders)
 
 
-def room_needed(tree: TreeReader, selection: PathSet) -> tuple[int, int]:
-    """Return the bytes and files of a fill that takes nothing from other commits. Raises `NotFound`."""
-    sums = _Sums()
-    if not selection.whole:
-        _selected(tree, selection, None, (), sums)
-    else:
-        for number, leaf in enumerate(tree.leaves()):
-            _whole(number, leaf, None, (), sums)
-    return sums.need_bytes, sums.need_files
-
-
 def _whole(
     number: int, leaf: Leaf, matching: Matching | None, donors: Sequence[DonorPlan], sums: _Sums
 ) -> Load:

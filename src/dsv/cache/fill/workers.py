@@ -149,7 +149,6 @@ def read_workers(folder: Path) -> dict[str, Worker]:
 
 _LOOK_EVERY = 0.5  # seconds between two looks at what others have done
 _NOTE_EVERY = 10.0
-_SILENT = 10.0  # seconds without a heartbeat: more than two of them are missing
 
 
 class Reporter:
@@ -163,12 +162,10 @@ class Reporter:
         self._told = (0, 0, 0)
         self._looked = 0.0
         self._noted = time.monotonic()
-        self._began = (time.monotonic(), 0)
 
     def start(self) -> None:
         plan = self._directory.plan
         self._look(read_workers(self._directory.workers))
-        self._began = (time.monotonic(), self._bytes_done())
         self._progress.start(plan.entries, plan.bytes)
         self.update()
 
@@ -180,7 +177,7 @@ class Reporter:
         self._tell()
 
     def wait(self, workers: Mapping[str, Worker], parts_done: int, now: float) -> None:
-        """Report which processes it waits for, and how long that may take."""
+        """Report which processes it waits for."""
         self._look(workers)
         self._tell()
         if time.monotonic() - self._noted > _NOTE_EVERY:
@@ -211,21 +208,13 @@ class Reporter:
             self._told = (max(files, told[0]), max(size, told[1]), max(fetched, told[2]))
             self._progress.advance(*(new - old for new, old in zip(self._told, told, strict=True)))
 
-    def _bytes_done(self) -> int:
-        return min(self._directory.plan.bytes, self._others[1] + self._heartbeat.tally.bytes)
-
     def _waiting(self, workers: Mapping[str, Worker], parts_done: int, now: float) -> str:
         mine = self._heartbeat.owner.id
         at_work = [one for name, one in workers.items() if name != mine and not one.gone(now)]
         who = ", ".join(sorted({f"{one.owner.user}@{one.owner.host}" for one in at_work})) or "nobody"
-        parts = f"{parts_done} of {len(self._directory.plan.parts)} parts"
-        heard = max((one.heard for one in at_work), default=now)
-        if now - heard > _SILENT:  # no estimate would be worth anything
-            return (
-                f"nothing heard from {who} for {format_duration(now - heard)}: this host takes over what they have "
-                f"not done of {self._directory.place} after {format_duration(EXPIRY)} of silence; {parts}"
-            )
-        done = self._bytes_done()
-        rate = (done - self._began[1]) / max(time.monotonic() - self._began[0], 0.1)
-        left = format_duration((self._directory.plan.bytes - done) / rate) if rate > 0 else "unknown"
-        return f"waiting for {who} to fill {self._directory.place}: {parts}, time left {left}"
+        silent = max(0.0, now - max((one.heard for one in at_work), default=now))
+        return (
+            f"waiting for {who} to fill {self._directory.place}: {parts_done} of {len(self._directory.plan.parts)} "
+            f"parts, last heard of {format_duration(silent)} ago; after {format_duration(EXPIRY)} of silence this host "
+            "takes over"
+        )

@@ -18,8 +18,8 @@ from dsv.cache.fill import directory, reservations
 from dsv.cache.fill.check import Checked
 from dsv.cache.fill.parts import estimated_room
 from dsv.cache.fill.workers import read_workers
-from dsv.cache.inventory import Inventory, Item, find_places, take_inventory
-from dsv.cache.policy import Planner
+from dsv.cache.inventory import Inventory, find_places, take_inventory
+from dsv.cache.policy import Candidate, Planner
 from dsv.cache.record import Filled, local_commit, read_record
 from dsv.cache.root import CacheRoot, Place, explaining, refuse_symlinks
 from dsv.cache.settings import CacheSettings, load_settings
@@ -137,7 +137,7 @@ def cached(folder: Path) -> CachedReport:
 
 def _item(
     root: CacheRoot,
-    item: Item,
+    item: Candidate,
     names: tuple[str, ...],
     own: int,
     settings: CacheSettings,
@@ -147,16 +147,16 @@ def _item(
     commit = local_commit(root, item.place)
     protected = settings.is_protected(item.dataset)
     unused_for = settings.unused_for(item.dataset)
-    stays = protected or unused_for is None or item.claims.protecting(now) is not None
+    stays = protected or unused_for is None or item.claim is not None
     return CachedItem(
         path=item.path,
-        dataset=item.dataset,
+        dataset=item.place.dataset_name,
         commit=item.place.commit,
         selection=record.selection if record else (),
         names=names,
         made_for=None if commit is None else tree_of_run(commit),
-        files=record.files if record else 0,
-        bytes=record.bytes if record else 0,
+        files=item.files,
+        bytes=item.bytes,
         own_bytes=own,
         cached_by=record.user if record else "",
         cached_on=record.host if record else "",
@@ -170,7 +170,7 @@ def _item(
     )
 
 
-def _names(root: CacheRoot, items: list[Item]) -> dict[Place, tuple[str, ...]]:
+def _names(root: CacheRoot, items: list[Candidate]) -> dict[Place, tuple[str, ...]]:
     """Return the tags and branches that name each commit. They are read once for each dataset."""
 
     @cache
@@ -184,13 +184,13 @@ def _names(root: CacheRoot, items: list[Item]) -> dict[Place, tuple[str, ...]]:
         return names
 
     return {
-        item.place: tuple(by_commit(item.record.store, item.dataset).get(item.place.commit, ()))
+        item.place: tuple(by_commit(item.record.store, item.place.dataset_name).get(item.place.commit, ()))
         for item in items
         if item.record is not None
     }
 
 
-def _own_bytes(items: list[Item]) -> dict[Place, int]:
+def _own_bytes(items: list[Candidate]) -> dict[Place, int]:
     """Return of each commit its room, less what the one that took most from it has by links."""
     taken: dict[str, int] = {}
     for item in items:
@@ -233,7 +233,6 @@ def _fills(root: CacheRoot, now: float) -> tuple[FillItem, ...]:
 def _room(root: CacheRoot, inventory: Inventory, settings: CacheSettings) -> RoomItem:
     disk = disk_now(root)
     used = sum((item.room for item in inventory.visible), disk.filling)
-    candidates = [item.candidate(inventory.now) for item in inventory.visible]
     limits = settings.limits
     metadata = measure(root.dot / "stores")
     metadata_bytes = 0 if metadata is None else metadata.bytes
@@ -248,7 +247,7 @@ def _room(root: CacheRoot, inventory: Inventory, settings: CacheSettings) -> Roo
         max_files=limits.max_files,
         min_free=tuple(str(amount) for amount in limits.min_free),
         unused_for=limits.unused_for,
-        exceeded=tuple(Planner(candidates, settings, disk, inventory.now).exceeded()),
+        exceeded=tuple(Planner(inventory.visible, settings, disk, inventory.now).exceeded()),
     )
 
 

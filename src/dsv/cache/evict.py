@@ -18,7 +18,7 @@ from dsv.cache.claims import INTENT, Claims, Fired, Intent, read_claims
 from dsv.cache.cleanup import Stuck, Sweeper, Swept, remove_empty
 from dsv.cache.fill import reservations
 from dsv.cache.fill.reservations import NoRoomBeside
-from dsv.cache.inventory import Inventory, Item, Remembered, take_inventory
+from dsv.cache.inventory import Inventory, Remembered, take_inventory
 from dsv.cache.leases import visible_identity
 from dsv.cache.names import TagLinks, show_tag
 from dsv.cache.policy import Candidate, Disk, Eviction, EvictionRequest, Need, Planner
@@ -109,9 +109,8 @@ def planner_of(
     root: CacheRoot, settings: CacheSettings, request: EvictionRequest, inventory: Inventory
 ) -> Planner:
     """Plan by the disk as it is now. The inventory may be out of date: what is evicted is looked at once more."""
-    candidates = [item.candidate(inventory.now) for item in inventory.visible]
     disk = disk_now(root, None if request.need is None else request.need.place)
-    return Planner(candidates, settings, disk, inventory.now, request)
+    return Planner(inventory.visible, settings, disk, inventory.now, request)
 
 
 def evict_from(
@@ -123,7 +122,7 @@ def evict_from(
 ) -> EvictionResult:
     """`evict` without the sweep, by what is known already."""
     planner = planner_of(root, settings, request, inventory)
-    executor = _Executor(root, {item.place: item for item in inventory.visible})
+    executor = _Executor(root)
     return _carry_out(planner, lambda due: executor.evict(due, planner.new_owner()), on_evicted)
 
 
@@ -199,18 +198,17 @@ def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
 class _Executor:
     """Evicts one commit at a time."""
 
-    def __init__(self, root: CacheRoot, items: dict[Place, Item]) -> None:
+    def __init__(self, root: CacheRoot) -> None:
         self._root = root
-        self._items = items
         self._remover = Remover()
         self._links = TagLinks(root)
 
-    def evict(self, due: Eviction, new_owner: Place | None) -> Eviction | str | None:
+    def evict(self, due: Eviction, new_owner: Candidate | None) -> Eviction | str | None:
         """Return what was evicted; why it stays after all; None if another evictor was faster. Raises `OSError`."""
         root, place = self._root, due.candidate.place
         intent = Intent.declare(root, place, root.now(root.claims(place)))
         try:
-            known = (intent.file.name, *self._items[place].claims.names)
+            known = (intent.file.name, *due.candidate.claims.names)
             claims = read_claims(root, place, known=known)
             reason = self._objection(due.candidate, claims)
             tags = [] if reason else self._links.hide(place)
@@ -247,17 +245,16 @@ class _Executor:
             return reason
         if (last_used(root, place) or 0.0) > candidate.last_use:
             return "used at this moment"
-        record = self._items[place].record
+        record = candidate.record
         if record is not None and record_path(root, place, record.fill).name not in claims.names:
             return "cached anew at this moment"
         return None
 
-    def _pass_on(self, rest: Extent, new_owner: Place | None) -> None:
+    def _pass_on(self, rest: Extent, new_owner: Candidate | None) -> None:
         """Room that stays in use, as others link the files, counts for another commit from now on."""
-        item = None if new_owner is None else self._items.get(new_owner)
-        if item is not None and item.record is not None and rest != Extent():
+        if new_owner is not None and new_owner.record is not None and rest != Extent():
             with contextlib.suppress(OSError):
-                add_share(self._root, item.place, item.record.fill, rest)
+                add_share(self._root, new_owner.place, new_owner.record.fill, rest)
 
 
 def _half_removed(place: Place, error: OSError) -> DsvError:

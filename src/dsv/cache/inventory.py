@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 
 from dsv.cache.claims import Claims, read_claims
 from dsv.cache.names import PREFIX, is_tag_link
@@ -132,37 +131,15 @@ def read_facts(root: CacheRoot, place: Place, changed: int) -> PlaceFacts:
 THREADS = 16  # reads in flight: over NFS each is a round trip
 
 
-class Item(msgspec.Struct, frozen=True):
-    """The facts about one cached commit. Times are the file server's."""
-
-    place: Place
-    path: Path  # its folder, also if it is not visible
-    visible: bool  # if not, only claims or a fill under way are there
-    record: Filled | None  # None if its filler died before it wrote one, or it can't be read
-    claims: Claims
-    last_use: float
-    room: Extent  # what it stands for on disk
-    closed: bool = False  # in a folder that this user may not read: known by its record alone
-
-    @property
-    def dataset(self) -> DatasetName:
-        return self.place.dataset_name
-
-    def candidate(self, now: float) -> Candidate:
-        size, files = (self.record.bytes, self.record.files) if self.record else (0, 0)
-        claim = self.claims.protecting(now) or ("in a folder that may not be read" if self.closed else None)
-        return Candidate(self.place, self.dataset, size, files, self.room, self.last_use, claim, self.path)
-
-
 class Inventory(msgspec.Struct, frozen=True):
     """The content of a cache."""
 
     now: float  # when it was begun
-    items: tuple[Item, ...]
+    items: tuple[Candidate, ...]
     foreign: tuple[str, ...]  # names at the top and among the commits that are not dsv's
 
     @property
-    def visible(self) -> list[Item]:
+    def visible(self) -> list[Candidate]:
         return [item for item in self.items if item.visible]
 
 
@@ -177,23 +154,37 @@ def take_inventory(root: CacheRoot, remembered: Remembered | None = None) -> Inv
         seen = find_visible(root)
         places = sorted(seen.places | set(find_all(root.dot / "claims")))
 
-        def look(place: Place) -> Item:
-            item = _item(root, place, known.read(place), visible=place in seen.places)
-            shut = place.dataset in seen.closed and item.record is not None
-            return replace(item, visible=True, closed=True) if shut else item
+        def look(place: Place) -> Candidate:
+            facts = known.read(place)
+            closed = place.dataset in seen.closed and facts.record is not None
+            return _candidate(root, place, facts, known.now, visible=place in seen.places, closed=closed)
 
         with ThreadPoolExecutor(THREADS, thread_name_prefix="dsv-inventory") as pool:
             return Inventory(known.now, tuple(pool.map(look, places)), tuple(seen.foreign))
 
 
-def _item(root: CacheRoot, place: Place, facts: PlaceFacts, *, visible: bool) -> Item:
-    record, leases = facts.record, facts.claims.leases
+def _candidate(
+    root: CacheRoot, place: Place, facts: PlaceFacts, now: float, *, visible: bool, closed: bool
+) -> Candidate:
+    """closed: in a folder that this user may not read, so it is known by its record alone."""
+    record, leases, path = facts.record, facts.claims.leases, root.visible(place)
     uses = [facts.used]
     uses += [lease.renewed for lease in leases if lease.purpose != "hold"]
     uses += [lease.since for lease in leases]
-    path = root.visible(place)
     uses += [record.time] if record is not None else [_changed(path)]
-    return Item(place, path, visible, record, facts.claims, max(uses), facts.room)
+    return Candidate(
+        place=place,
+        dataset=place.dataset_name,
+        bytes=record.bytes if record else 0,
+        files=record.files if record else 0,
+        room=facts.room,
+        last_use=max(uses),
+        claim=facts.claims.protecting(now) or ("in a folder that may not be read" if closed else None),
+        path=path,
+        record=record,
+        claims=facts.claims,
+        visible=visible or closed,
+    )
 
 
 def server_now(root: CacheRoot) -> float:

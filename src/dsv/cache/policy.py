@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from dsv.cache.record import Extent
+from dsv.cache.claims import Claims
+from dsv.cache.record import Extent, Filled
 from dsv.cache.root import Place
 from dsv.cache.settings import CacheSettings
 from dsv.errors import DsvError
@@ -25,7 +26,7 @@ _OWN_FILES = 64  # inodes that a fill needs beside its commit's files and folder
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """One cached commit (or selection) as the policy sees it."""
+    """One cached commit, or a selection of one. Times are the file server's."""
 
     place: Place
     dataset: str  # its name
@@ -35,6 +36,11 @@ class Candidate(msgspec.Struct, frozen=True):
     last_use: float  # seconds since 1970, by the file server's clock
     claim: str | None = None  # what keeps it
     path: Path = Path()  # its folder
+    record: Filled | None = None
+    """None if its filler died before it wrote one, or it can't be read."""
+    claims: Claims = Claims()
+    visible: bool = True
+    """If not, only claims or a fill under way are there."""
 
 
 class Disk(msgspec.Struct, frozen=True):
@@ -160,12 +166,12 @@ class Planner:
         self._waiting = staying
         return None
 
-    def evicted(self, freed: Extent, new_owner: Place | None = None) -> None:
+    def evicted(self, freed: Extent, new_owner: Candidate | None = None) -> None:
         """Count what the commit freed. What it left behind is on the account of `new_owner` now."""
         due = self._answer()
         room = self._room.close(due.candidate)
-        if new_owner in self._there:
-            self._room.add(self._there[new_owner], room - freed)
+        if new_owner is not None:
+            self._room.add(new_owner, room - freed)
         self._disk = self._disk.freed(freed)
 
     def kept(self, reason: str) -> None:
@@ -178,14 +184,13 @@ class Planner:
         """Note that another evicted it first."""
         self._room.close(self._answer().candidate)
 
-    def new_owner(self) -> Place | None:
+    def new_owner(self) -> Candidate | None:
         """Return the commit that the rest of the given one counts for: the last used of its dataset, else of any."""
         assert self._given is not None
         mine = self._given.candidate
         others = [one for one in self._there.values() if one.place != mine.place]
         same = [one for one in others if one.dataset == mine.dataset]
-        best = max(same or others, key=lambda one: (one.last_use, one.place), default=None)
-        return None if best is None else best.place
+        return max(same or others, key=lambda one: (one.last_use, one.place), default=None)
 
     def finish(self) -> tuple[list[Eviction], list[str]]:
         """Return what stays, with the reasons, and the limits that are exceeded all the same."""

@@ -62,26 +62,22 @@ class Remover:
         self._dry = dry
         self._turn = threading.Lock()
         self._links: dict[tuple[int, int], int] = {}
-        self._removed = Removed()
-        self._deep: list[str] = []
-
-    @property
-    def removed(self) -> Removed:
+        self.removed = Removed()
         """The result of the last `remove`, also if it failed."""
-        return self._removed
+        self._deep: list[str] = []
 
     def remove(self, path: Path) -> Removed:
         """Remove the folder with everything in it, or what is there of it. Raises `OSError`.
 
         What this host has open on NFS stays, and the folder with it.
         """
-        self._removed = Removed()
+        self.removed = Removed()
         if not self._dry:
             self._links = {}  # the file system counts from here
         try:
             parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return self._removed
+            return self.removed
         self._deep = [path.name]
         try:
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-remove") as pool:
@@ -89,7 +85,7 @@ class Remover:
                     self._folder(parent, self._deep.pop(), _Where(parent), pool)
         finally:
             os.close(parent)
-        return self._removed
+        return self.removed
 
     def _folder(self, parent: int, last: str, where: _Where, pool: ThreadPoolExecutor | None) -> bool:
         """Remove a folder; a host that was cut off may still add to it, so it is emptied until it goes.
@@ -179,7 +175,7 @@ class Remover:
             if found.st_mtime_ns != FILE_TIME * 10**9 and stat.S_ISREG(found.st_mode):
                 foreign.append(shown + one)
         with self._turn:
-            removed = self._removed
+            removed = self.removed
             removed.files += files
             removed.room += Extent(freed_bytes, freed_files)
             removed.foreign += len(foreign)

@@ -1,12 +1,8 @@
 """Everything in the claims folder of a place: leases and pins that keep it, and intents to evict it.
 
 The random id of an `Owner` decides who holds a claim. The rest of an owner lets a process of the same kernel, which
-alone can know that the holder has died, skip the wait for an expiry.
-
-An intent is a file in the claims folder, and an empty folder of its own in the trash, made before it. Only a rename of
-the visible folder into that trash folder removes a commit from sight. Whoever finds an intent and wants the commit
-removes the trash folder. That succeeds only while it is empty, and from then on the rename can only fail, even one
-that an unplugged host sends minutes later. So the file server decides, and nobody has to wait or to compare clocks.
+alone can know that the holder has died, skip the wait for an expiry. Rules L1 to L3 and E1 to E3 of
+docs/internals/cache-protocol.md say why a taker that removes an evictor's empty folder has stopped it for good.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Take, renew and end leases: rules L1 to L9 and L13 of docs/internals/cache-protocol.md, which proves them.
-
-A lease is a file `lease-<owner>.<number>.<renewed>` with two names, the last and the one before. To renew it, the older
-one is renamed to the next. A name is never used twice, so that clearing away an expired lease can't remove a renewed
-one. One of the two names stays in place all the time, so that no listing can miss both. A rename needs neither a block
-nor an inode, so that a full disk ends no lease. If the disk was full before the first renewal could make the second
-name, the only name is renamed.
+"""Take, renew and end leases and holds: rules L1 to L10 and L13 of docs/internals/cache-protocol.md, which proves them.
 
 A hold is a claim that a person takes and ends. One with an end (`dsv cache --hold`) is a lease that nobody renews. The
 file of one that `dsv hold` took is called `pin-<id>`.

@@ -1,12 +1,8 @@
 """Records of cached commits: their content, their last use, and the disk space attributed to them.
 
-Records are small files beside the commit, so a hit costs the same for a file and for a million. A commit is complete
-while its visible folder exists and its `entry-<fill>` is in its claims folder. A publisher renames first and then
-records; an evictor renames first and then removes the record, before it withdraws its intent. A process that has just
-written a claim sees the current claims folder, so a client's stale view of the visible folder can't mislead it.
-
-A record has the space that its own fill took. If the files of an evicted commit are still linked by others, the evictor
-writes their space as a share into the claims folder of one of these, so that the sum over all commits is right.
+Records are small files beside the commit, so a hit costs the same for a file and for a million. A publisher renames
+first and then records; an evictor renames first and then removes the record, before it withdraws its intent. A record
+has the space that its own fill took; shares (rule E6 of docs/internals/cache-protocol.md) make the sum right.
 """
 
 from __future__ import annotations

@@ -1,17 +1,6 @@
 """One cache: where everything lies, its rights, and the few ways in which anything is written there.
 
-A cache is a directory, local or on a network file system, that several hosts and users share:
-
-    <root>/dsv-cache.toml              the owner's limits
-    <root>/<dataset>/<name>/…          a commit, or a selection of one, as plain read-only files
-    <root>/.dsv/claims/<dataset>/<name>/   leases, pins, eviction intents, last use
-    <root>/.dsv/fill/<dataset>/<name>/     a fill under way
-    <root>/.dsv/stores/<store>/            metadata fetched from a store, its last answers about refs
-    <root>/.dsv/datasets/<dataset>         which store owns the visible paths of this name
-    <root>/.dsv/inventory                  a copy of what the claims folders say
-    <root>/.dsv/room/  trash/  tmp/
-
-`<name>` is `<commit>` or `<commit>+<selection>`.
+docs/internals/cache-protocol.md lists its files.
 """
 
 from __future__ import annotations

@@ -1,19 +1,9 @@
 """One fill under way: a folder that appears whole, is known by a random name, and ends by a rename.
 
-    <root>/.dsv/fill/<dataset>/<name>/at-<fill>/
-        plan         what all who share the fill agree on
-        sheet        the source map: a byte for each entry, if files are taken from other commits
-        moves/       for each segment: the other paths at which those commits have such files
-        parts/       claims and what is done
-        workers/     who works on it
-        links/       symlinks of each part that has any, to be checked before anybody may follow them
-        drafts/      private folders of the workers
-        tree/        what will be visible
-
-It is made elsewhere and renamed to `<name>`, which fails if a fill is there: so all agree on one, and nobody ever
-sees half a plan. From then on every path has the fill's random name in it, so nothing that is still on its way from a
-slow host can touch a later fill of the same commit. A fill is published and given up by a rename of the same folder, so
-the first to rename `tree` has decided.
+docs/internals/cache-protocol.md lists what is in it. It is made elsewhere and renamed to `<name>`, which fails if a
+fill is there: so all agree on one, and nobody ever sees half a plan. From then on every path has the fill's random name
+in it, so nothing that is still on its way from a slow host can touch a later fill of the same commit. The first to
+rename `tree`, to publish the fill or to give it up, has decided.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Write a tree's files: create them exclusively, link or copy those of other commits, sync them to the disk.
 
 Everything is done relative to a descriptor of the tree's top folder, one component at a time and never through a
-symlink, so a writer stays in the tree that it joined whatever happens to any path. Files are created by O_EXCL,
-read-only and with one fixed time. They are never truncated and never unlinked here. A file that was found incomplete is
-replaced by renaming a complete one over it.
-
-The kernel reports bytes that it could not write once to each descriptor that is open at the time, and to the first
-one that is opened later. So one descriptor is opened before anything can be lost, and a fill that has lost something is
-given up at once: no later process could find out.
+symlink, so a writer stays in the tree that it joined whatever happens to any path: rules W1, W2 and S1 to S3 of
+docs/internals/cache-protocol.md.
 """
 
 from __future__ import annotations

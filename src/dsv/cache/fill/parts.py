@@ -1,19 +1,9 @@
 """Division of a fill among processes: its plan, its parts and the claims on them.
 
-The plan is made once, from the tree's nodes (entries, files and bytes of each segment), and written where all
-participants find it. It names parts by segment numbers, so a claimer reads only the segments of its own parts.
-
-Claims are names in one folder, made by symlink(2), which is atomic, exclusive and carries its content:
-
-    <part>.<generation>              -> owner id: the claim
-    <part>.<generation>.done         every file of the part is whole, and on stable storage
-    <part>.<generation>.done.<boot>  whole, but a power cut may tear it: counts until this machine starts again
-
-Only the newest generation of a part counts. A claimer of a further generation looks for `done` after its own claim,
-and a publisher makes a change in the folder before it lists it. So either the publisher sees the new claim, or the
-claimer sees that there was nothing left to take over. Even then the claimer removes the drafts of earlier generations:
-one of their processes may be about to rename a file into the tree. These are rules F5, W4 and W5 of
-docs/internals/cache-protocol.md.
+The plan is made once, from the tree's nodes, and names parts by segment numbers, so a claimer reads only the segments
+of its own parts. Claims are names in one folder, made by symlink(2): rules F5, W4 and W5 of
+docs/internals/cache-protocol.md. `<part>.<generation>.done.<boot>` says that a part is whole, but a power cut may tear
+it: that counts until this machine starts again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""Room that fills have reserved, where every other fill and evictor sees it.
+"""Room that fills have reserved, where every other fill and evictor sees it: rules R1 and R4 of the cache protocol.
 
-A reservation is a file in `.dsv/room/` named by the fill. It says what the whole fill needs; what is still to come is
-that less what its workers have written. It counts while somebody works on the fill; what the dead have written stays,
-until the fill is gone on with or given up. Own reservation first, then look at the others': of two fillers at least one
-sees the other.
+Own reservation first, then look at the others': of two fillers at least one sees the other.
 """
 
 from __future__ import annotations

@@ -207,48 +207,41 @@ def check_cache(call: Call, targets: Sequence[Target], *, repair: bool | None) -
         if item.wrong:
             done.append(f"repaired {item.repaired}: {_paths(item)}")
         if item.removed:
-            done.append(f"removed {_foreign(item, item.removed)}")
+            done.append(f"removed {_foreign([path for path in item.strange if path not in item.left])}")
         what = "; ".join(done) or "as committed"
         call.line(f"{item.path}: {format_count(item.files, 'file')}, {format_bytes(item.bytes)}, {what}")
 
 
 def _still_wrong(report: CheckReport, folder: str, *, repair: bool | None) -> IntegrityError:
     wrong = [item for item in report.items if item.still_wrong]
+    first = f"{wrong[0].dataset}@{str(wrong[0].commit)[:12]}"
+    anew = f"dsv evict {first}, then dsv cache {first}"
     return IntegrityError(
         "cached files are not what was committed:\n  "
-        + "\n  ".join(f"{item.path}: {_fault(item)}" for item in wrong),
+        + "\n  ".join(f"{item.path}: {item.problem or _faults(item)}" for item in wrong),
         subject=folder,
-        hint=_hint(wrong, repair=repair),
+        hint=anew
+        if repair is True
+        else f"dsv cached --check --repair {first} also removes files that were never committed; or {anew}",
     )
 
 
-def _fault(item: Checked) -> str:
-    if item.problem is not None:
-        return item.problem
+def _faults(item: Checked) -> str:
     faults = []
     if item.repaired < len(item.wrong):
         faults.append(
             f"{len(item.wrong) - item.repaired} of {format_count(item.files, 'file')}: {_paths(item)}"
         )
-    if item.removed < item.foreign:
-        faults.append(_foreign(item, item.foreign - item.removed))
+    if item.left:
+        faults.append(_foreign(item.left))
     return "; ".join(faults)
 
 
-def _hint(wrong: list[Checked], *, repair: bool | None) -> str:
-    first = f"{wrong[0].dataset}@{str(wrong[0].commit)[:12]}"
-    if repair is True or any(item.problem is not None for item in wrong):
-        return f"dsv evict {first}, then dsv cache {first}"
-    if any(item.removed < item.foreign for item in wrong):
-        return f"dsv cached --check --repair {first} removes files that were never committed"
-    return f"dsv cached --check {first} repairs it"
-
-
-def _foreign(item: Checked, count: int) -> str:
-    paths = [show(path) for path in (item.left or item.strange)[:SHOWN]]
-    rest = count - len(paths)
-    more = f" and {rest:,} more" if rest > 0 else ""
-    return f"{format_count(count, 'file')} never committed: {', '.join(paths)}{more}"
+def _foreign(paths: Sequence[bytes]) -> str:
+    shown = [show(path) for path in paths[:SHOWN]]
+    if len(paths) > SHOWN:
+        shown.append(f"and {len(paths) - SHOWN:,} more")
+    return f"{format_count(len(paths), 'file')} never committed: {', '.join(shown)}"
 
 
 def _paths(item: Checked) -> str:

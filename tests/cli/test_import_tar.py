@@ -65,9 +65,9 @@ def test_no_member_is_left_out_in_silence(outside: Dsv) -> None:
     make_tar(outside.cwd / "x.tar", members)
     refused = outside("import", "x.tar", "pets:raw")
     assert refused.code == 9, refused
-    assert "'raw/a/b': 'a' above it is a file in the tar" in refused.err
-    assert "'raw/link/y': 'link' above it is a symlink in the tar" in refused.err
-    assert "'raw/link': it is a symlink to a folder" in refused.err and "up" in refused.err
+    for name in ("'raw/a/b'", "'raw/link/y'", "'raw/link'"):
+        assert f"{name}: it is neither a file nor a link to a file of the tar" in refused.err
+    assert "up" in refused.err
     outside.ok("import", "x.tar", "pets:raw", "--skip-unsupported")
     assert imported(outside) == {"a": "1", "d/to-x": "again", "d/x": "again"}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import logging
 import re
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -51,9 +50,20 @@ _ACCESS = {
 _SHAPES = {"hf": "hf://datasets/OWNER/NAME", "sftp": "sftp://USER@HOST/PATH", "http": "https://HOST/PATH"}
 _ENDPOINTS = {"hf": "variable HF_ENDPOINT", "s3": "endpoint (--source-endpoint, AWS_ENDPOINT_URL)"}
 """The setting that names the server, if the URL does not."""
+_UNREACHABLE = {
+    "ECONNREFUSED": ("connection refused", "check the {place}, and that the server runs"),
+    "gaierror": ("unknown host ({text})", "check the {place}, and the network of this machine"),
+    "TimeoutError": ("the server did not answer in time ({text})", "check the {place}, and the network"),
+    "protocol banner": (
+        "the server does not speak SSH ({text})",
+        "check the port: sftp://USER@HOST:PORT/PATH",
+    ),
+    "known_hosts": ("{text}", "{ssh}, and compare the key before you accept it"),
+    "WRONG_VERSION_NUMBER": ("the server does not use TLS", "use http:// for a server without encryption"),
+    "certificate": ("{text}", "SSL_CERT_FILE=FILE names the certificates to trust"),
+}
+"""The reason and the hint for errors with these words."""
 _ERRNO = re.compile(r"^\[Errno [^]]*\] ")
-_NOT_SSH = "protocol banner"
-_NO_METHODS = "No authentication methods"
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,47 +260,42 @@ def converting(shown: str, done: str) -> Iterator[None]:
         yield
     except (ImportError, DsvError):
         raise
-    except FileNotFoundError as error:
-        cause = error.__cause__  # fsspec says so of a web server that is away or is not trusted, too
-        if isinstance(cause, Exception) and _status(cause) not in (None, 404, 410):
-            raise as_error(cause, shown, done) from error
-        if isinstance(cause, OSError) and type(cause).__module__.startswith("aiohttp"):
-            raise as_error(cause, shown, done) from error
-        raise absent(shown) from error
-    except PermissionError as error:
-        raise Denied(
-            f"access to {shown} was denied: {_line(error)}", subject=shown, hint=_access(shown)
-        ) from error
-    except NotImplementedError as error:
-        kind = kind_of(shown)
-        raise Unsupported(f"{shown} can't be {done}: {kind}:// does not support it", subject=shown) from error
     except Exception as error:
         raise as_error(error, shown, done) from error
 
 
 def as_error(error: Exception, shown: str, done: str) -> DsvError:
-    """Return the error to raise in place of another one of a file system."""
-    name, status = type(error).__name__, _status(error)
-    if "NoCredentials" in name:
-        return Denied(f"no credentials found for {shown}", subject=shown, hint=_access(shown))
-    if status in (404, 410):
+    """Return the error to raise in place of one of a file system."""
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
+        # fsspec says so of a web server that is away or is not trusted, too
+        is_away = isinstance(cause, OSError) and type(cause).__module__.startswith("aiohttp")
+        if is_away or _status(cause) not in (None, 404, 410):
+            return as_error(cause, shown, done)
+    name, text, status = type(error).__name__, _line(error), _status(error)
+    if isinstance(error, FileNotFoundError) or status in (404, 410):
         return absent(shown)
+    if isinstance(error, NotImplementedError):
+        return Unsupported(f"{shown} can't be {done}: {kind_of(shown)}:// does not support it", subject=shown)
     if any(_is_expired(each) for each in _chain(error)):
         return changed(shown)
     if status is not None:
         phrase = next((each.phrase for each in HTTPStatus if each == status), "")
-        answer = f"the server answered {status} {phrase}".rstrip()
-        if status in (401, 403):
-            return Denied(f"access to {shown} was denied: {answer}", subject=shown, hint=_access(shown))
-        return Unreachable(
-            f"{shown} could not be {done}: {answer}", subject=shown, hint="run the same command again later"
-        )
-    if "Authentication" in name or "PasswordRequired" in name or _NO_METHODS in str(error):
-        return Denied(f"access to {shown} was denied: {_line(error)}", subject=shown, hint=_access(shown))
+        text = f"the server answered {status} {phrase}".rstrip()
+    denied = ("NoCredentials", "Authentication", "PasswordRequired", "No authentication methods")
+    if (
+        isinstance(error, PermissionError)
+        or status in (401, 403)
+        or any(one in name + text for one in denied)
+    ):
+        return Denied(f"access to {shown} was denied: {text}", subject=shown, hint=_access(shown))
+    if status is not None:
+        hint = "run the same command again later"
+        return Unreachable(f"{shown} could not be {done}: {text}", subject=shown, hint=hint)
     if isinstance(error, ValueError) and kind_of(shown) == "hf":  # a name that the Hub can't have
-        return UsageError(f"{shown} is not a valid URL: {_line(error)}", subject=shown, hint=_SHAPES["hf"])
-    reason, hint = _unreachable(error, shown)
-    return Unreachable(f"{shown} could not be {done}: {reason}", subject=shown, hint=hint)
+        return UsageError(f"{shown} is not a valid URL: {text}", subject=shown, hint=_SHAPES["hf"])
+    reason, said = _unreachable(error, shown)
+    return Unreachable(f"{shown} could not be {done}: {reason}", subject=shown, hint=said)
 
 
 def missing_package(url: str, error: ImportError) -> Unsupported:
@@ -311,26 +316,16 @@ def absent(shown: str, lacking: str = "nothing") -> NotFound:
 
 
 def _unreachable(error: Exception, shown: str) -> tuple[str, str | None]:
-    causes = [each for each in _chain(error) if isinstance(each, OSError)]
-    unknown = next((each for each in causes if isinstance(each, socket.gaierror)), None)
-    place = _ENDPOINTS.get(kind_of(shown), "host and the port in the URL")
-    if unknown is not None:
-        hint = f"check the {place}, and the network of this machine"
-        return f"unknown host ({unknown.strerror})", hint
-    if any(each.errno == errno.ECONNREFUSED for each in causes):
-        return "connection refused", f"check the {place}, and that the server runs"
+    """Return the reason why a server can't be reached, and the hint for it."""
     text = _line(error) or type(error).__name__
-    if isinstance(error, TimeoutError):
-        return f"the server did not answer in time ({text})", f"check the {place}, and the network"
-    if _NOT_SSH in text:
-        return f"the server does not speak SSH ({text})", "check the port: sftp://USER@HOST:PORT/PATH"
-    if "known_hosts" in text:
-        return text, f"{_ssh(shown)}, and compare the key before you accept it"
-    if "WRONG_VERSION_NUMBER" in text:
-        return "the server does not use TLS", "use http:// for a server without encryption"
-    if "certificate" in text.lower():
-        return text, "SSL_CERT_FILE=FILE names the certificates to trust"
-    return text, None
+    causes = [
+        f"{type(one).__name__} {errno.errorcode.get(getattr(one, 'errno', None) or 0)}"
+        for one in _chain(error)
+    ]
+    words = f"{causes} {text}"
+    reason, hint = next((both for word, both in _UNREACHABLE.items() if word in words), ("{text}", None))
+    place = _ENDPOINTS.get(kind_of(shown), "host and the port in the URL")
+    return reason.format(text=text), hint and hint.format(place=place, ssh=_ssh(shown))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -271,7 +271,7 @@ UNPACKED_TIMES: Final = 2000
 _READ_MAX: Final = 64 << 20
 """Bytes of the largest header that is read at once."""
 _LINKS_MAX: Final = 40
-_NO_FILE: Final = "it is a link to something that is not a file of the tar"
+_NO_FILE: Final = "it is neither a file nor a link to a file of the tar, or it is below one of these"
 _COMPRESSED: Final[dict[bytes, Callable[[Any], Any]]] = {
     b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw, mode="rb"),
     b"BZh": bz2.BZ2File,
@@ -359,54 +359,39 @@ class TarSource:
         files: list[RemoteFile] = []
         skipped: list[Skipped] = []
         version, holes = version_of(self._info), 0
-        paths = [name.encode("utf-8", "surrogateescape") for name in self._members]
-        self._folders = {
-            one.decode("utf-8", "surrogateescape") for path in paths for one in folders_above(path)
-        }
         above = self._inside + "/" if self._inside else ""
         for name, member in self._members.items():
             if member.isdir() or not (name + "/").startswith(above):
                 continue
             path = (name[len(above) :] or name.rpartition("/")[2]).encode("utf-8", "surrogateescape")
-            key, reason = self._resolve(name)
-            found = self._members.get(key)
-            if reason is None and found is not None and found.issparse():
-                data = sum(size for _, size in found.sparse or ())  # type: ignore[misc,has-type]
-                holes += found.size - data
+            found, reason = self._content_of(name), _NO_FILE
+            if found is not None and found.issparse():
+                size, data = found.size, sum(size for _, size in found.sparse or ())  # type: ignore[misc,has-type]
+                holes += size - data
                 if _is_absurd(holes, self._tar.offset):
-                    holes -= found.size - data
-                    reason = (
-                        f"it is a sparse file of {format_bytes(found.size)} with {format_bytes(data)} of data"
-                    )
-            if reason is not None or found is None:
-                skipped.append((path, reason or _NO_FILE))
+                    holes -= size - data
+                    found = None
+                    reason = f"it is a sparse file of {format_bytes(size)} with {format_bytes(data)} of data"
+            if found is None:
+                skipped.append((path, reason))
                 continue
             of_tar = None if version is None else f"{version} {found.offset}"
-            files.append(RemoteFile(path, key, found.size, of_tar, found.offset))
+            files.append(RemoteFile(path, _clean(found.name), found.size, of_tar, found.offset))
         return files, skipped
 
-    def _resolve(self, name: str) -> tuple[str, str | None]:
-        """The name of the member whose content a member has, and why there is none."""
+    def _content_of(self, name: str) -> tarfile.TarInfo | None:
+        """Return the member whose content a member has, by way of links; None if there is none."""
         for folder in folders_above(name.encode("utf-8", "surrogateescape")):
-            text = folder.decode("utf-8", "surrogateescape")
-            if text in self._members and not self._members[text].isdir():
-                kind = "a symlink" if self._members[text].issym() else "a file"
-                return name, f"{show(folder)} above it is {kind} in the tar"
+            above = self._members.get(folder.decode("utf-8", "surrogateescape"))
+            if above is not None and not above.isdir():
+                return None
         for _ in range(_LINKS_MAX):
             member = self._members.get(name)
-            if member is None:
-                return name, "it is a symlink to a folder" if name in self._folders else _NO_FILE
-            if member.isreg():
-                return name, None
-            if member.isdir():
-                return name, "it is a symlink to a folder"
-            if not member.issym() and not member.islnk():
-                return name, what_it_is(
-                    stat.S_IFIFO if member.isfifo() else stat.S_IFCHR if member.isdev() else 0
-                )
+            if member is None or not (member.issym() or member.islnk()):
+                return member if member is not None and member.isreg() else None
             folder_of = posixpath.dirname(name) if member.issym() else ""
             name = _clean(posixpath.normpath(posixpath.join(folder_of, member.linkname)))
-        return name, _NO_FILE
+        return None
 
     @contextmanager
     def _judging(self) -> Iterator[None]:

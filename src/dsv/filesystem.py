@@ -16,7 +16,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -449,49 +449,29 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         return key, below
 
 
-class _Written(io.BufferedIOBase):
+class _Written(io.BufferedWriter):
     """A file that is being written. It becomes part of a commit when it is closed, unless its block raised."""
+
+    mode = "wb"
 
     def __init__(
         self, fs: DsvFileSystem, path: str, place: tuple[_Key, str], replace: bool, batch: _Batch | None
     ) -> None:
         """place: as of `_place`. batch: of the transaction."""
-        self.fs, self.path, self.mode = fs, path, "wb"
+        descriptor, self._temporary = tempfile.mkstemp(prefix="dsv-")
+        super().__init__(io.FileIO(descriptor, "wb"))
+        self.fs, self.path = fs, path
         self._place, self._replace, self._batch = place, replace, batch
-        descriptor, self._name = tempfile.mkstemp(prefix="dsv-")
-        self._file = open(descriptor, "w+b")  # noqa: PTH123, SIM115
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def write(self, data: Any, /) -> int:
-        return self._file.write(data)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def truncate(self, size: int | None = None, /) -> int:
-        return self._file.truncate(size)
 
     def close(self) -> None:
         if not self.closed:
-            super().close()
             try:
-                self._file.close()
+                super().close()
             except OSError:  # no room for what was still to be written
-                _remove(self._name)
+                _remove(self._temporary)
                 raise
-            if self._batch is None:
-                with self.fs._batch() as batch:
-                    batch.put(*self._place, self._name, self._replace)
-            else:
-                self._batch.put(*self._place, self._name, self._replace)
+            with self.fs._batch() if self._batch is None else nullcontext(self._batch) as batch:
+                batch.put(*self._place, self._temporary, self._replace)
 
     def commit(self) -> None:
         """At the end of a transaction."""
@@ -500,15 +480,14 @@ class _Written(io.BufferedIOBase):
     def discard(self) -> None:
         """Close it without effect."""
         if not self.closed:
-            super().close()
-            self._file.close()
-            _remove(self._name)
+            self.raw.close()
+            _remove(self._temporary)
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close() if kind is None else self.discard()
 
     def __del__(self) -> None:
-        if hasattr(self, "_file"):
+        if hasattr(self, "_batch"):
             self.discard()
 
 

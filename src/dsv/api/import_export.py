@@ -114,9 +114,9 @@ def import_url(
     reach = options or context.store_options(context.settings.store())
     noted = url.rstrip("/")
     with ExitStack() as stack:
-        history = _history(url, reach, chosen, reference=reference)
-        if history is not None:
-            place = stack.enter_context(history)
+        place = _history(url, reach, chosen, reference=reference)
+        if place is not None:
+            stack.enter_context(place)
             noted = place.url
             revisions = place.revisions(chosen.names, every=chosen.every)
             if not revisions:
@@ -132,7 +132,7 @@ def import_url(
         repository = context.open_repository(store, Target(target.dataset, target.rev))
         edited = None
         commits: list[ImportedRevision] = []
-        if chosen:
+        if place is not None and chosen:
             edited, steps = _new_steps(context, repository, target, place.url, revisions, steps)
         noted += "\0reference" if reference else ""  # what was referred to is not stored yet
         journal = Journal(context.metadata / "stores" / str(repository.id) / "imports", noted)

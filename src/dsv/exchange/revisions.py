@@ -16,7 +16,7 @@ from configparser import Error as ConfigError
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -60,38 +60,13 @@ class Revision(NamedTuple):
     message: str
 
 
-class History(Protocol):
-    """The revisions of one place. A context manager."""
-
-    url: str
-    """Without a revision, and without secrets."""
-
-    def __enter__(self) -> History: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:
-        """Return those that are named, also by ranges `A..B`, or `every` one up to the one in the URL, oldest first.
-        Without either, the one in the URL. Raises `NotFound`."""
-        ...
-
-    def source(self, revision: Revision, *, reference: bool) -> FolderSource:
-        """Open what has the contents of a revision and of those before it."""
-        ...
-
-    def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Skipped]]:
-        """Return the files of a revision, in tree order, and what can't be read."""
-        ...
-
-
 def no_revisions(url: str) -> UsageError:
     """Return the error for a place that has only what lies there now, or for a dataset of the Hub with a DVC remote."""
-    hub = url.startswith(HUB)
-    also = "" if hub else f", and so has {HUB}OWNER/NAME"
+    shown = hide_in_urls(url)
     return UsageError(
-        f"{hide_in_urls(url)} has no {'DVC remote' if hub else 'revisions'}",
-        subject=hide_in_urls(url),
-        hint=f"dvc+GIT-URL, a git repository with data in DVC, has some{also}",
+        f"{shown} has no {'DVC remote' if url.startswith(HUB) else 'revisions'}",
+        subject=shown,
+        hint=f"dvc+GIT-URL, a git repository with data in DVC, has both; {HUB}OWNER/NAME has revisions",
     )
 
 
@@ -197,7 +172,8 @@ class Git:
 
 
 class DvcHistory:
-    """The revisions of a git repository, with what a DVC remote has of them: see `History`."""
+    """The revisions of a git repository, with what a DVC remote has of them. `url` is that of the repository, without a
+    revision and without secrets. A context manager."""
 
     def __init__(self, url: str, options: StoreOptions, remote: str | None) -> None:
         """url: with `dvc+` before it, and perhaps `@REV` behind it. remote: a name in the configuration, or a URL."""
@@ -223,6 +199,8 @@ class DvcHistory:
         self.git.close()
 
     def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:
+        """Return those that are named, also by ranges `A..B`, or `every` one up to the one in the URL, oldest first.
+        Without either, the one in the URL. Raises `NotFound`."""
         walk, end = ("--first-parent", "--reverse", "--end-of-options"), ("--", *_PATHS)
         if every:
             return self.git.log(*walk, self._named, *end)
@@ -235,6 +213,7 @@ class DvcHistory:
         return found
 
     def source(self, revision: Revision, *, reference: bool) -> FolderSource:
+        """Open what has the contents of a revision and of those before it."""
         url, options = self._place(revision.id)
         if reference:
             return open_referred(url, options)
@@ -291,6 +270,7 @@ class DvcHistory:
         return parser
 
     def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Skipped]]:
+        """Return the files of a revision, in tree order, and what can't be read."""
         outputs, skipped = self._outputs(revision.id)
         wanted = [one for one in outputs if not one.md5.endswith(".dir")]
         folders = [one for one in outputs if one.md5.endswith(".dir")]
@@ -429,7 +409,8 @@ def _damaged(message: str, subject: str) -> IntegrityError:
 
 
 class HubHistory:
-    """See `History`. A file of one revision has a URL of its own, whose content never changes."""
+    """The revisions of a dataset of the Hub, as of `DvcHistory`. A file of one revision has a URL of its own, whose
+    content never changes."""
 
     def __init__(self, url: str, options: StoreOptions) -> None:
         try:
@@ -514,6 +495,9 @@ class HubHistory:
                 info = {"size": one.size, "blob_id": one.blob_id}
                 files.append(RemoteFile(path, key, one.size, digest, info=info, digest=digest))
         return sorted(files, key=lambda file: sort_key(file.path)), []
+
+
+History = DvcHistory | HubHistory
 
 
 def _split(url: str) -> tuple[str, str]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,7 +20,6 @@ from dsv.workspace.baseline import (
     find_baseline,
     load_state,
     note_let_go,
-    restorable,
     save_news,
 )
 from dsv.workspace.scan.result import detect_changes, whole_folders
@@ -122,14 +118,12 @@ class Forecast(msgspec.Struct, frozen=True):
     reason: str | None
     """The reason why the sync would be refused, if it would."""
     next: tuple[str, ...]
-    """Command lines, in the order to type them. NAME in them is for the user to choose."""
+    """Command lines, in the order to type them. NAME and PATH in them are for the user to choose."""
     instead: str | None = None
     """The command line that publishes as removed what `next` restores."""
 
 
-def _forecast(
-    workspace: Workspace, compared: _Compared, branch: BranchPosition, author: str, cwd: Path
-) -> Forecast:
+def _forecast(workspace: Workspace, compared: _Compared, branch: BranchPosition, author: str) -> Forecast:
     """Return all that would keep a sync from publishing, and the way around it."""
     reasons: list[str] = []
     options = ""
@@ -145,7 +139,7 @@ def _forecast(
     sync = "dsv sync" + (_BESIDE if beside else "") + options
     if compared.suspicious is not None:
         reasons.append("it would remove too much")
-        restore = _restore(cwd, compared)
+        restore = _restore(compared)
         steps = [restore, *before]
         if len(differences) > len(differences.removed) or problems:
             steps += [sync, *after]
@@ -194,10 +188,6 @@ def _by_branch(
         return before, False, []
     reasons.append(f"{name} is protected: {refused}")
     return before, True, [merge] if refused_mover(branch.limits, author, merge=True) is None else []
-
-
-_NAMED = 3
-"""Paths that a command line names at most."""
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -275,7 +265,7 @@ def status(
         baseline.warning,
         baseline.collisions,
         branch,
-        _forecast(workspace, compared, branch, signer, context.cwd),
+        _forecast(workspace, compared, branch, signer),
         compared.renamed,
         whole_folders(scan, differences),
     )
@@ -332,18 +322,9 @@ def _suspicion(baseline: Baseline) -> str | None:
     return None
 
 
-def _restore(cwd: Path, compared: _Compared) -> str:
-    """Return the command line that brings back what is missing, for somebody in `cwd`, and overwrites nothing.
-
-    Empty if all of it was only renamed.
-    """
-    scan, differences = compared.baseline.scan, compared.differences
-    renamed = frozenset(compared.renamed.values())
-    if renamed.issuperset(scan.missing):
+def _restore(compared: _Compared) -> str:
+    """Return the command line that brings back what is missing; empty if all of it was only renamed."""
+    differences = compared.differences
+    if frozenset(compared.renamed.values()).issuperset(compared.baseline.scan.missing):
         return ""
-    paths = [
-        os.path.relpath(scan.root / os.fsdecode(path), cwd.resolve()) for path in restorable(scan, renamed)
-    ]
-    if 0 < len(paths) <= _NAMED:
-        return "dsv restore " + " ".join(map(shlex.quote, paths))
     return "dsv restore PATH" if differences.changed or differences.retyped else "dsv restore"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -245,32 +245,6 @@ def emptied(scan: WorkspaceScan) -> list[bytes]:
             if folder is not None and any(folder.kinds.find(kind) >= 0 for kind in KEPT):
                 tops.discard(top)
     return sorted(tops)
-
-
-def restorable(scan: WorkspaceScan, renamed: Container[bytes]) -> list[bytes]:
-    """Return what is missing and not renamed, in few paths: a folder if no file is left in it. To restore these loses
-    no local change.
-    """
-    root, tops = os.fsencode(scan.root) + b"/", set(emptied(scan))
-    gone: dict[bytes, bool] = {}
-
-    def is_gone(folder: bytes) -> bool:
-        if folder not in gone:
-            empty = folder in tops and scan.state.folder(folder) is not None
-            gone[folder] = empty or not os.path.lexists(root + folder)
-        return gone[folder]
-
-    found: dict[bytes, None] = {}
-    for path in scan.missing:
-        if path in renamed:
-            continue
-        above = [*folders_above(path), b""]
-        way = next((each for each in reversed(above[:-1]) if is_gone(each)), None)
-        if way is None and scan.state.folder(above[0]) is not None and not os.path.lexists(root + path):
-            way = path
-        if way is not None:
-            found[way] = None
-    return list(found)
 
 
 def _refused(what: str, root: str) -> Conflict:

@@ -169,8 +169,7 @@ def test_a_removed_folder_is_restored_unless_its_removal_is_to_be_published(pets
     assert found["instead"] == "dsv sync --allow-removals"
     said = pets.ok("status").err
     assert (
-        "next: dsv restore\nthen: dsv sync\nor, to publish the removal: dsv sync --allow-removals\n"
-        in said
+        "next: dsv restore\nthen: dsv sync\nor, to publish the removal: dsv sync --allow-removals\n" in said
     )
     assert "if unintended, check the mounts" in pets("sync").err
     follow(pets, found["next"])

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from blake3 import blake3
-from msgspec.structs import replace
 
 from dsv.api.settings import BUILT_IN
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, Unreachable, UsageError
@@ -27,7 +26,7 @@ from dsv.fs.files import read_small, replace_file
 from dsv.fs.folders import make_shared_folder
 from dsv.periodic import now_ms
 from dsv.values.ids import StoreId
-from dsv.values.names import Target, clean_path
+from dsv.values.names import Target
 from dsv.values.progress import NoProgress
 from dsv.workspace.workspace import Workspace
 
@@ -64,7 +63,7 @@ class Context(msgspec.Struct, frozen=True):
     offline: bool = False
     """No store is asked: what this machine's cache knows is read."""
     offline_hint: str | None = None
-    """The command line to name if the store can't be reached, and the same could be read offline."""
+    """The command line to name if the store can't be reached."""
     open_offline: Callable[[Context, Target | None], Repository] | None = None
     """A function that opens a repository offline; None if nothing can be read so."""
     override: str | None = None
@@ -125,7 +124,9 @@ class Context(msgspec.Struct, frozen=True):
                 stack.enter_context(explaining(repository))
                 yield repository
         except Unreachable as error:
-            self._offer_offline(error, target or Target())
+            if self.offline_hint is not None:
+                offer = f"perhaps from what is cached here: {self.offline_hint}"
+                error.hint = f"{error.hint}; {offer}" if error.hint else offer
             raise
 
     def offline_repository(self, target: Target | None) -> Repository:
@@ -134,26 +135,6 @@ class Context(msgspec.Struct, frozen=True):
                 "no store is asked, and nothing else can be read here", hint="leave out --offline"
             )
         return self.open_offline(self, target)
-
-    def _offer_offline(self, error: Unreachable, target: Target) -> None:
-        if self.offline_hint is not None and self._can_answer_offline(target):
-            offer = f"from what is cached here: {self.offline_hint}"
-            error.hint = f"{error.hint}; {offer}" if error.hint else offer
-
-    def _can_answer_offline(self, target: Target) -> bool:
-        """Return whether the target's commit, its tree, and the file that it names can be read without the store."""
-        from dsv.repo.tree.read import TreeReader
-
-        try:
-            repository = replace(self, progress=NoProgress()).offline_repository(target)
-            tree = TreeReader(repository.objects, self.resolve(repository, target).commit)
-            path = clean_path(target.path)
-            found = tree.entry(path) if tree.leaves() and path else None
-            if found is not None and found[0].is_file and repository.objects.copy_of is not None:
-                repository.objects.copy_of(found[0])
-        except DsvError:
-            return False
-        return True
 
     def open_repository(
         self, store: OpenStore, target: Target | None = None, commit: CommitId | None = None

@@ -257,19 +257,8 @@ def check_matches(tree: TreeReader | None, lines: Iterable[str]) -> None:
             raise NotFound(
                 f"nothing in commit {str(tree.commit_id)[:12]} matches {line}",
                 subject=line,
-                hint=_several(tree, line)
-                or "patterns begin at the top of the dataset; dsv ls shows what is there",
+                hint="patterns begin at the top of the dataset, and each is named by itself; dsv ls shows paths",
             )
-
-
-def _several(tree: TreeReader, line: str) -> str | None:
-    """Return a hint if the line is several patterns in one, at least one of which matches something."""
-    parts = line.replace(",", " ").split()
-    if len(parts) < 2 or set(line) & set("\\[]") or not any(_finds(tree, part) for part in parts):
-        return None
-    name = "a comma" if "," in line else "a space"
-    each = f"--only {parts[0]} --only {parts[1]}"
-    return f"{name} is a part of the pattern; name each pattern by itself (dsv clone: {each})"
 
 
 def _finds(tree: TreeReader, line: str) -> bool:

@@ -159,13 +159,13 @@ def sync(context: Context, request: SyncRequest) -> Synced:
             changed = bool(scan.missing) or may_differ(scan, reading=not at_base)
             if not at_base:
                 raise publisher.moved(changed=changed)
-            saved = None
+            saved = Saved()
             if changed:
                 check_removals(scan, tree, allowed=request.allow_removals)
                 saved = publisher.publish(
                     baseline, request.message, jobs=request.jobs, skip_unsupported=request.skip_unsupported
                 )
-            if saved is None or saved.committed is None:
+            if saved.committed is None:
                 publisher.name_base()
             return _synced(opened, branch, tree, scan, saved, reuploaded)
 
@@ -174,7 +174,7 @@ def _check_storable(scan: WorkspaceScan, request: SyncRequest, progress: Progres
     note_let_go(scan, progress)
     for one, other in scan.clashes:
         progress.note(
-            f"{_text(one)} and {_text(other)} are one name where case or Unicode is folded: "
+            f"{show(one)} and {show(other)} are one name where case or Unicode is folded: "
             "macOS and Windows can't have both"
         )
     if scan.problems and not request.skip_unsupported:
@@ -198,15 +198,12 @@ def _synced(
     branch: BranchName,
     tree: TreeReader | None,
     scan: WorkspaceScan,
-    saved: Saved | None,
+    saved: Saved,
     reuploaded: Reuploaded,
 ) -> Synced:
-    committed = None if saved is None else saved.committed
-    commit_id, commit = None, None
-    if committed is not None:
-        commit_id, commit = committed.id, committed.commit
-    elif tree is not None:
-        commit_id, commit = tree.commit_id, tree.commit
+    commit_id, commit = (None, None) if tree is None else (tree.commit_id, tree.commit)
+    if saved.committed is not None:
+        commit_id, commit = saved.committed.id, saved.committed.commit
     counts = opened.counts()
     return Synced(
         commit=commit_id,
@@ -215,21 +212,17 @@ def _synced(
         branch=branch,
         files=0 if commit is None else commit.files,
         bytes=0 if commit is None else commit.bytes,
-        added=0 if saved is None else saved.added,
-        changed=0 if saved is None else saved.changed,
-        removed=0 if saved is None else saved.removed,
-        any_change=committed is not None,
+        added=saved.added,
+        changed=saved.changed,
+        removed=saved.removed,
+        any_change=saved.committed is not None,
         uploaded_bytes=counts.bytes_up,
         uploaded_objects=counts.won,
         reuploaded=reuploaded.objects,
         lost=tuple(map(show, reuploaded.lost)),
-        skipped=(*scan.problems, *(() if saved is None else saved.problems)),
+        skipped=(*scan.problems, *saved.problems),
         single_writer=opened.repository.format.single_writer,
     )
-
-
-def _text(path: bytes) -> str:
-    return path.decode(errors="backslashreplace")
 
 
 def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:

@@ -71,8 +71,7 @@ def _workspace_changes(
     else:
         old, others = _from_another(baseline, trees.of(before), changed, scope)
     gone = {one.path: one.before for one in others if one.before is not None and one.after is None}
-    unread += read_contents(scan, _of_equal_size(changed, old))
-    unread += read_contents(scan, _maybe_renamed(changed, {**old, **gone}))
+    unread += read_contents(scan, _to_read(changed, {**gone, **old}))
     changes = [Change(path, old.get(path), each.entry) for path, each in changed.items()]
     if others:
         changes = sorted([*changes, *others], key=lambda change: sort_key(change.path))
@@ -95,7 +94,7 @@ def find_renamed(baseline: Baseline, found: Differences) -> dict[bytes, bytes]:
     except Unreachable:
         return {}
     changed = _changed(baseline, [*found.added, *found.removed])
-    unread = [each for each in _maybe_renamed(changed, old) if each.known is None]
+    unread = [each for each in _to_read(changed, old) if each.known is None]
     if sum(each.size for each in unread) > _MOST_BYTES:
         return {}
     read_contents(baseline.scan, unread)
@@ -143,24 +142,18 @@ def _from_another(
     return old, [change for change in others.values() if change.before != change.after]
 
 
-def _of_equal_size(changed: _Changed, old: dict[bytes, Entry]) -> Iterator[Pending | Gone]:
-    """Files whose mode may have changed, and nothing else."""
-    for path, each in changed.items():
-        was, now = old.get(path), each.entry
-        if was is not None and now is not None and was.is_file and was.size == now.size:
-            yield each
-
-
-def _maybe_renamed(changed: _Changed, old: dict[bytes, Entry]) -> Iterator[Pending | Gone]:
-    """New files as large as one that is gone."""
+def _to_read(changed: _Changed, old: dict[bytes, Entry]) -> Iterator[Pending | Gone]:
+    """Files whose mode alone may have changed, and new files as large as one that is gone."""
     sizes = {
         was.size
         for path, was in old.items()
         if was.is_file and was.size and (path not in changed or changed[path].entry is None)
     }
     for path, each in changed.items():
-        now = each.entry
-        if path not in old and now is not None and now.is_file and now.size in sizes:
+        was, now = old.get(path), each.entry
+        if now is None or not now.is_file:
+            continue
+        if now.size in sizes if was is None else was.is_file and was.size == now.size:
             yield each
 
 
@@ -229,44 +222,40 @@ def diff(
     paths: below which to look, as the dataset has them. Raises `NotFound` for a path that neither side has.
     """
     scope = PathSet.of(paths)
-    if before is None:
-        with ExitStack() as opened:
-            yield _workspace_with_base(context, opened, scope)
-        return
-    workspace = context.workspace_or_none()
-    if after is None and workspace is None:
+    workspace = context.workspace() if before is None else context.workspace_or_none()
+    if before is not None and after is None and workspace is None:
         raise UsageError(
             "outside a workspace two commits are needed to compare",
             subject=str(before),
             hint=f"dsv diff {before} OTHER; dsv show {before} compares a commit with its parent",
         )
-    with ExitStack() as opened, context.repository(before) as repository:
-        left = _side(context, repository, before)
-        if after is not None:
-            right = _side(context, repository, after)
-            trees = Trees(lambda: repository.objects)
-            old, new = trees.of(left.commit), trees.of(right.commit)
-            changes = diff_trees(old, new, scope)
-            found = find_renames(differences(changes), partial(read_chunks, repository.objects))
-            _check_paths(scope, found, [old, new])
-            yield Comparison(left, right, found, lambda: repository.objects)
+    with ExitStack() as opened:
+        if before is None:  # the store is opened only if something of the base must be read
+            assert workspace is not None
+            here = workspace
+            objects = cache(lambda: opened.enter_context(context.bound_repository(here)).objects)
+            yield _with_workspace(context, opened, here, Side(here.dataset, here.base()), objects, scope)
             return
-        assert workspace is not None
-        check_binding(workspace, repository)
-        yield _with_workspace(context, opened, workspace, left, lambda: repository.objects, scope)
+        repository = opened.enter_context(context.repository(before))
+        left = _side(context, repository, before)
+        if after is None:
+            assert workspace is not None
+            check_binding(workspace, repository)
+            yield _with_workspace(context, opened, workspace, left, lambda: repository.objects, scope)
+            return
+        right = _side(context, repository, after)
+        trees = Trees(lambda: repository.objects)
+        old, new = trees.of(left.commit), trees.of(right.commit)
+        found = find_renames(
+            differences(diff_trees(old, new, scope)), partial(read_chunks, repository.objects)
+        )
+        _check_paths(scope, found, [old, new])
+        yield Comparison(left, right, found, lambda: repository.objects)
 
 
 def _side(context: Context, repository: Repository, target: Target) -> Side:
     resolved = context.resolve(repository, target)
     return Side(resolved.dataset, resolved.commit)
-
-
-def _workspace_with_base(context: Context, opened: ExitStack, scope: PathSet) -> Comparison:
-    """The store is opened only if something of the base must be read."""
-    workspace = context.workspace()
-    objects = cache(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
-    base = Side(workspace.dataset, workspace.base())
-    return _with_workspace(context, opened, workspace, base, objects, scope)
 
 
 def _with_workspace(

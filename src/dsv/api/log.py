@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import chain, count, islice, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ from dsv.format.records import Action, Commit
 from dsv.repo import history
 from dsv.repo.expiry import State, check_not_expired, read_expiry
 from dsv.repo.history import CommitsAhead, KeptParents
+from dsv.repo.resolve import Resolved
 from dsv.store.base import together
 from dsv.values.ids import CommitId
 from dsv.values.names import Rev, Target
@@ -225,21 +226,26 @@ def log(context: Context, target: Target, query: Query | None = None) -> Iterato
     `NotFound` for a path that neither that commit nor one of its ancestors has.
     """
     query = query or Query()
-    with context.repository(_named(context, target)) as repository:
-        start, branch = _start(context, repository, target)
-        dataset = target.dataset or context.workspace().dataset
+    here = context.workspace_or_none() if target.dataset is None and target.rev is None else None
+    with context.repository(target if here is None else Target(here.dataset, Rev(here.branch))) as repository:
+        followed = None if here is None else repository.refs.head_or_none(here.dataset, here.branch)
+        if followed is not None and followed.commit is not None:
+            start = Resolved(followed.dataset, followed.commit, followed.branch)
+        else:
+            start = context.resolve(repository, target, expired_too=True)
+        dataset = start.dataset
         heads, tags = repository.refs.names(dataset)
         names = names_by_commit(heads, tags)
         expired = read_expiry(repository.refs, dataset).states
-        head = next((one for one in heads if one.branch == branch), None)
+        head = next((one for one in heads if one.branch == start.branch), None)
         most = query.limit if query.takes_all else None
         commits = CommitsAhead(repository.objects, repository.refs, dataset, head, most)
         kept = KeptParents(commits, {one for one, state in expired.items() if state.freed})
-        if query.follow is not None and start in kept.freed:
-            check_not_expired(repository.refs, dataset, start)
+        if query.follow is not None and start.commit in kept.freed:
+            check_not_expired(repository.refs, dataset, start.commit)
 
         def items() -> Iterator[LogItem]:
-            for item in _items(repository, commits, start, query, kept):
+            for item in _items(repository, commits, start.commit, query, kept):
                 state = expired.get(item.id)
                 has_trees = state is None or not state.freed
                 scope = PathSet.of(query.paths)
@@ -377,24 +383,6 @@ def _change(repository: Repository, item: LogItem, kept: KeptParents, scope: Pat
     return find_renames(changes, partial(read_chunks, objects))
 
 
-def _named(context: Context, target: Target) -> Target:
-    workspace = context.workspace_or_none()
-    if target.dataset is None and target.rev is None and workspace is not None:
-        return Target(workspace.dataset, Rev(workspace.branch))
-    return target
-
-
-def _start(context: Context, repository: Repository, target: Target) -> tuple[CommitId, BranchName | None]:
-    """Return the commit to begin with, and the branch that it is the head of, if it was named by one."""
-    workspace = context.workspace_or_none()
-    if target.dataset is None and target.rev is None and workspace is not None:
-        head = repository.refs.head_or_none(workspace.dataset, workspace.branch)
-        if head is not None and head.commit is not None:
-            return head.commit, head.branch
-    resolved = context.resolve(repository, target, expired_too=True)
-    return resolved.commit, resolved.branch
-
-
 def names_by_commit(
     heads: Iterable[Head], tags: Iterable[tuple[TagName, TagValue]]
 ) -> dict[CommitId, list[str]]:
@@ -444,37 +432,25 @@ def reflog(
         path = name or BranchPath(None, context.workspace().branch)
         dataset = dataset_of(context, repository, path.dataset)
         newest = repository.refs.newest(dataset, path.branch) or repository.refs.head(dataset, path.branch)
-        moves = _moves(newest, repository.refs.history(newest, None if limit is None else limit + 1), limit)
-        yield _move_items(repository, dataset, path.branch, moves)
+        entries = repository.refs.history(newest, None if limit is None else limit + 1)
+        pairs = pairwise(chain(entries, (None,)))
+        yield _move_items(repository, newest, islice(zip(count(newest.number, -1), pairs), limit))
 
 
 def _move_items(
     repository: Repository,
-    dataset: DatasetName,
-    branch: BranchName,
-    moves: Iterator[tuple[int, RefEntry, CommitId | None]],
+    newest: Head,
+    moves: Iterator[tuple[int, tuple[RefEntry | None, RefEntry | None]]],
 ) -> Iterator[MoveItem]:
-    while batch := list(islice(moves, _MOVES_AT_ONCE)):
+    """moves: each with its number, and the one before it."""
+    while batch := [(at, now, before) for at, (now, before) in islice(moves, _MOVES_AT_ONCE) if now]:
         messages = together([partial(_message, repository, entry) for _, entry, _ in batch])
         for (number, entry, before), message in zip(batch, messages, strict=True):
             action = Action.parse(entry.action)
             yield MoveItem(
-                dataset, branch, number, entry.commit, before, entry.deleted, entry.author,
-                entry.time_ms, action.verb, action.forced, message,
+                newest.dataset, newest.branch, number, entry.commit, None if before is None else before.commit,
+                entry.deleted, entry.author, entry.time_ms, action.verb, action.forced, message,
             )  # fmt: skip
-
-
-def _moves(
-    newest: Head, entries: Iterator[RefEntry], limit: int | None
-) -> Iterator[tuple[int, RefEntry, CommitId | None]]:
-    """Yield each move with its number, and where the branch was before it."""
-    numbers = range(newest.number, -1 if limit is None else max(newest.number - limit, -1), -1)
-    current = next(entries)
-    for number in numbers:
-        before = next(entries, None)
-        yield number, current, None if before is None else before.commit
-        if before is not None:
-            current = before
 
 
 def _message(repository: Repository, entry: RefEntry) -> str:

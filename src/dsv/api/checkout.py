@@ -149,7 +149,9 @@ def switch(context: Context, branch: BranchName, *, create: bool = False) -> Upd
         home = opened.repository.refs.home(workspace.dataset)
         if home != workspace.dataset:
             opened = replace(opened, workspace=workspace.follow(workspace.branch, home))
-        opened = _after_killed_sync(opened)
+        if opened.workspace.journal_path.exists():  # of a killed sync: what it had published is the base
+            with Journal.open(opened.workspace.journal_path, workspace.store_id) as journal:
+                opened = finish_killed(opened, journal) or opened
         done = _create(opened, branch) if create else _switch(opened, branch)
         return done if home == workspace.dataset else replace(done, renamed_from=workspace.dataset)
 
@@ -197,15 +199,6 @@ def _create(opened: OpenWorkspace, branch: BranchName) -> Updated:
         raise already_there(moved.winner)
     opened.following(branch).workspace.set_seen(branch, base)
     return Updated(dataset, branch, base, base, workspace.branch, made=True)
-
-
-def _after_killed_sync(opened: OpenWorkspace) -> OpenWorkspace:
-    """If a killed sync had just published, its commit is the base, and its branch the one that is followed."""
-    workspace = opened.workspace
-    if not workspace.journal_path.exists():
-        return opened
-    with Journal.open(workspace.journal_path, workspace.store_id) as journal:
-        return finish_killed(opened, journal) or opened
 
 
 def _head(opened: OpenWorkspace, branch: BranchName) -> Head:

@@ -210,16 +210,12 @@ def clone(
                 if is_new and not bound.begun():  # nothing was written: the folder is as it was
                     bound.unbind()
                 raise
+        erasures = tree.objects.erasures
+        erased = sum(erasures.of(entry) is not None for entry, _ in tree.below(b"")) if erasures else 0
         done = Cloned(
-            workspace.root, dataset, branch, commit, tree.commit.files, tree.commit.bytes,
-            chosen, _count_erased(tree),
-        )  # fmt: skip
+            workspace.root, dataset, branch, commit, tree.commit.files, tree.commit.bytes, chosen, erased
+        )
         return done.counting(made)
-
-
-def _count_erased(tree: TreeReader) -> int:
-    erasures = tree.objects.erasures
-    return sum(erasures.of(entry) is not None for entry, _ in tree.below(b"")) if erasures else 0
 
 
 def _fill(opened: OpenWorkspace, tree: TreeReader, differing: Differing) -> Made:
@@ -286,7 +282,12 @@ def _bind(
         begun = inside.base() is None or any(each.command == COMMAND for each in inside.begun())
         if begun and inside.store_id == repository.id and inside.dataset == dataset:
             if inside.chosen != chosen:
-                raise _another_choice(root, inside)
+                only = "".join(f" --only {shlex.quote(line)}" for line in inside.chosen.lines or ())
+                raise Conflict(
+                    f"an interrupted clone in {root} was started {'with' + only if only else 'without --only'}",
+                    subject=str(root),
+                    hint=f"dsv clone {dataset} {root}{only} finishes it; then dsv sparse add or dsv sparse remove",
+                )
             return (inside if inside.branch == branch else inside.follow(branch)), False
         raise Conflict(
             f"{root} is already a workspace of {inside.dataset}",
@@ -310,12 +311,3 @@ def _bind(
         chosen=chosen,
     )
     return made, True
-
-
-def _another_choice(root: Path, inside: Workspace) -> Conflict:
-    only = "".join(f" --only {shlex.quote(line)}" for line in inside.chosen.lines or ())
-    return Conflict(
-        f"an interrupted clone in {root} was started {'with' + only if only else 'without --only'}",
-        subject=str(root),
-        hint=f"dsv clone {inside.dataset} {root}{only} finishes it; then dsv sparse add or dsv sparse remove",
-    )

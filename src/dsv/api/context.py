@@ -449,17 +449,12 @@ def _notes(context: Context, url: str) -> list[Path]:
     return [folder / "addresses" / name for folder in (context.settings.state, context.metadata)]
 
 
-def _known_id(context: Context, notes: list[Path]) -> StoreId | None:
+def _stand_in(context: Context, mirrors: Mirrors, notes: list[Path], away: DsvError) -> Repository:
+    known = None
     for note in notes:
         with suppress(DsvError, OSError):
             noted = read_small(note)
-            if noted is not None:
-                return StoreId.parse(noted.decode("ascii", "replace"))
-    return None
-
-
-def _stand_in(context: Context, mirrors: Mirrors, notes: list[Path], away: DsvError) -> Repository:
-    known = _known_id(context, notes)
+            known = known or (None if noted is None else StoreId.parse(noted.decode("ascii", "replace")))
     if known is None:
         raise type(away)(
             f"{away.message}; and its mirrors can't be read in its place, as this machine has never reached it",

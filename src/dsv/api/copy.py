@@ -147,9 +147,16 @@ def _other(
 ) -> Iterator[Repository]:
     """Open the other store. check_new: called with its URL before it may be made."""
     choice = context.settings.store(to)
+
+    def exists() -> bool:
+        if not _may_exist(choice.url):
+            return False
+        with context.store(to) as store:
+            return Repository.exists(store)
+
     if request.create:
         check_new(choice.url)
-    if request.create and request.dry_run and not _exists(context, to, choice.url):
+    if request.create and request.dry_run and not exists():
         store = MemoryStore()
         store.url = choice.url
         yield Repository.create(store, None, author=context.writer.author, tool=context.writer.tool)
@@ -201,13 +208,6 @@ def _check_new(context: Context, source: Repository, target: Target, request: Co
 def _may_exist(url: str) -> bool:
     folder = url.removeprefix("file://")
     return not folder.startswith("/") or Path(folder).exists()
-
-
-def _exists(context: Context, to: str, url: str) -> bool:
-    if not _may_exist(url):
-        return False
-    with context.store(to) as store:
-        return Repository.exists(store)
 
 
 def _check_kinds(source: Repository, there: Repository) -> None:
@@ -493,30 +493,25 @@ class _Copying:
                     self._bytes += receiver.uploaded_bytes
                 if named not in commits:
                     check_whole(session, dataset, named)
-                self._expire(dataset, expired)
+                # They have no content there, which is said before anything leads to them.
+                for action in (ExpiryAction.EXPIRE, ExpiryAction.FREE) if expired else ():
+                    append(there, self._context.writer, dataset, action, lambda _: expired, "not copied")
             except BaseException:
                 session.close()  # nothing is named, so gc need not wait
                 raise
             session.declare(named, after)
             yield session
 
-    def _expire(self, dataset: DatasetName, commits: set[CommitId]) -> None:
-        """Say that commits have no content in the other store, before anything there leads to them."""
-        for action in (ExpiryAction.EXPIRE, ExpiryAction.FREE) if commits else ():
-            append(self._there, self._context.writer, dataset, action, lambda _: commits, "not copied")
-
     def _count(self, commits: list[CommitId], expired: set[CommitId], base: CommitId | None) -> None:
         assert self._plan is not None
         near = None if base is None or base in self._planned else TreeReader(self._there.objects, base)
-        trees = TreeCopy(self._source.objects, self._plan, self._context.progress, near, self._erased())
+        # What is erased in either store is, in the other one, once the copy is made.
+        erased = {**self._source.objects.erasures.known, **self._there.objects.erasures.known}
+        trees = TreeCopy(self._source.objects, self._plan, self._context.progress, near, Erasures(erased))
         for commit in commits:
             if commit not in self._planned and commit not in expired:
                 trees.copy(commit)
                 self._planned.add(commit)
-
-    def _erased(self) -> Erasures:
-        """Return what is erased in either store: in the other one, all of that is once the copy is made."""
-        return Erasures({**self._source.objects.erasures.known, **self._there.objects.erasures.known})
 
     def _first_move(self, dataset: DatasetName, branch: BranchName = MAIN) -> None:
         """Make the dataset, or a branch, without a commit."""

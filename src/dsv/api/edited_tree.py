@@ -119,11 +119,11 @@ class EditedTree:
     def changes(self) -> list[tuple[bytes, Source | None]]:
         """Return what differs from the base, in tree order; None is a path that goes."""
         edits = sorted(self._edits.items(), key=lambda edit: sort_key(edit[0]))
-        return [(path, what) for path, what in edits if not self._is_same(path, what)]
-
-    def _is_same(self, path: bytes, what: Source | None) -> bool:
-        entry = None if what is None else what.entry(path)
-        return entry is not None and entry == self._in_base(path).entry
+        return [
+            (path, what)
+            for path, what in edits
+            if what is None or what.entry(path) is None or what.entry(path) != self._in_base(path).entry
+        ]
 
     def had(self, path: bytes) -> bool:
         """Return whether the base has exactly this path."""

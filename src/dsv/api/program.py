@@ -269,7 +269,10 @@ class Commit:
         """Return what is in a folder itself, by name; of a file only that. Raises `NotFound`."""
         raw = _raw(path)
         with self._opened.explaining():
-            found = [_child(*row[:2]) for row in self._tree.children(raw)]
+            found = [
+                Info(_text(path), "directory") if entry is None else _info(entry)
+                for path, entry, _ in self._tree.children(raw)
+            ]
         if found or not raw:
             return found
         here = self.info(path)
@@ -526,10 +529,6 @@ def _raw(path: str) -> bytes:
 
 def _text(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
-
-
-def _child(path: bytes, entry: Entry | None) -> Info:
-    return Info(_text(path), "directory") if entry is None else _info(entry)
 
 
 def _info(entry: Entry) -> Info:

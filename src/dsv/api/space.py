@@ -186,7 +186,12 @@ def _usage(
                 repository, roots, groups[0], depth, folder, context.progress
             )
             ordered = sorted(folders.items(), key=lambda one: (one[0] == measuring.TREES, one[0]))
-            items = [_folder(name, part, len(groups[0])) for name, part in ordered]
+            items = [
+                _used(name.decode("utf-8", "surrogateescape"), "folder", len(groups[0]), part)
+                if name
+                else _used("(nodes and segments)", "trees", len(groups[0]), part)
+                for name, part in ordered
+            ]
             return Usage(repository.store.url, items, found.unlisted + found.gone)
         found = measuring.measure(
             repository, roots, [*groups, expired], folder, context.progress, packs=not texts
@@ -260,12 +265,6 @@ class _Wanted:
             for _ in parents.walk([self.since], met):
                 pass
         return {one for one in parents.walk([self.commit], met) if one in roots}
-
-
-def _folder(name: bytes, part: Part, commits: int) -> Used:
-    if not name:
-        return _used("(nodes and segments)", "trees", commits, part)
-    return _used(name.decode("utf-8", "surrogateescape"), "folder", commits, part)
 
 
 def _used(name: str, kind: Kind, commits: int, part: Part) -> Used:

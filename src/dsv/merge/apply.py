@@ -149,17 +149,14 @@ class MergedTree:
 
     def tree_changes(self, uploader: Uploader) -> Iterator[TreeChange]:
         """Yield the changes of `ours` in tree order, and store contents that are new."""
-        return heapq.merge(self._stored(uploader), self._beside, key=lambda change: sort_key(change.path))
+        decisions = self._decisions() if self._held is None else self._held
+        stored = (_store(uploader, decision) for decision in decisions if decision.changes_ours)
+        return heapq.merge(stored, self._beside, key=lambda change: sort_key(change.path))
 
     def _decisions(self) -> Iterator[Decision]:
         return merge_changes(
             self.changes_of_ours(), self.changes_of_theirs(), self.merge_content, self.choices
         )
-
-    def _stored(self, uploader: Uploader) -> Iterator[TreeChange]:
-        for decision in self._decisions() if self._held is None else self._held:
-            if decision.changes_ours:
-                yield _store(uploader, decision)
 
     def _keep_beside(self, decision: Decision) -> None:
         assert decision.beside is not None
@@ -249,7 +246,9 @@ class ContentMerger:
             return self._known[key]
         assert before is not None and mine is not None and other is not None
         wanted = [Wanted(before), Wanted(other, theirs.location)]
-        base, there, *stored = self._fetch(*wanted, *([Wanted(mine, ours.location)] if local is None else []))
+        wanted += [Wanted(mine, ours.location)] if local is None else []
+        files = Fetcher(self._objects, connections=4).files(wanted)
+        base, there, *stored = (b"".join(pieces) for _, pieces in files)
         merged = self._merge(ours.path, base, stored[0] if local is None else local, there, choice)
         self._weight += len(merged if isinstance(merged, str) else merged.data)
         if self._weight <= _REMEMBERED:
@@ -270,10 +269,6 @@ class ContentMerger:
 
     def _key(self, path: bytes) -> str | None:
         return self._table_key if is_table(path) else None
-
-    def _fetch(self, *wanted: Wanted) -> list[bytes]:
-        files = Fetcher(self._objects, connections=4).files(wanted)
-        return [b"".join(pieces) for _, pieces in files]
 
     def _merge(
         self, path: bytes, base: bytes, mine: bytes, other: bytes, choice: Choice | None

@@ -105,12 +105,7 @@ def _run(context: Context, request: MergeRequest, action: Action) -> Merged:
         workspace = context.workspace_or_none()
         dataset = request.source.dataset
         if dataset is None:
-            if workspace is None:
-                raise UsageError(
-                    f"{request.source or 'the target'} names no dataset, and this is no workspace",
-                    subject=str(request.source) or None,
-                    hint=f"write DATASET@{request.source.rev or 'BRANCH'}; dsv datasets lists the names",
-                )
+            workspace = context.workspace_of(str(request.source))
             check_binding(workspace, repository)
             dataset = workspace.dataset
         followed = workspace.branch if workspace is not None and workspace.dataset == dataset else MAIN

@@ -29,7 +29,7 @@ from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target, cle
 from dsv.values.paths import check_path, folders_above, show
 from dsv.values.patterns import PathPattern, is_pattern
 from dsv.workspace.baseline import MANY
-from dsv.workspace.scan.walk import Walk, named_file
+from dsv.workspace.scan.walk import named_file, walk
 
 Path_ = str | bytes
 """A path in a dataset, parts joined by `/`. A slash at its end says that it is a folder."""
@@ -409,9 +409,9 @@ class Plan:
         if file is not None:
             self._place(to, file, edit.replace)
             return
-        walk = Walk(edit.content)
-        found = [(_join(to, name), source) for name, source in walk.sources()]
-        self.problems += walk.problems
+        sources, problems = walk(edit.content)
+        found = [(_join(to, name), source) for name, source in sources]
+        self.problems += problems
         if to and not found:
             self._place(to, Source(Kind.EMPTY_DIRECTORY), edit.replace)
         self._tree.look_up_below(to, [path for path, _ in found])

@@ -23,10 +23,10 @@ from dsv.transfer.save import Source, save_sources
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName
-from dsv.values.paths import MAX_PATH, link_escapes, show
+from dsv.values.paths import link_escapes, show
 from dsv.values.units import format_bytes
 from dsv.workspace.scan.ignore import NAME
-from dsv.workspace.scan.walk import Walk
+from dsv.workspace.scan.walk import walk
 
 Sources = Sequence[tuple[bytes, Source]]
 """The files of a commit, in tree order, by their paths there."""
@@ -110,10 +110,10 @@ def _code_sources(folder: Path) -> list[tuple[bytes, Source]]:
     """Return the files of the code, in tree order, by their paths in the folder."""
     top = _work_tree(folder)
     start = b"" if top == folder else os.fsencode(folder.relative_to(top))
-    walk = Walk(top, start, (GITIGNORE, NAME))
+    sources, problems = walk(top, start, (GITIGNORE, NAME))
     cut = len(start) + 1 if start else 0
-    found = [(path[cut:], source) for path, source in walk.sources()]
-    _refuse(walk.problems, folder)
+    found = [(path[cut:], source) for path, source in sources]
+    _refuse(problems, folder)
     links = {path: source.target for path, source in found if source.target is not None}
     escaping = link_escapes(links)
     if escaping:
@@ -199,18 +199,8 @@ def commit_output(
 
 def _output_sources(folder: Path) -> tuple[Sources, list[Problem]]:
     """Return what goes into the tree, and what can't."""
-    walk = Walk(folder, ignoring=())
-    found = walk.sources()
-    problems = [*walk.problems, *_reserved(folder)]
-    problems += [Problem(path, "its path is too long") for path, _ in found if len(path) > MAX_PATH]
-    found = [each for each in found if len(each[0]) <= MAX_PATH]
-    while True:
-        links = {path: source.target for path, source in found if source.target is not None}
-        escaping = set(link_escapes(links))
-        if not escaping:
-            return found, problems
-        problems += [Problem(path, "it is a symlink that leads out") for path in sorted(escaping)]
-        found = [each for each in found if each[0] not in escaping]
+    found, problems = walk(folder, ignoring=(), check_links=True)
+    return found, [*problems, *_reserved(folder)]
 
 
 def _reserved(folder: Path) -> Iterator[Problem]:

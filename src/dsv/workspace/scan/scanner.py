@@ -194,12 +194,17 @@ def scan_workspace(
     only: Iterable[bytes] = (),
     *,
     rehash: bool = False,
+    ignoring: Iterable[str] = (ignore.NAME,),
+    check_links: bool = True,
+    named: bool = False,
 ) -> WorkspaceScan:
     """List the workspace at `root` (or only these paths of it) and compare it with the base.
 
     Reads no files but symlinks and `.dsvignore`. `base_entries` is called only if the state does not mirror the base;
-    then everything is listed. rehash: forgets what was read of the files before. Raises `UsageError` for an invalid
-    `.dsvignore`, and an error of `fs.errors` if one can't be read or the root can't be listed.
+    then everything is listed. rehash: forgets what was read of the files before. ignoring: names of the files that say
+    what is left out; later ones have the last word. check_links: symlinks must not lead out of the root. named:
+    folders of `only` are looked into even if the rules leave them out. Raises `UsageError` for an invalid `.dsvignore`,
+    and an error of `fs.errors` if one can't be read or the root can't be listed.
     """
     with about(root):
         dot = root / ".dsv"
@@ -210,15 +215,19 @@ def scan_workspace(
         device = dot.stat().st_dev if dot.exists() else root.stat().st_dev
         scan = WorkspaceScan(root, state, base, PathSet.of(only), device)
         with Descent(root) as descent:
-            _Scanner(scan, descent, rehash=rehash or not scan.keeps_ids).run()
+            scanner = _Scanner(scan, descent, tuple(ignoring), rehash=rehash or not scan.keeps_ids)
+            scanner.run(check_links=check_links, named=named)
     if not scan.exact:
         scan.sync_with_tree(base_entries())
     return scan
 
 
 class _Scanner:
-    def __init__(self, scan: WorkspaceScan, descent: Descent, *, rehash: bool) -> None:
+    def __init__(
+        self, scan: WorkspaceScan, descent: Descent, ignoring: tuple[str, ...], *, rehash: bool
+    ) -> None:
         self._rehash = rehash
+        self._ignoring = ignoring
         self._scan = scan
         self._state = scan.state
         self._state.close_folders()  # so that a folder is a copy until it is put back
@@ -233,13 +242,13 @@ class _Scanner:
         self._links_moved = False
         """A symlink was added, changed or removed."""
 
-    def run(self) -> None:
+    def run(self, *, check_links: bool, named: bool) -> None:
         scan = self._scan
         scope = scan.scope if scan.exact else PathSet()
         if scope.whole:
             self._walk(b"", Rules())
         for path in scope.paths:
-            self._walk_to(path)
+            self._walk_to(path, named=named)
         self._lose_unvisited(scope)
         names = NameIndex(self._state)
         gone = self._state.gone | self._lost
@@ -247,7 +256,8 @@ class _Scanner:
         gone = {path for path in gone if not self._is_back(path, names)}
         self._state.gone = {path for path in gone if path in chosen}
         scan.let_go = sorted(gone - self._state.gone, key=sort_key)
-        self._check_links()
+        if check_links:
+            self._check_links()
         scan.withheld = PathSet.of(self._withheld) if self._withheld else None
         scan.unsettled.sort(key=sort_key)
         scan.problems = [
@@ -267,7 +277,7 @@ class _Scanner:
                     names = folder.name_list()
                     stack += [(folder.path_of(names[at]), rules) for at in reversed(below)]
 
-    def _walk_to(self, path: bytes) -> None:
+    def _walk_to(self, path: bytes, *, named: bool) -> None:
         """Visit the folders that lead to the path, then all below it."""
         here, rules = b"", Rules()
         for part in path.split(b"/"):
@@ -280,7 +290,10 @@ class _Scanner:
             rules = known
             folder = self._state.folder(here)
             at = None if folder is None else folder.find(part)
-            if folder is None or at is None or folder.kinds[at] != DIRECTORY:
+            if folder is None or at is None:
+                return
+            ignored = named and folder.kinds[at] == IGNORED and folder.type_at(at) == stat.S_IFDIR
+            if folder.kinds[at] != DIRECTORY and not ignored:
                 return
             here = folder.path_of(part)
         self._walk(here, rules)
@@ -414,12 +427,14 @@ class _Scanner:
         return old
 
     def _enter(self, above: Rules, folder: Folder, descriptor: int) -> Rules:
-        if folder.find(ignore.NAME.encode()) is None:
-            return above
-        where = folder.path_of(ignore.NAME.encode())
-        with about(where):
-            # Ignoring a part of its rules would commit what the user wanted left out.
-            return above.enter(folder.path, ignore.read(descriptor, where))
+        rules = above
+        for name in self._ignoring:
+            if folder.find(name.encode()) is not None:
+                where = folder.path_of(name.encode())
+                with about(where):
+                    # Ignoring a part of its rules would commit what the user wanted left out.
+                    rules = rules.enter(folder.path, ignore.read(descriptor, where, name), name)
+        return rules
 
     def _lose_unvisited(self, scope: PathSet) -> None:
         """Drop what is remembered below folders that are gone, or that are left out now."""

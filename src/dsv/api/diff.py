@@ -61,9 +61,7 @@ def _workspace_changes(
     check_paths(workspace.root, lambda: trees.of(before), scope.paths)
     baseline = find_baseline(workspace, state, base, trees, scope.paths)
     scan = baseline.scan
-    context.progress.start(None, None)
     found, unread = detect_changes(scan, baseline.entry, context.progress)
-    context.progress.finish()
     changed = _changed(baseline, found)
     others: list[Change] = []
     if before == base:

@@ -293,9 +293,7 @@ def _compare(
     check_paths(workspace.root, lambda: trees.of(base), paths)
     baseline = find_baseline(workspace, load_state(workspace), base, trees, paths, rehash=rehash)
     scan = baseline.scan
-    context.progress.start(None, None)
     differences, unread = detect_changes(scan, baseline.entry, context.progress)
-    context.progress.finish()
     suspicious = _suspicion(baseline) if scan.missing else None
     renamed: dict[bytes, bytes] = {}
     if renames and differences.added and differences.removed:

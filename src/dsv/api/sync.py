@@ -395,9 +395,7 @@ def _check_ended(baseline: Baseline) -> None:
 
 def _local(opened: OpenWorkspace, baseline: Baseline) -> Iterator[bytes]:
     """Paths that differ from the base, or can't be compared with it."""
-    opened.progress.start(None, None)
     found, problems = detect_changes(baseline.scan, baseline.entry, opened.progress)
-    opened.progress.finish()
     yield from found
     for problem in (*baseline.scan.problems, *problems):
         yield problem.path

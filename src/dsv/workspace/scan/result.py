@@ -381,6 +381,7 @@ def detect_changes(
     found = Differences()
     problems: list[Problem] = []
     progress = progress or NoProgress()
+    progress.start(None, None)
     with about(scan.root), Descent(scan.root) as descent:
         for item in scan.work():
             if isinstance(item, Gone):
@@ -396,6 +397,7 @@ def detect_changes(
                     problems.append(problem)
                     continue
             found.note(item.path, _difference(item))
+    progress.finish()
     return found, problems
 
 

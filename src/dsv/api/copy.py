@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dsv.api.branches import moved_meanwhile
-from dsv.api.context import tracking
+from dsv.api.context import Context, tracking
 from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.format import keys
 from dsv.format.records import ExpiryAction, RefEntry
@@ -30,12 +30,9 @@ from dsv.repo.tree.read import TreeReader
 from dsv.store.base import NoAnswer, both, together
 from dsv.store.memory import MemoryStore
 from dsv.upkeep.copy import CommitCopy, Plan, Receiver, TreeCopy
+from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
 from dsv.values.units import format_count
-
-if TYPE_CHECKING:
-    from dsv.api.context import Context
-    from dsv.values.ids import CommitId
 
 State = Literal["copied", "up to date", "ahead", "diverged"]
 PACK_BYTES = 32 << 20

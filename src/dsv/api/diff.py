@@ -8,19 +8,21 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsv.api.context import Context, check_binding
 from dsv.api.log import names_by_commit
-from dsv.diff.paths import Difference, Summary, differences, find_renames
+from dsv.diff.paths import Difference, Found, Summary, differences, find_renames
 from dsv.errors import NotFound, Unreachable, UsageError
+from dsv.format.locator import Location
 from dsv.format.records import Commit, Erasure
 from dsv.format.tree import Entry
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
 from dsv.repo.expiry import read_expiry
 from dsv.repo.history import KeptParents
+from dsv.repo.objects.objects import Objects
 from dsv.repo.objects.recipes import count_chunks, read_chunks, shared_bytes
+from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import Change, Located, What, diff_trees, find_entries
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
@@ -29,17 +31,9 @@ from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Target, clean_path
 from dsv.values.paths import WHOLE, Both, PathSet, sort_key
 from dsv.values.paths import show as quote
-from dsv.workspace.baseline import Trees, check_paths, find_baseline, load_state, save_news
-from dsv.workspace.scan.result import detect_changes, read_contents
-
-if TYPE_CHECKING:
-    from dsv.diff.paths import Found
-    from dsv.format.locator import Location
-    from dsv.repo.objects.objects import Objects
-    from dsv.repo.repository import Repository
-    from dsv.workspace.baseline import Baseline
-    from dsv.workspace.scan.result import Differences, Gone, Pending
-    from dsv.workspace.workspace import Workspace
+from dsv.workspace.baseline import Baseline, Trees, check_paths, find_baseline, load_state, save_news
+from dsv.workspace.scan.result import Differences, Gone, Pending, detect_changes, read_contents
+from dsv.workspace.workspace import Workspace
 
 _MOST_PATHS, _MOST_BYTES = 20_000, 64 << 20
 """The most that `find_renamed` looks at."""

@@ -22,13 +22,13 @@ from dsv.repo.tree.read import TreeReader
 from dsv.store.open import OpenStore
 from dsv.upkeep.erase import Eraser, Place, Plan, Shared, find_packs, refuse_shared
 from dsv.upkeep.successor import Succeeded, make_successor
+from dsv.values.ids import ErasureId, FileId
 from dsv.values.names import DatasetName, Target, clean_path
 from dsv.values.paths import show
 
 if TYPE_CHECKING:
     from dsv.store.bucket import BucketVersions, History, OldVersion
     from dsv.upkeep.erase import Choice
-    from dsv.values.ids import ErasureId, FileId
 
 State = Literal["erased", "shared", "kept", "damaged"]
 _PARTS = (ObjectKind.CHUNK, ObjectKind.RECIPE)

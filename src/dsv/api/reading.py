@@ -13,34 +13,30 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from blake3 import blake3
 
-from dsv.api.context import explaining, open_to_read, write_tracking
+from dsv.api.connection import Connection
+from dsv.api.context import Context, explaining, open_to_read, write_tracking
 from dsv.cache.record import lookup, mark_used
 from dsv.cache.root import CacheRoot, Place, folder_name
 from dsv.errors import DsvError, NotFound, UsageError
-from dsv.format.tree import Child
+from dsv.format.locator import Location
+from dsv.format.tree import Child, Entry
+from dsv.repo.objects.objects import Objects
+from dsv.repo.resolve import Resolved
 from dsv.repo.tree.read import Leaf, LocatedSegment, TreeReader
 from dsv.transfer.download import Layout, read_ranges
-from dsv.values.names import Rev, Target, clean_path
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName, Rev, Target, clean_path
 from dsv.values.patterns import PathPattern, is_pattern
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from _typeshed import WriteableBuffer
 
-    from dsv.api.connection import Connection
-    from dsv.api.context import Context
-    from dsv.format.locator import Location
-    from dsv.format.tree import Entry
-    from dsv.repo.objects.objects import Objects
-    from dsv.repo.resolve import Resolved
     from dsv.training.samples import Index, Samples
-    from dsv.values.ids import CommitId
-    from dsv.values.names import DatasetName
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")

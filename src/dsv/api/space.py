@@ -19,20 +19,19 @@ from dsv.format import keys
 from dsv.format.pack import PACK_TARGET
 from dsv.format.records import ExpiryAction
 from dsv.repo.expiry import read_expiry
+from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
-from dsv.store.base import StoreMissing
+from dsv.store.base import Store, StoreMissing
 from dsv.store.open import Counts, OpenStore
 from dsv.upkeep.expire import Expiry, ExpiryItem, Rules, expire, last_expiry, plan_expiry, undo_expiry
+from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Rev, Target
 from dsv.values.units import format_count, format_duration, format_lines, rfc3339
 
 if TYPE_CHECKING:
-    from dsv.repo.repository import Repository
-    from dsv.store.base import Store
     from dsv.upkeep.gc import Collected, Options
     from dsv.upkeep.roots import Name, Parents
     from dsv.upkeep.usage import Measured, Packs, Part, Sum
-    from dsv.values.ids import CommitId
 
 T = TypeVar("T")
 _TIMES = 3

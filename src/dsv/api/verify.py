@@ -7,22 +7,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsv.api.context import Context, reads_outside
 from dsv.api.space import listed_epochs, read_consistently, room
 from dsv.errors import IntegrityError, UsageError
 from dsv.format import keys
+from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.upkeep.packs import Schedule
 from dsv.upkeep.repair import Repair
 from dsv.upkeep.verify import Verification, Verifier
-from dsv.values.names import Target
-
-if TYPE_CHECKING:
-    from dsv.repo.objects.objects import Objects
-    from dsv.values.ids import CommitId
-    from dsv.values.names import DatasetName
+from dsv.values.ids import CommitId
+from dsv.values.names import DatasetName, Target
 
 
 @dataclass(frozen=True, slots=True)

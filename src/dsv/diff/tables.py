@@ -252,8 +252,7 @@ def _hashable(value: Any) -> Hashable:
 
 
 def shown(cell: Any) -> Any:
-    """Return a cell's value: a time that Python has no value for as text, and inside of a list or a struct as its
-    number."""
+    """Return a cell's value: a time that Python has no value for, and a list or a struct with such, as text."""
     import pyarrow
 
     with suppress(ValueError, OverflowError, pyarrow.ArrowException):
@@ -261,7 +260,9 @@ def shown(cell: Any) -> Any:
     try:
         return cell.cast(pyarrow.string()).as_py()
     except pyarrow.ArrowException:
-        return _numbers_for_times(cell)
+        found = pyarrow.array([cell], cell.type)
+        every = 1 << 30
+        return found.to_string(window=every, container_window=every, skip_new_lines=True)
 
 
 def _in_microseconds(cell: Any) -> Any:
@@ -279,23 +280,6 @@ def _in_microseconds(cell: Any) -> Any:
     if pyarrow.types.is_timestamp(cell.type):
         return cell.cast(pyarrow.timestamp("us", cell.type.tz))
     return cell.cast(pyarrow.time64("us") if pyarrow.types.is_time(cell.type) else pyarrow.duration("us"))
-
-
-def _numbers_for_times(cell: Any) -> Any:
-    import pyarrow
-
-    if not cell.is_valid:
-        return None
-    if isinstance(cell, pyarrow.MapScalar):
-        return [tuple(map(_numbers_for_times, pair.values())) for pair in cell.values]
-    if isinstance(cell, pyarrow.ListScalar):
-        return list(map(_numbers_for_times, cell.values))
-    if isinstance(cell, pyarrow.StructScalar):
-        return {name: _numbers_for_times(one) for name, one in cell.items()}
-    value = getattr(cell, "value", None)
-    if isinstance(value, pyarrow.Scalar):  # of a dictionary
-        return _numbers_for_times(value)
-    return cell.as_py() if value is None else value
 
 
 class TableFault(Exception):

@@ -192,10 +192,10 @@ def test_a_line_of_squeue_may_have_anything_in_its_comment() -> None:
     assert (jobs["7"].run, jobs["7"].folder, jobs["7"].run_state) == (RUN, Path("/a|b:c"), RunState.RUNNING)
     assert (jobs["8"].run, jobs["8"].run_state, jobs["8"].never_begins) == (None, RunState.QUEUED, False)
     never = read_queue("9|PENDING||PartitionTimeLimit|x\n")["9"]
-    assert never.never_begins and "stage_time" in never.why_never
+    assert never.never_begins
     refused = "Job's account not known, so it can't use this partition (gpu allows imaging)"
     never = read_queue(f"9|PENDING||{refused}|x\n")["9"]
-    assert never.never_begins and never.why_never == refused
+    assert never.never_begins and never.reason == refused
 
 
 def test_a_controller_that_is_away_is_told_from_a_refusal() -> None:

@@ -18,7 +18,7 @@ from dsv.run.engines.base import Ended, Facts, Job
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
 from dsv.run.engines.slurm.engine import Slurm
-from dsv.run.engines.slurm.job_status import read_exit_files
+from dsv.run.engines.slurm.job_status import Left
 from dsv.run.engines.slurm.run import Follower
 from dsv.run.engines.slurm.script import Batch, SlurmOptions, render
 from dsv.run.node_order import NodeOrder
@@ -185,13 +185,13 @@ def batch(tmp_path: Path, *command: str, program: str = "dsv", **more: object) -
 
 def test_a_node_that_never_began_fails_the_job(tmp_path: Path) -> None:
     code, _ = run_script(tmp_path, batch(tmp_path, "true", nodes=3), nodes="0 2")
-    assert code == 137 and read_exit_files(tmp_path / "job").end == 137
-    assert [part.exit_code for part in read_exit_files(tmp_path / "job").parts] == [0, 0]
+    assert code == 137 and Left(tmp_path / "job").end == 137
+    assert [part.exit_code for part in Left(tmp_path / "job").parts] == [0, 0]
 
 
 def test_a_success_is_one_of_every_node(tmp_path: Path) -> None:
     code, _ = run_script(tmp_path, batch(tmp_path, "true", nodes=2), nodes="0 1")
-    assert code == 0 and read_exit_files(tmp_path / "job").succeeded
+    assert code == 0 and Left(tmp_path / "job").succeeded
 
 
 def test_no_command_begins_before_all_nodes_hold_their_data(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_no_command_begins_before_all_nodes_hold_their_data(tmp_path: Path) -> N
     slow = f'{held}; [ "$SLURM_NODEID" = 1 ] || {{ ls "$FOLDER" >"$CALLS.before"; touch "$CALLS.held"; }}; {after}'
     code, _ = run_script(tmp_path, it, nodes="0 1", own={"slow": slow}, FOLDER=str(it.job.scratch))
     assert code == 0 and "node.1" not in (tmp_path / "calls.before").read_text()
-    assert read_exit_files(it.job.scratch).succeeded
+    assert Left(it.job.scratch).succeeded
 
 
 def test_a_node_that_waits_for_others_ends_at_once(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_node_that_can_not_hold_its_data_lets_no_command_begin(tmp_path: Path,
         tmp_path, "touch", str(tmp_path / "began"), nodes=2, program="fails", hold=("--",), retries=retries
     )
     code, calls = run_script(tmp_path, it, nodes="0 1", own={"fails": fails})
-    found = read_exit_files(it.job.scratch)
+    found = Left(it.job.scratch)
     assert (code, found.end, found.begun) == (125, 125, False) and "requeue" not in calls
     assert not (tmp_path / "began").exists() and "no room" in found.said
 
@@ -254,7 +254,7 @@ def test_a_command_gets_its_own_time_and_no_more(tmp_path: Path, script: str, co
         found, calls = run_script(scene, it, nodes=nodes)
         if len(list(scene.glob("ready.*"))) == count:
             break
-    left = read_exit_files(it.job.scratch)
+    left = Left(it.job.scratch)
     assert (found, left.end, left.late) == (code, code, True) and "requeue" not in calls
     assert [str(part.end) for part in left.parts] == ["time-limit"] * count
 
@@ -269,7 +269,7 @@ def test_a_command_is_warned_before_its_time_is_over(tmp_path: Path) -> None:
         code, _ = run_script(scene, it)
         if (scene / "ready").exists():
             break
-    assert code == 4 and not read_exit_files(it.job.scratch).late
+    assert code == 4 and not Left(it.job.scratch).late
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_only_what_a_command_says_is_tried_again(
     it = batch(tmp_path, *command, program=(*hold, "dsv")[0], hold=hold[1:], retries=1)
     found, calls = run_script(tmp_path, it)
     assert (found, "requeue 7" in calls) == (code, again)
-    assert read_exit_files(tmp_path / "job").end == code
+    assert Left(tmp_path / "job").end == code
 
 
 def test_a_variable_that_did_not_come_along_is_missed(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_a_store_that_hangs_does_not_hold_the_job(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("dsv.run.engines.slurm.script.CLOSE_SECONDS", 1)
     own = {"slow": "exec tail -f /dev/null", "sleep": ""}
     code, _ = run_script(tmp_path, it, own=own)
-    assert code == 3 and read_exit_files(it.job.scratch).end == 3
+    assert code == 3 and Left(it.job.scratch).end == 3
     assert (it.job.scratch / "complete.log").exists()
 
 

@@ -34,7 +34,6 @@ from dsv.run.engines.slurm.job_status import (
     Left,
     left_here,
     quiet_for,
-    read_exit_files,
     status,
     status_of,
 )
@@ -220,7 +219,7 @@ class Slurm(Engine):
         number = self._number(ref)
         if not number:
             return None
-        left = read_exit_files(job_folder(ref))
+        left = Left(job_folder(ref))
         job, answer = self._program.find(number)
         if job is not None and job.state == "PENDING" and left.begun:  # since it was asked for
             job, answer = self._program.find(number, fresh=0)
@@ -239,7 +238,7 @@ class Slurm(Engine):
         number, folder = job_id(ref), job_folder(ref)
         if self._program.call("scontrol", "hold", number).problem is None:
             job, answer = self._program.find(number, fresh=0)
-            waits = job is not None and job.state == "PENDING" and not read_exit_files(folder).begun
+            waits = job is not None and job.state == "PENDING" and not Left(folder).begun
             if waits and job is not None and job.run == ref.run:
                 self._program.call("scancel", number)
             elif answer.problem is not None or (job is not None and job.lives):
@@ -277,7 +276,7 @@ class Slurm(Engine):
         return tuple(JobRef(self.name, each.run or "", cluster, f"{each.id}:{each.folder}") for each in jobs)
 
     def left_on_node(self, folder: Path, node: int, attempt: int) -> Ended | None:
-        return left_here(read_exit_files(folder))
+        return left_here(Left(folder))
 
     def _mine(self, run: str | None) -> tuple[Queued, ...]:
         """Return the jobs of dsv that live, of one run or of all. Raise `Unreachable`."""
@@ -285,9 +284,7 @@ class Slurm(Engine):
         if answer.problem is not None:
             raise _unreachable(answer)
         found = [each for each in jobs.values() if each.run is not None and run in (None, each.run)]
-        return tuple(
-            each for each in found if each.lives and status(each, read_exit_files(each.folder)).lives
-        )
+        return tuple(each for each in found if each.lives and status(each, Left(each.folder)).lives)
 
     def _cluster(self) -> str:
         answer = self._program.cluster()
@@ -318,7 +315,7 @@ class Slurm(Engine):
         number = job_id(ref)
         if ref.engine != NAME or not number:
             return None
-        done = left_here(self._of_this_start(number, read_exit_files(job_folder(ref))))
+        done = left_here(self._of_this_start(number, Left(job_folder(ref))))
         return None if done is None else replace(status_of(done), quiet_for=quiet_for(ref))
 
     def _of_this_start(self, number: str, left: Left) -> Left:
@@ -326,7 +323,7 @@ class Slurm(Engine):
         the job takes that away only once it begins."""
         if left.end is None or (self._program.restarts(number) or 0) < left.attempt:
             return left
-        return replace(left, end=None)
+        return Left(left.folder, again=True)
 
 
 def _unreachable(answer: Answer) -> Unreachable:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,88 +32,54 @@ _REQUEUED: Final = re.compile("CANCELLED AT .* DUE TO (?:JOB REQUEUE|PREEMPTION|
 _FAILED: Final = re.compile(r"^srun: error: \S+: tasks? ([0-9]+)[^:\n]*: Exited with exit code", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
 class Left:
     """The files that a job left of its last attempt. All times are those of the file server, as the nodes' own clocks
     may differ."""
 
-    parts: tuple[RunPart, ...] = ()
-    """Of each node on which the command began."""
-    earlier: tuple[RunPart, ...] = ()
-    """Of the attempts before."""
-    end: int | None = None
-    """Its exit code, once it is over for good."""
-    stopped: str | None = None
-    """The user who asked dsv to end it."""
-    log: str = ""
-    """The messages of Slurm."""
-    late: bool = False
-    """The time of a command was over."""
-    said: str = ""
-    """The reason why no command began, in the words of the node that failed first."""
-    nodes: int = 1
-    retries: int = 0
-    """The number of further attempts that were allowed."""
-    written_ms: int | None = None
-    """The time at which the job last wrote to its folder."""
+    def __init__(self, folder: Path, *, again: bool = False) -> None:
+        """Nothing of it has to be there, and any of it may be half written.
 
-    @property
-    def was_to_go_on(self) -> bool:
-        """Check that Slurm ended the last attempt in order to start another."""
-        told = self.end is None and _REQUEUED.search(last_attempt(self.log)) is not None
-        return told and self.attempt <= self.retries
-
-    @property
-    def attempt(self) -> int:
+        again: the job is queued again, so an end in the folder is of the attempt before
+        """
+        self.folder = folder
+        parts = sorted(_parts(folder), key=lambda part: (part.attempt, part.node))
+        last = max((part.attempt for part in parts), default=1)
+        self.parts = tuple(part for part in parts if part.attempt == last)
+        """Of each node on which the command began."""
+        self.earlier = tuple(part for part in parts if part.attempt != last)
+        self.begun = bool(parts)
+        end = re.fullmatch(r"([0-9]{1,3})(?: ([0-9]{1,6}))?\n", _text(folder / "end"))
+        self.end = None if end is None or again else int(end[1])
+        """Its exit code, once it is over for good."""
+        self.nodes = nodes_of(folder) if end is None or end[2] is None else int(end[2])
+        self.stopped = _text(folder / STOPPED).strip() or None
+        """The user who asked dsv to end it."""
+        self.log = _text(folder / "slurm.log")
+        self.late = any(_is_late(folder, part) for part in self.parts)
+        """The time of a command was over."""
+        self.said = "" if parts else _first_to_fail(folder)
+        """The reason why no command began, in the words of the node that failed first."""
+        self.written_ms = _last_written(folder) if parts else None
+        """The time at which the job last wrote to its folder."""
+        self.attempt = max([last, *(int(each) for each in _ATTEMPT.findall(self.log))])
         """The number of the last attempt that began, as far as is seen."""
-        logged = [int(each) for each in _ATTEMPT.findall(self.log)]
-        return max([*logged, *(part.attempt for part in self.parts)], default=1)
-
-    @property
-    def begun(self) -> bool:
-        return bool(self.parts)
-
-    @property
-    def succeeded(self) -> bool:
-        """True if the script says so, and every node."""
-        return (
-            self.end == 0
-            and len(self.parts) == self.nodes
-            and all(part.exit_code is not None for part in self.parts)
-        )
-
-    @property
-    def launcher(self) -> int | None:
-        """The exit code of dsv or bash on a node, in place of that of a command. None if a command's own decided."""
-        code = self.end if self.end in _NO_COMMAND else None
-        return None if any(part.exit_code == code for part in self.parts) else code
+        requeued = self.end is None and _REQUEUED.search(last_attempt(self.log)) is not None
+        self.was_to_go_on = requeued and self.attempt <= _number_in(folder, r"^retries=([0-9]+)$", 0)
+        """Slurm ended the last attempt in order to start another."""
+        codes = [part.exit_code for part in self.parts]
+        self.succeeded = self.end == 0 and len(codes) == self.nodes and None not in codes
+        """The script says so, and every node."""
+        self.launcher = self.end if self.end in _NO_COMMAND and self.end not in codes else None
+        """The exit code of dsv or bash on a node, in place of that of a command; None if a command's own decided."""
 
 
-def read_exit_files(folder: Path) -> Left:
-    """Nothing of it has to be there, and any of it may be half written."""
-    parts = []
+def _parts(folder: Path) -> Iterator[RunPart]:
     with suppress(OSError):
         for path in folder.glob("node.*.*"):
-            staged = _text(path.with_name(path.name.replace("node", "stage", 1)))
             if (part := _part(path)) is not None:
                 late = part.exit_code is not None and _is_late(folder, part)
-                part = replace(part, end=EndCause.TIME_LIMIT if late else part.end)
-                parts.append(replace(part, **stage_facts(staged)))
-    parts.sort(key=lambda part: (part.attempt, part.node))
-    last = max((part.attempt for part in parts), default=1)
-    end = re.fullmatch(r"([0-9]{1,3})(?: ([0-9]{1,6}))?\n", _text(folder / "end"))
-    return Left(
-        parts=tuple(part for part in parts if part.attempt == last),
-        earlier=tuple(part for part in parts if part.attempt != last),
-        end=None if end is None else int(end[1]),
-        stopped=_text(folder / STOPPED).strip() or None,
-        log=_text(folder / "slurm.log"),
-        late=any(part.attempt == last and _is_late(folder, part) for part in parts),
-        said="" if parts else _first_to_fail(folder),
-        nodes=nodes_of(folder) if end is None or end[2] is None else int(end[2]),
-        retries=_number_in(folder, r"^retries=([0-9]+)$", 0),
-        written_ms=_last_written(folder) if parts else None,
-    )
+                staged = stage_facts(_text(path.with_name(path.name.replace("node", "stage", 1))))
+                yield replace(part, end=EndCause.TIME_LIMIT if late else part.end, **staged)
 
 
 def _last_written(folder: Path) -> int | None:

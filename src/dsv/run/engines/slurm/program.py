@@ -145,66 +145,29 @@ _NEVER: Final = re.compile(
 """Reasons for which a job waits that no other job's end takes away."""
 
 
-@dataclass(frozen=True, slots=True)
 class Queued:
     """A job in the output of squeue."""
 
-    id: str
-    state: str
-    """In Slurm's words."""
-    nodes: str
-    reason: str
-    """The reason why it waits, or why it ended."""
-    comment: str
-
-    @property
-    def lives(self) -> bool:
-        return self.state in _QUEUED or self.state in _RUNNING
-
-    @property
-    def waits(self) -> bool:
-        """Check that Slurm is to start it, for the first time or again."""
-        return self.state in _QUEUED
-
-    @property
-    def run_state(self) -> RunState:
-        """Of one that lives."""
-        if self.state in _RUNNING:
-            return RunState.RUNNING
-        return RunState.SUBMITTED if self.reason == "JobHeldUser" else RunState.QUEUED
-
-    @property
-    def was_killed(self) -> bool:
-        """Check that its batch script did not end by itself, or could not be started."""
-        return self.reason == "JobLaunchFailure"
-
-    @property
-    def never_begins(self) -> bool:
-        return self.state == "PENDING" and _NEVER.fullmatch(self.reason) is not None
-
-    @property
-    def why_never(self) -> str:
-        """The reason for people, of one that never begins."""
-        said = (
-            "--time and the pool's stage_time together are more than its partition permits, "
-            "as sinfo --Format=partition,time shows"
+    def __init__(self, number: str, state: str, nodes: str, reason: str, comment: str) -> None:
+        """state: in Slurm's words
+        reason: why it waits, or why it ended
+        """
+        self.id, self.state, self.nodes, self.reason = number, state, nodes, reason
+        self.waits = state in _QUEUED
+        """Slurm is to start it, for the first time or again."""
+        self.lives = self.waits or state in _RUNNING
+        self.was_killed = reason == "JobLaunchFailure"
+        """Its batch script did not end by itself, or could not be started."""
+        self.never_begins = state == "PENDING" and _NEVER.fullmatch(reason) is not None
+        run, _, folder = (
+            comment.removeprefix(COMMENT).partition(":") if comment.startswith(COMMENT) else ("",) * 3
         )
-        return f"{self.reason}: {said}" if self.reason == "PartitionTimeLimit" else self.reason
-
-    @property
-    def run(self) -> str | None:
+        self.run = run or None
         """None for a job that isn't dsv's."""
-        return self._of_comment()[0]
-
-    @property
-    def folder(self) -> Path:
-        return Path(self._of_comment()[1])
-
-    def _of_comment(self) -> tuple[str | None, str]:
-        if not self.comment.startswith(COMMENT):
-            return None, ""
-        run, _, folder = self.comment.removeprefix(COMMENT).partition(":")
-        return run or None, folder
+        self.folder = Path(folder)
+        waiting = RunState.SUBMITTED if reason == "JobHeldUser" else RunState.QUEUED
+        self.run_state = RunState.RUNNING if state in _RUNNING else waiting
+        """Of one that lives."""
 
 
 def read_queue(text: str) -> dict[str, Queued]:

@@ -20,11 +20,11 @@ from dsv.run.engines.output import NodeLines, Output, through_a_pipe
 from dsv.run.engines.slurm.job_status import (
     ATTENDED,
     STOPPED,
+    Left,
     ended,
     is_late,
     left_here,
     nodes_of,
-    read_exit_files,
 )
 from dsv.run.engines.slurm.program import SlurmProgram, job_folder, job_id
 from dsv.run.record import EndCause, JobRef
@@ -64,7 +64,7 @@ class SlurmRun(FollowedJob):
 
     def _kill(self) -> bool:
         tell_stopped(self._folder, "SIGKILL")
-        if self._kills == 1 and read_exit_files(self._folder).begun:
+        if self._kills == 1 and Left(self._folder).begun:
             send(self._program, self._id, self._folder, signal.SIGKILL)
         else:
             self._program.call("scancel", self._id)
@@ -92,7 +92,7 @@ class SlurmRun(FollowedJob):
         pause, interval, asked, late = _PAUSE[0], _ASK[0], 0.0, 0.0
         while True:
             moved = step()
-            left = read_exit_files(self._folder)
+            left = Left(self._folder)
             if left.end is not None:
                 _attend(self._folder)
             if left.end is not None or monotonic() - asked >= interval or self._wake.is_set():
@@ -114,9 +114,12 @@ class SlurmRun(FollowedJob):
                     return done
                 if job is not None and job.never_begins:
                     self._program.call("scancel", self._id)
-                    reason = f"Slurm can't run it: {job.why_never}"
                     return Ended(
-                        exit_code=CANNOT_LAUNCH, launched=False, reason=reason, cause=EndCause.UNSCHEDULABLE
+                        exit_code=CANNOT_LAUNCH,
+                        launched=False,
+                        reason=f"Slurm can't run it: {job.reason}",
+                        hint="sinfo --Format=partition,time shows what --time and stage_time may be together",
+                        cause=EndCause.UNSCHEDULABLE,
                     )
             if left.begun:
                 self.send_again()
@@ -186,7 +189,7 @@ def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> AbstractConte
             while not stop.is_set() and not over:
                 job, answer = program.find(job_id(ref), fresh=_ASK[1] / 3)
                 over = not follow or (
-                    answer.problem is None and ended(job, read_exit_files(job_folder(ref))) is not None
+                    answer.problem is None and ended(job, Left(job_folder(ref))) is not None
                 )
                 for each in streams:
                     each.step(last=over)
@@ -207,7 +210,7 @@ def send(program: SlurmProgram, number: str, folder: Path, which: int) -> bool:
 
     False if it has to be sent again once the commands have begun.
     """
-    if read_exit_files(folder).begun:
+    if Left(folder).begun:
         name = signal.Signals(which).name.removeprefix("SIG")
         return program.call("scancel", f"--signal={name}", number).problem is None
     if which not in (*ENDING, signal.SIGKILL):

@@ -35,7 +35,7 @@ class TestProcess(EngineConformance):
 
     def sampled(self, running: Running) -> int:
         attached = running.handle._attached
-        return attached._memory._peak or 0 if isinstance(attached, _ProcessRun) else 0
+        return attached._memory.peak_memory_bytes or 0 if isinstance(attached, _ProcessRun) else 0
 
     def test_what_is_planned_is_what_is_run(self, bench: Bench) -> None:
         job = bench.job("cat", "/proc/self/cmdline")

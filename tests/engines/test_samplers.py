@@ -9,9 +9,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from dsv.run.engines.containers.container import CgroupSampler
-from dsv.run.engines.machine import GpuWatch, Machine
-from dsv.run.engines.process import SessionMemory
+from dsv.run.engines.machine import Cgroup, GpuWatch, Machine, UsageSampler, session_memory
 from dsv.run.record import GpuUse
 from tests.waiting import until
 
@@ -44,7 +42,7 @@ def test_control_groups(tmp_path: Path, lines: str, files: dict[str, str]) -> No
     _tree(tmp_path / "fs", files)
     _tree(tmp_path / "proc", {"77/cgroup": lines})
     pids = iter([None, None, 77])
-    sampler = CgroupSampler(lambda: next(pids), tmp_path / "fs", tmp_path / "proc")
+    sampler = UsageSampler(Cgroup(lambda: next(pids), tmp_path / "fs", tmp_path / "proc").read)
     sampler.start()
     until(lambda: sampler.cpu_seconds is not None, "a sample")
     sampler.stop()
@@ -54,7 +52,7 @@ def test_control_groups(tmp_path: Path, lines: str, files: dict[str, str]) -> No
 def test_a_group_that_is_the_whole_machine_tells_nothing(tmp_path: Path) -> None:
     _tree(tmp_path / "fs", {"memory.stat": "anon 1000\n", "cpu.stat": "usage_usec 5\n"})
     _tree(tmp_path / "proc", {"77/cgroup": "0::/\n"})
-    sampler = CgroupSampler(lambda: 77, tmp_path / "fs", tmp_path / "proc")
+    sampler = UsageSampler(Cgroup(lambda: 77, tmp_path / "fs", tmp_path / "proc").read)
     sampler.start()
     sampler.stop()
     assert (sampler.peak_memory_bytes, sampler.cpu_seconds) == (None, None)
@@ -63,7 +61,7 @@ def test_a_group_that_is_the_whole_machine_tells_nothing(tmp_path: Path) -> None
 def test_a_group_that_is_the_callers_own_tells_nothing(tmp_path: Path) -> None:
     _tree(tmp_path / "fs", {"user.slice/memory.stat": "anon 1000\n", "user.slice/cpu.stat": "usage_usec 5\n"})
     _tree(tmp_path / "proc", {"77/cgroup": "0::/user.slice\n", "self/cgroup": "0::/user.slice\n"})
-    sampler = CgroupSampler(lambda: 77, tmp_path / "fs", tmp_path / "proc")
+    sampler = UsageSampler(Cgroup(lambda: 77, tmp_path / "fs", tmp_path / "proc").read)
     sampler.start()
     sampler.stop()
     assert (sampler.peak_memory_bytes, sampler.cpu_seconds) == (None, None)
@@ -75,11 +73,12 @@ def test_the_memory_of_a_session_is_of_all_its_processes() -> None:
         ["python3", "-c", script], start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert child.stdout is not None
-    memory = SessionMemory(child.pid)
+    memory = UsageSampler(lambda: (session_memory(child.pid), None))
     memory.start()
     assert child.stdout.read(1) + child.stdout.read(1) == b".."
-    until(lambda: (memory._peak or 0) > 80_000_000, "a sample of both")
-    peak = memory.stop()
+    until(lambda: (memory.peak_memory_bytes or 0) > 80_000_000, "a sample of both")
+    memory.stop()
+    peak = memory.peak_memory_bytes
     child.communicate()
     assert peak is not None and 80_000_000 < peak < 200_000_000
 

@@ -1,15 +1,15 @@
-"""This machine and the caller: its CPUs, memory and GPUs, what of them a job gets, and how much of the GPUs it uses."""
+"""This machine and the caller: its CPUs, memory and GPUs, what of them a job gets, and how much it uses."""
 
 from __future__ import annotations
 
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from dsv.errors import LaunchError, UsageError
 from dsv.fs.process import user_name
@@ -332,3 +332,132 @@ class GpuWatch:
                 one.utilization += gpu.utilization
                 one.peak = max(one.peak, gpu.memory_bytes)
         return self._interval if taken else NEVER
+
+
+SAMPLED_EVERY: Final = 0.5
+Sample: TypeAlias = tuple[int | None, float | None]
+"""The bytes of memory and the seconds of processor time that a job uses; None for what is not known."""
+
+
+class UsageSampler:
+    """Samples what a job uses, twice a second and more often at first. What is known in the end stays readable."""
+
+    def __init__(
+        self,
+        read: Callable[[], Sample | None],
+        *,
+        limit: int | None = None,
+        exceeded: Callable[[], None] = lambda: None,
+    ) -> None:
+        """read: returns None while the job has not begun. exceeded: called for each sample above the limit, in bytes
+        of memory."""
+        self.peak_memory_bytes: int | None = None
+        self.cpu_seconds: float | None = None
+        self.was_exceeded = False
+        self._read = read
+        self._limit = limit
+        self._exceeded = exceeded
+        self._wait = 0.02
+        self._sampling = Periodic("dsv-usage", self._sample)
+        self.start = self._sampling.start
+        self.stop = self._sampling.stop
+
+    def _sample(self) -> float:
+        found = self._read()
+        memory, seconds = found or (None, None)
+        if memory:
+            self.peak_memory_bytes = max(memory, self.peak_memory_bytes or 0)
+        if seconds is not None:
+            self.cpu_seconds = max(seconds, self.cpu_seconds or 0.0)
+        if self._limit is not None and (memory or 0) > self._limit:
+            self.was_exceeded = True
+            self._exceeded()
+        self._wait = min(2 * self._wait, 4 * SAMPLED_EVERY if found is None else SAMPLED_EVERY)
+        return self._wait
+
+
+def session_memory(session: int, proc: Path = Path("/proc")) -> int:
+    """Return the bytes that a session's processes use: the private memory of all, and the largest shared memory of
+    one."""
+    private, shared = 0, 0
+    with suppress(OSError):
+        for folder in proc.iterdir():
+            if folder.name.isdecimal() and _session_of(folder) == str(session):
+                figures = _figures(folder / "status")
+                private += figures.get("RssAnon", 0) * 1024
+                shared = max(shared, figures.get("RssShmem", 0) * 1024)
+    return private + shared
+
+
+def _session_of(process: Path) -> str | None:
+    with suppress(OSError, IndexError):
+        return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()[3]
+    return None
+
+
+class Cgroup:
+    """The control group of a container, in version 1 or 2. `find_pid` returns the container's first process; None until
+    it has started."""
+
+    def __init__(
+        self,
+        find_pid: Callable[[], int | None],
+        root: Path = Path("/sys/fs/cgroup"),
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._find_pid = find_pid
+        self._root = root
+        self._proc = proc
+        self._folders: list[Path] | None = None
+
+    def read(self) -> Sample | None:
+        if self._folders is None:
+            pid = self._find_pid()
+            if pid is None:
+                return None
+            self._folders = self._find_folders(pid)
+        memory = (found for each in self._folders if (found := _memory_of(each)) is not None)
+        seconds = (used for each in self._folders if (used := _cpu_of(each)) is not None)
+        return next(memory, None), next(seconds, None)
+
+    def _find_folders(self, pid: int) -> list[Path]:
+        """Return the folders that may hold the figures, the best first."""
+        own = self._lines("self")
+        found: list[Path] = []
+        for line in self._lines(str(pid)):
+            _, controllers, path = line.split(":", 2)
+            # A rootless engine that can't create groups leaves the container in the caller's, and the root group has
+            # the figures of the whole machine.
+            if line not in own and (below := path.strip("/")):
+                found += [self._root / each / below for each in (controllers, *controllers.split(","))]
+        return found
+
+    def _lines(self, process: str) -> list[str]:
+        try:
+            return (self._proc / process / "cgroup").read_text().splitlines()
+        except OSError:
+            return []
+
+
+def _memory_of(folder: Path) -> int | None:
+    figures = _figures(folder / "memory.stat")
+    names = ("total_rss", "total_shmem") if "total_rss" in figures else ("anon", "shmem")
+    return sum(figures.get(name, 0) for name in names) if names[0] in figures else None
+
+
+def _cpu_of(folder: Path) -> float | None:
+    micros = _figures(folder / "cpu.stat").get("usage_usec")
+    if micros is not None:
+        return micros / 1e6
+    with suppress(OSError, ValueError):
+        return int((folder / "cpuacct.usage").read_text()) / 1e9
+    return None
+
+
+def _figures(path: Path) -> dict[str, int]:
+    """Return the figures of a file that has a name and a number on each line."""
+    try:
+        lines = [line.split() for line in path.read_text(errors="replace").splitlines()]
+    except OSError:
+        return {}
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}

@@ -16,7 +16,6 @@ from typing import ClassVar, Final
 from dsv.errors import LaunchError, UsageError
 from dsv.fs.process import Fate, Watched, why_not_started
 from dsv.fs.process import Process as Known
-from dsv.periodic import Periodic
 from dsv.run.engines.base import (
     CANNOT_LAUNCH,
     NO_OPTIONS,
@@ -34,9 +33,11 @@ from dsv.run.engines.base import (
 )
 from dsv.run.engines.machine import (
     Machine,
+    UsageSampler,
     check_machine,
     choose_cpus,
     pick,
+    session_memory,
 )
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import COMMAND, Guard, end_groups, marked, processes_of
@@ -44,84 +45,6 @@ from dsv.run.record import EndCause, JobRef, RunState, Usage
 from dsv.run.resources import ALL_GPUS
 from dsv.values.json import Json
 from dsv.values.units import format_bytes
-
-INTERVAL: Final = 0.5
-
-
-class SessionMemory:
-    """Samples the memory of a session's processes twice a second, more often at first.
-
-    `exceeded` is called for each sample above the limit.
-    """
-
-    def __init__(
-        self,
-        session: int,
-        proc: Path = Path("/proc"),
-        *,
-        limit: int | None = None,
-        exceeded: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.was_exceeded = False
-        self._limit = limit
-        self._exceeded = exceeded
-        self._session = str(session)
-        self._proc = proc
-        self._peak: int | None = None
-        self._wait = 0.02
-        self._sampling = Periodic("dsv-memory", self._run, first=self._wait)
-
-    def start(self) -> None:
-        self._sampling.start()
-
-    def stop(self) -> int | None:
-        """Return the peak in bytes: the private memory of all processes and the largest shared memory of one."""
-        self._sampling.stop()
-        return self._peak
-
-    def _run(self) -> float:
-        used = self._sample()
-        if used:
-            self._peak = max(used, self._peak or 0)
-        if self._limit is not None and used > self._limit:
-            self.was_exceeded = True
-            self._exceeded()
-        self._wait = min(2 * self._wait, INTERVAL)
-        return self._wait
-
-    def _sample(self) -> int:
-        private, shared = 0, 0
-        for folder in self._processes():
-            figures = _status(folder)
-            private += figures.get("RssAnon", 0)
-            shared = max(shared, figures.get("RssShmem", 0))
-        return private + shared
-
-    def _processes(self) -> list[Path]:
-        try:
-            return [
-                folder for folder in self._proc.iterdir() if folder.name.isdecimal() and self._ours(folder)
-            ]
-        except OSError:
-            return []
-
-    def _ours(self, folder: Path) -> bool:
-        try:
-            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            return False
-        return len(fields) > 3 and fields[3] == self._session
-
-
-def _status(folder: Path) -> dict[str, int]:
-    """Return the figures of a process's status that are given in kB, in bytes."""
-    try:
-        lines = (folder / "status").read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in lines if line.endswith(" kB"))
-    return {name: int(rest.split()[0]) * 1024 for name, _, rest in pairs}
-
 
 _DYING: Final = 10.0
 """Seconds that killed processes get to be gone: one that waits for a file server dies when that answers."""
@@ -291,7 +214,11 @@ class _ProcessRun:
         output.attach(self._process.stdout, self._process.stderr)
         self._before = _cpu_seconds(self._process.pid)
         self._problem = _give(held, environ)
-        self._memory = SessionMemory(self._process.pid, limit=held.plan.memory_bytes, exceeded=self.kill)
+        self._memory = UsageSampler(
+            lambda: (session_memory(held.process.pid), None),
+            limit=held.plan.memory_bytes,
+            exceeded=self.kill,
+        )
         self._memory.start()
         Thread(target=self._watch, name="dsv-process", daemon=True).start()
 
@@ -324,11 +251,14 @@ class _ProcessRun:
                 self._gone = True
         finally:
             self._gone = True  # where it was reaped by another, its number may be anybody's
-            memory = self._memory.stop()
+            self._memory.stop()
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code  # else Popen would look for the child once more
         seconds = max(rusage.ru_utime + rusage.ru_stime - self._before, 0.0)
-        exit_code, usage = code if code >= 0 else 128 - code, Usage(memory, round(seconds, 3))
+        exit_code, usage = (
+            code if code >= 0 else 128 - code,
+            Usage(self._memory.peak_memory_bytes, round(seconds, 3)),
+        )
         if self._memory.was_exceeded:
             reason = f"it used more than {format_bytes(self._held.plan.memory_bytes or 0)} of memory"
             cause = EndCause.OUT_OF_MEMORY

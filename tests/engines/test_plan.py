@@ -50,7 +50,7 @@ def words(engine: ContainerEngine, job: Job, given: Facts) -> str:
 
 def test_docker_as_a_root_daemon() -> None:
     user = "--user 1000:1001 --group-add 44 --group-add 2000"
-    assert words(Docker({}), JOB, facts()) == f"docker run {BEGIN} {user} {MOUNTS} --gpus 2 {END}"
+    assert words(Docker({}), JOB, facts()) == f'docker run {BEGIN} {user} {MOUNTS} --gpus "device=0,1" {END}'
 
 
 def test_limits_are_options_of_the_engine() -> None:
@@ -71,7 +71,7 @@ def test_gpus_of_a_type_are_named() -> None:
     assert '--gpus "device=GPU-a,GPU-b"' in words(Docker({}), job, here)
     assert "--device nvidia.com/gpu=1 --device nvidia.com/gpu=2" in words(Podman({}), job, here)
     given = facts(replace(ADA, models=models, visible_gpus=("0", "GPU-b")))
-    with pytest.raises(LaunchError, match="there are 1 here"):
+    with pytest.raises(LaunchError, match="there are 1 for this job"):
         words(Docker({}), job, given)
 
 
@@ -83,7 +83,7 @@ def test_what_the_driver_says_of_a_gpu() -> None:
 def test_docker_rootless() -> None:
     assert (
         words(Docker({}), JOB, facts(rootless=True))
-        == f"docker run {BEGIN} --user 0:0 {MOUNTS} --gpus 2 {END}"
+        == f'docker run {BEGIN} --user 0:0 {MOUNTS} --gpus "device=0,1" {END}'
     )
 
 
@@ -131,7 +131,7 @@ def test_gpus_are_those_that_the_caller_was_given(
 @pytest.mark.parametrize(("wanted", "granted"), [(3, ("0", "1")), (1, ()), (ALL_GPUS, ())])
 def test_more_gpus_than_granted(wanted: int, granted: tuple[str, ...]) -> None:
     for engine in (Docker({}), Podman({})):
-        with pytest.raises(LaunchError, match="grants"):
+        with pytest.raises(LaunchError, match="for this job"):
             engine.plan(replace(JOB, gpus=wanted), facts(replace(ADA, visible_gpus=granted)))
 
 

@@ -172,7 +172,9 @@ def test_gpus_of_a_type_are_those_of_that_type(shop: Shop, monkeypatch: pytest.M
     monkeypatch.setattr(Machine, "read", classmethod(lambda cls, environ: machine))
     shop.run("sh", "-c", "echo $CUDA_VISIBLE_DEVICES", gpus=2, gpu_type="a100")
     assert shop.stdout == "GPU-a,GPU-b\n"
-    with pytest.raises(LaunchError, match="3 GPUs of the type A100 were asked for, and there are 2 here"):
+    with pytest.raises(
+        LaunchError, match="3 GPUs of the type A100 were asked for, and there are 2 for this job"
+    ):
         shop.run("true", gpus=3, gpu_type="A100")
 
 

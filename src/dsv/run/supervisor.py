@@ -33,7 +33,7 @@ from dsv.run.dirs import (
 from dsv.run.engine_list import choose
 from dsv.run.engines.attach import Foreground, Signals, spared, supervise
 from dsv.run.engines.base import CANNOT_LAUNCH, NO_OPTIONS, Ended, Engine, Plan, check_given
-from dsv.run.engines.machine import GpuWatch, names_of, with_free_gpus
+from dsv.run.engines.machine import GpuWatch, choose_gpus, with_free_gpus
 from dsv.run.engines.output import KeptLog, LiveLog, LogKeeper, Output
 from dsv.run.engines.reaper import GRACE
 from dsv.run.node_order import NO_ACCESS
@@ -470,7 +470,9 @@ class Attempts:
         self._began = None
         self.records.announce(self.record)
         if spec.gpus is not None and not engine.queues:
-            self._gpu_watch = GpuWatch(names_of(spec.gpus, self.launch.chosen.facts.machine, spec.gpu_type))
+            self._gpu_watch = GpuWatch(
+                choose_gpus(spec.gpus, self.launch.chosen.facts.machine, spec.gpu_type)
+            )
             self._gpu_watch.start()
         said = False
 

@@ -244,55 +244,34 @@ def choose_cpus(wanted: float, machine: Machine, run: str) -> tuple[int, ...]:
 INTERVAL: Final = 10.0
 
 
-def pick(
+def choose_gpus(
     wanted: int, machine: Machine, gpu_type: str | None = None, *, by_index: bool = False
 ) -> tuple[str, ...] | None:
-    """Return the indices or UUIDs of the GPUs that a job gets: the first `wanted` of those that the caller was given.
+    """Return the indices or UUIDs of a job's GPUs: the first of those that the caller was given, or of this type.
 
-    gpu_type: only of this type, and then by their UUIDs unless `by_index`. None if the caller may use all GPUs, so
-    that the engine can choose. Raises `LaunchError` if there are too few.
+    None for all of the machine's, however many those are. by_index: no UUIDs of GPUs of a type. Raise `LaunchError` if
+    the caller has too few.
     """
     if gpu_type is not None:
-        return _of_type(wanted, machine, gpu_type, by_index=by_index)
-    if machine.visible_gpus is None:
-        return None
-    granted = len(machine.visible_gpus)
-    count = max(granted, 1) if wanted == ALL_GPUS else wanted
-    if count > granted:
-        raise LaunchError(
-            f"{_said(wanted)} GPUs were asked for, and CUDA_VISIBLE_DEVICES grants {granted}",
-            subject="CUDA_VISIBLE_DEVICES",
-            hint="ask for fewer with --gpus, or have more allocated",
-        )
-    return machine.visible_gpus[:count]
+        here = [each for each in machine.models if each.is_among(machine.visible_gpus)]
+        fitting = [each for each in here if is_type(each.name, gpu_type)]
+        names = tuple(str(each.index) if by_index or not each.uuid else each.uuid for each in fitting)
+        of_type, hint = f" of the type {gpu_type}", "nvidia-smi -L lists the GPUs and what they are called"
+    elif machine.visible_gpus is not None:
+        names, of_type = machine.visible_gpus, ""
+        hint = "ask for fewer with --gpus, or have more allocated, as CUDA_VISIBLE_DEVICES says"
+    else:
+        return None if wanted == ALL_GPUS else tuple(str(index) for index in range(wanted))
+    count = max(len(names), 1) if wanted == ALL_GPUS else wanted
+    if count > len(names):
+        raise too_few_gpus(wanted, of_type, len(names), hint)
+    return names[:count]
 
 
-def names_of(wanted: int, machine: Machine, gpu_type: str | None = None) -> tuple[str, ...] | None:
-    """Return the indices or UUIDs of a job's GPUs; None for all of the machine's. Raises what `pick` raises."""
-    names = pick(wanted, machine, gpu_type, by_index=True)
-    if names is None and wanted != ALL_GPUS:
-        return tuple(str(index) for index in range(wanted))
-    return names
-
-
-def _of_type(wanted: int, machine: Machine, gpu_type: str, *, by_index: bool) -> tuple[str, ...]:
-    fitting = [
-        each
-        for each in machine.models
-        if each.is_among(machine.visible_gpus) and is_type(each.name, gpu_type)
-    ]
-    count = max(len(fitting), 1) if wanted == ALL_GPUS else wanted
-    if count > len(fitting):
-        raise LaunchError(
-            f"{_said(wanted)} GPUs of the type {gpu_type} were asked for, and there are {len(fitting)} here",
-            subject=gpu_type,
-            hint="nvidia-smi -L lists the GPUs and what they are called",
-        )
-    return tuple(str(each.index) if by_index or not each.uuid else each.uuid for each in fitting[:count])
-
-
-def _said(wanted: int) -> str:
-    return "all" if wanted == ALL_GPUS else str(wanted)
+def too_few_gpus(wanted: int, of_type: str, found: int, hint: str) -> LaunchError:
+    asked = "all" if wanted == ALL_GPUS else str(wanted)
+    said = f"{asked} GPUs{of_type} were asked for, and there are {found} for this job"
+    return LaunchError(said, subject="--gpus", hint=hint)
 
 
 @dataclass(slots=True)

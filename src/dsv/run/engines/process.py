@@ -36,13 +36,13 @@ from dsv.run.engines.machine import (
     UsageSampler,
     check_machine,
     choose_cpus,
-    pick,
+    choose_gpus,
     session_memory,
+    too_few_gpus,
 )
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import COMMAND, Guard, end_groups, marked, processes_of
 from dsv.run.record import EndCause, JobRef, RunState, Usage
-from dsv.run.resources import ALL_GPUS
 from dsv.values.json import Json
 from dsv.values.units import format_bytes
 
@@ -185,16 +185,13 @@ class Process(LocalEngine):
 
     def _visible(self, wanted: int, gpu_type: str | None, machine: Machine) -> str:
         """Choose GPUs for the job: of those that the caller was given, or of all. Raise `LaunchError`."""
-        names = pick(wanted, machine, gpu_type)
+        here = machine.gpus or 0
+        names = choose_gpus(wanted, machine, gpu_type)
         if names is None:
-            here = machine.gpus or 0
-            count = here if wanted == ALL_GPUS else wanted
-            if count > here or count == 0:
-                raise LaunchError(
-                    f"{'all' if wanted == ALL_GPUS else wanted} GPUs were asked for, and this machine has {here}",
-                    hint=self.gpu_hint,
-                )
-            names = tuple(str(index) for index in range(count))
+            names = tuple(str(index) for index in range(here))
+        is_counted = machine.visible_gpus is None and gpu_type is None
+        if is_counted and (not names or len(names) > here):
+            raise too_few_gpus(wanted, "", here, self.gpu_hint)
         return ",".join(names)
 
 

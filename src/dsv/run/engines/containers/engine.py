@@ -42,13 +42,11 @@ from dsv.run.engines.containers.container import (
 from dsv.run.engines.machine import (
     Machine,
     check_machine,
-    names_of,
-    pick,
+    choose_gpus,
 )
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import Guard
 from dsv.run.record import JobRef, RunState
-from dsv.run.resources import ALL_GPUS
 from dsv.values.json import Json
 
 PROBE_SECONDS = 5.0
@@ -284,9 +282,9 @@ class Docker(ContainerEngine):
         return options
 
     def gpu_options(self, wanted: int, gpu_type: str | None, facts: Facts) -> list[str]:
-        names = pick(wanted, facts.machine, gpu_type)
+        names = choose_gpus(wanted, facts.machine, gpu_type)
         if names is None:
-            return ["--gpus", "all" if wanted == ALL_GPUS else str(wanted)]
+            return ["--gpus", "all"]
         return ["--gpus", f'"device={",".join(names)}"']  # the value is CSV: the quotes are docker's
 
     def read_image(self, image: dict[str, Any]) -> ImageIdentity:
@@ -339,7 +337,7 @@ class Podman(ContainerEngine):
 
     def gpu_options(self, wanted: int, gpu_type: str | None, facts: Facts) -> list[str]:
         """By the names of the Container Device Interface; GPUs are numbered from 0 there."""
-        names = names_of(wanted, facts.machine, gpu_type) or ("all",)
+        names = choose_gpus(wanted, facts.machine, gpu_type, by_index=True) or ("all",)
         return [word for name in names for word in ("--device", f"nvidia.com/gpu={name}")]
 
     def read_image(self, image: dict[str, Any]) -> ImageIdentity:

@@ -308,16 +308,15 @@ def test_no_signal_comes_after_the_one_that_kills() -> None:
 
 def test_lines_of_one_time_are_read_once_each() -> None:
     written: list[bytes] = []
-    log = PodLog.__new__(PodLog)
-    log._last, log._same, log._write = b"", 0, written.append
-    lines = [b"01 a", b"02 b", b"02 c", b"02 d", b"03 e"]
-    log._take(lines[:2], (log._last, log._same))
-    log._take(lines[2:3], (b"", 0))
-    for _ in range(2):  # the connection breaks, and it is read again from that time on
-        known = (log._last, log._same)
-        for each in lines[1:4]:
-            known = log._take([each], known)
-    log._take(lines[1:], (log._last, log._same))
+    lines = [
+        b"2026-01-01T00:00:0%d %s\n" % each
+        for each in ((1, b"a"), (2, b"b"), (2, b"c"), (2, b"d"), (3, b"e"))
+    ]
+    # the connection breaks, and it is read again from that time on
+    bodies = [b"".join(lines[:2]), b"".join(lines[1:3]), *[b"".join(lines[1:4])] * 2, b"".join(lines[1:])]
+    log = PodLog(Answers(*bodies), "/log", written.append, lambda: None)  # type: ignore[arg-type]
+    for _ in bodies:
+        assert log._read(follow=True)
     assert b"".join(written) == b"a\nb\nc\nd\ne\n"
 
 

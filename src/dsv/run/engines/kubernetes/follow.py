@@ -184,6 +184,7 @@ class PodLog(Thread):
         self._moved = moved
         self._last = b""
         self._same = 0  # how many of the last lines that were read have that timestamp
+        self._before, self._skip = b"", 0  # both, when the log was asked for: up to there it was read before
         self.complete = Event()
         """The pod writes nothing more."""
 
@@ -209,42 +210,35 @@ class PodLog(Thread):
             query["follow"] = "true"
         if self._last:
             query["sinceTime"] = self._last.decode("ascii", "replace")
+        self._before, self._skip = self._last, self._same
         try:
             with self._api.stream(self._path, **query) as answer:
                 rest, whole = b"", True
-                known = (self._last, self._same)
                 for data in answer.iter_bytes():
                     *lines, rest = (rest + data).split(b"\n")
-                    own = [each for each in lines if _TIME.match(each)]
-                    whole = whole and len(own) == len(lines)
-                    known = self._take(own, known)
-                if rest and _TIME.match(rest):
-                    self._take([rest], known)
-                return whole and (not rest or _TIME.match(rest) is not None)
+                    whole = self._take(lines) and whole
+                return self._take([rest] if rest else []) and whole
         except Refusal as refusal:
             return not refusal.is_away
 
-    def _take(self, lines: list[bytes], known: tuple[bytes, int]) -> tuple[bytes, int]:
-        """Write the lines that are new, and return what is known after them.
+    def _take(self, lines: list[bytes]) -> bool:
+        """Write the lines that were not read before. Return False if some are of the kubelet.
 
-        known: the timestamp up to which lines were already read, and how many lines of exactly that time; an empty
-        timestamp once those have passed. Several lines may have one timestamp, as the clock of a virtual machine may
-        stand still for a moment.
+        Several lines may have one timestamp, as the clock of a virtual machine may stand still for a moment.
         """
-        last, same = known
-        new = []
-        for line in lines:
+        new, own = [], [each for each in lines if _TIME.match(each)]
+        for line in own:
             time, _, text = line.partition(b" ")
-            if last and (time < last or (time == last and same > 0)):
-                same -= time == last
+            if self._before and (time < self._before or (time == self._before and self._skip > 0)):
+                self._skip -= time == self._before
                 continue
-            last = b""
+            self._before = b""  # from here on all is new, also if the clock was set back
             new.append(text + b"\n")
             self._same = self._same + 1 if time == self._last else 1
             self._last = time
         if new:
             self._write(b"".join(new))
-        return last, same
+        return len(own) == len(lines)
 
 
 class JobLogs:

@@ -76,11 +76,6 @@ _SURELY_NOT: Final = re.compile(
 _NO_START: Final = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
 _UNKNOWN: Final = "ContainerStatusUnknown"
 """The kubelet's word for a container that was missing when its pod ended, and for one that never existed."""
-_HINTS: Final = {
-    EndCause.IMAGE_NOT_PULLED: "--image names another one; dsv config pools.NAME.kubernetes.image_pull_secrets "
-    """'["SECRET"]' gives the credentials of its registry""",
-    EndCause.UNSCHEDULABLE: "kubectl describe nodes shows what nodes have, their labels and their taints",
-}
 _NO_CLAIM: Final = re.compile(r'persistentvolumeclaim "[^"]*" (?:not found|is being deleted)')
 CUT_SHORT: Final[dict[EndCause | None, int]] = {
     EndCause.TIME_LIMIT: TIMED_OUT,
@@ -121,8 +116,10 @@ class Obstacle:
     lacks_room: bool = False
 
     @property
-    def hint(self) -> str | None:
-        return _HINTS.get(self.cause)
+    def hint(self) -> str:
+        if self.cause is EndCause.IMAGE_NOT_PULLED:
+            return "--image names another one; kubernetes.image_pull_secrets of the pool, the credentials of a registry"
+        return "kubectl describe nodes shows what nodes have, their labels and their taints"
 
 
 class Pod:

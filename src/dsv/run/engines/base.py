@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from threading import Event
+from time import monotonic, sleep
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
@@ -51,6 +52,7 @@ CANNOT_INVOKE: Final = 126
 NOT_FOUND: Final = 127
 OUT: Final = "/dsv/out"
 """The output folder of a job whose engine shares no folders with this machine, and whose pool names none."""
+_PAUSE: Final = 0.2
 NO_OPTIONS: Final[Mapping[str, Json]] = MappingProxyType({})
 
 
@@ -275,6 +277,16 @@ class JobStatus:
     @property
     def lives(self) -> bool:
         return not self.state.is_terminal
+
+
+def until_over(ask: Callable[[], JobStatus | None], seconds: float) -> JobStatus | None:
+    """Ask for the state of a job until it is over, and return that. None if it is not over after so many seconds."""
+    deadline = monotonic() + seconds
+    while (now := ask()) is None or now.lives:
+        if monotonic() >= deadline:
+            return None
+        sleep(_PAUSE)
+    return now
 
 
 @dataclass(frozen=True, slots=True)

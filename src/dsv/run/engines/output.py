@@ -398,40 +398,26 @@ class Rejoin:
         self.fits = True
         """False if the log's beginning was discarded or its bytes were replaced; then nothing of it is used."""
         self._skip = count - len(tail)
-        self._tail = tail
-        self._compared = b""
+        self._seen = tail
+        self._log = b""
         self._found = False
 
     def take(self, data: bytes) -> bytes:
         """Return the new part of the next bytes of the log."""
         if self._found:
             return data
-        if not self.fits:
-            return b""
         skipped = min(self._skip, len(data))
         self._skip -= skipped
-        self._compared += data[skipped:]
-        return self._compare()
-
-    def _compare(self) -> bytes:
-        seen, log = self._tail, self._compared
-        length = min(len(seen), len(log))
-        same = length if seen[:length] == log[:length] else _common(seen, log)
-        if same == len(log) and same < len(seen):
+        self._log += data[skipped:]
+        if not self.fits or (len(self._log) < len(self._seen) and self._seen.startswith(self._log)):
             return b""  # more of the log has to come
-        if same < len(seen):
-            starts = [each.start() for each in _CLIENTS_WORDS.finditer(seen) if each.start() <= same]
-            if not starts:
-                self.fits = False
-                return b""
-            same = starts[-1]
-        self._found = True
-        return log[same:]
-
-
-def _common(one: bytes, other: bytes) -> int:
-    """Return the length of the common prefix of two strings."""
-    return next(index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+        ends = [each.start() for each in _CLIENTS_WORDS.finditer(self._seen)]
+        for end in (len(self._seen), *reversed(ends)):
+            if len(self._log) >= end and self._log.startswith(self._seen[:end]):
+                self._found = True
+                return self._log[end:]
+        self.fits = False
+        return b""
 
 
 PART_SIZE: Final = 16 << 20

@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from threading import Lock
-from time import monotonic, sleep, time
+from time import monotonic, time
 from typing import Any, Final
 
 from dsv.run.engines.attach import asked_by
-from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus
+from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus, until_over
 from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.capacity import (
     has_room,
@@ -243,7 +243,6 @@ def _usage(pods: Sequence[Pod]) -> Usage | None:
 _ID: Final = re.compile(r"([a-z0-9][a-z0-9.-]*)/([a-z0-9][a-z0-9.-]*)/([0-9a-f-]{8,64})", re.ASCII)
 _DEAD: Final = GRACE_SECONDS + 15.0
 """Seconds after which a terminating pod on an unreachable machine is marked as failed."""
-_PAUSE: Final = 0.3
 _SILENT: Final = 12.0
 """Seconds for which a machine may say nothing of a pod that it is to start."""
 _SIGNALS: Final = 8
@@ -450,22 +449,21 @@ class KubernetesJob:
 
         withdraw: delete it unless the command has begun, which is then `NOT_LAUNCHED`.
         """
-        deadline = monotonic() + seconds
-        while True:
-            with suppress(Refusal):
-                facts = self.look()
-                if facts is None:
-                    return JobStatus(RunState.CUT_OFF)
-                if withdraw and not facts.begun:
-                    if self.withdraw_step(facts):
-                        return JobStatus(RunState.NOT_LAUNCHED)
-                elif not (now := status(facts)).lives:
-                    if withdraw and facts.suspended:
-                        self.delete()
-                    return now
-            if monotonic() >= deadline:
-                return None
-            sleep(_PAUSE)
+        return until_over(lambda: self._state(withdraw), seconds)
+
+    def _state(self, withdraw: bool) -> JobStatus | None:
+        try:
+            facts = self.look()
+        except Refusal:
+            return None
+        if facts is None:
+            return JobStatus(RunState.CUT_OFF)
+        if withdraw and not facts.begun:
+            return JobStatus(RunState.NOT_LAUNCHED) if self.withdraw_step(facts) else None
+        now = status(facts)
+        if withdraw and facts.suspended and not now.lives:
+            self.delete()
+        return now
 
     def fail_lost_pods(self) -> str | None:
         """Mark terminating pods on unreachable machines as failed. Return the refusal of the cluster, if any.

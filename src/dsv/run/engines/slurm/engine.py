@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from time import monotonic, sleep
 from typing import ClassVar, Final
 
 from dsv.errors import LaunchError, Unreachable
@@ -26,6 +25,7 @@ from dsv.run.engines.base import (
     Plan,
     PrivateFile,
     check_given,
+    until_over,
 )
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
@@ -116,7 +116,6 @@ def _number(fields: dict[str, str], name: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-_PAUSE: Final = 0.1
 _DYING: Final = 60.0
 """Seconds for Slurm to end a job that it was told to cancel: it has a KillWait of its own, of 30 in most places."""
 
@@ -300,14 +299,12 @@ class Slurm(Engine):
 
     def _end(self, ref: JobRef, seconds: float) -> JobStatus | None:
         """Wait for the job's end for this time; None if it has not ended."""
-        deadline = monotonic() + seconds
-        while monotonic() < deadline:
+
+        def now() -> JobStatus | None:
             self._program.forget()
-            now = self._over(ref) or self.status(ref)
-            if now is not None and not now.lives:
-                return now
-            sleep(_PAUSE)
-        return None
+            return self._over(ref) or self.status(ref)
+
+        return until_over(now, seconds)
 
     def _over(self, ref: JobRef) -> JobStatus | None:
         """Return the end of a job whose commands are over, as it left it: its last step may still send the record,

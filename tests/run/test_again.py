@@ -69,11 +69,11 @@ def test_code_that_is_not_what_it_was_is_said(shop: Shop) -> None:
     clean = shop.run("true", code=code).record
     assert shop.again(clean).cannot == ()
     (code / "a").write_text("changed")
-    assert "has changes" in shop.again(clean).cannot[0]
+    assert "with changes" in shop.again(clean).cannot[0]
     dirty = shop.run("true", code=code).record
-    assert "had changes" in shop.again(dirty).cannot[0]
+    assert "with changes" in shop.again(dirty).cannot[0]
     git("commit", "-qam", "two")
-    assert "is at" in shop.again(clean).cannot[0]
+    assert "and is at" in shop.again(clean).cannot[0]
     assert "not here" in shop.again(replace(clean, code=replace(clean.code, path="/gone"))).cannot[0]  # type: ignore[type-var]
 
 

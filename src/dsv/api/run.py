@@ -173,10 +173,9 @@ class _Staging:
                 self._context, lambda: targets.repository, dataset, folder, run, self._opened
             )
         try:
-            runs = RunStore(targets.repository.store)
-            for stored in runs.listing(dataset, run):
-                if (output := runs.read(stored).output) is not None:
-                    return output
+            found = RunStore(targets.repository.store).newest(dataset, run)
+            if found is not None and found.output is not None:
+                return found.output
         except DsvError as error:
             return RunOutput(error=error.message)
         return RunOutput(error="the machine of the job could not send it")
@@ -266,39 +265,6 @@ def dry_run(
         sessions: list[Session] = []
         staging = _Staging(context, cache, spec, opened, sessions, offline=offline, force=force)
         return supervisor.dry_run(spec, place=place, staging=staging), spec
-
-
-@contextmanager
-def prepared(
-    context: Context,
-    cache: Path,
-    spec: JobSpec,
-    place: RunPlace,
-    *,
-    stage: bool,
-    force: bool,
-) -> Iterator[JobSpec]:
-    """Yield what the runs of a sweep have in common: the commits that its targets mean now, and its code.
-
-    stage: fetch the data into this cache, once for all of them, and hold it meanwhile
-    """
-    sessions: list[Session] = []
-    with ExitStack() as opened:
-        with as_launch_error():
-            staging = _Staging(context, cache, spec, opened, sessions, force=force)
-            code = spec.recorded_code
-            if spec.code is not None and code is None:
-                folder = code_folder(place, spec.code)
-                if (tree := staging.commit_code(folder)) is not None:
-                    code = replace(code_state(folder, place.environ), tree=tree.hex())
-            for target in staging.found if stage else ():
-                opened.callback(staging.stage(target, None)[1].release)
-        yield replace(
-            spec,
-            target=Target(staging.main.dataset, spec.target.rev, spec.target.path),
-            pins={str(target): str(one.commit) for target, one in staging.found.items()},
-            recorded_code=code,
-        )
 
 
 def _close(sessions: list[Session]) -> None:
@@ -408,12 +374,29 @@ def open_sweep(
     start: starts one run
     watch: told of the number of each run that has begun, with its id, or has ended, with its record
     """
-    first, _ = dry_run(context, cache, plan.spec, place, placing=placing)
+    spec = plan.spec
+    first, _ = dry_run(context, cache, spec, place, placing=placing)
     stage = placing is None and not ENGINES[first.engine].queues
-    with prepared(context, cache, plan.spec, place, stage=stage, force=force) as spec:
+    sessions: list[Session] = []
+    with ExitStack() as opened:
+        with as_launch_error():
+            staging = _Staging(context, cache, spec, opened, sessions, force=force)
+            code = spec.recorded_code
+            if spec.code is not None and code is None:
+                folder = code_folder(place, spec.code)
+                if (tree := staging.commit_code(folder)) is not None:
+                    code = replace(code_state(folder, place.environ), tree=tree.hex())
+            for target in staging.found if stage else ():
+                opened.callback(staging.stage(target, None)[1].release)
+        dataset = staging.main.dataset
+        spec = replace(
+            spec,
+            target=Target(dataset, spec.target.rev, spec.target.path),
+            pins={str(target): str(one.commit) for target, one in staging.found.items()},
+            recorded_code=code,
+        )
         context.progress.finish()
         whole = replace(plan, spec=spec)
-        dataset = _dataset(whole)
         yield SweepDriver(
             whole,
             place.state,
@@ -428,17 +411,13 @@ def open_sweep(
 
 def become_driver(found: Runs, plan: SweepPlan) -> None:
     """Make this process the one that starts the runs. Raises `Conflict` if another one has become that meanwhile."""
+    assert plan.spec.target.dataset is not None  # a record names it, or the command line
     try:
-        found.notes(_dataset(plan), plan.seat.id).take(plan.turn)
+        found.notes(plan.spec.target.dataset, plan.seat.id).take(plan.turn)
     except Denied:
         if plan.again is not None:
             raise
         # Who can't write to the store leaves no record there either from which others could continue the sweep.
-
-
-def _dataset(plan: SweepPlan) -> DatasetName:
-    assert plan.spec.target.dataset is not None  # a record names it, and `prepared` finds it
-    return plan.spec.target.dataset
 
 
 def outcome(found: Runs, driver: SweepDriver) -> tuple[int, SweepView | None]:

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -22,52 +21,31 @@ from dsv.cli.app import exit_now, hear_of_children, run
 from dsv.cli.call import Call
 from dsv.cli.terminal import of_process
 from dsv.errors import Interrupted, LaunchError
-from dsv.run.dirs import MESSAGES
-from dsv.run.record import RunId
+from dsv.run.dirs import leave_terminal
+from dsv.run.sweep import Started
 from dsv.values.json import Json
 
 
-@dataclass(slots=True)
-class Supervisor:
-    """The process of a detached run."""
+def start_supervisor(call: Call, member: dict[str, Json] | None = None) -> Started:
+    """Start one; return once it has announced its run, or has failed. Raises `LaunchError`.
 
-    process: subprocess.Popen[bytes]
-    told: dict[str, str] | None
-    """Its message about its run; None if it ended before."""
-    said: str = ""
-    """The reason why it ended before, for a run of a sweep."""
-
-    @classmethod
-    def start(cls, call: Call, member: dict[str, Json] | None = None) -> Supervisor:
-        """Start one; return once it has announced its run, or has failed. Raises `LaunchError`.
-
-        member: its place in a sweep; its messages are then kept and not shown
-        """
-        with ExitStack() as files:
-            said = None if member is None else files.enter_context(TemporaryFile())
-            process, told = _start(call, member, said)
-            if told:
-                return cls(process, json.loads(told))
-            process.wait()
-            if said is None:
-                return cls(process, None)
-            said.seek(0)
-            text = said.read().decode("utf-8", "replace").strip()
-            return cls(process, None, text.removeprefix("error: "))
-
-    @property
-    def run(self) -> RunId | None:
-        return None if self.told is None else RunId.parse(self.told["run"])
-
-    def poll(self) -> int | None:
-        """Return its exit code, which is the run's; None while it goes on."""
-        code = self.process.poll()
-        return code if code is None or code >= 0 else 128 - code
+    member: its place in a sweep; its messages are then kept and not shown
+    """
+    with ExitStack() as files:
+        said = None if member is None else files.enter_context(TemporaryFile())
+        process, told = _start(call, member, said)
+        if told:
+            return Started(process, json.loads(told))
+        process.wait()
+        if said is None:
+            return Started(process)
+        said.seek(0)
+        return Started(process, said=said.read().decode("utf-8", "replace").strip().removeprefix("error: "))
 
 
 def detach(call: Call) -> int:
     """Start the supervisor; return once it has announced its run, or has failed and said why."""
-    supervisor = Supervisor.start(call)
+    supervisor = start_supervisor(call)
     if supervisor.told is None:
         code = supervisor.poll()
         assert code is not None  # it was waited for
@@ -128,18 +106,16 @@ def main() -> None:
     handed = json.loads(sys.stdin.buffer.read())
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(nothing, 0)
+    os.close(nothing)
 
     def announce(number: str, folder: Path, out: Path) -> None:
-        messages = os.open(folder / MESSAGES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(pipe, "wb") as told:
                 told.write(json.dumps({"run": number, "out": str(out)}).encode("ascii") + b"\n")
         except BrokenPipeError as error:
             raise Interrupted("nobody waited for the run to be started") from error
         sys.stderr.flush()
-        os.dup2(nothing, 1)
-        os.dup2(messages, 2)
-        os.close(messages)
+        leave_terminal(folder, (1, 2))
 
     # No bar is drawn: the terminal is soon without this process.
     around = msgspec.structs.replace(of_process(), stderr_is_terminal=False, stdout_is_terminal=False)

@@ -14,7 +14,7 @@ from dsv.api.run import become_driver, dry_run, open_sweep, outcome
 from dsv.api.runs import Runs, open_runs
 from dsv.api.sync import workspace_above
 from dsv.cli.call import Call
-from dsv.cli.detach import Supervisor, detach
+from dsv.cli.detach import detach, start_supervisor
 from dsv.cli.launch import Typed, launching, placing_of, plan_document, show_plan, spec_of
 from dsv.cli.views.runs import params_text, result_text, write_table
 from dsv.errors import UsageError
@@ -59,7 +59,7 @@ def sweep(call: Call, typed: Typed) -> int:
                 open_sweep(
                     context, found, cache, plan, place,
                     parallel=typed.parallel or 1,
-                    start=lambda whole, number: Supervisor.start(call, whole.member(number)),
+                    start=lambda whole, number: start_supervisor(call, whole.member(number)),
                     watch=_watcher(call, plan.seat), note=call.say, placing=placing, force=typed.force,
                 )
             )  # fmt: skip

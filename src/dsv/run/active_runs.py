@@ -332,10 +332,9 @@ class RunRecords:
         if self._runs is None:
             return None
         with suppress(DsvError, OSError):
-            for stored in self._runs.listing(record.dataset, record.run):
-                found = self._runs.read(stored)
-                if found.state in (RunState.ENDED, RunState.NOT_LAUNCHED) and found.exit_code is not None:
-                    return found
+            found = self._runs.newest(record.dataset, record.run)
+            if found is not None and found.exit_code is not None and found.state is not RunState.CUT_OFF:
+                return found
         return None
 
     def _send_start(self, record: RunRecord) -> None:

@@ -330,7 +330,7 @@ class Completer:
         """
         done = []
         for early in self._marks.of_the_dead():
-            stored = self._begun(early.dataset, early.run)
+            stored = self._known(early.dataset, early.run)
             if stored is not None and stored.state.is_terminal:
                 pass
             elif early.state.is_terminal:
@@ -358,9 +358,9 @@ class Completer:
         if status.reason is None or record.run in self._supervised:
             return record
         with suppress(DsvError):
-            for stored in self._runs.listing(record.dataset, record.run):
-                if RECORD in stored.parts:
-                    return self._runs.read(stored)
+            stored = self._runs.newest(record.dataset, record.run)
+            if stored is not None and stored.state.is_terminal:
+                return stored
         return completed(record, lost(status.reason))
 
     def _as_last_known(self, record: RunRecord, engine: Engine) -> RunRecord:
@@ -388,15 +388,10 @@ class Completer:
         quiet = status.quiet_for is not None and status.quiet_for >= _SUPERVISOR_HAS
         return status.ended.seen and quiet and not moves and record.run not in self._supervised
 
-    def _begun(self, dataset: DatasetName, run: RunId) -> RunRecord | None:
+    def _known(self, dataset: DatasetName, run: RunId) -> RunRecord | None:
         """Read what is known of a run: what waits here is never older than what the store has."""
-        for record in self._spool.records(
-            lambda part: (part.dataset, part.run) == (dataset, run), lambda _: None
-        ):
-            return record
-        for stored in self._runs.listing(dataset, run):
-            return self._runs.read(stored)
-        return None
+        waiting = self._spool.records(lambda part: (part.dataset, part.run) == (dataset, run), lambda _: None)
+        return next(waiting, None) or self._runs.newest(dataset, run)
 
     def _keep_end(self, record: RunRecord, log: bytes | None) -> RunRecord:
         self._spool.keep_end(record, log)

@@ -107,6 +107,10 @@ class RunStore:
             raise IntegrityError(f"{key} holds the record of another run: {record.run}", subject=key)
         return record
 
+    def newest(self, dataset: DatasetName, run: RunId) -> RunRecord | None:
+        """Read what is known of a run; None if nothing of it is there."""
+        return next((self.read(stored) for stored in self.listing(dataset, run)), None)
+
     def read_all(self, stored: Sequence[StoredRun], skipped: Callable[[DsvError], None]) -> list[RunRecord]:
         """Their records in this order, several fetched at a time; errors are raised where `read` would.
 
@@ -319,9 +323,9 @@ def _is_complete(runs: RunStore, part: SpooledPart) -> bool:
     """Check that this part tells the end of a run, and that the store has that already."""
     if part.part not in (LOG, RECORD):
         return False
-    stored = [each for each in runs.listing(part.dataset, part.run) if RECORD in each.parts]
     try:
-        return bool(stored) and runs.read(stored[0]).state.is_terminal
+        record = runs.newest(part.dataset, part.run)
+        return record is not None and record.state.is_terminal
     except (IntegrityError, Unsupported):
         return False
 

@@ -333,14 +333,14 @@ def _code(code: CodeState | None, place: RunPlace, cannot: list[str]) -> Path | 
         cannot.append(f"the code folder {folder} is not here")
         return folder
     today = code_state(folder, place.environ)
-    if code.commit is None:
-        cannot.append(f"the code in {folder} was in no git repository: whether it is the same is not known")
-    elif code.dirty is not False:
-        cannot.append(f"the code in {folder} had changes that git did not know")
-    elif today.commit != code.commit:
+    if code.commit is None or (code.commit, False, False) != (today.commit, code.dirty, today.dirty):
         cannot.append(
-            f"the code in {folder} was at {code.commit[:12]}, and is at {(today.commit or 'none')[:12]}"
+            f"the code in {folder} may be another: it was {_version(code)}, and is {_version(today)}"
         )
-    elif today.dirty is not False:
-        cannot.append(f"the code in {folder} has changes that git does not know")
     return folder
+
+
+def _version(code: CodeState) -> str:
+    if code.commit is None:
+        return "in no git repository"
+    return f"at {code.commit[:12]}" + ("" if code.dirty is False else " with changes")

@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import shlex
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +17,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from signal import SIGHUP
 from time import monotonic
-from typing import Protocol
 
 import msgspec
 
@@ -389,18 +389,24 @@ _AWAY = 5.0
 """Seconds until a store that did not answer is asked again."""
 
 
-class Started(Protocol):
-    """The process of a run. If the run could not be started, `said` has the reason."""
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The process of a detached run or sweep."""
+
+    process: subprocess.Popen[bytes]
+    told: Mapping[str, str] | None = None
+    """The id and the output folder, as it has announced them; None if it ended before."""
+    said: str = ""
+    """The reason why it ended before, for a run of a sweep."""
 
     @property
-    def run(self) -> RunId | None: ...
-
-    @property
-    def said(self) -> str: ...
+    def run(self) -> RunId | None:
+        return None if self.told is None else RunId.parse(self.told["run"])
 
     def poll(self) -> int | None:
-        """Its exit code; None while it goes on."""
-        ...
+        """Return its exit code, which is the run's; None while it goes on."""
+        code = self.process.poll()
+        return code if code is None or code >= 0 else 128 - code
 
 
 @dataclass(slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from time import sleep
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -22,6 +22,7 @@ from dsv.run.record import RunRecord
 from dsv.run.sweep import SweepView, being_started, driver
 from dsv.values.units import format_count
 
+_T = TypeVar("_T")
 _PAUSE, _LONGEST_PAUSE = 2.0, 15.0
 """Seconds between two looks into the store for the end of a run on another machine."""
 
@@ -102,19 +103,27 @@ def _wait_for_sweep(call: Call, text: str) -> int:
 
 def _wait(call: Call, found: Runs, view: SweepView) -> int:
     """Wait for its runs, and for those that a dsv is still to start."""
-    pause = _PAUSE
-    view = replace(view, members=tuple(found.settle(view.members)))
-    while _goes_on(call, found, view):
-        sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
-        found.complete_cut_off(lambda _: None)
-        view = found.sweep(view.id)
-        view = replace(view, members=tuple(found.settle(view.members)))
+
+    def settled() -> SweepView:
+        now = found.sweep(view.id)
+        return replace(now, members=tuple(found.settle(now.members)))
+
+    view = _until(found, settled, lambda now: not _goes_on(call, found, now))
     _write(call, (each.record for each in view.latest.values()))
     if view.not_begun:
         left = format_count(len(view.not_begun), "run")
         call.warn(f"{left} of {view.id} not begun: dsv run --again {view.id.short}")
     return CANNOT_LAUNCH if view.exit_code is None else view.exit_code
+
+
+def _until(found: Runs, look: Callable[[], _T], is_over: Callable[[_T], bool]) -> _T:
+    """Look at growing intervals, and complete the records of runs that were cut off meanwhile."""
+    pause = _PAUSE
+    while not is_over(now := look()):
+        sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        found.complete_cut_off(lambda _: None)  # also of one whose job has lived on for a while
+    return now
 
 
 def _goes_on(call: Call, found: Runs, view: SweepView) -> bool:
@@ -128,15 +137,8 @@ def _goes_on(call: Call, found: Runs, view: SweepView) -> bool:
 
 
 def _ended(found: Runs, text: str) -> RunRecord:
-    record, pause = _now(found, text), _PAUSE
-    while not record.state.is_terminal:
-        sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
-        found.complete_cut_off(lambda _: None)  # one whose job has lived on for a while
-        record = _now(found, record.run)
-    return record
-
-
-def _now(found: Runs, text: str) -> RunRecord:
-    (view,) = found.settle([found.show(text)])
+    run = found.show(text).record.run
+    view = _until(
+        found, lambda: found.settle([found.show(run)])[0], lambda view: view.record.state.is_terminal
+    )
     return view.record

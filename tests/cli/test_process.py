@@ -24,7 +24,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command
 import dsv.cli.app
 
-@command("wait", examples=[])
+@command("wait", examples="")
 def wait(call: Call):
     "Waits."
     call.line("half")
@@ -32,7 +32,7 @@ def wait(call: Call):
     time.sleep(600)
 
 catalogue.COMMANDS["wait"] = "Waits"
-module = ModuleType("dsv.cli.commands.wait")
+module = ModuleType("dsv.cli.commands.stop")
 module.wait = wait
 sys.modules[module.__name__] = module
 sys.argv = ["dsv", "wait"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dsv.api import run_output
-from dsv.api.run_output import Copied, Source, copy_output
+from dsv.api import run_trees
+from dsv.api.run_trees import Copied, Output, copy_output
 from dsv.errors import NoRoom, NotFound
 from dsv.run.record import RunRecord
 from dsv.values.progress import NoProgress
@@ -163,7 +163,7 @@ def test_what_an_interrupted_copy_left_is_not_fetched_again_and_not_trusted(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Source, "write", _interrupted)
+        patch.setattr(Output, "write", _interrupted)
         assert made.at(tmp_path)("runs", made.stored["run"], "--out", "r").code == 130
     (partial,) = tmp_path.glob(f".r.{made.stored['run']}.*.part/tree")
     (partial / "sub").mkdir(parents=True)
@@ -180,7 +180,7 @@ def test_what_an_output_has_no_more_is_not_in_a_copy_that_goes_on(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Source, "write", _interrupted)
+        patch.setattr(Output, "write", _interrupted)
         assert made.at(tmp_path)("runs", made.folder["run"], "--out", "r").code == 130
     (partial,) = tmp_path.glob(".r.*.part/tree")
     write_files(partial, {"metrics.json/deep": b"x", "stranger": b"x"})
@@ -223,7 +223,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
 ) -> None:
     here = made.at(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("dsv.api.run_output.shutil.disk_usage", lambda _: SimpleNamespace(free=3))
+        patch.setattr("dsv.api.run_trees.shutil.disk_usage", lambda _: SimpleNamespace(free=3))
         refused = here("runs", made.folder["run"], "--out", "r")
     assert refused.code == NoRoom.exit_code and "df -h" in refused.err
     here.ok("runs", made.folder["run"], "--out", "r")
@@ -266,18 +266,18 @@ def test_two_machines_that_copy_to_one_place_have_a_draft_each(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one begins and ends while the first is at work."""
-    to, write = tmp_path / "copy", Source.write
+    to, write = tmp_path / "copy", Output.write
     copies: list[str] = []
 
-    def at_work(self: Source, tree: Path, *rest: Any) -> None:
+    def at_work(self: Output, tree: Path, *rest: Any) -> None:
         write(self, tree, *rest)
         if not copies:
             copies.append(str(tree))
-            monkeypatch.setattr(run_output, "this_machine", lambda: "other/1")
+            monkeypatch.setattr(run_trees, "this_machine", lambda: "other/1")
             made.at(tmp_path).ok("runs", made.folder["run"], "--out", "copy")
             assert to.is_dir() and tree.is_dir()
 
-    monkeypatch.setattr(Source, "write", at_work)
+    monkeypatch.setattr(Output, "write", at_work)
     first = made.at(tmp_path).ok("runs", made.folder["run"], "--out", "copy")
     assert "there already" in first.err and copies
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]

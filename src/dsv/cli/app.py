@@ -40,6 +40,8 @@ SIBLINGS = {
     "cat": "ls",
     "resolve": "ls",
     "rollback": "restore",
+    "wait": "stop",
+    "logs": "stop",
 }
 """Commands that are in the file of another one."""
 

@@ -80,12 +80,10 @@ def run(
     keys run and out alone.
     """
     typed = {name: value for name, value in locals().items() if name not in ("call", "options", "env")}
-    from dsv.cli.launch import Typed, launch
-    from dsv.cli.sweep import is_sweep
-    from dsv.cli.sweep import sweep as start_sweep
+    from dsv.cli.launch import Typed, is_sweep, launch, launch_sweep
 
     given = {name: value for name, value in options.items() if value}
     asked = Typed(**typed, env=tuple(env or ()), options=given)
     if call.session.member is None and is_sweep(asked):
-        return start_sweep(call, asked)
+        return launch_sweep(call, asked)
     return launch(call, asked)

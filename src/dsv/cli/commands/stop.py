@@ -1,27 +1,31 @@
-"""dsv stop."""
+"""dsv stop, dsv wait and dsv logs."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from time import sleep
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from dsv.api.pools import engines_of
+from dsv.api.runs import Runs
 from dsv.cli.call import Call
 from dsv.cli.commands.runs import opened_runs, warn_of_cut_off
 from dsv.cli.declare import command, option
 from dsv.cli.failure import of_error
-from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported
+from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.run.active_runs import Owner, UnderWay
 from dsv.run.engine_list import find_job
 from dsv.run.engines.base import CANNOT_LAUNCH
+from dsv.run.engines.output import read_live
 from dsv.run.engines.reaper import GRACE
-from dsv.run.listing import ended_here, find_under_way
+from dsv.run.listing import RunView, ended_here, find_under_way, run_known_here
 from dsv.run.parameters import SweepId, names_sweep
 from dsv.run.record import RunRecord, RunState
 from dsv.run.sweep import SweepView, being_started, driver
@@ -211,3 +215,228 @@ def _stop_in_cluster(call: Call, record: RunRecord, seconds: float) -> tuple[Run
             hint=f"dsv stop {record.run}",
         )
     return replace(record, state=status.state, exit_code=status.exit_code), asked
+
+
+_T = TypeVar("_T")
+_PAUSE, _LONGEST_PAUSE = 2.0, 15.0
+"""Seconds between two looks into the store for the end of a run on another machine."""
+
+
+@command(
+    "wait",
+    examples="""
+        dsv wait 4f2a9c01  # ends with the exit code of the run
+        dsv wait 4f2a9c01 baseline  # until both have ended
+        dsv wait sweep-1f2e3d4c  # until all runs of a sweep have
+    """,
+    result="items(run state exit_code error)",
+    unused=["--cache"],
+)
+def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]) -> int:
+    """Wait until runs have ended, and exit with their exit code.
+
+    RUN is a run's id, four characters or more that only its id begins or ends with, or its --name. Of several runs, the
+    exit code is that of the first in this order that has not succeeded, else 0. A sweep may be named instead of a
+    run. A run on another machine has ended once its record is in the store.
+    """
+    if len(run) == 1 and names_sweep(run[0]):
+        return _wait_for_sweep(call, run[0])
+    state = call.settings.state
+    ids: list[str] = []
+    for text in run:
+        one = find_under_way(state, text)
+        ids.append(text if one is None else one.run)
+        if one is not None and one.owner.is_here:
+            one.wait_for_end()
+    there = [ended_here(state, text) for text in ids]
+    records = [each[0] for each in there if each is not None]
+    if len(records) < len(ids):  # the others are in the store, or will be
+        try:
+            with opened_runs(call) as found:
+                warn_of_cut_off(call, found)
+                try:
+                    records = [_ended(found, text) for text in ids]
+                except NotFound as error:
+                    if len(run) > 1:
+                        raise
+                    return _wait(call, found, found.sweep_instead(run[0], error))
+        except Unreachable as error:
+            records = _ended_here(call, ids, error)
+    _write(call, records)
+    return next((each.exit_code for each in records if each.exit_code), 0)
+
+
+def _ended_here(call: Call, ids: Iterable[str], away: Unreachable) -> list[RunRecord]:
+    """Return the records of runs that have ended and are not sent yet. Raises `away` if one of them is not here."""
+    records = []
+    for text in ids:
+        view = run_known_here(call.settings.state, text)
+        if view is None or not view.record.state.is_terminal:
+            raise away
+        records.append(view.record)
+    call.warn(f"the store is not reachable, so this is what this machine has recorded: {away.message}")
+    return records
+
+
+def _write(call: Call, records: Iterable[RunRecord]) -> None:
+    if call.json:
+        call.results(records)
+    else:
+        for each in records:
+            call.line(f"{each.run} {each.exit_code}")
+
+
+def _wait_for_sweep(call: Call, text: str) -> int:
+    with opened_runs(call) as found:
+        warn_of_cut_off(call, found)
+        while being_started(call.settings.state, text) is not None:
+            with suppress(NotFound):  # no run of it has begun yet
+                return _wait(call, found, found.sweep(text))
+            sleep(_PAUSE)
+        return _wait(call, found, found.sweep(text))
+
+
+def _wait(call: Call, found: Runs, view: SweepView) -> int:
+    """Wait for its runs, and for those that a dsv is still to start."""
+
+    def settled() -> SweepView:
+        now = found.sweep(view.id)
+        return replace(now, members=tuple(found.settle(now.members)))
+
+    view = _until(found, settled, lambda now: not _goes_on(call, found, now))
+    _write(call, (each.record for each in view.latest.values()))
+    if view.not_begun:
+        left = format_count(len(view.not_begun), "run")
+        call.warn(f"{left} of {view.id} not begun: dsv run --again {view.id.short}")
+    return CANNOT_LAUNCH if view.exit_code is None else view.exit_code
+
+
+def _until(found: Runs, look: Callable[[], _T], is_over: Callable[[_T], bool]) -> _T:
+    """Look at growing intervals, and complete the records of runs that were cut off meanwhile."""
+    pause = _PAUSE
+    while not is_over(now := look()):
+        sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        found.complete_cut_off(lambda _: None)  # also of one whose job has lived on for a while
+    return now
+
+
+def _goes_on(call: Call, found: Runs, view: SweepView) -> bool:
+    """Check that a run has not ended, or that a process, here or on another machine, is to start more."""
+    if view.under_way or driver(call.settings.state, view.id) is not None:
+        return True
+    if not view.not_begun:
+        return False
+    found_driver = found.notes(view.dataset, view.id).driver()
+    return found_driver is not None and not found_driver.is_here
+
+
+def _ended(found: Runs, text: str) -> RunRecord:
+    run = found.show(text).record.run
+    view = _until(
+        found, lambda: found.settle([found.show(run)])[0], lambda view: view.record.state.is_terminal
+    )
+    return view.record
+
+
+Follow = Annotated[bool, option("-f --follow", "Go on until the run has ended.")]
+
+
+@command(
+    "logs",
+    examples="""
+        dsv logs 4f2a9c01  # what a run wrote, or has written so far
+        dsv logs -f 4f2a9c01 | tail  # of one run of a sweep as well: dsv runs sweep-1f2e3d4c lists them
+        dsv logs -f baseline  # as it is written, of the run with this --name
+    """,
+    unused=["--cache"],
+)
+def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow: Follow = False) -> None:
+    """Print what a run writes, or wrote.
+
+    RUN is a run's id, four characters or more that only its id begins or ends with, or its --name; a run that is under
+    way here comes first. Of a detached run that has not ended this is what it has written so far, at least the last
+    16 MiB; of one that has ended it is what its record keeps, of a very long log the head and the tail. Secrets are
+    hidden in both.
+    """
+    if call.json:
+        raise UsageError("a log can't be printed as JSON", hint="leave out --json")
+    one = find_under_way(call.settings.state, run)
+    if one is not None and one.owner.is_here:
+        if not one.owner.is_dead:
+            if one.live is not None and _write_live(call, one, one.live, follow):
+                return
+            if one.is_marked and not is_in_cluster(call, one.record):
+                raise NotFound(
+                    f"run {one.run} keeps no log that can be read before it has ended",
+                    subject=one.run,
+                    hint=f"dsv wait {one.run}",
+                )
+        if _write_engines(call, one.record, follow, alive=True):
+            return
+    run, dataset = (run, None) if one is None else (one.run, one.record.dataset)
+    kept = ended_here(call.settings.state, run, dataset)
+    if kept is not None and kept[1] is not None:
+        call.out.write(kept[1])
+        return
+    with opened_runs(call) as found:
+        warn_of_cut_off(call, found)
+        _write_kept(call, found, run, follow)
+
+
+def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool = False) -> bool:
+    """Print what its engine keeps of a job. Return False if there is no such job.
+
+    alive: only of one that lives
+    """
+    job = find_job(record, engines_of(call.around.environ, call.settings))
+    if job is None or (alive and not job.status.lives) or (log := job.logs(follow)) is None:
+        return False
+    call.warn(f"this is {job.engine.name}'s own log of run {record.run}, and secrets are not hidden in it")
+    with log as pieces:
+        for data in pieces:
+            call.out.write(data)
+            call.out.publish()
+    return True
+
+
+def _write_live(call: Call, one: UnderWay, live: Path, follow: bool) -> bool:
+    """Print the log so far. Return False if the run has ended meanwhile, so that its record has the log."""
+    try:
+        with read_live(live, (lambda: one.is_marked and not one.owner.is_dead) if follow else None) as pieces:
+            for data in pieces:
+                call.out.write(data)
+                call.out.publish()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _one(found: Runs, run: str) -> RunView:
+    """Return a run. Raise `UsageError` for a sweep."""
+    view = found.show_or_sweep(run)
+    if isinstance(view, RunView):
+        return view
+    raise UsageError(
+        f"{view.id} has {len(view.members)} runs, each with a log of its own",
+        subject=view.id,
+        hint=f"dsv logs {view.members[0].record.run}",
+    )
+
+
+def _write_kept(call: Call, found: Runs, run: str, follow: bool) -> None:
+    (view,) = found.settle([_one(found, run)])
+    record = view.record
+    if not record.state.is_terminal and is_in_cluster(call, record) and _write_engines(call, record, follow):
+        return
+    data = found.log(record) if record.state.is_terminal else None
+    if data is not None:
+        call.out.write(data)
+    elif record.state.is_terminal:
+        raise NotFound(f"run {record.run} has no log", subject=record.run, hint=f"dsv runs {record.run}")
+    else:
+        raise NotFound(
+            f"run {record.run} is under way on {record.host}: its log can be read there alone until it has ended",
+            subject=record.run,
+            hint=f"ssh {record.host} dsv logs {record.run}",
+        )

@@ -34,7 +34,7 @@ from tests.labs.nfs_hosts import NfsHosts
 from tests.labs.s3_server import S3Server
 from tests.labs.slurm import SlurmNodes
 from tests.scheduling import EXCLUSIVE, Scheduling, shared_by
-from tests.store.servers_on_moto import ServerOnMoto
+from tests.store.servers_on_moto import SmallPages
 
 # A busy machine is no failure of the code; pytest's own timeout ends what hangs. And the same examples each time, as
 # what chance finds one day is no fault of the change that it would refuse; --hypothesis-profile=search looks for more.
@@ -260,7 +260,7 @@ def moto_s3() -> Iterator[S3Server]:
     """moto's S3 server, in a thread: right answers with nothing installed, but no measure of speed."""
     pytest.importorskip("moto.server", reason="moto's server needs moto[s3,server]")
     # Not moto's own: of two who put one key at once, if it is absent, that may let both win.
-    server = ServerOnMoto()
+    server = SmallPages()
     yield S3Server(server.endpoint, "motokey", "motosecret")
     server.close()
 

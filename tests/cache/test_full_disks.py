@@ -142,5 +142,5 @@ def test_a_write_that_is_refused_once_is_done_again(scene: Scene) -> None:
         root, disk = scene.cache(f"cache-{at}"), Disk(at, errno.ENOSPC, once=True)
         scene.world.check(scene.new, scene.fill_on(disk, root))
         writes = max(writes, disk.writes)
-        at += 1
+        at = following(at, writes)
     assert writes > 40

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dsv.api import environment
+from tests.exhaustive import some
 from tests.inputs.scene import FILES, Scene, ben, refused, visible, write
 from tests.kit.dsv import Dsv, Result
 from tests.kit.people import read_folder
@@ -70,7 +71,7 @@ def test_rubbish_in_place_of_a_record(scene: Scene, shared: Path, make: Callable
     shutil.copytree(shared, copy, symlinks=True)
     tried = records(shared)
     assert len(tried) > 8
-    for path in tried:
+    for path in some(tried, every=3):
         path.unlink()
         make(path)
         for arguments in COMMANDS:

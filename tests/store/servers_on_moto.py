@@ -60,6 +60,15 @@ class ServerOnMoto:
             return [*self._inner(environ, begin)]
 
 
+class SmallPages(ServerOnMoto):
+    """Its listings have pages of 100 in place of 1,000 objects, so that several pages are soon made."""
+
+    def change(self, environ: dict[str, Any]) -> None:
+        query = environ.get("QUERY_STRING", "")
+        if "list-type=2" in query and "max-keys" not in query:
+            environ["QUERY_STRING"] = f"{query}&max-keys=100"
+
+
 class GcsOnMoto(ServerOnMoto):
     extra_headers = (("x-goog-generation", "1"),)
 

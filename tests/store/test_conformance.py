@@ -56,6 +56,7 @@ class TestMemory(StoreConformance):
 
 class TestS3OnMoto(SharedStoreConformance):
     schemes = ("s3",)
+    many = 110
 
     @pytest.fixture
     def subject(self, moto_bucket: Bucket) -> Iterator[Subject]:

@@ -17,7 +17,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
-from dsv.errors import IntegrityError, Unsupported, UsageError
+from dsv.errors import UPGRADE, IntegrityError, Unsupported, UsageError
 from dsv.values.ids import Id
 from dsv.values.json import LONG_MAX, SHORT_MAX
 
@@ -50,9 +50,7 @@ def strip_header(data: Buffer, kind: str, version: int = 1) -> memoryview:
         raise damaged(kind, f"it is a {match[1].decode()}")
     found = int(match[2])
     if found > version:
-        raise Unsupported(
-            f"a {kind} has version {found}, and this dsv knows version {version}", hint="install a newer dsv"
-        )
+        raise _newer(kind, found, version)
     if found != version:
         raise damaged(kind, f"there never was a version {found}")
     return view[match.end() :]
@@ -70,7 +68,29 @@ def sealed(data: bytes) -> bytes:
 
 
 def damaged(kind: str, reason: str) -> IntegrityError:
-    return IntegrityError(f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} is damaged: {reason}")
+    return IntegrityError(f"{_one(kind)} is damaged: {reason}")
+
+
+def _newer(kind: str, found: int, known: int) -> Unsupported:
+    return Unsupported(f"{_one(kind)} has version {found}, and this dsv knows version {known}", hint=UPGRADE)
+
+
+def _one(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def check_magic(found: bytes, magic: bytes, kind: str) -> None:
+    """Raise `Unsupported` for the first bytes of a file of a newer version, and `IntegrityError` for any others."""
+    if found[:-1] == magic[:-1] and found[-1:].isdigit() and found > magic:
+        raise _newer(kind, int(found[-1:]), int(magic[-1:]))
+    if found != magic:
+        raise damaged(kind, "it does not begin and end as one")
+
+
+def check_hash(view: memoryview, kind: str) -> None:
+    """Raise `IntegrityError` unless the last 32 bytes are the BLAKE3 of all before."""
+    if blake3(view[:-32]).digest() != view[-32:]:
+        raise damaged(kind, "its bytes are not those its hash was written for")
 
 
 def is_sorted(values: Sequence[Any]) -> bool:

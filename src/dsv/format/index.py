@@ -12,10 +12,10 @@ from operator import eq
 
 from blake3 import blake3
 
-from dsv.errors import NotFound, Unsupported
+from dsv.errors import NotFound
 from dsv.format.codec import Codec
 from dsv.format.columns import cut, from_little, little, u32s
-from dsv.format.envelope import Buffer, damaged
+from dsv.format.envelope import Buffer, check_hash, check_magic, damaged
 from dsv.format.locator import OBJECT_MAX, PACK_MAX, Location, ObjectKind
 from dsv.values.cached import cached
 from dsv.values.ids import Id, IndexId, PackId
@@ -205,7 +205,7 @@ def merge(indexes: Iterable[Index]) -> bytes:
 
 def _write(packs: list[PackId], buckets: list[bytearray]) -> bytes:
     """Return the file with these rows, bucketed by the first byte of their ids; rows number `packs` as given."""
-    return join(packs, (_settle(bytes(bucket)) for bucket in buckets))
+    return join(packs, ((_layers(bytes(bucket)) or [[]])[0] for bucket in buckets))
 
 
 def join(packs: list[PackId], buckets: Iterable[list[bytes]]) -> bytes:
@@ -231,20 +231,6 @@ def join(packs: list[PackId], buckets: Iterable[list[bytes]]) -> bytes:
     return bytes(out)
 
 
-_RANK = {EXTERNAL: 0, IN_PACK: 1, ERASED: 2}
-"""Of two rows for one object the one with the higher rank counts."""
-
-
-def _settle(bucket: bytes) -> list[bytes]:
-    """Return a bucket's rows, sorted, each kind and id once."""
-    best: dict[bytes, bytes] = {}
-    for row in cut(bucket, ROW_SIZE):
-        had = best.setdefault(row[:PREFIX_SIZE], row)
-        if had is not row and _RANK[row[33]] > _RANK[had[33]]:
-            best[row[:PREFIX_SIZE]] = row
-    return [best[key] for key in sorted(best)]
-
-
 def _column(rows: Buffer, word: int) -> array[int]:
     """Return one of the 32-bit columns (9: pack, 10: offset, 11: stored, 12: length, 13: tail) of all rows."""
     return from_little("I", memoryview(rows).cast("I")[word :: ROW_SIZE // 4].tobytes())
@@ -264,16 +250,12 @@ def _parse_head(view: memoryview, name: str, verify: bool) -> tuple[int, array[i
     if len(view) < FIXED_SIZE + HASH_SIZE:
         raise damaged(name, "it is cut short")
     magic, packs, rows = _HEAD.unpack(view[: _HEAD.size])
-    if magic[:-1] == MAGIC[:-1] and magic[-1:].isdigit() and magic > MAGIC:
-        raise Unsupported(f"{name} has version {magic[-1:].decode()}, and this dsv knows version 1",
-                          hint="install a newer dsv")  # fmt: skip
-    if magic != MAGIC:
-        raise damaged(name, "it does not begin as one")
+    check_magic(magic, MAGIC, name)
     start = FIXED_SIZE + 16 * packs
     if rows > MAX_ROWS or packs > rows or len(view) != start + rows * ROW_SIZE + HASH_SIZE:
         raise damaged(name, f"it has {len(view)} bytes, which is not what its head says")
-    if verify and blake3(view[:-HASH_SIZE]).digest() != view[-HASH_SIZE:]:
-        raise damaged(name, "its bytes are not those its hash was written for")
+    if verify:
+        check_hash(view, name)
     table = cut(bytes(view[FIXED_SIZE:start]), 16)
     fanout = from_little("I", view[_HEAD.size : FIXED_SIZE])
     if fanout[255] != rows or sorted(fanout) != fanout.tolist():
@@ -350,17 +332,14 @@ class IndexFilter:
         if len(view) < _FILTER_HEAD.size + HASH_SIZE:
             raise damaged(what, "it is cut short")
         magic, of, packs, rows = _FILTER_HEAD.unpack(view[: _FILTER_HEAD.size])
-        if magic[:-1] == FILTER_MAGIC[:-1] and magic[-1:].isdigit() and magic > FILTER_MAGIC:
-            raise Unsupported(f"the {what} has version {magic[-1:].decode()}, and this dsv knows version 1",
-                              hint="install a newer dsv")  # fmt: skip
-        if magic != FILTER_MAGIC or of != index_id:
-            raise damaged(what, "it does not begin as one")
+        check_magic(magic, FILTER_MAGIC, what)
+        if of != index_id:
+            raise damaged(what, "it is one of another index")
         blocks = -(-rows // BLOCK_ROWS)
         sizes = (16 * packs, 4 * blocks, _BLOCK_HASH * blocks, 2 * rows)
         if not 0 < packs <= rows <= MAX_ROWS or len(view) != _FILTER_HEAD.size + sum(sizes) + HASH_SIZE:
             raise damaged(what, f"it has {len(view)} bytes, which is not what its head says")
-        if blake3(view[:-HASH_SIZE]).digest() != view[-HASH_SIZE:]:
-            raise damaged(what, "its bytes are not those its hash was written for")
+        check_hash(view, what)
         columns, at = [], _FILTER_HEAD.size
         for size in sizes:
             columns.append(bytes(view[at : at + size]))
@@ -431,8 +410,7 @@ def merge_all(indexes: Sequence[Index], rows_per_file: int) -> Iterator[bytes]:
     """
     packs: dict[PackId, int] = {}
     numbers = [[packs.setdefault(pack, len(packs)) for pack in one.packs] for one in indexes]
-    names = list(packs)
-    layers: list[_Layer] = []
+    files: list[list[list[bytes]]] = []  # one for each layer: the rows of each bucket
     for bucket in range(256):
         rows = bytearray()
         for one, numbered in zip(indexes, numbers, strict=True):
@@ -440,37 +418,23 @@ def merge_all(indexes: Sequence[Index], rows_per_file: int) -> Iterator[bytes]:
             renumber(mine, numbered)
             rows += mine
         for depth, layer in enumerate(_layers(bytes(rows))):
-            if depth == len(layers):
-                layers.append(_Layer(names))
-            if layers[depth].rows + len(layer) > rows_per_file and layers[depth].rows:
-                yield layers[depth].finish()
-            layers[depth].add(bucket, layer)
-    for one_layer in layers:
-        if one_layer.rows:
-            yield one_layer.finish()
+            if depth == len(files):
+                files.append([[] for _ in range(256)])
+            held = sum(map(len, files[depth]))
+            if held and held + len(layer) > rows_per_file:
+                yield join(list(packs), files[depth])
+                files[depth] = [[] for _ in range(256)]
+            files[depth][bucket] = layer
+    yield from (join(list(packs), buckets) for buckets in files if any(buckets))
 
 
-class _Layer:
-    """A file that is being filled."""
-
-    def __init__(self, packs: list[PackId]) -> None:
-        self._packs = packs
-        self._buckets: list[list[bytes]] = [[] for _ in range(256)]
-        self.rows = 0
-
-    def add(self, bucket: int, rows: list[bytes]) -> None:
-        self._buckets[bucket] = rows
-        self.rows += len(rows)
-
-    def finish(self) -> bytes:
-        """Return the file; what is added from now on is in the next one."""
-        encoded = join(self._packs, self._buckets)
-        self._buckets, self.rows = [[] for _ in range(256)], 0
-        return encoded
+_RANK = {ERASED: 0, IN_PACK: 1, EXTERNAL: 2}
+"""Of several rows for one object the one with the lowest rank counts."""
 
 
 def _layers(bucket: bytes) -> list[list[bytes]]:
-    """Return the rows, sorted and each once: first one of each object, then the second places, and so on."""
+    """Return the rows, sorted and each once: first one of each object, then the second places, and so on. An erased
+    object has one row."""
     first: dict[bytes, bytes] = {}
     more: dict[bytes, list[bytes]] = {}
     for row in cut(bucket, ROW_SIZE):
@@ -480,13 +444,11 @@ def _layers(bucket: bytes) -> list[list[bytes]]:
             if row not in places:
                 places.append(row)
     for prefix, places in more.items():
-        erased = next((row for row in places if row[PREFIX_SIZE] == ERASED), None)
-        if erased is not None:
-            first[prefix] = erased
+        places.sort(key=lambda row: _RANK[row[PREFIX_SIZE]])
+        first[prefix] = places[0]
+        if places[0][PREFIX_SIZE] == ERASED:
             del places[1:]
     layers = [[first[prefix] for prefix in sorted(first)]] if first else []
-    depth = 1
-    while level := [more[prefix][depth] for prefix in sorted(more) if depth < len(more[prefix])]:
+    while level := [more[prefix][len(layers)] for prefix in sorted(more) if len(layers) < len(more[prefix])]:
         layers.append(level)
-        depth += 1
     return layers

@@ -187,48 +187,40 @@ def places_of(locator: Locator | None) -> Iterator[Location | None]:
 class LocatorBuilder:
     """Collects rows, one by one or by slices of other locators."""
 
-    __slots__ = ("_codecs", "_lengths", "_numbers", "_offsets", "_places", "_stored", "_tails")
+    __slots__ = ("_codecs", "_columns", "_numbers")
 
     def __init__(self) -> None:
         self._numbers: dict[PackId, int] = {}
-        self._places, self._offsets, self._stored, self._lengths, self._tails = (array("I") for _ in range(5))
+        self._columns = tuple(array("I") for _ in range(5))
         self._codecs = bytearray()
 
     def add(self, location: Location) -> None:
         pack, offset, stored, length, codec, tail = location
-        self._places.append(self._numbers.setdefault(pack, len(self._numbers)))
-        self._offsets.append(offset)
-        self._stored.append(stored)
-        self._lengths.append(length)
-        self._tails.append(tail)
+        numbers = self._numbers.setdefault(pack, len(self._numbers)), offset, stored, length, tail
+        for column, number in zip(self._columns, numbers, strict=True):
+            column.append(number)
         self._codecs.append(codec)
 
     def extend(self, source: Locator, start: int, stop: int) -> None:
         """Add the rows of `source` from `start` up to, not including, `stop`."""
         rows = slice(start, stop)
-        places = source.places[rows]
+        places, offsets, stored, lengths, tails = self._columns
+        theirs = source.places[rows]
         numbers = {
             one: self._numbers.setdefault(source.packs[one], len(self._numbers))
-            for one in dict.fromkeys(places)
+            for one in dict.fromkeys(theirs)
         }
-        self._places.extend(map(numbers.__getitem__, places))
-        self._offsets += source.offsets[rows]
-        self._stored += source.stored[rows]
-        self._lengths += source.lengths[rows]
-        self._tails += source.tails[rows]
+        places.extend(map(numbers.__getitem__, theirs))
+        offsets += source.offsets[rows]
+        stored += source.stored[rows]
+        lengths += source.lengths[rows]
+        tails += source.tails[rows]
         self._codecs += source.codecs[rows]
 
     def finish(self) -> Locator:
         """Return the locator. The builder may not be used any more. Raises `ValueError` for more than `MAX_ROWS`
         rows."""
-        if len(self._places) > MAX_ROWS:
-            raise ValueError(f"a locator has at most {MAX_ROWS} rows, not {len(self._places)}")
-        return Locator(
-            tuple(self._numbers),
-            self._places,
-            self._offsets,
-            self._stored,
-            self._lengths,
-            self._tails,
-            bytes(self._codecs),
-        )
+        if len(self._codecs) > MAX_ROWS:
+            raise ValueError(f"a locator has at most {MAX_ROWS} rows, not {len(self._codecs)}")
+        places, offsets, stored, lengths, tails = self._columns
+        return Locator(tuple(self._numbers), places, offsets, stored, lengths, tails, bytes(self._codecs))

@@ -19,7 +19,7 @@ from blake3 import blake3
 from dsv.errors import UPGRADE, Unsupported
 from dsv.format.codec import Codec
 from dsv.format.columns import from_little, little
-from dsv.format.envelope import Buffer, damaged
+from dsv.format.envelope import Buffer, check_magic, damaged
 from dsv.format.locator import OBJECT_MAX, PACK_MAX, Location, ObjectKind
 from dsv.values.ids import ChunkId, Id, NodeId, PackId, RecipeId, SegmentId
 
@@ -217,7 +217,7 @@ def parse_footer(data: Buffer) -> Footer:
     if len(data) < FOOTER_SIZE:
         raise damaged("pack", "it is cut short")
     table, rows, cipher, digest, magic = _FOOTER.unpack(memoryview(data)[-FOOTER_SIZE:])
-    _check_magic(magic)
+    check_magic(magic, MAGIC, "pack")
     if not 0 < rows <= MAX_ROWS or table < len(MAGIC) + rows:
         raise damaged("pack", "its footer is impossible")
     return Footer(table, rows, digest, cipher)
@@ -247,7 +247,7 @@ def verify(data: Buffer) -> PackTable:
     """Return the table of a whole pack, whose hash is checked; objects are not unpacked. Raises `IntegrityError`."""
     view = memoryview(data)
     if len(view) <= PACK_MAX and blake3(view[: -32 - len(MAGIC)]).digest() != parse_footer(view).hash:
-        _check_magic(bytes(view[: len(MAGIC)]))
+        check_magic(bytes(view[: len(MAGIC)]), MAGIC, "pack")
         raise damaged("pack", "its bytes are not those its footer was written for")
     return read_table(view)
 
@@ -257,17 +257,8 @@ def read_table(view: memoryview) -> PackTable:
     if len(view) > PACK_MAX:
         raise damaged("pack", f"it has {len(view)} bytes, over the limit of {PACK_MAX}")
     footer = parse_footer(view[-FOOTER_SIZE:])
-    _check_magic(bytes(view[: len(MAGIC)]))
+    check_magic(bytes(view[: len(MAGIC)]), MAGIC, "pack")
     return parse_table(view[footer.table_offset : -FOOTER_SIZE], footer, len(view))
-
-
-def _check_magic(magic: bytes) -> None:
-    if magic == MAGIC:
-        return
-    if magic[:-1] == MAGIC[:-1] and magic[-1:].isdigit() and magic > MAGIC:
-        raise Unsupported(f"a pack has version {magic[-1:].decode()}, and this dsv knows version 1",
-                          hint=UPGRADE)  # fmt: skip
-    raise damaged("pack", "it does not begin and end as one")
 
 
 def _check_table(table: PackTable, footer: Footer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import operator
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
@@ -15,13 +16,9 @@ MAX_PATH = 4096  # bytes
 MAX_COMPONENT = 255  # bytes
 MAX_TARGET = 4095  # bytes of a symlink's target: what Linux takes
 _MAX_HOPS = 40  # what Linux follows for one path; macOS follows 32
-_RESERVED = (b".dsv", b".git")
-# The one letter outside ASCII that folds to a letter of a reserved name: LATIN SMALL LETTER LONG S.
-_LONG_S = "ſ".encode()
-
-
-def _folded(raw: bytes) -> bytes:
-    return raw.lower().replace(_LONG_S, b"s")
+# The one letter outside ASCII that folds to a letter of a reserved name is LATIN SMALL LETTER LONG S.
+_RESERVED = re.compile(rb"\.(?:d(?:s|%b)v|git)" % "ſ".encode(), re.IGNORECASE)
+_BAD = re.compile(rb"//|/(?:\.\.?|%b)/" % _RESERVED.pattern, re.IGNORECASE)
 
 
 def check_path(path: bytes) -> None:
@@ -45,7 +42,7 @@ def check_path(path: bytes) -> None:
             raise ValueError(f"it has a component {part.decode()!r}")
         if len(part) > MAX_COMPONENT:
             raise ValueError(f"it has a component longer than {MAX_COMPONENT} bytes")
-        if _folded(part) in _RESERVED:
+        if _RESERVED.fullmatch(part):
             raise ValueError(f"it has a component {part.decode()!r}, which is dsv's or git's own")
 
 
@@ -57,10 +54,9 @@ def check_joined(blob: bytes) -> list[bytes]:
     paths = blob.split(b"\0")
     framed = b"/" + blob.replace(b"\0", b"/") + b"/"
     good = (
-        (not _any_longer(blob, MAX_COMPONENT) or _lengths_are_fine(paths, framed))
-        and framed.rfind(b"//") < 0  # takes half the time of `in`
-        and (framed.rfind(b"/.") < 0 or _dots_are_fine(framed))
-    )
+        not _any_longer(blob, MAX_COMPONENT)
+        or (max(map(len, paths)) <= MAX_PATH and max(map(len, framed.split(b"/"))) <= MAX_COMPONENT)
+    ) and _BAD.search(framed) is None
     try:
         blob.decode("utf-8")
     except UnicodeDecodeError:
@@ -102,15 +98,6 @@ def _any_longer(blob: bytes, limit: int) -> bool:
         if not start:
             return True
     return False
-
-
-def _lengths_are_fine(paths: list[bytes], framed: bytes) -> bool:
-    return max(map(len, paths)) <= MAX_PATH and max(map(len, framed.split(b"/"))) <= MAX_COMPONENT
-
-
-def _dots_are_fine(framed: bytes) -> bool:
-    folded = _folded(framed)
-    return not any(part in folded for part in (b"/./", b"/../", b"/.dsv/", b"/.git/"))
 
 
 def check_target(target: bytes) -> None:

@@ -17,9 +17,8 @@ from dsv.run.engines.attach import Foreground
 from dsv.run.engines.base import Ended, Facts, Job
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
-from dsv.run.engines.slurm.engine import Slurm
+from dsv.run.engines.slurm.engine import Follower, Slurm
 from dsv.run.engines.slurm.job_status import Left
-from dsv.run.engines.slurm.run import Follower
 from dsv.run.engines.slurm.script import Batch, SlurmOptions, render
 from dsv.run.node_order import NodeOrder
 from dsv.run.record import JobRef, RunId
@@ -372,7 +371,7 @@ def test_a_log_that_a_full_disk_cut_says_so(
 ) -> None:
     (tmp_path / "out.0").write_text("a whole line\nhalf a l")
     (tmp_path / "err.0").write_text("")
-    monkeypatch.setattr("dsv.run.engines.slurm.run.disk_usage", lambda folder: SimpleNamespace(free=free))
+    monkeypatch.setattr("dsv.run.engines.slurm.engine.disk_usage", lambda folder: SimpleNamespace(free=free))
     with (tmp_path / "log").open("wb") as log:
         for stream in ("out", "err"):
             Follower(tmp_path, stream, log.fileno()).step(last=True)

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Event
 from time import monotonic, sleep
 from typing import ClassVar, Final
 
 from dsv.errors import LaunchError, UsageError
 from dsv.fs.process import Fate, Watched, why_not_started
 from dsv.fs.process import Process as Known
+from dsv.run.engines.attach import FollowedJob
 from dsv.run.engines.base import (
-    CANNOT_LAUNCH,
     NO_OPTIONS,
     Ended,
     Facts,
@@ -195,16 +195,14 @@ class Process(LocalEngine):
         return ",".join(names)
 
 
-class _ProcessRun:
+class _ProcessRun(FollowedJob):
     """A process in a session of its own, so that signals reach all of it, and the terminal's none of it."""
 
     def __init__(
         self, held: _Held, environ: Mapping[str, str], output: Output, on_end: Callable[[], None]
     ) -> None:
-        self.ended: Ended | None = None
-        self._lock = Lock()  # held while the group is signalled, and while its number is given back
+        super().__init__("dsv-process", on_end)
         self._gone = False
-        self._on_end = on_end
         self._held = held
         self._process = held.process
         assert self._process.stdout is not None and self._process.stderr is not None  # asked for above
@@ -217,25 +215,23 @@ class _ProcessRun:
             exceeded=self.kill,
         )
         self._memory.start()
-        Thread(target=self._watch, name="dsv-process", daemon=True).start()
+        self._thread.start()
 
-    def signal(self, number: int) -> None:
-        with self._lock:
+    def _send(self, number: int) -> bool:
+        with suppress(ProcessLookupError, PermissionError):
             if not self._gone:
-                self._signal(number)
+                os.killpg(self._process.pid, number)
+        return True
 
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
+    def _kill(self) -> bool:
+        return self._send(signal.SIGKILL)
 
-    def _watch(self) -> None:
-        try:
-            ended = self._reap()
-        except ChildProcessError:  # another thread has waited for any child, or the system for all
-            reason = "its exit code went to somebody else in this process"
-            ended = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
+    def _close(self) -> None:
         self._held.guard.dismiss()
-        self.ended = ended if self._problem is None else self._problem
-        self._on_end()
+
+    def _until_end(self) -> Ended:
+        ended = self._reap()
+        return ended if self._problem is None else self._problem
 
     def _reap(self) -> Ended:
         try:
@@ -243,7 +239,7 @@ class _ProcessRun:
             with self._lock:
                 # Like a container's, the rest of it ends with its first process; reaped only then, so that its
                 # number is still its own.
-                self._signal(signal.SIGKILL)
+                self._send(signal.SIGKILL)
                 _, status, rusage = os.wait4(self._process.pid, 0)
                 self._gone = True
         finally:
@@ -261,10 +257,6 @@ class _ProcessRun:
             cause = EndCause.OUT_OF_MEMORY
             return Ended(exit_code=exit_code, launched=True, reason=reason, cause=cause, usage=usage)
         return Ended(exit_code=exit_code, launched=True, usage=usage)
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
 
 
 def _give(held: _Held, environ: Mapping[str, str]) -> Ended | None:

@@ -253,8 +253,14 @@ _TRACKING = msgspec.json.Decoder(Tracking)
 
 
 def read(path: Path) -> Tracking:
-    """Return the content of a file; nothing if there is none, or it can't be understood. Raises `OSError`."""
-    return read_json(path, _TRACKING, _MAX_BYTES) or Tracking()
+    """Return the content of a file; nothing if there is none, or it can't be understood. Raises `OSError`.
+
+    If a cache has none, the notes of an older dsv are read: a file for each branch and tag.
+    """
+    found = read_json(path, _TRACKING, _MAX_BYTES)
+    if found is None and path.parent.name == "tracking":
+        return _of_older_cache(path.parent.parent / "refs" / path.name.removesuffix(_SUFFIX))
+    return found or Tracking()
 
 
 def set_seen(path: Path, branch: BranchName, commit: CommitId) -> None:
@@ -263,3 +269,26 @@ def set_seen(path: Path, branch: BranchName, commit: CommitId) -> None:
     if before.seen != (str(branch), str(commit)):
         after = replace(before, seen=(str(branch), str(commit)))
         replace_file(path, msgspec.json.encode(after) + b"\n")
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """A file of a branch or tag in a cache of an older dsv."""
+
+    commit: _Commit
+    seen: float
+
+
+_KNOWN = msgspec.json.Decoder(_Known)
+
+
+def _of_older_cache(folder: Path) -> Tracking:
+    branches: dict[str, Tracked] = {}
+    tags: dict[str, Tracked] = {}
+    for kind, names in (("branches", branches), ("tags", tags)):
+        for component in list_names(folder / kind):
+            known = read_json(folder / kind / component, _KNOWN)
+            with suppress(UsageError):
+                if known is not None:
+                    name = str(BranchName.from_component(component))
+                    names[name] = Tracked(int(known.seen * 1000), known.commit)
+    return Tracking(branches, tags)

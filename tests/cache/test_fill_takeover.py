@@ -203,7 +203,7 @@ def test_a_folder_that_anothers_equal_one_replaced_is_looked_up_again(tmp_path: 
     for name in ("tree", "drafts", "others"):
         (tmp_path / name).mkdir()
     top, drafts = (os.open(tmp_path / name, os.O_RDONLY) for name in ("tree", "drafts"))
-    rights = Rights(file=0o444, executable=0o555, folder=0o775, mend=True, group=None)
+    rights = Rights(given=0o775, free=0, file=0o444, executable=0o555, mend=True)
     folders = Folders(top, rights, drafts)
     folders.open(b"a/b")
     (tmp_path / "tree/a/b").rmdir()

@@ -78,8 +78,7 @@ def obey_at(root: CacheRoot, place: Place, repository: Repository) -> bool:
     """Remove erased files from one cached commit, and note how many it lacks; False if that is not possible."""
     try:
         record = read_record(root, place)
-        chosen = () if record is None else record.selection
-        selection = PathSet.of([path.encode() for path in chosen])
+        selection = PathSet() if record is None else record.paths
         tree = TreeReader(repository.objects, place.commit)
         erased = [
             entry.path

@@ -117,11 +117,9 @@ class Shelf(msgspec.Struct, eq=False):
         """Return None if this cache has nothing of the dataset, or may not be read."""
         lenders: list[Lender] = []
         try:
-            for one in newest(of_dataset(root, folder_name(dataset), store)):
+            for place, record in newest(of_dataset(root, folder_name(dataset), store)):
                 with contextlib.suppress(OSError):  # evicted, or not for this user
-                    lenders.append(
-                        Lender(one.place.commit, one.selection, os.open(root.visible(one.place), _FOLDER))
-                    )
+                    lenders.append(Lender(place.commit, record.paths, os.open(root.visible(place), _FOLDER)))
             threads = _REMOTE_THREADS if system.kind_of(root.path).remote else 1
         except (OSError, DsvError):
             return None

@@ -22,6 +22,7 @@ from dsv.fs.files import list_names, read_json, read_small
 from dsv.fs.process import user_name
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.values.ids import CommitId, StoreId
+from dsv.values.paths import PathSet
 
 USED = "used"
 SHARE = "share-"
@@ -126,6 +127,10 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     host: str = ""  # of who made it visible, as `user`
     user: str = ""
     time: float = 0.0  # seconds since 1970, the file server's clock
+
+    @property
+    def paths(self) -> PathSet:
+        return PathSet.of(path.encode() for path in self.selection)
 
 
 _FILLED = msgspec.json.Decoder(Filled)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import random
 import re
@@ -98,6 +99,12 @@ class Place(msgspec.Struct, frozen=True, order=True):
         return dataset_of(self.dataset)
 
 
+def places_in(folder: Path) -> list[Place]:
+    """Return the places that the names in a dataset's folder mean. Raises `OSError`."""
+    places = (Place.parse(folder.name, name) for name in list_names(folder))
+    return [place for place in places if place is not None]
+
+
 def explain(error: OSError, path: Path | str, doing: str = "use") -> DsvError:
     """Return dsv's error for an error of the operating system at `path` in a cache."""
     what, subject = f"cannot {doing} {path}: {error.strerror or error}", str(path)
@@ -177,7 +184,13 @@ class CacheRoot:
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow the site's own links)
         self.dot = self.path / DOT
-        self._modes: tuple[int, int, int] | None = None
+        self.room = self.dot / "room"
+        self.trash = self.dot / "trash"
+        self.temporary = self.dot / "tmp"
+        self.inventory = self.dot / "inventory"
+        self.spares = self.dot / "spare"
+        self.spare_folder = self.trash / "spare"
+        self.settings_file = self.path / SETTINGS_FILE
 
     def __repr__(self) -> str:
         return f"CacheRoot({str(self.path)!r})"
@@ -202,57 +215,27 @@ class CacheRoot:
         return self.dot / "datasets" / dataset
 
     @property
-    def room(self) -> Path:
-        return self.dot / "room"
-
-    @property
-    def trash(self) -> Path:
-        return self.dot / "trash"
-
-    @property
-    def temporary(self) -> Path:
-        return self.dot / "tmp"
-
-    @property
-    def inventory(self) -> Path:
-        """A copy of what the claims folders held when they were last read."""
-        return self.dot / "inventory"
-
-    @property
-    def spares(self) -> Path:
-        return self.dot / "spare"
-
-    @property
-    def spare_folder(self) -> Path:
-        return self.trash / "spare"
-
-    @property
-    def settings_file(self) -> Path:
-        return self.path / SETTINGS_FILE
-
-    @property
     def directory_mode(self) -> int:
         """Mode of every directory: the root's, without its sticky bit, which would stop sharing."""
-        return self._rights()[0]
+        return self._rights[0]
 
     @property
     def file_mode(self) -> int:
         """Mode of every cached file: read-only for those who may read the root."""
-        return self._rights()[1]
+        return self._rights[1]
 
+    @functools.cached_property
     def _rights(self) -> tuple[int, int, int]:
-        if self._modes is None:
-            try:
-                found = self.path.stat()
-            except OSError as error:
-                if error.errno in (errno.ENOENT, errno.ENOTDIR):
-                    raise NotFound(f"there is no cache at {self.path}", subject=str(self.path)) from error
-                raise explain(error, self.path) from error
-            # A directory that one may list but not enter is of no use, so x follows r.
-            rwx = found.st_mode & 0o777 | 0o700
-            rwx |= (rwx & 0o444) >> 2
-            self._modes = (rwx | found.st_mode & stat.S_ISGID, rwx & 0o444, found.st_gid)
-        return self._modes
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                raise NotFound(f"there is no cache at {self.path}", subject=str(self.path)) from error
+            raise explain(error, self.path) from error
+        # A directory that one may list but not enter is of no use, so x follows r.
+        rwx = found.st_mode & 0o777 | 0o700
+        rwx |= (rwx & 0o444) >> 2
+        return rwx | found.st_mode & stat.S_ISGID, rwx & 0o444, found.st_gid
 
     def exists(self) -> bool:
         """Return whether the cache exists. Raise `Denied` or `Unreachable` if that can't be found out."""
@@ -312,7 +295,7 @@ class CacheRoot:
 
     def _rights_in(self, parent: int) -> Rights:
         """Return what a folder made there needs to have the root's rights."""
-        mode, _, group = self._rights()
+        mode, _, group = self._rights
         above = os.fstat(parent)
         passed_on = above.st_mode & stat.S_ISGID
         born_in = above.st_gid if passed_on else os.getegid()

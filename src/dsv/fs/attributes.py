@@ -121,3 +121,11 @@ def unless_gone() -> Iterator[None]:
     except OSError as error:
         if error.errno not in GONE:
             raise
+
+
+def remove_probes(folder: Path) -> None:
+    """Remove what processes left that died while asking for the time. What can't be removed stays."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.name.startswith(PROBE):
+                path.unlink(missing_ok=True)

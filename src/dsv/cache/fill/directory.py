@@ -24,7 +24,7 @@ from dsv.cache.record import Filled, lookup, record_path, write_record
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot, Place
 from dsv.errors import UPGRADE, Conflict, Unsupported
-from dsv.fs.attributes import PROBE
+from dsv.fs.attributes import remove_probes
 from dsv.fs.files import FULL, GONE, list_names, read_small
 
 PREFIX = "at-"
@@ -34,14 +34,21 @@ _PLAN_LIMIT = 16 << 20
 _TRIES = 10
 
 
-class FillDirectory(msgspec.Struct, frozen=True):
+class FillDirectory:
     """The folders of one fill. They vanish when another process ends the fill."""
 
-    root: CacheRoot
-    place: Place
-    fill: str
-    folder: Path
-    plan: Plan
+    def __init__(self, root: CacheRoot, place: Place, fill: str, folder: Path, plan: Plan) -> None:
+        self.root = root
+        self.place = place
+        self.fill = fill
+        self.folder = folder
+        self.plan = plan
+        self.tree = folder / "tree"
+        self.dead = folder / "dead"  # the tree of a fill that was given up
+        self.parts = folder / "parts"
+        self.workers = folder / "workers"
+        self.links = folder / "links"
+        self.drafts = folder / "drafts"
 
     def make_folder(self, path: Path) -> None:
         """Make a folder of the fill, with the cache's rights. Raises `OSError`, `FileNotFoundError` if it ended."""
@@ -52,31 +59,6 @@ class FillDirectory(msgspec.Struct, frozen=True):
         """Ask the file server that it has neither been published nor given up. Raises `OSError`."""
         self.root.look_up_anew(self.folder)
         return self.tree.is_dir()
-
-    @property
-    def tree(self) -> Path:
-        return self.folder / "tree"
-
-    @property
-    def dead(self) -> Path:
-        """The tree of a fill that was given up."""
-        return self.folder / "dead"
-
-    @property
-    def parts(self) -> Path:
-        return self.folder / "parts"
-
-    @property
-    def workers(self) -> Path:
-        return self.folder / "workers"
-
-    @property
-    def links(self) -> Path:
-        return self.folder / "links"
-
-    @property
-    def drafts(self) -> Path:
-        return self.folder / "drafts"
 
 
 def start(
@@ -146,7 +128,7 @@ def join(root: CacheRoot, place: Place) -> FillDirectory | None:
                 raise
         names = list_names(home)
         if not names:
-            _remove_probes(home)
+            remove_probes(home)  # no fill could ever appear beside them
     for name in names:
         folder = home / name
         data = read_small(folder / "plan", _PLAN_LIMIT)
@@ -161,14 +143,6 @@ def join(root: CacheRoot, place: Place) -> FillDirectory | None:
             raise _newer(place)
         return FillDirectory(root, place, name.removeprefix(PREFIX), folder, plan)
     return None
-
-
-def _remove_probes(home: Path) -> None:
-    """Left by a process that died while asking for the time: no fill could ever appear beside them."""
-    with contextlib.suppress(OSError):
-        for path in home.iterdir():
-            if path.name.startswith(PROBE):
-                path.unlink(missing_ok=True)
 
 
 def _newer(place: Place) -> Unsupported:

@@ -15,7 +15,6 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-import msgspec
 from blake3 import blake3
 
 from dsv.cache.fill.directory import FillDirectory, end_unpublished
@@ -44,34 +43,33 @@ LARGE_PIECE = 256 << 10  # bytes from which on the disk is asked to begin at onc
 Buffer = bytes | bytearray | memoryview
 
 
-class Rights(msgspec.Struct, frozen=True):
+class Rights(FolderRights, frozen=True):
     """Modes and group with which new files and folders get the rights of the cache's root."""
 
-    file: int  # mode
-    executable: int  # mode
-    folder: int  # mode
-    mend: bool  # a umask is in the way, so modes are set by fchmod after the creation
-    group: int | None  # None if they are born with the right one, or if it does not matter
+    file: int = 0  # mode, as the next one
+    executable: int = 0
+    mend: bool = False  # a umask is in the way, so modes are set by fchmod after the creation
     sync: bool = False  # each file is synced before it is closed
 
     @classmethod
     def of(cls, root: CacheRoot, *, sync: bool = False) -> Rights:
         """Return what this process's files need to have the rights of the cache's root. Raises `OSError`."""
-        mode = root.directory_mode
+        mode, file = root.directory_mode, root.file_mode
         group = root.path.stat().st_gid
-        shared = not mode & stat.S_ISGID and os.getegid() != group and bool(mode & 0o070)
+        born = (
+            mode & stat.S_ISGID or os.getegid() == group or not mode & 0o070
+        )  # right, or it does not matter
+        mend = bool(mode & umask())
         return cls(
-            file=root.file_mode,
-            executable=root.file_mode | (root.file_mode & 0o444) >> 2,
-            folder=mode,
-            mend=bool(mode & umask()),
-            group=group if shared else None,
+            given=mode,
+            free=0,
+            group=None if born else group,
+            plain=bool(born) and not mend,
+            file=file,
+            executable=file | (file & 0o444) >> 2,
+            mend=mend,
             sync=sync,
         )
-
-    def for_folders(self) -> FolderRights:
-        plain = not self.mend and self.group is None
-        return FolderRights(given=self.folder, free=0, group=self.group, plain=plain)
 
 
 class Folders:
@@ -167,12 +165,11 @@ class Folders:
 
     def _make(self, parent: int, name: bytes) -> None:
         """Make a folder that has its final rights at once: with others, it could lock other users out for ever."""
-        made = self._rights.for_folders()
-        if not made.plain:
+        if not self._rights.plain:
             with contextlib.suppress(FileNotFoundError):
                 os.stat(name, dir_fd=parent, follow_symlinks=False)
                 return
-        make_folder(parent, name, made, self._drafts)
+        make_folder(parent, name, self._rights, self._drafts)
 
 
 def create_file(
@@ -310,23 +307,21 @@ class Links:
                 failed.append(at)
         return failed
 
-    def identity(self, source: tuple[int, bytes], entry: Entry) -> tuple[int, int] | None:
-        """Return the device and inode of a donor's file; None if it is not as it was filled. Raises `OSError`."""
+    def _is_as_filled(self, source: tuple[int, bytes], entry: Entry) -> bool:
+        """Check a donor's file by its attributes. Raises `OSError`."""
         try:
             found = os.stat(source[1], dir_fd=source[0], follow_symlinks=False)
         except OSError as error:
             if error.errno not in _NO_DONOR:
                 raise
-            return None
-        as_filled = stat.S_ISREG(found.st_mode) and found.st_size == entry.size and has_time(found)
-        if not as_filled or bool(found.st_mode & 0o100) != (entry.kind is Kind.EXECUTABLE):
-            return None
-        return found.st_dev, found.st_ino
+            return False
+        same = stat.S_ISREG(found.st_mode) and found.st_size == entry.size and has_time(found)
+        return same and bool(found.st_mode & 0o100) == (entry.kind is Kind.EXECUTABLE)
 
     def take(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
         """Make `target` the donor's file, if that is still as it was filled. Raises `FileExistsError`, `OSError`."""
         folder, name = source
-        if self.identity(source, entry) is None:
+        if not self._is_as_filled(source, entry):
             return Taken.NO
         try:
             os.link(name, target[1], src_dir_fd=folder, dst_dir_fd=target[0], follow_symlinks=False)
@@ -413,11 +408,8 @@ class State(enum.Enum):
     BROKEN = enum.auto()
 
 
-def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None = None) -> State:
-    """Read and check what is there for this file; a link to `twin` (device, inode) is right as it is.
-
-    Raises `OSError`.
-    """
+def examine(folder: int, name: bytes, entry: Entry) -> State:
+    """Read and check what is there for this file. Raises `OSError`."""
     try:
         descriptor = os.open(name, _READ, dir_fd=folder)
     except FileNotFoundError:
@@ -431,8 +423,6 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
         executable = entry.kind is Kind.EXECUTABLE
         if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
             return State.BROKEN
-        if (found.st_dev, found.st_ino) == twin:
-            return State.WHOLE
         if bool(found.st_mode & 0o100) != executable or hash_of(descriptor) != entry.file_id:
             return State.BROKEN
         if not has_time(found):

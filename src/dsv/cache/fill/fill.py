@@ -358,7 +358,9 @@ class FillParticipant:
             if context.helper is not None:
                 jobs = context.jobs or default_jobs(directory.plan, context.kind)
                 self._helpers.start(directory, context.helper, jobs)
-            self._worker = self._begin()
+            self._worker = PartWorker(
+                directory, context.source, self._table, self._heartbeat.tally, context.kind, self._tick
+            )
             self._work(self._worker)
             if not self.published:
                 self._check_disk()
@@ -376,12 +378,6 @@ class FillParticipant:
                 self._write_back.close()
                 self.hopeless = self.hopeless or self._write_back.lost
             self._reporter.finish()
-
-    def _begin(self) -> PartWorker:
-        context = self._context
-        return PartWorker(
-            self._directory, context.source, self._table, self._heartbeat.tally, context.kind, self._tick
-        )
 
     def _resume(self, now: float) -> None:
         """Make room again if no process works on the fill, as its reservation has lapsed; else begin far from the

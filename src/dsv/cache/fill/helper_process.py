@@ -8,17 +8,16 @@ leaves the rest (waiting, takeover, publishing) to others.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
+import pkgutil
 import select
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -134,7 +133,9 @@ def _start(order: dict[str, object]) -> subprocess.Popen[bytes]:
 def main() -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the parent hears it too, and ends this process if need be
-    order = json.loads(_read_line())
+    # Unbuffered: a thread that waits in Python's buffer would be in the way at the end.
+    with open(0, "rb", buffering=0, closefd=False) as given:
+        order = json.loads(given.readline())
     sys.path[:] = order["path"]
     stop = threading.Event()
     threading.Thread(target=_watch_input, args=(stop,), daemon=True).start()
@@ -142,7 +143,7 @@ def main() -> int:
     directory = join(root, Place(order["dataset"], order["name"]))
     if directory is None or directory.fill != order["fill"]:
         return 0
-    source = _factory(order["factory"])(**order["arguments"])
+    source = pkgutil.resolve_name(order["factory"])(**order["arguments"])
     try:
         heartbeat = _work(directory, source, order["begin"], stop)
     except OSError:
@@ -183,23 +184,6 @@ def _watch_input(stop: threading.Event) -> None:
     stop.set()
     threading.Event().wait(5.0)
     os._exit(1)
-
-
-def _read_line() -> bytes:
-    """Read past Python's buffer: a thread that waits in it would be in the way at the end."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        data = os.read(0, 1 << 16)
-        if not data:
-            break
-        line += data
-    return bytes(line)
-
-
-def _factory(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
 
 
 if __name__ == "__main__":

@@ -63,7 +63,6 @@ class PartWorker:
         """Bytes of disk written in files too small to send each of them to the disk at once."""
         try:
             self._contents = Contents(directory, source)
-            self._stack.callback(self._contents.close)
             self._placer = Placer(directory, kind)
             self._stack.callback(self._placer.close)
             if kind.remote and not kind.sync_each:

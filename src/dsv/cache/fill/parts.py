@@ -215,7 +215,6 @@ class ClaimTable:
         self._owner = owner
         self.count = parts
         self._newest: dict[int, int] = {}
-        self._done: set[int] = set()
         self._remote = kind.remote
         self._mark = "done" if kind.remote else f"done.{boot()[:8]}"
         self._finished: dict[int, int] = {}
@@ -234,11 +233,12 @@ class ClaimTable:
 
     @property
     def done(self) -> int:
-        return len(self._done)
+        """Parts that are whole: their newest claim is done."""
+        return sum(map(self._is_done, self._finished))
 
     @property
     def all_done(self) -> bool:
-        return len(self._done) == self.count
+        return self.done == self.count
 
     def confirm_done(self) -> bool:
         """Check that all parts are done and none was claimed once more, by a lookup of each name: rule W5.
@@ -249,7 +249,6 @@ class ClaimTable:
             for part, generation in list(self._newest.items()):
                 if os.path.lexists(self._folder / f"{part}.{generation + 1}"):
                     self._saw_claim(part, generation + 1)
-            self._count_done()
         return self.all_done
 
     def begin_at(self, part: int) -> None:
@@ -277,14 +276,11 @@ class ClaimTable:
                 self._saw_done(part, int(generation))
             else:
                 lost.add(part)
-        self._count_done()
-        self._lost = lost - self._done
+        self._lost = {part for part in lost if not self._is_done(part)}
         return now
 
-    def _count_done(self) -> None:
-        self._done = {
-            part for part, generation in self._finished.items() if generation >= self._newest.get(part, 0)
-        }
+    def _is_done(self, part: int) -> bool:
+        return part in self._finished and self._finished[part] >= self._newest.get(part, 0)
 
     def claim_free(self) -> Claim | None:
         """Claim the next part that nobody has claimed; None if there is none left. Raises `OSError`."""
@@ -305,7 +301,7 @@ class ClaimTable:
         Also one that was done before this machine last started, and may have been lost with it: it is checked.
         """
         for part, generation in sorted(self._newest.items()):
-            owner = "" if part in self._done else self._owner_of(part, generation)
+            owner = "" if self._is_done(part) else self._owner_of(part, generation)
             if owner in ("", self._owner) or not (part in self._lost or is_gone(owner)):
                 continue
             claim = self._claim(part, generation + 1)
@@ -321,7 +317,6 @@ class ClaimTable:
         """Say that every file of the part is whole. What needs to be synced for that has been. Raises `OSError`."""
         with contextlib.suppress(FileExistsError):
             (self._folder / f"{claim.part}.{claim.generation}.{self._mark}").symlink_to(self._owner)
-        self._done.add(claim.part)
         self._saw_done(claim.part, claim.generation)
 
     def overtaken(self, claim: Claim) -> bool:

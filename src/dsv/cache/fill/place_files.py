@@ -280,24 +280,17 @@ class Placer:
     def examine(self, job: Job, items: Iterable[Item], pace: Callable[[], None]) -> dict[bytes, State]:
         """Return what is there of these files already. Raises `OSError`."""
         states: dict[bytes, State] = {}
+
+        def look(entry: Entry, target: tuple[int, bytes]) -> None:
+            states[entry.path] = examine(*target, entry)
+
         for item in items:
             pace()
             target = self._find(job, self.asked, item.entry.path) if item.entry.is_file else None
             if target is not None:
-                self._run(job, self._look(item, target, states))
+                self._run(job, partial(look, item.entry, target))
         self.pool.drain()
         return states
-
-    def _look(self, item: Item, target: tuple[int, bytes], states: dict[bytes, State]) -> Callable[[], None]:
-        entry = item.entry
-        folder, name = target
-        source = None if item.donor is None else self._links.folder_of(item.donor, item.donor_path)
-
-        def look() -> None:
-            twin = None if source is None else self._links.identity(source, entry)
-            states[entry.path] = examine(folder, name, entry, twin)
-
-        return look
 
     def _find(self, job: Job, folders: Folders, path: bytes) -> tuple[int, bytes] | None:
         """Return the folder of this path, and the name in it; None if it has to be looked up anew."""

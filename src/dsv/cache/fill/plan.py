@@ -30,7 +30,7 @@ from dsv.cache.fill.parts import (
 )
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.record import Filled, read_record
-from dsv.cache.root import CacheRoot, Place, is_dataset
+from dsv.cache.root import CacheRoot, Place, is_dataset, places_in
 from dsv.errors import IntegrityError, NotFound
 from dsv.format.columns import cut
 from dsv.format.recipe import SINGLE_CHUNK_MAX
@@ -49,6 +49,8 @@ _OTHERS = 3
 assert _OWN + _OTHERS <= MAX_DONORS
 _SAMPLES = 8
 
+Candidate = tuple[Place, Filled]
+"""A cached commit that files could be taken from."""
 # Two files are the same if these are: the kind (executable or not, large or not), then the file id.
 Content = bytes
 _LARGE = 16  # the file has a recipe
@@ -108,12 +110,12 @@ def make_plan(
     """
     tree = source.tree(request.commit)
     found = candidates(root, request.place, request.store)
-    matched = match(source, tree, [one for one in found if one.place not in without])
+    matched = match(source, tree, [one for one in found if one[0] not in without])
     donors: list[DonorPlan] = []
     matching: Matching | None = None
     if matched is not None:
         matching, used = matched
-        donors = [_donor(root, one, matching.samples[number]) for number, one in enumerate(used)]
+        donors = [_donor(root, one, matching.samples[number]) for number, (one, _) in enumerate(used)]
     sums = _Sums()
     if not request.selection.whole:
         loads = _selected(tree, request.selection, matching, donors, sums)
@@ -243,12 +245,12 @@ def _copied(code: int, donors: Sequence[DonorPlan]) -> bool:
     return LINK <= code < MOVED and donors[code - LINK].way == "copy"
 
 
-def _donor(root: CacheRoot, candidate: Candidate, samples: Sequence[bytes]) -> DonorPlan:
+def _donor(root: CacheRoot, place: Place, samples: Sequence[bytes]) -> DonorPlan:
     """Try on some files how they can be shared, which decides how much room the fill needs."""
-    top = os.fsencode(root.visible(candidate.place))
+    top = os.fsencode(root.visible(place))
     ways = [way for way in (_try(root, top + b"/" + path) for path in samples) if way is not None]
     way = max(ways, key=("link", "reflink", "copy").index, default="link")
-    return DonorPlan(candidate.place.dataset, candidate.place.name, way)
+    return DonorPlan(place.dataset, place.name, way)
 
 
 def _try(root: CacheRoot, path: bytes) -> str | None:
@@ -303,17 +305,6 @@ def _folders(tree: TreeReader, selection: PathSet) -> int:
     return count
 
 
-class Candidate(msgspec.Struct, frozen=True):
-    """A cached commit that files could be taken from."""
-
-    place: Place
-    record: Filled
-
-    @property
-    def selection(self) -> PathSet:
-        return PathSet.of(path.encode() for path in self.record.selection)
-
-
 def candidates(root: CacheRoot, place: Place, store: StoreId) -> list[Candidate]:
     """Return visible commits of the same store: the newest of the dataset, then the newest of others.
 
@@ -327,22 +318,20 @@ def candidates(root: CacheRoot, place: Place, store: StoreId) -> list[Candidate]
         for one in of_dataset(root, dataset, store)
     ]
     chosen = newest(own)[:_OWN] + newest(others)[:_OTHERS]
-    return [one for one in chosen if one.place != place]
+    return [one for one in chosen if one[0] != place]
 
 
 def of_dataset(root: CacheRoot, dataset: str, store: StoreId) -> Iterator[Candidate]:
     """Yield the visible commits of one dataset, given as its folder's name. Raises `OSError`."""
-    folder = root.path / dataset
     with contextlib.suppress(NotADirectoryError, PermissionError):
-        for name in list_names(folder):
-            place = Place.parse(dataset, name)
-            record = None if place is None else read_record(root, place)
-            if place is not None and record is not None and record.store == str(store):
-                yield Candidate(place, record)
+        for place in places_in(root.path / dataset):
+            record = read_record(root, place)
+            if record is not None and record.store == str(store):
+                yield place, record
 
 
 def newest(found: Iterable[Candidate]) -> list[Candidate]:
-    return sorted(found, key=lambda one: one.record.time, reverse=True)
+    return sorted(found, key=lambda one: one[1].time, reverse=True)
 
 
 class Matching(msgspec.Struct):
@@ -519,13 +508,13 @@ def match(
     """Compare the tree with the candidates in their order; None if none of them has any of its files."""
     matching = Matching.of(tree)
     used: list[Candidate] = []
-    for candidate in found:
+    for place, record in found:
         if matching.complete:
             break
         try:
-            theirs = source.tree(candidate.place.commit)
-            if matching.add(len(used), tree, theirs, candidate.selection):
-                used.append(candidate)
+            theirs = source.tree(place.commit)
+            if matching.add(len(used), tree, theirs, record.paths):
+                used.append((place, record))
         except (NotFound, IntegrityError):
             continue  # the store has lost that commit; files that are linked from it are verified anyway
     return (matching, used) if used else None

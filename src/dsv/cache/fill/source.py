@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from dsv.cache.fill.directory import FillDirectory
-from dsv.cache.fill.parts import CHUNKS, LINK, MAX_DONORS, MOVED, Part, slice_bounds
+from dsv.cache.fill.parts import CHUNKS, LINK, MAX_DONORS, MOVED, NOTHING, Part, slice_bounds
 from dsv.cache.root import Place
 from dsv.errors import IntegrityError
 from dsv.format.locator import Location
@@ -124,10 +124,10 @@ class LinkRun(msgspec.Struct):
 
 
 class Contents:
-    """Reads parts of one fill's tree. `close` it afterwards."""
+    """Reads parts of one fill's tree."""
 
     def __init__(self, directory: FillDirectory, source: StoreSource) -> None:
-        """Open the trees and the source map of the plan. Raise `OSError` if the map can't be opened."""
+        """Open the trees and read the source map of the plan. Raise `OSError` if the map can't be read."""
         self._directory = directory
         self._source = source
         tree = source.tree(CommitId.parse(directory.plan.commit))
@@ -138,16 +138,10 @@ class Contents:
             self._starts.append(self._starts[-1] + leaf.child.entries)
         self._selection = PathSet.of(path.encode() for path in directory.plan.selection)
         self._donor_trees: dict[int, TreeReader] = {}
-        self._source_map = (
-            os.open(directory.folder / "sheet", os.O_RDONLY | os.O_CLOEXEC)
-            if directory.plan.has_source_map
-            else -1
-        )
-
-    def close(self) -> None:
-        if self._source_map >= 0:
-            os.close(self._source_map)
-            self._source_map = -1
+        has_map = directory.plan.has_source_map
+        self._source_map = (directory.folder / "sheet").read_bytes() if has_map else None
+        if self._source_map is not None and len(self._source_map) < self._starts[-1]:
+            raise IntegrityError(f"the plan of {directory.place} is cut short", subject=str(directory.place))
 
     def of(self, part: Part) -> Iterator[Item]:
         """Yield the part's entries in order, without files that were erased. Raises `OSError`."""
@@ -165,43 +159,26 @@ class Contents:
 
     def in_runs(self, part: Part) -> Iterator[Item | LinkRun]:
         """Do as `of`, with what is linked at its own path in runs: no object is made for each of these files."""
-        if not self._selection.whole or self._source_map < 0 or self._erasures:
+        if not self._selection.whole or self._source_map is None or self._erasures:
             yield from self.of(part)
             return
         for number in range(part.first, part.last + 1):
             located = self._segments.get(number)
+            sizes = located.segment.sizes
             codes = self._codes(number)
-            start, end = slice_bounds(located.segment.sizes, part.slices)[part.slice]
-            items: dict[int, Item] | None = None
-            for linked in _LINKED_OR_NOT.finditer(codes, start, end):
-                code = codes[linked.start()]
+            if sizes.count(0):  # a segment that is linked whole may have links and folders, which are not
+                codes = bytes(code if size else NOTHING for code, size in zip(codes, sizes, strict=True))
+            start, end = slice_bounds(sizes, part.slices)[part.slice]
+            moves = self._moves(number, codes, start)
+            for run in _LINKED_OR_NOT.finditer(codes, start, end):
+                code = codes[run.start()]
                 if LINK <= code < MOVED:
-                    yield from self._linked(located, code - LINK, linked.start(), linked.end())
-                    continue
-                if items is None:
-                    others = (at for at in range(len(codes)) if not LINK <= codes[at] < MOVED)
-                    items = dict(zip(others, self._others(number, located, codes), strict=True))
-                yield from (items[at] for at in range(linked.start(), linked.end()))
+                    yield from self._linked(located, code - LINK, *run.span())
+                else:
+                    for at in range(*run.span()):
+                        yield _coded(codes[at], *_entry_at(located, at), moves)
 
-    def _others(self, number: int, located: LocatedSegment, codes: bytes) -> Iterator[Item]:
-        """Yield the entries that are not linked at their own path."""
-        moves = iter(self._moves(number) if codes.translate(None, _UNMOVED) else ())
-        for at, code in enumerate(codes):
-            if not LINK <= code < MOVED:
-                yield _coded(code, *_entry_at(located, at), moves)
-
-    def _linked(self, located: LocatedSegment, donor: int, start: int, end: int) -> Iterator[Item | LinkRun]:
-        segment = located.segment
-        at = start
-        if segment.files < len(segment) or segment.sizes.count(0):  # links and folders are not to be linked
-            for position in range(start, end):
-                if not segment.sizes[position]:
-                    yield from self._linked_files(located, donor, at, position)
-                    yield Item(*_entry_at(located, position))
-                    at = position + 1
-        yield from self._linked_files(located, donor, at, end)
-
-    def _linked_files(self, located: LocatedSegment, donor: int, start: int, end: int) -> Iterator[LinkRun]:
+    def _linked(self, located: LocatedSegment, donor: int, start: int, end: int) -> Iterator[LinkRun]:
         segment = located.segment
         while start < end:
             folder, _, _ = segment.paths[start].rpartition(b"/")
@@ -251,26 +228,24 @@ class Contents:
         return self._directory.root.visible(Place(plan.dataset, plan.name)) / os.fsdecode(path)
 
     def _items(self, number: int, located: LocatedSegment) -> Iterator[Item]:
-        if self._source_map < 0:
+        if self._source_map is None:
             return (Item(entry, where) for entry, where in located.entries())
         codes = self._codes(number)
-        moves = iter(self._moves(number) if codes.translate(None, _UNMOVED) else ())
+        moves = self._moves(number, codes, 0)
         return (
             _coded(code, entry, where, moves)
             for code, (entry, where) in zip(codes, located.entries(), strict=True)
         )
 
     def _codes(self, number: int) -> bytes:
-        start, end = self._starts[number], self._starts[number + 1]
-        codes = os.pread(self._source_map, end - start, start)
-        if len(codes) != end - start:
-            raise IntegrityError(
-                f"the plan of {self._directory.place} is cut short", subject=str(self._directory.place)
-            )
-        return codes
+        assert self._source_map is not None
+        return self._source_map[self._starts[number] : self._starts[number + 1]]
 
-    def _moves(self, number: int) -> list[bytes]:
-        return (self._directory.folder / "moves" / str(number)).read_bytes().split(b"\0")
+    def _moves(self, number: int, codes: bytes, start: int) -> Iterator[bytes]:
+        """Yield the donors' paths of the moved files of a segment, from its entry `start` on."""
+        if codes.translate(None, _UNMOVED):
+            paths = (self._directory.folder / "moves" / str(number)).read_bytes().split(b"\0")
+            yield from paths[len(codes[:start].translate(None, _UNMOVED)) :]
 
 
 def _coded(code: int, entry: Entry, where: Location | None, moves: Iterator[bytes]) -> Item:

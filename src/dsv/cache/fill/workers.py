@@ -158,15 +158,14 @@ class Reporter:
         self._progress = progress
         self._directory = directory
         self._heartbeat = heartbeat
-        self._others = (0, 0, 0)
-        self._told = (0, 0, 0)
+        self._others: list[Worker] = []
+        self._told = (0, 0, 0)  # entries, bytes, bytes fetched
         self._looked = 0.0
         self._noted = time.monotonic()
 
     def start(self) -> None:
-        plan = self._directory.plan
         self._look(read_workers(self._directory.workers))
-        self._progress.start(plan.entries, plan.bytes)
+        self._progress.start(self._directory.plan.entries, self._directory.plan.bytes)
         self.update()
 
     def update(self) -> None:
@@ -182,39 +181,31 @@ class Reporter:
         self._tell()
         if time.monotonic() - self._noted > _NOTE_EVERY:
             self._noted = time.monotonic()
-            self._progress.note(self._waiting(workers, parts_done, now))
+            at_work = [one for one in self._others if not one.gone(now)]
+            who = ", ".join(sorted({f"{one.owner.user}@{one.owner.host}" for one in at_work})) or "nobody"
+            silent = max(0.0, now - max((one.heard for one in at_work), default=now))
+            self._progress.note(
+                f"waiting for {who} to fill {self._directory.place}: {parts_done} of "
+                f"{len(self._directory.plan.parts)} parts, last heard of {format_duration(silent)} ago; after "
+                f"{format_duration(EXPIRY)} of silence this host takes over"
+            )
 
     def finish(self) -> None:
         self._progress.finish()
 
     def _look(self, workers: Mapping[str, Worker]) -> None:
-        mine = self._heartbeat.owner.id
-        others = [one for name, one in workers.items() if name != mine]
-        self._others = (
-            sum(one.entries for one in others),
-            sum(one.bytes for one in others),
-            sum(one.fetched for one in others),
-        )
+        self._others = [one for name, one in workers.items() if name != self._heartbeat.owner.id]
         self._looked = time.monotonic()
 
     def _tell(self) -> None:
         """Report progress. A part that was taken over is counted by two workers, but reported once."""
-        plan, tally = self._directory.plan, self._heartbeat.tally
-        files = min(plan.entries, self._others[0] + tally.entries)
-        size = min(plan.bytes, self._others[1] + tally.bytes)
-        fetched = self._others[2] + tally.fetched
-        told = self._told
-        if files > told[0] or size > told[1] or fetched > told[2]:
-            self._told = (max(files, told[0]), max(size, told[1]), max(fetched, told[2]))
-            self._progress.advance(*(new - old for new, old in zip(self._told, told, strict=True)))
-
-    def _waiting(self, workers: Mapping[str, Worker], parts_done: int, now: float) -> str:
-        mine = self._heartbeat.owner.id
-        at_work = [one for name, one in workers.items() if name != mine and not one.gone(now)]
-        who = ", ".join(sorted({f"{one.owner.user}@{one.owner.host}" for one in at_work})) or "nobody"
-        silent = max(0.0, now - max((one.heard for one in at_work), default=now))
-        return (
-            f"waiting for {who} to fill {self._directory.place}: {parts_done} of {len(self._directory.plan.parts)} "
-            f"parts, last heard of {format_duration(silent)} ago; after {format_duration(EXPIRY)} of silence this host "
-            "takes over"
+        plan, everybody = self._directory.plan, [*self._others, self._heartbeat.tally]
+        done = (
+            min(plan.entries, sum(one.entries for one in everybody)),
+            min(plan.bytes, sum(one.bytes for one in everybody)),
+            sum(one.fetched for one in everybody),
         )
+        more = [max(0, new - old) for new, old in zip(done, self._told, strict=True)]
+        if any(more):
+            self._told = (self._told[0] + more[0], self._told[1] + more[1], self._told[2] + more[2])
+            self._progress.advance(*more)

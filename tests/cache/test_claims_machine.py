@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from tests.cache.places import make_root, place, publish
 from tests.exhaustive import examples
 
-from dsv.cache.claims import Fired, Intent, LeaseRecord, PinRecord, read_claims
+from dsv.cache.claims import Intent, LeaseRecord, PinRecord, read_claims
 from dsv.cache.evict import evict, preview
 from dsv.cache.inventory import take_inventory
 from dsv.cache.leases import Hold, Lease, end_hold, find_holds, hold
@@ -132,7 +132,7 @@ class Claims(RuleBasedStateMachine):
     def and_goes_on(self, one: tuple[int, Intent]) -> None:
         number, intent = one
         fired = intent.fire(self.root.visible(place(number)))
-        if fired is Fired.DONE:
+        if fired:
             assert self.model[number].visible and not self.model[number].claimed
             self.model[number].visible = False
 
@@ -148,14 +148,14 @@ class Claims(RuleBasedStateMachine):
         }
         dry = preview(self.root, CacheSettings(), wish)
         result = evict(self.root, CacheSettings(), wish)
-        assert {one.candidate.place for one in result.evicted} == expected
+        assert {one.place for one in result.evicted} == expected
         assert [one.freed for one in result.evicted] == [one.freed for one in dry.evicted]
-        self.went(result.evicted and [one.candidate.place for one in result.evicted])
+        self.went(result.evicted and [one.place for one in result.evicted])
 
     @rule(keep=st.integers(0, 2))
     def evict_by_number_of_files(self, keep: int) -> None:
         result = evict(self.root, CacheSettings(limits=Limits(max_files=keep)), EvictionRequest())
-        self.went([one.candidate.place for one in result.evicted])
+        self.went([one.place for one in result.evicted])
         left = sum(model.visible for model in self.model.values())
         assert bool(result.exceeded) is (left > keep)
         assert left <= keep or all(model.claimed for model in self.model.values() if model.visible)

@@ -156,7 +156,7 @@ def test_making_room_takes_two_inventories_and_one_sweep(root: CacheRoot, looks:
     """The first shows that there is no room. The one after the sweep serves both the preview and the eviction."""
     old = publish(root, place(1), {"a": bytes(100_000)}, age=5)
     result = ensure_room(root, CacheSettings(limits=Limits(max_size=150_000)), SMALL)
-    assert [one.candidate.place for one in result.evicted] == [place(1)]
+    assert [one.place for one in result.evicted] == [place(1)]
     assert not old.exists()
     assert (looks.inventories, looks.sweeps) == (2, 1)
 

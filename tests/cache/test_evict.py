@@ -20,7 +20,7 @@ from dsv.cache.claims import Intent, IntentRecord, Owner
 from dsv.cache.evict import disk_now, evict, preview
 from dsv.cache.inventory import take_inventory
 from dsv.cache.leases import Lease
-from dsv.cache.policy import Eviction, EvictionRequest, Need
+from dsv.cache.policy import CachedCommit, EvictionRequest, Need
 from dsv.cache.record import Extent
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
@@ -57,15 +57,11 @@ def nothing_is_left(root: CacheRoot) -> bool:
 def test_the_least_recently_used_is_evicted_first_until_the_limit_holds(root: CacheRoot) -> None:
     for number in range(4):
         publish(root, place(number), {"a": bytes(100_000)}, age=(4 - number) * 100)
-    heard: list[Eviction] = []
+    heard: list[CachedCommit] = []
     result = evict(
         root, CacheSettings(limits=Limits(max_size=210_000)), EvictionRequest(), on_evicted=heard.append
     )
-    assert (
-        [one.candidate.place for one in result.evicted]
-        == [place(0), place(1)]
-        == [o.candidate.place for o in heard]
-    )
+    assert [one.place for one in result.evicted] == [place(0), place(1)] == [o.place for o in heard]
     assert all("max_size is 210 kB" in one.reason for one in result.evicted) and result.exceeded == []
     assert len(take_inventory(root).visible) == 2
 
@@ -169,7 +165,7 @@ def test_two_evicts_at_once_are_safe_and_count_each_commit_once(root: CacheRoot)
 from pathlib import Path
 from dsv.cache.evict import evict
 from dsv.cache.root import CacheRoot
-from dsv.cache.policy import Eviction, EvictionRequest
+from dsv.cache.policy import CachedCommit, EvictionRequest
 from dsv.cache.settings import CacheSettings
 result = evict(CacheRoot(Path({str(root.path)!r})), CacheSettings(), EvictionRequest(everything=True))
 assert not result.failed, result.failed
@@ -188,12 +184,12 @@ def test_a_commit_used_since_the_plan_was_made_stays(root: CacheRoot) -> None:
     visible = publish(root, place(1), {"a": b"1"}, age=1e6)
     publish(root, place(2), {"a": b"1"}, age=1e6 - 1)
 
-    def use_the_second(_: Eviction) -> None:
+    def use_the_second(_: CachedCommit) -> None:
         with Lease.take(root, place(2), "run") as lease:
             assert lease.confirm()
 
     result = evict(root, CacheSettings(), EvictionRequest(), on_evicted=use_the_second)
-    assert [one.candidate.place for one in result.evicted] == [place(1)] and not visible.exists()
+    assert [one.place for one in result.evicted] == [place(1)] and not visible.exists()
     assert [one.reason for one in result.kept] == ["used at this moment"]
 
 
@@ -204,7 +200,7 @@ def test_room_for_a_fill_is_made_or_refused(root: CacheRoot) -> None:
     need = Need(place(3), 100_000, 1)
     assert ensure_room(root, limited, need).evicted == [], "age is no reason while there is room"
     big = Need(place(3), 150_000, 1, frozenset({place(1)}))
-    assert [one.candidate.place for one in ensure_room(root, limited, big).evicted] == [place(2)]
+    assert [one.place for one in ensure_room(root, limited, big).evicted] == [place(2)]
     with (
         Lease.take(root, place(1), "run"),
         pytest.raises(NoRoom, match=r"max_size is 320 kB; in use or held: 1 cached commit$"),
@@ -367,7 +363,7 @@ def test_a_full_disk_does_not_keep_from_evicting(tmp_path: Path) -> None:
         lease.renew()
         assert before.isdisjoint(root.claims(place(2)).glob("lease-*"))
         result = evict(root, CacheSettings(), ALL)
-        assert result.failed == [] and [one.candidate.place for one in result.evicted] == [place(1)]
+        assert result.failed == [] and [one.place for one in result.evicted] == [place(1)]
         assert "in use by run" in result.kept[0].reason
         lease.release()
     finally:

@@ -19,7 +19,7 @@ from tests.inputs.small_disk import SmallDisk, small_disk
 from tests.waiting import until
 
 from dsv.cache import claims, leases
-from dsv.cache.claims import Fired, Intent, LeaseName, read_claims
+from dsv.cache.claims import Intent, LeaseName, read_claims
 from dsv.cache.evict import evict, evict_from
 from dsv.cache.inventory import take_inventory
 from dsv.cache.leases import Lease, end_hold, find_holds, hold
@@ -59,7 +59,7 @@ def test_a_taker_and_an_evictor_that_meet_settle_it_at_the_file_server(root: Cac
     intent = Intent.declare(root, place(), root.now())
     lease = Lease.take(root, place(), "run")
     assert lease.confirm()
-    assert intent.fire(visible) is Fired.VOIDED
+    assert not intent.fire(visible)
     assert (visible / "a").read_bytes() == b"1"
     intent.withdraw()
     lease.release()
@@ -69,7 +69,7 @@ def test_a_taker_and_an_evictor_that_meet_settle_it_at_the_file_server(root: Cac
 def test_a_taker_that_comes_too_late_knows_it(root: CacheRoot) -> None:
     visible = publish(root, place(), {"a": b"1"})
     intent = Intent.declare(root, place(), root.now())
-    assert intent.fire(visible) is Fired.DONE
+    assert intent.fire(visible)
     with Lease.take(root, place(), "run") as lease:
         assert not lease.confirm()
 
@@ -79,15 +79,15 @@ def test_the_intent_of_a_dead_evictor_delays_no_lease_and_evicts_nothing(root: C
     old = Intent.declare(root, place(), root.now() - 1e6)
     with Lease.take(root, place(), "run") as lease:
         assert lease.confirm()
-        assert old.fire(visible) is Fired.VOIDED, "it comes back after hours and goes on"
+        assert not old.fire(visible), "it comes back after hours and goes on"
 
 
 def test_two_evictors_of_one_commit(root: CacheRoot) -> None:
     visible = publish(root, place(), {"a": b"1"})
     first = Intent.declare(root, place(), root.now())
     second = Intent.declare(root, place(), root.now())
-    assert first.fire(visible) is Fired.DONE
-    assert second.fire(visible) is Fired.GONE
+    assert first.fire(visible)
+    assert not second.fire(visible)
 
 
 def test_renewing_keeps_it_valid_and_the_folder_small(
@@ -454,7 +454,7 @@ def test_a_taker_ends_an_intent_that_one_listing_lacks(
     intent = Intent.declare(root, place(), root.now())
     forgetful(shown)
     assert Lease.take(root, place(), "run").confirm() if claim == "lease" else hold(root, place())
-    assert intent.fire(root.visible(place())) is Fired.VOIDED
+    assert not intent.fire(root.visible(place()))
 
 
 def test_a_lease_is_not_lost_because_a_listing_lacks_the_commit_s_record(

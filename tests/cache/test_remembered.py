@@ -98,7 +98,7 @@ def test_what_was_used_since_stays(root: CacheRoot) -> None:
     evict_nothing(root)
     used_until(root, old[0], root.now())
     result = evict(root, CacheSettings(limits=Limits(unused_for=DAY / 4)), EvictionRequest())
-    assert {one.candidate.place for one in result.evicted} == set(old[1:])
+    assert {one.place for one in result.evicted} == set(old[1:])
 
 
 def test_a_folder_that_changed_just_now_is_read_again_though_its_time_is_the_same(

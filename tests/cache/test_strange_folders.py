@@ -125,8 +125,8 @@ def test_a_dataset_whose_owner_closed_it_counts_and_stays(root: CacheRoot, world
         closed = next(one for one in take_inventory(root).visible if one.place.dataset == "theirs")
         assert closed.room == next(one for one in opened if one.visible).room
         result = evict(root, CacheSettings(limits=Limits(max_size=1)), EvictionRequest())
-        assert [one.candidate.dataset for one in result.evicted] == ["xrays"]
-        assert [(one.candidate.dataset, one.reason) for one in result.kept] == [
+        assert [one.dataset for one in result.evicted] == ["xrays"]
+        assert [(one.dataset, one.reason) for one in result.kept] == [
             ("theirs", "in a folder that may not be read")
         ]
         assert len(result.exceeded) == 1 and result.failed == []

@@ -19,7 +19,7 @@ from dsv.cache.fill.check import Checked
 from dsv.cache.fill.parts import estimated_room
 from dsv.cache.fill.workers import read_workers
 from dsv.cache.inventory import Inventory, find_places, take_inventory
-from dsv.cache.policy import Candidate, Planner
+from dsv.cache.policy import CachedCommit, Planner
 from dsv.cache.record import Filled, local_commit, read_record
 from dsv.cache.root import CacheRoot, Place, explaining, refuse_symlinks
 from dsv.cache.settings import CacheSettings, load_settings
@@ -27,7 +27,6 @@ from dsv.errors import Conflict, IntegrityError, UsageError
 from dsv.run.record import tree_of_run
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName, Target
-from dsv.values.paths import PathSet
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
@@ -137,7 +136,7 @@ def cached(folder: Path) -> CachedReport:
 
 def _item(
     root: CacheRoot,
-    item: Candidate,
+    item: CachedCommit,
     names: tuple[str, ...],
     own: int,
     settings: CacheSettings,
@@ -170,7 +169,7 @@ def _item(
     )
 
 
-def _names(root: CacheRoot, items: list[Candidate]) -> dict[Place, tuple[str, ...]]:
+def _names(root: CacheRoot, items: list[CachedCommit]) -> dict[Place, tuple[str, ...]]:
     """Return the tags and branches that name each commit. They are read once for each dataset."""
 
     @cache
@@ -190,7 +189,7 @@ def _names(root: CacheRoot, items: list[Candidate]) -> dict[Place, tuple[str, ..
     }
 
 
-def _own_bytes(items: list[Candidate]) -> dict[Place, int]:
+def _own_bytes(items: list[CachedCommit]) -> dict[Place, int]:
     """Return of each commit its room, less what the one that took most from it has by links."""
     taken: dict[str, int] = {}
     for item in items:
@@ -310,14 +309,13 @@ def _check(
         problem = "its record is missing or unreadable, so it was not checked"
         return Checked(root.visible(place), place, problem=problem) if there else None
     _check_store(finder, place, record)
-    selection = PathSet.of(path.encode() for path in record.selection)
     context.progress.note(f"reading {place}")
     context.progress.start(record.entries, record.bytes)
     with take_lease(root, place, optional=True) as lease:
         if not lease.confirm():
             return None
         source = finder.source()
-        result = reading.check(root, place, source.tree(place.commit), selection, context.progress)
+        result = reading.check(root, place, source.tree(place.commit), record.paths, context.progress)
         if repair and (result.wrong or result.foreign):
             reading.repair(root, place, source, result, known, remove_foreign=remove_foreign)
     context.progress.finish()

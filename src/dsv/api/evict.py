@@ -9,7 +9,7 @@ from dsv.api.context import Context
 from dsv.api.holds import opened_cache
 from dsv.cache import evict as _evict
 from dsv.cache.evict import EvictionResult
-from dsv.cache.policy import Eviction, EvictionRequest
+from dsv.cache.policy import CachedCommit, EvictionRequest
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import Amount, Limits, check_writable, load_settings
 from dsv.errors import Conflict, UsageError
@@ -27,7 +27,7 @@ def evict(
     min_free: str | None = None,
     everything: bool = False,
     dry_run: bool = False,
-    on_evicted: Callable[[Eviction], None] = lambda _: None,
+    on_evicted: Callable[[CachedCommit], None] = lambda _: None,
 ) -> EvictionResult:
     """Evict these targets, or what the owner's limits say, made stricter by what is given here.
 
@@ -58,10 +58,10 @@ def evict(
     return result
 
 
-def _refuse(root: CacheRoot, kept: Sequence[Eviction]) -> None:
+def _refuse(root: CacheRoot, kept: Sequence[CachedCommit]) -> None:
     """Refuse targets that must stay, before anything is evicted."""
     if kept:
-        place = kept[0].candidate.place
+        place = kept[0].place
         raise Conflict(
             f"{place} stays in {root.path}: {kept[0].reason}",
             subject=str(place),

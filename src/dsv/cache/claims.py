@@ -8,7 +8,6 @@ docs/internals/cache-protocol.md say why a taker that removes an evictor's empty
 from __future__ import annotations
 
 import contextlib
-import enum
 import errno
 import os
 import re
@@ -74,14 +73,6 @@ class IntentRecord(msgspec.Struct, frozen=True, kw_only=True):
 _INTENT = msgspec.json.Decoder(IntentRecord)
 
 
-class Fired(enum.Enum):
-    """The outcome of an evictor's rename."""
-
-    DONE = "done"
-    VOIDED = "voided"  # a taker was there
-    GONE = "gone"  # another evictor was faster
-
-
 class Intent(msgspec.Struct, frozen=True):
     """This process's intent on one place."""
 
@@ -129,11 +120,11 @@ class Intent(msgspec.Struct, frozen=True):
                 raise
             self.root.put_name(self.file)  # the name alone says enough
 
-    def fire(self, source: Path) -> Fired:
-        """Take `source` out of sight, unless a taker was faster. Raises `OSError`."""
+    def fire(self, source: Path) -> bool:
+        """Take `source` out of sight; False if a taker or another evictor was faster. Raises `OSError`."""
         try:
             source.rename(self.folder / source.name)
-            return Fired.DONE
+            return True
         except OSError as error:
             if error.errno not in _GONE:
                 raise
@@ -141,11 +132,10 @@ class Intent(msgspec.Struct, frozen=True):
             self.folder.rmdir()
         except OSError as error:
             if error.errno in _FULL:  # a RENAME sent again after its answer was lost
-                return Fired.DONE
-            if error.errno in _GONE:
-                return Fired.VOIDED
-            raise
-        return Fired.GONE
+                return True
+            if error.errno not in _GONE:
+                raise
+        return False
 
     def withdraw(self) -> None:
         """Take the intent back; the trash folder first, as an intent without one is void. Raises `OSError`."""
@@ -243,6 +233,10 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether it protects. Only a command's own process speaks for it: a run's container may outlive dsv."""
         return now <= self.until and not (self.purpose == "stage" and self.owner.surely_dead())
 
+    def owns(self, name: str) -> bool:
+        """Return whether a file of this name in the claims folder is this claim's."""
+        return name.startswith(f"{LEASE}{self.id}.")
+
     def describe(self) -> str:
         who = self.user or "somebody"
         where = f" on {self.host}" if self.host else ""
@@ -274,6 +268,9 @@ class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
     def valid(self, now: float) -> bool:
         return self.until is None or now <= self.until
 
+    def owns(self, name: str) -> bool:
+        return name == f"{PIN}{self.id}"
+
     def describe(self) -> str:
         why = f": {self.why}" if self.why else ""
         end = "" if self.until is None else f" until {at(self.until)}"
@@ -292,6 +289,9 @@ class Unknown(msgspec.Struct, frozen=True):
     def valid(self, now: float) -> bool:
         return now <= self.written + UNKNOWN_COUNTS
 
+    def owns(self, name: str) -> bool:
+        return name == self.name
+
     def describe(self) -> str:
         return f"claimed in a way that this dsv does not understand ({self.name})"
 
@@ -308,13 +308,13 @@ class Claims(msgspec.Struct, frozen=True):
     def intents(self) -> tuple[str, ...]:
         return tuple(name for name in self.names if name.startswith(INTENT))
 
+    @property
+    def every(self) -> tuple[PinRecord | LeaseRecord | Unknown, ...]:
+        return (*self.pins, *self.leases, *self.unknown)
+
     def protecting(self, now: float) -> str | None:
         """Return why the place may not be evicted, or None."""
-        claims: tuple[PinRecord | LeaseRecord | Unknown, ...] = (*self.pins, *self.leases, *self.unknown)
-        for claim in claims:
-            if claim.valid(now):
-                return claim.describe()
-        return None
+        return next((claim.describe() for claim in self.every if claim.valid(now)), None)
 
 
 def read_claims(

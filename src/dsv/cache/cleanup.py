@@ -17,12 +17,8 @@ import msgspec
 
 from dsv.cache.claims import (
     INTENT,
-    PIN,
     Claims,
-    LeaseName,
     LeaseRecord,
-    PinRecord,
-    Unknown,
     read_intent,
     void,
 )
@@ -38,7 +34,7 @@ from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot, Place, explain
 from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
 from dsv.errors import DsvError
-from dsv.fs.attributes import PROBE
+from dsv.fs.attributes import PROBE, remove_probes
 from dsv.fs.files import list_names
 from dsv.values.units import format_bytes, format_count
 
@@ -168,8 +164,12 @@ class Sweeper:
             else:
                 with self._lock:
                     self._busy.add(name.removeprefix(INTENT))
-        expired = self._expired(claims)
-        self._clear_expired(place, claims, expired)
+        expired = [claim for claim in claims.every if not claim.valid(self._now)]
+        for claim in expired:
+            if isinstance(claim, LeaseRecord) and claim.purpose == "run":
+                used_until(self._root, place, claim.renewed)
+            for name in filter(claim.owns, claims.names):
+                self._unlink(place, name)
         if place not in self._visible:
             self._clear_invisible(place, claims)
         elif not claims.intents and not expired:
@@ -186,27 +186,6 @@ class Sweeper:
         if self._hurry or not _recent(self._root.claims(place), self._now):
             self._unlink(place, USED)
         remove_empty(self._root, place)
-
-    def _expired(self, claims: Claims) -> list[LeaseRecord | PinRecord | Unknown]:
-        every: tuple[LeaseRecord | PinRecord | Unknown, ...]
-        every = (*claims.leases, *claims.pins, *claims.unknown)
-        return [one for one in every if not one.valid(self._now)]
-
-    def _clear_expired(
-        self, place: Place, claims: Claims, expired: Iterable[LeaseRecord | PinRecord | Unknown]
-    ) -> None:
-        for one in expired:
-            if isinstance(one, PinRecord):
-                self._unlink(place, f"{PIN}{one.id}")
-            elif isinstance(one, Unknown):
-                self._unlink(place, one.name)
-            else:
-                if one.purpose == "run":
-                    used_until(self._root, place, one.renewed)
-                for name in claims.names:
-                    found = LeaseName.parse(name)
-                    if found is not None and found.holder == one.owner.id:
-                        self._unlink(place, name)
 
     def _is_dead(self, place: Place, name: str) -> bool:
         record = read_intent(self._root, place, name)
@@ -273,12 +252,7 @@ class Sweeper:
 def remove_empty(root: CacheRoot, place: Place) -> None:
     """Remove the empty folders of a place and of its dataset. Whoever needs them makes them again."""
     claims = root.claims(place)
-    with contextlib.suppress(OSError):
-        for path in claims.iterdir():
-            if path.name.startswith(
-                (PROBE, ".dsv-")
-            ):  # left by a process that died while asking for the time
-                path.rmdir() if path.is_dir() else path.unlink()
+    remove_probes(claims)
     for folder in (claims, claims.parent, root.visible(place).parent):
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from dsv.cache.claims import INTENT, Claims, Fired, Intent, read_claims
+from dsv.cache.claims import INTENT, Claims, Intent, read_claims
 from dsv.cache.cleanup import Stuck, Sweeper, Swept, remove_empty
 from dsv.cache.fill import reservations
 from dsv.cache.fill.reservations import NoRoomBeside
 from dsv.cache.inventory import Inventory, Remembered, take_inventory
 from dsv.cache.leases import visible_identity
 from dsv.cache.names import TagLinks, show_tag
-from dsv.cache.policy import Candidate, Disk, Eviction, EvictionRequest, Need, Planner
+from dsv.cache.policy import CachedCommit, Disk, EvictionRequest, Need, Planner
 from dsv.cache.record import USED, Extent, add_share, last_used, record_path
 from dsv.cache.removal import Removed, Remover
 from dsv.cache.root import CacheRoot, Place, explain, explaining, nearest_folder
@@ -34,9 +34,9 @@ from dsv.values.units import format_bytes, format_count
 class EvictionResult(msgspec.Struct):
     """The result of an eviction. `exit_code` is that of the first error, or 7 if a limit is still exceeded."""
 
-    evicted: list[Eviction] = msgspec.field(default_factory=list)  # in order
-    kept: list[Eviction] = msgspec.field(default_factory=list)  # with reasons
-    failed: list[Eviction] = msgspec.field(default_factory=list)  # with their errors
+    evicted: list[CachedCommit] = msgspec.field(default_factory=list)  # in order
+    kept: list[CachedCommit] = msgspec.field(default_factory=list)  # with reasons
+    failed: list[CachedCommit] = msgspec.field(default_factory=list)  # with their errors
     exceeded: list[str] = msgspec.field(default_factory=list)  # limits that still do not hold
     leftovers: Extent = msgspec.field(default_factory=Extent)
     """Room freed from killed evictors and abandoned fills."""
@@ -66,7 +66,7 @@ def evict(
     settings: CacheSettings,
     request: EvictionRequest,
     *,
-    on_evicted: Callable[[Eviction], None] = lambda _: None,
+    on_evicted: Callable[[CachedCommit], None] = lambda _: None,
 ) -> EvictionResult:
     """Evict what the settings and the request say. Several at once, on any hosts, are safe.
 
@@ -118,12 +118,21 @@ def evict_from(
     settings: CacheSettings,
     request: EvictionRequest,
     inventory: Inventory,
-    on_evicted: Callable[[Eviction], None] = lambda _: None,
+    on_evicted: Callable[[CachedCommit], None] = lambda _: None,
 ) -> EvictionResult:
     """`evict` without the sweep, by what is known already."""
-    planner = planner_of(root, settings, request, inventory)
     executor = _Executor(root)
-    return _carry_out(planner, lambda due: executor.evict(due, planner.new_owner()), on_evicted)
+
+    def act(due: CachedCommit, heir: CachedCommit | None) -> CachedCommit | str | None:
+        try:
+            outcome = executor.evict(due, heir)
+        except OSError as error:
+            return _failed(due, error)
+        if isinstance(outcome, CachedCommit) and outcome.error is None:
+            on_evicted(outcome)
+        return outcome
+
+    return EvictionResult(*planner_of(root, settings, request, inventory).run(act))
 
 
 def preview(
@@ -143,42 +152,20 @@ def preview(
         return EvictionResult()
     remover = Remover(dry=True)
 
-    def measure(due: Eviction) -> Eviction:
+    def measure(due: CachedCommit, _: CachedCommit | None) -> CachedCommit:
         if not exact:
-            return replace(due, freed=due.candidate.room)
-        return _evicted(due, remover.remove(due.path))
+            return replace(due, freed=due.room)
+        try:
+            return _evicted(due, remover.remove(due.path))
+        except OSError as error:
+            return _failed(due, error)
 
     inventory = inventory or take_inventory(root)
-    return _carry_out(planner_of(root, settings, request, inventory), measure, lambda _: None)
+    return EvictionResult(*planner_of(root, settings, request, inventory).run(measure))
 
 
-def _carry_out(
-    planner: Planner,
-    act: Callable[[Eviction], Eviction | str | None],
-    on_evicted: Callable[[Eviction], None],
-) -> EvictionResult:
-    """`act` returns what was evicted, why it stays after all, or None if another evictor was faster."""
-    result = EvictionResult()
-    while (due := planner.next()) is not None:
-        try:
-            outcome = act(due)
-        except OSError as error:
-            failure = explain(error, str(due.candidate.place), "evict")
-            result.failed.append(replace(due, error=failure))
-            outcome = failure.message
-        if isinstance(outcome, str):
-            planner.kept(outcome)
-        elif outcome is None:
-            planner.gone()
-        elif outcome.half_removed:
-            planner.evicted(outcome.freed)
-            result.failed.append(outcome)
-        else:
-            planner.evicted(outcome.freed, planner.new_owner())
-            result.evicted.append(outcome)
-            on_evicted(outcome)
-    result.kept, result.exceeded = planner.finish()
-    return result
+def _failed(due: CachedCommit, error: OSError) -> CachedCommit:
+    return replace(due, error=explain(error, str(due.place), "evict"))
 
 
 def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
@@ -203,23 +190,23 @@ class _Executor:
         self._remover = Remover()
         self._links = TagLinks(root)
 
-    def evict(self, due: Eviction, new_owner: Candidate | None) -> Eviction | str | None:
+    def evict(self, due: CachedCommit, heir: CachedCommit | None) -> CachedCommit | str | None:
         """Return what was evicted; why it stays after all; None if another evictor was faster. Raises `OSError`."""
-        root, place = self._root, due.candidate.place
+        root, place = self._root, due.place
         intent = Intent.declare(root, place, root.now(root.claims(place)))
         try:
-            known = (intent.file.name, *due.candidate.claims.names)
+            known = (intent.file.name, *due.claims.names)
             claims = read_claims(root, place, known=known)
-            reason = self._objection(due.candidate, claims)
+            reason = self._objection(due, claims)
             tags = [] if reason else self._links.hide(place)
-            fired = Fired.VOIDED if reason else intent.fire(root.visible(place))
+            gone = reason is None and intent.fire(root.visible(place))
         except BaseException:
             with contextlib.suppress(OSError):
                 intent.withdraw()
             raise
-        if fired is not Fired.DONE:
+        if not gone:
             intent.withdraw()
-            if fired is Fired.GONE or visible_identity(root, place) is None:
+            if visible_identity(root, place) is None:
                 remove_empty(root, place)
                 return None
             for tag in tags:
@@ -232,12 +219,12 @@ class _Executor:
         except OSError as error:  # the intent stays, so that the next evict finds the rest
             failure = _half_removed(place, error)
             return replace(due, freed=self._remover.removed.room, error=failure, half_removed=True)
-        self._pass_on(due.candidate.room - removed.room, new_owner)
+        self._pass_on(due.room - removed.room, heir)
         intent.withdraw()
         remove_empty(root, place)
         return _evicted(due, removed)
 
-    def _objection(self, candidate: Candidate, claims: Claims) -> str | None:
+    def _objection(self, candidate: CachedCommit, claims: Claims) -> str | None:
         """Return why it must stay, if that has changed since the plan was made."""
         root, place = self._root, candidate.place
         reason = claims.protecting(root.now(root.claims(place)))
@@ -250,11 +237,11 @@ class _Executor:
             return "cached anew at this moment"
         return None
 
-    def _pass_on(self, rest: Extent, new_owner: Candidate | None) -> None:
+    def _pass_on(self, rest: Extent, heir: CachedCommit | None) -> None:
         """Room that stays in use, as others link the files, counts for another commit from now on."""
-        if new_owner is not None and new_owner.record is not None and rest != Extent():
+        if heir is not None and heir.record is not None and rest != Extent():
             with contextlib.suppress(OSError):
-                add_share(self._root, new_owner.place, new_owner.record.fill, rest)
+                add_share(self._root, heir.place, heir.record.fill, rest)
 
 
 def _half_removed(place: Place, error: OSError) -> DsvError:
@@ -278,7 +265,7 @@ def forget(root: CacheRoot, place: Place, claims: Claims) -> None:
     (root.claims(place) / USED).unlink(missing_ok=True)
 
 
-def _evicted(due: Eviction, removed: Removed) -> Eviction:
+def _evicted(due: CachedCommit, removed: Removed) -> CachedCommit:
     return replace(
         due, freed=removed.room, foreign=removed.foreign, foreign_paths=tuple(removed.foreign_paths)
     )
@@ -384,7 +371,7 @@ def evict_for(root: CacheRoot, settings: CacheSettings, need: Need, remembered: 
 
 
 def _no_room(settings: CacheSettings, need: Need, result: EvictionResult) -> NoRoomBeside:
-    kept = [due.candidate for due in result.kept]
+    kept = result.kept
     stays = [one for one in kept if one.claim]
     used = f"; in use or held: {format_count(len(stays), 'cached commit')}" if stays else ""
     refusal = NoRoomBeside(

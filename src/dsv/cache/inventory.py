@@ -19,9 +19,18 @@ import msgspec
 
 from dsv.cache.claims import Claims, read_claims
 from dsv.cache.names import PREFIX, is_tag_link
-from dsv.cache.policy import Candidate
+from dsv.cache.policy import CachedCommit
 from dsv.cache.record import USED, Extent, Filled, last_used, read_record, shares
-from dsv.cache.root import SETTINGS_FILE, CacheRoot, Place, explaining, folder_name, is_dataset, own_folder
+from dsv.cache.root import (
+    SETTINGS_FILE,
+    CacheRoot,
+    Place,
+    explaining,
+    folder_name,
+    is_dataset,
+    own_folder,
+    places_in,
+)
 from dsv.fs.attributes import refresh
 from dsv.fs.files import GONE, list_names, read_json
 from dsv.values.names import DatasetName
@@ -135,11 +144,11 @@ class Inventory(msgspec.Struct, frozen=True):
     """The content of a cache."""
 
     now: float  # when it was begun
-    items: tuple[Candidate, ...]
+    items: tuple[CachedCommit, ...]
     foreign: tuple[str, ...]  # names at the top and among the commits that are not dsv's
 
     @property
-    def visible(self) -> list[Candidate]:
+    def visible(self) -> list[CachedCommit]:
         return [item for item in self.items if item.visible]
 
 
@@ -154,7 +163,7 @@ def take_inventory(root: CacheRoot, remembered: Remembered | None = None) -> Inv
         seen = find_visible(root)
         places = sorted(seen.places | set(find_all(root.dot / "claims")))
 
-        def look(place: Place) -> Candidate:
+        def look(place: Place) -> CachedCommit:
             facts = known.read(place)
             closed = place.dataset in seen.closed and facts.record is not None
             return _candidate(root, place, facts, known.now, visible=place in seen.places, closed=closed)
@@ -165,14 +174,14 @@ def take_inventory(root: CacheRoot, remembered: Remembered | None = None) -> Inv
 
 def _candidate(
     root: CacheRoot, place: Place, facts: PlaceFacts, now: float, *, visible: bool, closed: bool
-) -> Candidate:
+) -> CachedCommit:
     """closed: in a folder that this user may not read, so it is known by its record alone."""
     record, leases, path = facts.record, facts.claims.leases, root.visible(place)
     uses = [facts.used]
     uses += [lease.renewed for lease in leases if lease.purpose != "hold"]
     uses += [lease.since for lease in leases]
     uses += [record.time] if record is not None else [_changed(path)]
-    return Candidate(
+    return CachedCommit(
         place=place,
         dataset=place.dataset_name,
         bytes=record.bytes if record else 0,
@@ -204,9 +213,7 @@ def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
     with contextlib.suppress(FileNotFoundError):
         refresh(root.path)  # the dataset's folder may have come a moment ago
     folder = folder_name(dataset)
-    names = list_names(root.path / folder) if own_folder(root.path / folder) else []
-    places = (Place.parse(folder, name) for name in names)
-    return [place for place in places if place is not None]
+    return places_in(root.path / folder) if own_folder(root.path / folder) else []
 
 
 class Visible(msgspec.Struct, frozen=True):
@@ -253,12 +260,8 @@ def find_visible(root: CacheRoot) -> Visible:
 
 def find_all(folder: Path) -> list[Place]:
     """Return the places that have a folder of their own below one of the dot folder's. Raises `OSError`."""
-    found: list[Place] = []
-    for dataset in list_names(folder):
-        if is_dataset(dataset):
-            places = (Place.parse(dataset, name) for name in list_names(folder / dataset))
-            found.extend(place for place in places if place is not None)
-    return found
+    datasets = [dataset for dataset in list_names(folder) if is_dataset(dataset)]
+    return [place for dataset in datasets for place in places_in(folder / dataset)]
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -370,5 +370,5 @@ def _all_of(place: Place, claims: Claims) -> list[Hold]:
 def end_hold(root: CacheRoot, one: Hold) -> None:
     """End one lease or hold and no other. One that has gone already is fine. Raises `OSError`."""
     for name in list_claims(root, one.place, ()):
-        if name.startswith(f"{LEASE}{one.claim.id}.") or name == f"{PIN}{one.claim.id}":
+        if one.claim.owns(name):
             (root.claims(one.place) / name).unlink(missing_ok=True)

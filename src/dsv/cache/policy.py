@@ -1,12 +1,12 @@
 """Choice and order of the cached commits to evict. A pure function, without clock or disk.
 
-The planner yields one commit at a time and gets the room that this freed, so that no more commits are evicted than the
+Each commit is evicted before the next is chosen, and says what room that freed, so that no more are evicted than the
 limits require. With `--dry-run` the caller measures the room; otherwise it deletes and counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,14 +18,13 @@ from dsv.cache.root import Place
 from dsv.cache.settings import CacheSettings
 from dsv.errors import DsvError
 from dsv.values.ids import CommitId
-from dsv.values.names import DatasetName
 from dsv.values.units import format_bytes, format_count, format_duration
 
 _NOTHING = Extent()
 _OWN_FILES = 64  # inodes that a fill needs beside its commit's files and folders: its claims, its own folders
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class CachedCommit(msgspec.Struct, frozen=True):
     """One cached commit, or a selection of one. Times are the file server's."""
 
     place: Place
@@ -41,6 +40,27 @@ class Candidate(msgspec.Struct, frozen=True):
     claims: Claims = Claims()
     visible: bool = True
     """If not, only claims or a fill under way are there."""
+
+    # What becomes of it in an eviction:
+    reason: str = ""  # why it goes, or stays
+    freed: Extent = _NOTHING  # room that is free now
+    foreign: int = 0  # files in it that no fill put there
+    foreign_paths: tuple[str, ...] = ()  # some of these
+    error: DsvError | None = None  # why it could not be evicted, or not be deleted
+    half_removed: bool = False
+    """It is out of sight, and the rest goes with the next eviction."""
+
+    @property
+    def commit(self) -> CommitId:
+        return self.place.commit
+
+    @property
+    def freed_bytes(self) -> int:
+        return self.freed.bytes
+
+    @property
+    def problem(self) -> str | None:
+        return None if self.error is None else self.error.message
 
 
 class Disk(msgspec.Struct, frozen=True):
@@ -87,49 +107,12 @@ class EvictionRequest(msgspec.Struct, frozen=True):
 _ORDINARY = EvictionRequest()
 
 
-class Eviction(msgspec.Struct, frozen=True):
-    """A commit that is due, and what became of it: it was or would be evicted, it stays, or it can't be evicted."""
-
-    candidate: Candidate
-    reason: str  # why it goes, or stays
-    freed: Extent = _NOTHING  # room that is free now
-    foreign: int = 0  # files in it that no fill put there
-    foreign_paths: tuple[str, ...] = ()  # some of these
-    error: DsvError | None = None  # why it could not be evicted, or not be deleted
-    half_removed: bool = False
-    """It is out of sight, and the rest goes with the next eviction."""
-
-    @property
-    def path(self) -> Path:
-        return self.candidate.path
-
-    @property
-    def dataset(self) -> DatasetName:
-        return self.candidate.place.dataset_name
-
-    @property
-    def commit(self) -> CommitId:
-        return self.candidate.place.commit
-
-    @property
-    def bytes(self) -> int:
-        return self.candidate.bytes
-
-    @property
-    def freed_bytes(self) -> int:
-        return self.freed.bytes
-
-    @property
-    def problem(self) -> str | None:
-        return None if self.error is None else self.error.message
-
-
 class Planner:
-    """Call `next`, then `evicted`, `kept` or `gone` for the commit that it gave, and so on; at the end `finish`."""
+    """Chooses the commits to evict, each when the one before it has gone."""
 
     def __init__(
         self,
-        candidates: Iterable[Candidate],
+        candidates: Iterable[CachedCommit],
         settings: CacheSettings,
         disk: Disk,
         now: float,
@@ -143,12 +126,45 @@ class Planner:
         self._waiting = sorted(candidates, key=lambda one: (one.last_use, one.place))
         self._there = {one.place: one for one in self._waiting}
         self._room = _Accounts(self._waiting)
-        self._given: Eviction | None = None
-        self._kept: list[Eviction] = []
+        self._kept: list[CachedCommit] = []
 
-    def next(self) -> Eviction | None:
-        """Return the next commit to go, oldest use first; None when nothing more is due."""
-        assert self._given is None, "the last one was not answered"
+    def run(
+        self, act: Callable[[CachedCommit, CachedCommit | None], CachedCommit | str | None]
+    ) -> tuple[list[CachedCommit], list[CachedCommit], list[CachedCommit], list[str]]:
+        """Have `act` evict what is due, oldest use first. Return what went, what stays, what failed, and the limits
+        that are exceeded all the same.
+
+        act: also gets the commit that the rest will count for. Returns what was evicted or has failed, why it stays
+        after all, or None if another evictor was faster.
+        """
+        evicted: list[CachedCommit] = []
+        failed: list[CachedCommit] = []
+        while (one := self._next()) is not None:
+            del self._there[one.place]
+            heir = self._heir(one)
+            outcome = act(one, heir)
+            if isinstance(outcome, CachedCommit) and outcome.error is not None:
+                failed.append(outcome)
+                outcome = outcome if outcome.half_removed else outcome.error.message
+            if isinstance(outcome, str):
+                self._there[one.place] = one
+                self._kept.append(replace(one, reason=outcome))
+                continue
+            room = self._room.close(one)
+            if outcome is not None:
+                self._disk = self._disk.freed(outcome.freed)
+                if outcome.error is None:
+                    evicted.append(outcome)
+                    if heir is not None:
+                        self._room.add(heir, room - outcome.freed)
+        for one in self._waiting:
+            if self._request.only is None or one.place in self._request.only:
+                used = format_duration(max(0.0, self._now - one.last_use))
+                self._kept.append(replace(one, reason=self._claim(one) or f"used {used} ago"))
+        return evicted, self._kept, failed, self.exceeded() if self._request.only is None else []
+
+    def _next(self) -> CachedCommit | None:
+        """Return the next commit to go; None when nothing more is due."""
         limit = next(iter(self._exceeded()), None)
         over = self._datasets_over()
         staying = []
@@ -158,67 +174,31 @@ class Planner:
             if reason is None:
                 staying.append(one)
             elif claim is not None:
-                self._kept.append(Eviction(one, claim))
+                self._kept.append(replace(one, reason=claim))
             else:
                 self._waiting = staying + self._waiting[position + 1 :]
-                self._given = Eviction(one, reason)
-                return self._given
+                return replace(one, reason=reason)
         self._waiting = staying
         return None
 
-    def evicted(self, freed: Extent, new_owner: Candidate | None = None) -> None:
-        """Count what the commit freed. What it left behind is on the account of `new_owner` now."""
-        due = self._answer()
-        room = self._room.close(due.candidate)
-        if new_owner is not None:
-            self._room.add(new_owner, room - freed)
-        self._disk = self._disk.freed(freed)
-
-    def kept(self, reason: str) -> None:
-        """Note that the commit stayed after all, as somebody took it into use."""
-        due = self._answer()
-        self._there[due.candidate.place] = due.candidate
-        self._kept.append(Eviction(due.candidate, reason))
-
-    def gone(self) -> None:
-        """Note that another evicted it first."""
-        self._room.close(self._answer().candidate)
-
-    def new_owner(self) -> Candidate | None:
-        """Return the commit that the rest of the given one counts for: the last used of its dataset, else of any."""
-        assert self._given is not None
-        mine = self._given.candidate
-        others = [one for one in self._there.values() if one.place != mine.place]
-        same = [one for one in others if one.dataset == mine.dataset]
+    def _heir(self, gone: CachedCommit) -> CachedCommit | None:
+        """Return the commit that what others link of this one counts for: the last used of its dataset, else of any."""
+        others = list(self._there.values())
+        same = [one for one in others if one.dataset == gone.dataset]
         return max(same or others, key=lambda one: (one.last_use, one.place), default=None)
-
-    def finish(self) -> tuple[list[Eviction], list[str]]:
-        """Return what stays, with the reasons, and the limits that are exceeded all the same."""
-        for one in self._waiting:
-            if self._request.only is None or one.place in self._request.only:
-                used = format_duration(max(0.0, self._now - one.last_use))
-                self._kept.append(Eviction(one, self._claim(one) or f"used {used} ago"))
-        self._waiting = []
-        return self._kept, self.exceeded() if self._request.only is None else []
 
     def exceeded(self) -> list[str]:
         """Return each limit that does not hold now, in a sentence."""
         return [*self._exceeded(), *self._datasets_over().values()]
 
-    def _answer(self) -> Eviction:
-        assert self._given is not None, "nothing was asked"
-        due, self._given = self._given, None
-        del self._there[due.candidate.place]
-        return due
-
-    def _claim(self, one: Candidate) -> str | None:
+    def _claim(self, one: CachedCommit) -> str | None:
         if one.place in self._request.kept:
             return "needed by what is being cached"
         if self._settings.is_protected(one.dataset):
             return "protected by the cache's owner"
         return one.claim
 
-    def _reason(self, one: Candidate, limit: str | None, over: Mapping[str, str]) -> str | None:
+    def _reason(self, one: CachedCommit, limit: str | None, over: Mapping[str, str]) -> str | None:
         """Return why it is due at this moment, or None."""
         if self._request.only is not None:
             return "named" if one.place in self._request.only else None
@@ -284,19 +264,19 @@ class Planner:
 class _Accounts:
     """Room by commit and by dataset, and its sum, kept up to date."""
 
-    def __init__(self, candidates: Iterable[Candidate]) -> None:
+    def __init__(self, candidates: Iterable[CachedCommit]) -> None:
         self.total = Extent()
         self.datasets: dict[str, Extent] = {}
         self._places: dict[Place, Extent] = {}
         for one in candidates:
             self.add(one, one.room)
 
-    def add(self, one: Candidate, room: Extent) -> None:
+    def add(self, one: CachedCommit, room: Extent) -> None:
         self.total += room
         self.datasets[one.dataset] = self.datasets.get(one.dataset, Extent()) + room
         self._places[one.place] = self._places.get(one.place, Extent()) + room
 
-    def close(self, one: Candidate) -> Extent:
+    def close(self, one: CachedCommit) -> Extent:
         room = self._places[one.place]
         self.add(one, Extent() - room)
         del self._places[one.place]

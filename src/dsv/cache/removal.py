@@ -44,17 +44,6 @@ class Removed(msgspec.Struct):
     foreign_paths: list[str] = msgspec.field(default_factory=list)  # some of these
 
 
-class _Where(msgspec.Struct, frozen=True):
-    """A folder below the one to remove."""
-
-    top: int  # descriptor of the parent of the one to remove
-    shown: str = ""  # its path to show
-    depth: int = 0
-
-    def below(self, last: str) -> _Where:
-        return _Where(self.top, f"{self.shown}{last}/", self.depth + 1)
-
-
 class Remover:
     """Removes trees, or with `dry` only counts what removing them one after the other would free."""
 
@@ -65,6 +54,7 @@ class Remover:
         self.removed = Removed()
         """The result of the last `remove`, also if it failed."""
         self._deep: list[str] = []
+        self._top = -1  # descriptor of the parent of what is removed
 
     def remove(self, path: Path) -> Removed:
         """Remove the folder with everything in it, or what is there of it. Raises `OSError`.
@@ -78,16 +68,16 @@ class Remover:
             parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             return self.removed
-        self._deep = [path.name]
+        self._deep, self._top = [path.name], parent
         try:
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-remove") as pool:
                 while self._deep:
-                    self._folder(parent, self._deep.pop(), _Where(parent), pool)
+                    self._folder(parent, self._deep.pop(), "", pool)
         finally:
             os.close(parent)
         return self.removed
 
-    def _folder(self, parent: int, last: str, where: _Where, pool: ThreadPoolExecutor | None) -> bool:
+    def _folder(self, parent: int, last: str, shown: str, pool: ThreadPoolExecutor | None) -> bool:
         """Remove a folder; a host that was cut off may still add to it, so it is emptied until it goes.
 
         False if it stays, as something in it is open on this host.
@@ -97,7 +87,7 @@ class Remover:
             try:
                 folder = os.open(last, _FOLDER, dir_fd=parent)
                 try:
-                    emptied = self._empty(folder, where, pool)
+                    emptied = self._empty(folder, shown, pool)
                 finally:
                     os.close(folder)
                 if not self._dry:
@@ -115,7 +105,7 @@ class Remover:
                 time.sleep(0.02 * attempt)
         return False
 
-    def _empty(self, folder: int, where: _Where, pool: ThreadPoolExecutor | None) -> bool:
+    def _empty(self, folder: int, shown: str, pool: ThreadPoolExecutor | None) -> bool:
         """Remove what is in an open folder; a pool takes whole subfolders if there are many of them.
 
         False if something could not be removed, as it is open on this host.
@@ -126,29 +116,29 @@ class Remover:
         with unless_gone(), os.scandir(folder) as found:
             for one in found:
                 (subfolders if one.is_dir(follow_symlinks=False) else names).append(one.name)
-        if where.depth == _DEEPEST:
-            self._lift(folder, subfolders, where.top)
+        if shown.count("/") == _DEEPEST:
+            self._lift(folder, subfolders)
             subfolders = []
         went: list[bool] = []
         if pool is None:
-            went.append(self._files(folder, where.shown, names))
-            went += [self._folder(folder, last, where.below(last), None) for last in subfolders]
+            went.append(self._files(folder, shown, names))
+            went += [self._folder(folder, last, f"{shown}{last}/", None) for last in subfolders]
             return all(went)
         batches = (names[at : at + _BATCH] for at in range(0, len(names), _BATCH))
-        jobs = [pool.submit(self._files, folder, where.shown, batch) for batch in batches]
+        jobs = [pool.submit(self._files, folder, shown, batch) for batch in batches]
         if len(subfolders) >= _THREADS:
-            jobs += [pool.submit(self._folder, folder, last, where.below(last), None) for last in subfolders]
+            jobs += [pool.submit(self._folder, folder, last, f"{shown}{last}/", None) for last in subfolders]
         else:
-            went += [self._folder(folder, last, where.below(last), pool) for last in subfolders]
+            went += [self._folder(folder, last, f"{shown}{last}/", pool) for last in subfolders]
         went += [job.result() for job in jobs]  # of each: an error must not go unheard
         return all(went)
 
-    def _lift(self, folder: int, subfolders: list[str], top: int) -> None:
+    def _lift(self, folder: int, subfolders: list[str]) -> None:
         """Move folders that lie too deep up to the top, to be removed from there; when dry they are not counted."""
         for last in [] if self._dry else subfolders:
             name = f"deep-{os.urandom(8).hex()}"
             with unless_gone():
-                os.rename(last, name, src_dir_fd=folder, dst_dir_fd=top)
+                os.rename(last, name, src_dir_fd=folder, dst_dir_fd=self._top)
                 self._deep.append(name)
 
     def _files(self, folder: int, shown: str, names: list[str]) -> bool:

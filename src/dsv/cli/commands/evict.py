@@ -6,7 +6,7 @@ from typing import Annotated
 
 from dsv.api.evict import evict as free_room
 from dsv.cache.evict import EvictionResult
-from dsv.cache.policy import Eviction
+from dsv.cache.policy import CachedCommit
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, whole
 from dsv.cli.failure import of_error
@@ -56,7 +56,7 @@ def evict(
     that a limit is still exceeded. A commit that can't be removed keeps no other from going; the exit code is then
     that of the failure.
     """
-    gone: list[Eviction] = []
+    gone: list[CachedCommit] = []
     wanted = [Target.parse(text) for text in targets or ()]
     with call.context() as context:
         try:
@@ -101,11 +101,11 @@ def _tell(call: Call, report: EvictionResult, *, dry_run: bool, say_kept: bool) 
         call.warn(f"still exceeded: {limit}")
 
 
-def _line(item: Eviction, *, dry_run: bool) -> str:
+def _line(item: CachedCommit, *, dry_run: bool) -> str:
     verb, freed = ("would evict", "to free") if dry_run else ("evicted", "freed")
     shared = " (others share its files)" if item.freed_bytes == 0 < item.bytes else ""
     return f"{verb} {_name(item)}: {item.reason}, {format_bytes(item.freed_bytes)} {freed}{shared}"
 
 
-def _name(item: Eviction) -> str:
-    return cached_name(item.dataset, item.commit, item.path)
+def _name(item: CachedCommit) -> str:
+    return cached_name(item.place.dataset_name, item.commit, item.path)

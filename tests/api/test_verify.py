@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from dsv.api.cache import cache
-from dsv.api.erase import EraseRequest, erase
-from dsv.api.verify import VerifyRequest, verify
+from dsv.api.verify import EraseRequest, VerifyRequest, erase, verify
 from dsv.errors import Denied, DsvError, Erased, NoRoom
 from dsv.format.locator import ObjectKind
 from dsv.repo import repository as making

@@ -29,7 +29,7 @@ from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target, cle
 from dsv.values.paths import check_path, folders_above, show
 from dsv.values.patterns import PathPattern, is_pattern
 from dsv.workspace.baseline import MANY
-from dsv.workspace.scan.walk import named_file, walk
+from dsv.workspace.scan.scanner import named_file, walk
 
 Path_ = str | bytes
 """A path in a dataset, parts joined by `/`. A slash at its end says that it is a folder."""

@@ -49,7 +49,7 @@ from dsv.values.paths import folders_above, link_escapes, show
 from dsv.values.progress import Progress
 from dsv.values.units import format_bytes
 from dsv.workspace.scan.ignore import NAME
-from dsv.workspace.scan.walk import walk
+from dsv.workspace.scan.scanner import walk
 
 Sources = Sequence[tuple[bytes, Source]]
 """The files of a commit, in tree order, by their paths there."""

@@ -1,24 +1,39 @@
-"""Verify that a store has all that its commits refer to."""
+"""Verify that a store has all that its commits refer to; erase contents for good, and find out what still has them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from dsv.api.context import Context, reads_outside
 from dsv.api.space import listed_epochs, read_consistently, room
-from dsv.errors import IntegrityError, UsageError
+from dsv.cache.erasures import OBEYED
+from dsv.errors import Conflict, DsvError, IntegrityError, Unsupported, UsageError
 from dsv.format import keys
+from dsv.format.locator import ObjectKind
+from dsv.format.records import Erasure
 from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
+from dsv.repo.tree.read import TreeReader
+from dsv.store.open import OpenStore
+from dsv.upkeep.erase import Eraser, Place, Plan, Shared, find_packs, refuse_shared
 from dsv.upkeep.packs import Schedule
 from dsv.upkeep.repair import Repair
+from dsv.upkeep.successor import Succeeded, make_successor
 from dsv.upkeep.verify import Verification, Verifier
-from dsv.values.ids import CommitId
-from dsv.values.names import DatasetName, Target
+from dsv.values.ids import CommitId, ErasureId, FileId
+from dsv.values.names import DatasetName, Target, clean_path
+from dsv.values.paths import show
+
+if TYPE_CHECKING:
+    from dsv.store.bucket import BucketVersions, History, OldVersion
+    from dsv.upkeep.erase import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +165,325 @@ def _chosen(
         else:
             commits[context.resolve(repository, target).commit] = str(target)
     return list(datasets), commits
+
+
+State = Literal["erased", "shared", "kept", "damaged"]
+_PARTS = (ObjectKind.CHUNK, ObjectKind.RECIPE)
+
+
+@dataclass(frozen=True, slots=True)
+class EraseRequest:
+    """What to erase, and how."""
+
+    targets: tuple[Target, ...] = ()
+    """Each with a path: the contents of the files there, in the target's commit."""
+    ids: tuple[FileId, ...] = ()
+    reason: str = ""
+    shared: Choice | None = None
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedItem:
+    """A path that an erasure is about. Its size and id stay in the trees that list it."""
+
+    dataset: str
+    path: bytes
+    file_id: FileId
+    size: int
+    state: State
+    """`erased`; `shared`: it shares content with what is erased, and stays; `kept`: it has the content of a file that
+    was to be erased, and that stays for it; `damaged`: it was stored meanwhile, and has lost a part."""
+    shared_bytes: int | None = None
+    """Bytes that it shares with what was asked for; None for what was asked for itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The result of an erasure."""
+
+    items: list[ErasedItem]
+    erasures: tuple[ErasureId, ...]
+    """The records that were written."""
+    files: int
+    bytes: int
+    """Of the files."""
+    kept_bytes: int
+    """Bytes of these files that stay, as other files have them, too."""
+    unanswered: tuple[str, ...] = ()
+    """What could not be found out of the bucket, as sentences."""
+    elsewhere: tuple[str, ...] = ()
+    """Where copies of the bytes stay after a garbage collection."""
+
+
+def erase(
+    context: Context,
+    request: EraseRequest,
+    show: Callable[[Done], None] = lambda done: None,
+    confirm: Callable[[Done], None] = lambda done: None,
+) -> Done:
+    """Erase contents in every commit of the store.
+
+    show: gets what is about to be erased and who shares it, before anything is refused. confirm: raises if the user
+    does not want that. Raises `NotFound`, `Conflict` if others share the content and nobody has said what becomes of
+    that, or the store changed while the user was asked, `Denied`, and what reading raises.
+    """
+    with context.repository() as repository:
+        repository.format.check(repository.store.url, writing=not request.dry_run)
+        if repository.format.single_writer:
+            raise Unsupported(
+                f"{repository.store.url} can't tell which of two writers was first, so nothing is ever removed there",
+                subject=repository.store.url,
+                hint="dsv copy --all --tags --to NEW --create, dsv erase there, and then delete this store",
+            )
+        files, places = _wanted(context, repository, request.targets)
+        eraser = Eraser(repository, context.progress)
+        wanted = [*files, *request.ids], places if not request.ids else None, request.shared
+        plan = eraser.plan(*wanted)
+        history = _history(context, repository)
+        done = Done(
+            _items(plan, request.shared), (), len(plan.files), sum(plan.files.values()), plan.kept_bytes,
+            tuple(history.unanswered), tuple(history.elsewhere),
+        )  # fmt: skip
+        if request.dry_run or not (plan.files or plan.kept):
+            return done
+        show(done)
+        refuse_shared(plan, request.shared)
+        if not plan.files:
+            first = plan.kept[0].place
+            raise Conflict(
+                f"nothing was erased, as other paths have the same content, such as {first.dataset}:"
+                f"{first.path.decode('utf-8', 'backslashreplace')}",
+                subject=first.dataset,
+                hint="--shared erase erases them, too",
+            )
+        confirm(done)
+        if eraser.new_commits(plan):
+            plan = eraser.plan(*wanted)
+            if _items(plan, request.shared) != done.items:
+                raise Conflict(
+                    "somebody stored or erased the same content, or a part of it, meanwhile; nothing was erased",
+                    subject=repository.store.url,
+                    hint="run the same command again, which lists it",
+                )
+        made = eraser.carry_out(plan, context.writer, request.reason)
+        late = [_item(one, "damaged") for one in eraser.late(plan)]
+        return replace(done, items=done.items + late, erasures=tuple(made))
+
+
+def _history(context: Context, repository: Repository) -> Status:
+    """Return what keeps old versions and copies of packs, as far as the store says so."""
+    found = Status([])
+    with suppress(DsvError):
+        asked = _ask_history(context, repository, found)
+        if asked is not None and asked[1].versioned:
+            found.elsewhere.insert(
+                0, "old versions in the bucket, which dsv erase --purge deletes after dsv gc"
+            )
+        if asked is not None and asked[1].locked:
+            found.elsewhere.insert(0, "what the bucket's Object Lock keeps, until that ends")
+    return found
+
+
+def successor(context: Context, text: str, new: str) -> Succeeded:
+    """Copy the history of a dataset to a new one, without what was erased. Raises as `make_successor`."""
+    target = Target.parse(text)
+    if target.dataset is None or target.rev is not None or target.path is not None:
+        raise UsageError(
+            f"{text} is not the name of a dataset",
+            subject=text,
+            hint=f"dsv erase DATASET --successor {new}; dsv datasets lists them",
+        )
+    with context.repository() as repository:
+        return make_successor(repository, context.writer, target.dataset, DatasetName.parse(new))
+
+
+def _wanted(
+    context: Context, repository: Repository, targets: Sequence[Target]
+) -> tuple[list[FileId], list[Place]]:
+    files: list[FileId] = []
+    places: list[Place] = []
+    for target in targets:
+        path = clean_path(target.path)
+        if not path:
+            raise UsageError(
+                f"{target} has no path; dsv erase takes files and folders, not whole datasets",
+                subject=str(target),
+                hint=f"dsv erase {Target(target.dataset, target.rev)}:PATH, or dsv datasets --delete NAME",
+            )
+        resolved = context.resolve(repository, target)
+        found = [entry for entry, _ in TreeReader(repository.objects, resolved.commit).below(path)]
+        if not found:
+            raise resolved.no_path(show(path), str(target))
+        for entry in found:
+            if entry.is_file and entry.size and entry.file_id is not None:
+                files.append(entry.file_id)
+                places.append(Place(str(resolved.dataset), entry.path))
+        if not any(entry.is_file and entry.size for entry in found):
+            raise UsageError(
+                f"{target} has no content that could be erased",
+                subject=str(target),
+                hint="dsv ls -l shows sizes",
+            )
+    return files, places
+
+
+def _items(plan: Plan, choice: Choice | None) -> list[ErasedItem]:
+    shared = {(one.place, one.file_id) for one in plan.shared}
+    found = [
+        ErasedItem(place.dataset, place.path, file_id, plan.files[file_id], "erased")
+        for place, file_id in plan.places
+        if (place, file_id) not in shared
+    ]
+    found += [_item(one, "erased" if choice == "erase" else "shared") for one in plan.shared]
+    return found + [_item(one, "kept") for one in plan.kept]
+
+
+def _item(one: Shared, state: State) -> ErasedItem:
+    return ErasedItem(one.place.dataset, one.place.path, one.file_id, one.size, state, one.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureItem:
+    """An erasure, and which caches have obeyed it."""
+
+    erasure: ErasureId
+    time_ms: int
+    author: str
+    reason: str
+    files: int
+    caches: tuple[str, ...]
+    """`HOST:PATH` of those that have removed what was erased."""
+    waiting: tuple[str, ...]
+    """Those that have obeyed another erasure and not this one yet."""
+    deadline_ms: int
+    """Caches that have not obeyed by then are to be removed."""
+
+
+@dataclass(slots=True)
+class Status:
+    """What still has erased contents."""
+
+    items: list[ErasureItem]
+    overdue: bool = False
+    """A cache that is known has not obeyed by its deadline."""
+    packs: int = 0
+    """Packs that have erased contents: gc removes them."""
+    unindexed: int = 0
+    """Packs in no index, which may have erased contents: gc removes them."""
+    versions: int = 0
+    """Old versions of packs in the bucket that have erased contents."""
+    removed_versions: int = 0
+    """Those that were deleted by this command."""
+    unanswered: list[str] = field(default_factory=list)
+    """What could not be found out, or not be removed."""
+    elsewhere: list[str] = field(default_factory=list)
+    """Other places that may have copies, which no store knows of."""
+
+    @property
+    def is_gone(self) -> bool:
+        return not self.packs and not self.unindexed and not self.versions
+
+
+def status(context: Context, *, deadline: float, purge: bool = False) -> Status:
+    """Look for erased contents in packs and in old versions of packs, and for caches that have obeyed.
+
+    deadline: seconds that caches have. purge: delete the old versions of packs that have erased contents.
+    """
+    with context.repository() as repository, room(context) as folder:
+        done = Status(_erasures(repository, deadline))
+        if not done.items:
+            return done
+        now = repository.clock()
+        done.overdue = any(one.waiting and one.deadline_ms < now for one in done.items)
+        done.packs, done.unindexed = find_packs(repository, folder)
+        _look_at_versions(context, repository, done, purge=purge)
+        return done
+
+
+def _erasures(repository: Repository, deadline: float) -> list[ErasureItem]:
+    erasures: dict[ErasureId, Erasure] = repository.objects.erasures.known
+    obeyed: dict[ErasureId, dict[str, str]] = {one: {} for one in erasures}
+    names: dict[str, str] = {}
+    for item in repository.store.list(keys.ERASURE_PREFIX) if erasures else ():
+        parsed = keys.parse_obeyed_key(item.key)
+        if parsed is not None and parsed[0] in obeyed:
+            cache = parsed[1]
+            if cache not in names:
+                names[cache] = _cache_name(repository, item.key)
+            obeyed[parsed[0]][cache] = names[cache]
+    found = [
+        ErasureItem(
+            one,
+            record.time_ms,
+            record.author,
+            record.reason,
+            len(record.files),
+            tuple(sorted(obeyed[one].values())),
+            tuple(sorted(names[cache] for cache in names.keys() - obeyed[one].keys())),
+            int(1000 * (repository.store.modified(keys.erasure_key(one)) + deadline)),
+        )
+        for one, record in erasures.items()
+    ]
+    return sorted(found, key=lambda item: (item.time_ms, item.erasure))
+
+
+def _cache_name(repository: Repository, key: str) -> str:
+    try:
+        said = OBEYED.decode(repository.store.get(key, 1 << 16))
+    except (DsvError, msgspec.DecodeError):
+        return "a cache without a name"
+    return f"{said.host}:{said.path}"
+
+
+def _ask_history(
+    context: Context, repository: Repository, done: Status
+) -> tuple[BucketVersions, History] | None:
+    """Find out what keeps copies of what is deleted. Return the versions in the bucket, if it is one of S3."""
+    store = repository.store
+    url = store.data.url if isinstance(store, OpenStore) else store.url
+    scheme = url.partition("://")[0] if "://" in url else "file"
+    if scheme in ("gs", "az"):
+        done.unanswered.append(f"dsv can't tell whether {url} keeps old versions of what is deleted")
+    if scheme == "file" and any(Path(url.removeprefix("file://"), ".tmp").glob("*")):
+        done.elsewhere.append(
+            "files in .tmp that killed commands left; the next one that writes removes them after a day"
+        )
+    if scheme != "s3":
+        return None
+    from dsv.store.bucket import BucketVersions
+
+    versions = BucketVersions(url, context.store_options(context.settings.store()))
+    history = versions.history()
+    done.unanswered += history.unanswered
+    done.elsewhere += [f"bucket {one}, to which objects are replicated" for one in history.replicas]
+    return versions, history
+
+
+def _look_at_versions(context: Context, repository: Repository, done: Status, *, purge: bool) -> None:
+    found = _ask_history(context, repository, done)
+    done.elsewhere.append(
+        "snapshots and backups of the store, and copies that dsv copy or other tools have made"
+    )
+    if found is None:
+        return
+    versions, history = found
+    erased = repository.objects.erasures.objects.keys()
+    for old in versions.old_packs():
+        if old.table is None:
+            done.unanswered.append(f"version {old.version} of {old.key} can't be read")
+        elif any((row.kind, row.id) in erased for row in old.table if row.kind in _PARTS):
+            _remove_version(versions, old, done, purge=purge, locked=history.locked)
+
+
+def _remove_version(
+    versions: BucketVersions, old: OldVersion, done: Status, *, purge: bool, locked: bool
+) -> None:
+    failure = versions.delete(old) if purge else ""
+    if failure is None:
+        done.removed_versions += 1
+        return
+    done.versions += 1
+    if failure:
+        why = " (its bucket has Object Lock, which keeps it for some time)" if locked else ""
+        done.unanswered.append(f"version {old.version} of {old.key} could not be deleted{why}: {failure}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dsv.api import erase as api
+from dsv.api import verify as api
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, text
 from dsv.cli.options.arguments import Author, DryRun, one_of

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from dsv.errors import NotFound, Unsupported
 from dsv.format.tree import Entry, Kind
 from dsv.fs.attributes import earliest_stamp
 from dsv.fs.descent import Descent, split
@@ -21,6 +22,7 @@ from dsv.values.paths import (
     check_target,
     fold_clashes,
     link_escapes,
+    show,
     sort_key,
 )
 from dsv.workspace.scan import ignore
@@ -45,11 +47,11 @@ from dsv.workspace.scan.folder import (
 )
 from dsv.workspace.scan.ignore import Rules
 from dsv.workspace.scan.result import WorkspaceScan
-from dsv.workspace.scan.state import NameIndex
+from dsv.workspace.scan.state import NameIndex, State
 
 if TYPE_CHECKING:
+    from dsv.transfer.save import Source
     from dsv.values.ids import CommitId
-    from dsv.workspace.scan.state import State
 
 LEAVES = "it is a symlink that leads out of the dataset"
 _FORGET = 0xFF & ~(TRUSTED | READ)
@@ -483,3 +485,57 @@ class _Scanner:
                 self._state.gone |= self._lost
                 self._scan.unsettled.append(above)
         self._scan.unsettled = list(dict.fromkeys(self._scan.unsettled))
+
+
+def walk(
+    root: Path, start: bytes = b"", ignoring: tuple[str, ...] = (ignore.NAME,), *, check_links: bool = False
+) -> tuple[list[tuple[bytes, Source]], list[Problem]]:
+    """Return every path of a folder, which is no workspace, that goes into a tree, in tree order; and those that can't
+    be stored or can't be read.
+
+    start: a folder below the root, to which the walk is limited. All paths are from the root. ignoring: names of the
+    files that say what is left out, in the folders from the root on; later ones have the last word.
+    check_links: symlinks that lead out of the root can't be stored. A folder is taken as `dsv sync` would take it.
+    """
+    from dsv.transfer.save import Source
+
+    scan = scan_workspace(
+        root, State(root), None, lambda: (), (start,) if start else (),
+        ignoring=ignoring, check_links=check_links, named=True,
+    )  # fmt: skip
+    found: list[tuple[bytes, Source]] = []
+    for item in scan.pending():
+        if item.kind is Kind.SYMLINK or item.kind is Kind.EMPTY_DIRECTORY:
+            assert item.known is not None
+            source = Source(item.kind, target=item.known.target)
+        else:
+            source = Source(item.kind, item.size, root, item.path)
+        if item.path != start:
+            found.append((item.path, source))
+    return found, scan.problems
+
+
+def named_file(path: Path) -> Source | None:
+    """Return a file that somebody named, never ignored, and followed if it is a symlink; None for a folder. Raises
+    `NotFound`, `Unsupported`, `Denied`.
+    """
+    from dsv.transfer.save import Source
+
+    with about(path):
+        try:
+            whole = Path(os.path.realpath(path))
+            info = whole.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(
+                f"there is no file or folder {show(os.fsencode(path))}", subject=str(path)
+            ) from None
+    if stat.S_ISDIR(info.st_mode):
+        return None
+    if not stat.S_ISREG(info.st_mode):
+        raise Unsupported(
+            f"{show(os.fsencode(path))} can't be stored: {what_it_is(info.st_mode)}",
+            subject=str(path),
+            hint="to store what a command prints: COMMAND | dsv put - DATASET:PATH",
+        )
+    kind = Kind.EXECUTABLE if info.st_mode & stat.S_IXUSR else Kind.FILE
+    return Source(kind, info.st_size, whole.parent, os.fsencode(whole.name))

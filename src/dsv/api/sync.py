@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dsv.api.cache_targets import lending
@@ -342,24 +343,15 @@ def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
                 held = () if tree is None else tree.within(baseline.held)
                 return _going(baseline, (entry for entry, _ in held), goes)
 
-            def record() -> None:
-                workspace.choose(chosen)
-
             _check_unchanged(baseline, [path for path in _local(opened, baseline) if goes(path)])
             _check_known(workspace, lines, changes())
             made = Made()
-            if tree is None:
-                workspace = _choose(opened, baseline, chosen, base)
-            else:
-                goal = Goal(
-                    "dsv sparse remove",
-                    tree.commit_id,
-                    changes,
-                    "publish the changes with dsv sync, or give them up with dsv restore PATH",
-                    ready=record,
-                )
+            if tree is not None:
+                hint = "publish the changes with dsv sync, or give them up with dsv restore PATH"
+                record = partial(workspace.choose, chosen)
+                goal = Goal("dsv sparse remove", tree.commit_id, changes, hint, ready=record)
                 made = check_out(opened, baseline, goal)
-                workspace = _choose(opened, baseline, chosen, base)
+            workspace = _choose(opened, baseline, chosen, base)
         return Sparse(workspace, removed=made.removed)
 
 

@@ -66,7 +66,7 @@ class Goal(msgspec.Struct, frozen=True):
     """The commit's tree, which must have nothing at a path at which something is kept beside a file."""
     there: str = ""
     """The other side of conflicts, for their message."""
-    ready: Callable[[], None] = lambda: None
+    ready: Callable[[], object] = lambda: None
     """Called when there is no conflict and nothing is written yet; if it raises, nothing is written."""
     branch: BranchName | None = None
     """The branch to follow from before the first file is written; None: the one that the workspace follows."""

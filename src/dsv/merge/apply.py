@@ -136,16 +136,9 @@ class MergedTree:
             f"nothing was written, as {format_count(len(conflicts), 'path')} can't be merged:"
             f"{format_lines(list(map(describe, conflicts)))}",
             conflicts,
-            hint=f"{self._options(conflicts)} settles one; . is every path{more}",
+            hint=f"--ours PATH, --theirs PATH or --both PATH settles one; . is every path{more}",
             without_effect=self.without_effect,
         )
-
-    def _options(self, conflicts: tuple[PathConflict, ...]) -> str:
-        both = any(
-            one.kind is not ConflictKind.FILE_AND_FOLDER and self.choices.of(one.path) is not Choice.BOTH
-            for one in conflicts
-        )
-        return "--ours PATH, --theirs PATH or --both PATH" if both else "--ours PATH or --theirs PATH"
 
     def tree_changes(self, uploader: Uploader) -> Iterator[TreeChange]:
         """Yield the changes of `ours` in tree order, and store contents that are new."""

@@ -155,13 +155,6 @@ def test_what_is_kept_beside_never_takes_the_place_of_something(scans: Dataset) 
     assert "there is 'a.theirs' already" in error.message
 
 
-def test_a_hint_names_only_options_that_help(scans: Dataset) -> None:
-    forked(scans, {"a": b"\0", "d/x": b"\0"}, {"d/x": b"\0mine"}, {"d/x": None, "d": b"\0file"})
-    hint = refused(scans).hint
-    assert hint is not None and "--ours PATH, --theirs PATH or --both PATH settles" in hint
-    assert refused(scans, choices=Choices(both=PathSet())).hint == hint
-
-
 def test_a_choice_for_a_path_without_a_conflict_is_told(scans: Dataset) -> None:
     forked(
         scans, {"a/x": b"\0", "b": b"\0"}, {"a/x": b"\0mine", "b": b"\0m"}, {"a/x": b"\0theirs", "b": b"\0t"}

@@ -153,6 +153,9 @@ class Edited:
         return Counter(path.what for path in self.paths)[what]
 
 
+_PUT = "what was to be put"
+
+
 def edit(context: Context, target: Target, edits: Sequence[Edit], request: EditRequest) -> Edited:
     """Apply the edits in their order, and publish the result as one commit on the target's branch (`main`).
 
@@ -180,14 +183,13 @@ def edit_in(
     name = f"{dataset}@{branch}"
     base = _tree(repository, head)
     plan = Plan(base, edits, name)
-    imports = any(isinstance(each, PutSources) for each in edits)
 
     def changes(uploader: Uploader) -> Iterator[TreeChange]:
         new = [what for _, what in plan.changes if what is not None and (what.open or what.root)]
         problems = save_sources(uploader, new, context.progress, on_stored)
         plan.problems += problems
-        if not request.skip_unsupported:
-            _refuse(problems, imports=imports)
+        if problems and not request.skip_unsupported:
+            raise refusal(problems, _PUT)
         for path, what in plan.changes:
             change = TreeChange(path, None) if what is None else what.change(path)
             if change is not None:
@@ -200,8 +202,8 @@ def edit_in(
             tuple(plan.problems), store.counts.bytes_up, store.counts.won, attempts,
         )  # fmt: skip
 
-    if not request.skip_unsupported:
-        _refuse(plan.problems, imports=imports)
+    if plan.problems and not request.skip_unsupported:
+        raise refusal(plan.problems, _PUT)
     if not request.allow_removals:
         _check_removals(plan, base, name)
     if request.dry_run:
@@ -225,14 +227,6 @@ def edit_in(
     if isinstance(done, Unchanged):
         return edited(done.commit, None if base is None else base.commit, attempts, any_change=False)
     return edited(done.id, done.commit, attempts, any_change=True)
-
-
-def _refuse(problems: Sequence[Problem], *, imports: bool) -> None:
-    if problems:
-        error = refusal(problems, "what was to be put")
-        ignoring = "" if imports else "name them in .dsvignore, "
-        error.hint = f"remove them, {ignoring}or leave them out with --skip-unsupported"
-        raise error
 
 
 def _tree(repository: Repository, head: Head | None) -> TreeReader | None:
@@ -309,7 +303,11 @@ def branch_to_edit(
         repository.refs.check_new_dataset(dataset)
         return dataset, branch, None
     if not repository.refs.exists(dataset):
-        raise _no_dataset(context, repository, dataset, target)
+        raise repository.refs.erased(dataset) or NotFound(
+            f"there is no dataset {dataset} in {repository.store.url}",
+            subject=dataset,
+            hint="dsv datasets lists them; --create makes it; in a workspace, change the files and run dsv sync",
+        )
     if head is not None:
         raise deleted(head)
     if repository.refs.tag(dataset, TagName.parse(branch)) is not None:
@@ -323,17 +321,6 @@ def branch_to_edit(
         f"dsv branch {dataset}@{branch} {dataset}@main makes it; dsv branch --list {dataset} lists them"
     )
     raise error
-
-
-def _no_dataset(context: Context, repository: Repository, dataset: DatasetName, target: Target) -> NotFound:
-    erased = repository.refs.erased(dataset)
-    if erased is not None:
-        return erased
-    hint = "dsv datasets lists them; --create makes it"
-    in_workspace = context.workspace_or_none() is not None
-    if in_workspace and target.path is None and os.path.lexists(context.cwd / dataset):
-        hint = f"{dataset} is a file or folder here: in a workspace, change the files and run dsv sync"
-    return NotFound(f"there is no dataset {dataset} in {repository.store.url}", subject=dataset, hint=hint)
 
 
 class Plan:

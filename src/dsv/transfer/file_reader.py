@@ -55,7 +55,7 @@ def refusal(problems: Iterable[Problem], root: str) -> Unsupported:
     return Unsupported(
         f"{what} in {root} can't be stored:{format_lines(list(map(str, found)), _SHOWN)}",
         subject=root,
-        hint="remove them, name them in .dsvignore, or leave them out with dsv sync --skip-unsupported",
+        hint="remove them, name them in .dsvignore, or leave them out with --skip-unsupported",
     )
 
 

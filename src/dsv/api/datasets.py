@@ -112,16 +112,14 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
         resolved = context.resolve(repository, target)
         tree = TreeReader(repository.objects, resolved.commit)
         found = tree.entry(path)
-        if found is None:
-            if next(iter(tree.below(path)), None) is not None:
-                raise UsageError(f"{target} is a folder", subject=str(target), hint=f"dsv ls {target}")
+        if found is None and next(iter(tree.below(path)), None) is None:
             raise _no_path(target, resolved)
+        if found is None or found[0].kind is Kind.EMPTY_DIRECTORY:
+            raise UsageError(f"{target} is a folder", subject=str(target), hint=f"dsv ls {target}")
         entry, where = found
         if entry.kind == Kind.SYMLINK:
             name = (entry.target or b"").decode(errors="backslashreplace")
             raise UsageError(f"{target} is a symlink to {name}", subject=str(target), hint=f"dsv ls {target}")
-        if not entry.is_file:
-            raise UsageError(f"{target} is an empty folder", subject=str(target), hint=f"dsv ls {target}")
         pieces = Fetcher(repository.objects, resolved.dataset, connections=4).files([Wanted(entry, where)])
         yield next(pieces)[1]
 

@@ -333,7 +333,6 @@ class Plan:
     def __init__(self, base: TreeReader | None, edits: Sequence[Edit], name: str) -> None:
         """`name` is that of the branch, for messages."""
         self._name = name
-        self._is_empty = base is None
         self._tree = EditedTree(base)
         self.problems: list[Problem] = []
         """Paths that can't be stored."""
@@ -511,12 +510,11 @@ class Plan:
             self._tree.keep(below)
         if found:
             return found
-        if self._is_empty:
-            what, hint = f"is not in {self._name}, which has no commit yet", "dsv put adds files"
-        else:
-            what = f"matches nothing in {self._name}" if by_pattern else f"is not in {self._name}"
-            hint = f"dsv ls {self._name} lists the paths"
-        raise NotFound(f"{show(path)} {what}", subject=as_text(path), hint=hint)
+        raise NotFound(
+            f"{show(path)} {'matches nothing' if by_pattern else 'is not'} in {self._name}",
+            subject=as_text(path),
+            hint=f"dsv ls {self._name} lists the paths",
+        )
 
     def _matching(self, pattern: PathPattern) -> Chosen:
         verdicts: dict[bytes, bool] = {}

@@ -294,7 +294,6 @@ def check_binding(workspace: Workspace, repository: Repository) -> None:
         )
 
 
-Opener = Callable[[], "Repository"]
 Place = tuple[str, str | None, "StoreOptions"]
 """A store's URL, where its names are if elsewhere, and how it is reached."""
 
@@ -302,10 +301,12 @@ Place = tuple[str, str | None, "StoreOptions"]
 class Mirrors:
     """The mirrors of one store, in their order. Each is opened when it is first needed; thread-safe."""
 
-    def __init__(self, url: str, openers: tuple[Opener, ...], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, url: str, places: list[Place], metadata: MetadataFolder, tell: Callable[[str], None]
+    ) -> None:
         """url: of the store. tell: is given one line when something is first read from a mirror."""
         self._url = url
-        self._openers = list(openers)
+        self._openers = [partial(_open, url, place, metadata) for place in places]
         """Of those that were not opened yet."""
         self._tell = tell
         self._opened: list[Repository] = []
@@ -352,31 +353,24 @@ class Mirrors:
     def _all(self) -> Iterator[Repository]:
         """Yield those that are open, then open the next one."""
         number = 0
-        while (mirror := self._get(number)) is not None:
+        while True:
+            with self._lock:
+                while number == len(self._opened) and self._openers:
+                    try:
+                        self._opened.append(self._openers.pop(0)())
+                    except DsvError as error:
+                        self._tell(f"a mirror of {self._url} can't be read: {error.message}")
+                if number == len(self._opened):
+                    return
+                mirror = self._opened[number]
             yield mirror
             number += 1
-
-    def _get(self, number: int) -> Repository | None:
-        with self._lock:
-            while number == len(self._opened) and self._openers:
-                try:
-                    self._opened.append(self._openers.pop(0)())
-                except DsvError as error:
-                    self._tell(f"a mirror of {self._url} can't be read: {error.message}")
-            return self._opened[number] if number < len(self._opened) else None
 
     def _say(self, mirror: Repository, why: DsvError) -> None:
         url = mirror.store.url
         if url not in self._told:
             self._told.add(url)
             self._tell(f"{why.message}; it was read from the mirror {url}, as further objects may be")
-
-
-def mirrors_of(
-    url: str, places: list[Place], metadata: MetadataFolder, tell: Callable[[str], None]
-) -> Mirrors:
-    """Return the mirrors at these places, of the store with this URL."""
-    return Mirrors(url, tuple(partial(_open, url, place, metadata) for place in places), tell)
 
 
 def _open(of: str, place: Place, metadata: MetadataFolder) -> Repository:
@@ -414,7 +408,7 @@ def open_to_read(
     """
     url = context.settings.store().url
     places = mirror_places(context) if mirrors else []
-    found = mirrors_of(url, places, context.metadata_folder, context.progress.note)
+    found = Mirrors(url, places, context.metadata_folder, context.progress.note)
     closing.callback(found.close)
     try:
         store = context.open_store()
@@ -472,7 +466,7 @@ def open_with(
     opened: Callable[[], Repository], url: str, places: list[Place], metadata: MetadataFolder
 ) -> Repository:
     """Open a store with its mirrors, or else the first of these, in a process of a fill, which only reads objects."""
-    mirrors = mirrors_of(url, places, metadata, lambda _: None)
+    mirrors = Mirrors(url, places, metadata, lambda _: None)
     try:
         repository = opened()
     except (Unreachable, IntegrityError) as error:

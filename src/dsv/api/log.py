@@ -254,17 +254,13 @@ def log(context: Context, target: Target, query: Query | None = None) -> Iterato
                     item, names=tuple(names.get(item.id, ())), found=found, expired=state
                 )
             if kept.passed:
-                context.progress.note(_passed_over(kept))
+                passed = format_count(len(kept.passed), "expired commit")
+                context.progress.note(
+                    f"gc has removed the content of {passed} on the way: what changed there shows as a change of the "
+                    "next commit that is left"
+                )
 
         yield items()
-
-
-def _passed_over(kept: KeptParents) -> str:
-    many = len(kept.passed) > 1
-    return (
-        f"gc has removed the content of {format_count(len(kept.passed), 'expired commit')} on the way: what "
-        f"{'they' if many else 'it'} changed shows as a change of the next commit that is left"
-    )
 
 
 def _items(

@@ -294,7 +294,12 @@ def _compare(
     baseline = find_baseline(workspace, load_state(workspace), base, trees, paths, rehash=rehash)
     scan = baseline.scan
     differences, unread = detect_changes(scan, baseline.entry, context.progress)
-    suspicious = _suspicion(baseline) if scan.missing else None
+    suspicious = None
+    if scan.missing:
+        try:
+            check_removals(scan, baseline.tree, allowed=False)
+        except Conflict as refused:
+            suspicious = refused.message
     renamed: dict[bytes, bytes] = {}
     if renames and differences.added and differences.removed:
         from dsv.api.diff import find_renamed
@@ -310,14 +315,6 @@ def _local_objects(context: Context, workspace: Workspace, url: str) -> Objects:
 
     metadata = MetadataCache(context.metadata_folder(workspace.store_id))
     return Objects(LocalStore(url, metadata), metadata)
-
-
-def _suspicion(baseline: Baseline) -> str | None:
-    try:
-        check_removals(baseline.scan, baseline.tree, allowed=False)
-    except Conflict as refused:
-        return refused.message
-    return None
 
 
 def _restore(compared: _Compared) -> str:

@@ -427,7 +427,11 @@ def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedC
             )
             for at, column in enumerate(every.columns)
         ]
-        data = _write_parquet(cells, schemas[1].with_metadata(metadata or None), _compression(read[1][1]))
+        of_ours = read[1][1].metadata
+        compression = "snappy"
+        if of_ours.num_row_groups and of_ours.num_columns:
+            compression = of_ours.row_group(0).column(0).compression.replace("UNCOMPRESSED", "none").lower()
+        data = _write_parquet(cells, schemas[1].with_metadata(metadata or None), compression)
     except pyarrow.ArrowException as error:
         raise TableFault(f"its columns can't be put together: {str(error).splitlines()[0]}") from None
     return MergedContent(data, taken, settled)
@@ -453,10 +457,3 @@ def _write_parquet(columns: Sequence[Any], schema: Any, compression: str) -> byt
         writer.write_table(pyarrow.table(list(columns), schema=made))
         writer.add_key_value_metadata({**(schema.metadata or {}), b"ARROW:schema": declared})
     return written.getvalue()
-
-
-def _compression(file: Any) -> str:
-    if not file.metadata.num_row_groups or not file.metadata.num_columns:
-        return "snappy"
-    name: str = file.metadata.row_group(0).column(0).compression
-    return "none" if name == "UNCOMPRESSED" else name.lower()

@@ -137,7 +137,10 @@ def compare_outside(
     for path, found in find_paths(tree, new):
         item, above = new[path], found.above
         if path not in held.chosen:
-            _compare(scan, item, found.entry)
+            if item.kind is not Kind.EMPTY_DIRECTORY:
+                scan.relate(item, found.entry)
+            elif found.entry is not None and found.entry.kind is Kind.EMPTY_DIRECTORY:
+                scan.state.edit(path).own = OWN_SAME
         if above is not None and above.kind is Kind.EMPTY_DIRECTORY and above.path not in held.chosen:
             missing.add(above.path)
         if found.below and item.kind is Kind.EMPTY_DIRECTORY and _absent_below(tree, path, held) is not None:
@@ -188,13 +191,6 @@ def links_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> dict[bytes,
     links = {path: target for path, target in tree.links().items() if path not in held}
     links.update(scan.state.links())
     return links
-
-
-def _compare(scan: WorkspaceScan, item: Pending, entry: Entry | None) -> None:
-    if item.kind is not Kind.EMPTY_DIRECTORY:
-        scan.relate(item, entry)
-    elif entry is not None and entry.kind is Kind.EMPTY_DIRECTORY:
-        scan.state.edit(item.path).own = OWN_SAME
 
 
 def _absent_below(tree: TreeReader, path: bytes, held: Held) -> bytes | None:

@@ -69,20 +69,12 @@ def resolve(context: Context, target: Target) -> Resolved:
         return resolved
 
 
-class Entries(Iterator[Entry]):
-    """The entries of a commit. `erasures` tells which of them were erased."""
-
-    def __init__(self, found: Iterator[Entry], erasures: Erasures) -> None:
-        self._found = found
-        self.erasures = erasures
-
-    def __next__(self) -> Entry:
-        return next(self._found)
-
-
 @contextmanager
-def ls(context: Context, target: Target) -> Iterator[Entries]:
-    """Open the entry at the target's path, or all below it, in tree order. Raises `NotFound`."""
+def ls(context: Context, target: Target) -> Iterator[tuple[Iterator[Entry], Erasures]]:
+    """Open the entry at the target's path, or all below it, in tree order; and what tells which of them were erased.
+
+    Raises `NotFound`.
+    """
     path = clean_path(target.path)
     with context.repository(target) as repository:
         try:
@@ -96,7 +88,7 @@ def ls(context: Context, target: Target) -> Iterator[Entries]:
         first = next(found, None)
         if first is None and path:
             raise _no_path(target, resolved)
-        yield Entries(found if first is None else chain([first], found), repository.objects.erasures)
+        yield found if first is None else chain([first], found), repository.objects.erasures
 
 
 @contextmanager

@@ -41,13 +41,16 @@ def ls(
     it, the base commit of this workspace. Nothing is downloaded to disk.
     """
     one_of(json=call.json, jsonl=jsonl, long=long)
-    with call.context(offline=offline) as context, list_entries(context, Target.parse(target)) as entries:
+    with (
+        call.context(offline=offline) as context,
+        list_entries(context, Target.parse(target)) as (entries, erasures),
+    ):
         if jsonl or call.json:
-            call.items((_item(entry, entries.erasures.of(entry)) for entry in entries), lines=jsonl)
+            call.items((_item(entry, erasures.of(entry)) for entry in entries), lines=jsonl)
         else:
             show = _long if long else _path
             for entry in entries:
-                erased = entries.erasures.of(entry)
+                erased = erasures.of(entry)
                 call.out.line(show(entry) + ("" if erased is None else f"  (erased {_when(erased)})"))
 
 

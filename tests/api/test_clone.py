@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.clone import CloneRequest, Differing, clone, init
+from dsv.api.clone import Differing, clone, init
 from dsv.errors import Conflict, NotFound
 from dsv.store.memory import MemoryStore
 from dsv.values.names import DatasetName, Target
@@ -111,12 +111,12 @@ def test_what_the_commit_does_not_have_is_never_overwritten(ann: Person, tmp_pat
                 ann.context(tmp_path),
                 Target.parse("scans"),
                 other,
-                CloneRequest(differing=Differing.OVERWRITE),
+                differing=Differing.OVERWRITE,
             )
         assert read_folder(other) == there | {"same": b"otherwise"}
     good = tmp_path / "good"
     write_files(good, {"labels.csv": b"mine", "extra": b"e"})
-    clone(ann.context(tmp_path), Target.parse("scans"), good, CloneRequest(differing=Differing.OVERWRITE))
+    clone(ann.context(tmp_path), Target.parse("scans"), good, differing=Differing.OVERWRITE)
     assert read_folder(good) == {"labels.csv": b"l", "val/1.txt": b"1", "same": b"s", "extra": b"e"}
 
 

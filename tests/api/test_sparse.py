@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from dsv.api.checkout import pull, restore, rollback, switch
-from dsv.api.clone import CloneRequest, Differing, clone
+from dsv.api.clone import Differing, clone
 from dsv.api.context import Context
 from dsv.api.status import status
 from dsv.api.sync import SyncRequest, sparse_add, sparse_remove, sync
@@ -42,9 +42,7 @@ def ann(tmp_path: Path) -> Person:
 def sparse(ann: Person, *patterns: str, name: str = "bob", rev: str = "") -> Person:
     """Somebody who has cloned a part."""
     bob = Person(ann.home.parent / name, ann.store, name)
-    clone(
-        bob.context(bob.home.parent), Target.parse(f"scans{rev}"), bob.workspace, CloneRequest(only=patterns)
-    )
+    clone(bob.context(bob.home.parent), Target.parse(f"scans{rev}"), bob.workspace, only=patterns)
     return bob
 
 
@@ -391,7 +389,7 @@ def test_a_clone_refuses_what_differs_with_a_list(ann: Person, tmp_path: Path) -
         "  'train/a.png' differs from the commit's",
     ]
     assert cy.files() == before and not (cy.workspace / ".dsv").exists()
-    clone(cy.context(tmp_path), Target.parse("scans"), cy.workspace, CloneRequest(differing=Differing.KEEP))
+    clone(cy.context(tmp_path), Target.parse("scans"), cy.workspace, differing=Differing.KEEP)
     assert cy.files() == {**FILES, "train/a.png": b"other", "extra/x": b"x", "alone": None}
     found = status(cy.context()).differences
     assert found.changed == [b"train/a.png"] and found.added == [b"alone", b"extra/x"]
@@ -400,7 +398,12 @@ def test_a_clone_refuses_what_differs_with_a_list(ann: Person, tmp_path: Path) -
 def test_a_clone_overwrites_only_if_told_to(ann: Person, tmp_path: Path) -> None:
     cy = Person(tmp_path / "cy", ann.store, "cy")
     cy.write({"train/a.png": b"other", "extra/x": b"x"})
-    request = CloneRequest(only=("train",), differing=Differing.OVERWRITE)
-    clone(cy.context(tmp_path), Target.parse("scans"), cy.workspace, request)
+    clone(
+        cy.context(tmp_path),
+        Target.parse("scans"),
+        cy.workspace,
+        only=("train",),
+        differing=Differing.OVERWRITE,
+    )
     assert read_folder(cy.workspace) == {**only(TRAIN), "extra/x": b"x"}
     assert status(cy.context()).differences.added == [b"extra/x"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsv.api.checkout import pull
-from dsv.api.clone import CloneRequest, Differing, clone
+from dsv.api.clone import Differing, clone
 from dsv.api.status import status
 from dsv.api.sync import sparse_add, sparse_remove
 from dsv.errors import Conflict, NotFound
@@ -55,7 +55,7 @@ class Team:
 
 
 def clone_part(bob: Person, *only: str) -> None:
-    clone(bob.context(bob.home), Target.parse("scans"), bob.workspace, CloneRequest(only=only))
+    clone(bob.context(bob.home), Target.parse("scans"), bob.workspace, only=only)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_clone_into_a_folder_that_has_files(team: Team, differing: Differing) 
         return bob
 
     def work(bob: Person) -> None:
-        clone(bob.context(bob.home), Target.parse("scans"), bob.workspace, CloneRequest(differing=differing))
+        clone(bob.context(bob.home), Target.parse("scans"), bob.workspace, differing=differing)
 
     for bob in killed_everywhere(make, work):
         now = bob.files()

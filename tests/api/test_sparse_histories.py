@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv.api.checkout import pull, switch
-from dsv.api.clone import CloneRequest, clone
+from dsv.api.clone import clone
 from dsv.api.status import status
 from dsv.api.sync import sparse_add, sparse_remove
 from dsv.errors import Conflict, NotFound
@@ -192,9 +192,7 @@ def test_what_is_not_theirs_never_changes(
         only = tuple(
             text for text in texts if any(SparsePatterns((text,)).matches(n.encode()) for n in files)
         )
-        clone(
-            bob.context(Path(home)), Target.parse("scans"), bob.workspace, CloneRequest(only=only or ("e",))
-        )
+        clone(bob.context(Path(home)), Target.parse("scans"), bob.workspace, only=only or ("e",))
         chosen = SparsePatterns(()).added(only or ("e",))
         world = World(ann, bob, {MAIN: files, SIDE: files}, chosen, base=files)
         world.disk = {name: data for name, data in files.items() if world.has(name)}

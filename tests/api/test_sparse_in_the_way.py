@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv.api.checkout import pull
-from dsv.api.clone import CloneRequest, clone
+from dsv.api.clone import clone
 from dsv.api.status import status
 from dsv.api.sync import sparse_add, sparse_remove
 from dsv.errors import Conflict, NotFound
@@ -92,7 +92,7 @@ def test_no_tree_is_broken_and_nothing_else_changes(
         edit(ann, first)
         ann.sync()
         with suppress(NotFound):
-            clone(bob.context(Path(home)), Target.parse("scans"), bob.workspace, CloneRequest(only=(text,)))
+            clone(bob.context(Path(home)), Target.parse("scans"), bob.workspace, only=(text,))
         if not bob.workspace.exists():
             return
         for name, *words in steps:

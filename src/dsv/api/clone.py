@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -147,15 +148,6 @@ class Differing(Enum):
 _HINTS = {Differing.REFUSE: f"{_HINT}; --keep keeps them as local changes, --force overwrites them"}
 
 
-@dataclass(frozen=True, slots=True)
-class CloneRequest:
-    """The options of a clone."""
-
-    only: tuple[str, ...] = ()
-    """Patterns of the paths to check out; empty for all."""
-    differing: Differing = Differing.REFUSE
-
-
 class Cloned(Counts):
     """A new workspace."""
 
@@ -173,15 +165,21 @@ class Cloned(Counts):
 
 
 def clone(
-    context: Context, target: Target, folder: Path | None = None, request: CloneRequest | None = None
+    context: Context,
+    target: Target,
+    folder: Path | None = None,
+    *,
+    only: Sequence[str] = (),
+    differing: Differing = Differing.REFUSE,
 ) -> Cloned:
     """Make a workspace of a commit, in a folder (by default of the dataset's own name).
 
     Files that are in the folder as the commit has them stay, and only what is missing comes from the store. The
     workspace follows the branch that the target names, else `main`. If it is interrupted, the same call finishes it.
-    Raises `Conflict`, with nothing written, if the folder has anything else.
+
+    only: patterns of the paths to check out; by default all. Raises `Conflict`, with nothing written, if the folder has
+    anything else.
     """
-    request = request or CloneRequest()
     if target.dataset is None or target.path is not None:
         raise UsageError(
             "dsv clone needs a dataset's name", subject=str(target), hint="dsv datasets lists the names"
@@ -196,8 +194,8 @@ def clone(
             branch, commit = resolved.branch or MAIN, resolved.commit
         copies = stack.enter_context(lending(context, repository, dataset))  # first: they have metadata too
         tree = None if commit is None else TreeReader(repository.objects, commit)
-        chosen = chosen_by(tree, request.only)
-        _check_folder(root, dataset, tree, request)
+        chosen = chosen_by(tree, only)
+        _check_folder(root, dataset, tree, differing)
         workspace, is_new = _bind(context, repository, root, (dataset, branch, chosen))
         write_tracking(structs.replace(context, cwd=workspace.root), repository)
         if tree is None:
@@ -205,7 +203,7 @@ def clone(
         with workspace.locked(COMMAND) as (bound, lock):
             opened = OpenWorkspace(bound, repository, lock, context.writer, context.progress, copies=copies)
             try:
-                made = _fill(opened, tree, request.differing)
+                made = _fill(opened, tree, differing)
             except BaseException:
                 if is_new and not bound.begun():  # nothing was written: the folder is as it was
                     bound.unbind()
@@ -245,7 +243,7 @@ def _policy(tree: TreeReader, root: Path) -> OverwritePolicy:
     return may_overwrite
 
 
-def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, request: CloneRequest) -> None:
+def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, differing: Differing) -> None:
     """Raise `Conflict` for a folder that has something, and nothing by a name that the commit has, and for one in a
     cache, whose files are everybody's and go when nobody uses them.
     """
@@ -257,7 +255,7 @@ def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, req
     if root.is_dir() and tree is not None:
         with about(root):
             names = [os.fsencode(path.name) for path in root.iterdir()]
-    if request.differing is Differing.REFUSE:
+    if differing is Differing.REFUSE:
         names = [path for path, found in find_paths(tree, names) if found.entry is not None or found.below]
     if not names:
         if not root.is_dir():

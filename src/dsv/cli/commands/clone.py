@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.clone import Cloned, CloneRequest, Differing
+from dsv.api.clone import Cloned, Differing
 from dsv.api.clone import clone as clone_dataset
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
@@ -64,8 +64,8 @@ def clone(
     differing = Differing.KEEP if keep else Differing.OVERWRITE if force else Differing.REFUSE
     call.flags.names = names
     with call.context() as context:
-        request = CloneRequest(tuple(only or ()), differing)
-        made = clone_dataset(context, wanted, None if folder is None else Path(folder), request)
+        place = None if folder is None else Path(folder)
+        made = clone_dataset(context, wanted, place, only=only or (), differing=differing)
     _show(call, made)
 
 

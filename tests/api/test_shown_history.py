@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.api.log import Walked, shown_parents
+from dsv.api.log import shown_parents
 from dsv.values.ids import CommitId
 
 History = list[tuple[int, list[int], bool]]
@@ -16,9 +16,7 @@ def commit(number: int) -> CommitId:
 
 
 def shown(history: History) -> dict[int, list[int]]:
-    walked = [
-        Walked(commit(one), tuple(map(commit, parents)), is_shown) for one, parents, is_shown in history
-    ]
+    walked = [(commit(one), tuple(map(commit, parents)), is_shown) for one, parents, is_shown in history]
     return {one[0]: [parent[0] for parent in parents] for one, parents in shown_parents(walked).items()}
 
 

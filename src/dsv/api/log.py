@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, count, islice, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -37,12 +37,8 @@ if TYPE_CHECKING:
     from dsv.values.names import BranchName, DatasetName, TagName
 
 
-class Walked(NamedTuple):
-    """A commit of a walk, and whether it is shown."""
-
-    id: CommitId
-    parents: tuple[CommitId, ...]
-    shown: bool
+Walked = tuple[CommitId, tuple[CommitId, ...], bool]
+"""A commit of a walk, its parents, and whether it is shown."""
 
 
 def shown_parents(walked: Sequence[Walked]) -> dict[CommitId, tuple[CommitId, ...]]:
@@ -50,14 +46,14 @@ def shown_parents(walked: Sequence[Walked]) -> dict[CommitId, tuple[CommitId, ..
 
     walked: no commit comes before one of its children. Parents that are not among them are left out.
     """
-    places = {one.id: at for at, one in enumerate(walked)}
+    places = {commit_id: at for at, (commit_id, _, _) in enumerate(walked)}
     nearest: dict[CommitId, tuple[CommitId, ...]] = {}
     above: dict[CommitId, tuple[CommitId, ...]] = {}  # of commits that are not shown
-    for one in reversed(walked):
+    for commit_id, parents, is_shown in reversed(walked):
         found: dict[CommitId, None] = {}
-        for parent in one.parents:
+        for parent in parents:
             found.update(dict.fromkeys((parent,) if parent in nearest else above.get(parent, ())))
-        (nearest if one.shown else above)[one.id] = _without_ancestors(tuple(found), nearest, places)
+        (nearest if is_shown else above)[commit_id] = _without_ancestors(tuple(found), nearest, places)
     return nearest
 
 
@@ -286,7 +282,7 @@ def _graph(chosen: Iterable[Chosen], query: Query) -> Iterator[LogItem]:
     """Yield the commits that fit, each with the nearest ancestors that fit too."""
     walked, fitting = list[Walked](), list[tuple[CommitId, Commit]]()
     for commit_id, commit, fits in chosen:
-        walked.append(Walked(commit_id, _parents(commit, query), fits))
+        walked.append((commit_id, _parents(commit, query), fits))
         if fits:
             fitting.append((commit_id, commit))
             if len(fitting) == query.limit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,7 +61,7 @@ class Connection(msgspec.Struct, frozen=True, dict=True):
         environ = self.environ
         if callable(environ):
             kept = {key: value for key, value in self.variables.items() if key.startswith(_TAKEN_ALONG)}
-            environ = _Overlaid(environ, kept)
+            environ = partial(_overlaid, environ, kept)
         fields = (self.cwd, self.url, self.names, self.cache_folder, self.author, self.offline, self.progress)
         return type(self), (environ, *fields)
 
@@ -88,14 +89,9 @@ class Connection(msgspec.Struct, frozen=True, dict=True):
         return make_context(self.settings, self.variables, author, self.progress, offline=self.offline)
 
 
-class _Overlaid(msgspec.Struct, frozen=True):
-    """An environment with some variables as they were in another process."""
-
-    environ: Callable[[], Mapping[str, str]]
-    kept: Mapping[str, str]
-
-    def __call__(self) -> Mapping[str, str]:
-        return {**self.environ(), **self.kept}
+def _overlaid(environ: Callable[[], Mapping[str, str]], kept: Mapping[str, str]) -> Mapping[str, str]:
+    """Return an environment with some variables as they were in another process."""
+    return {**environ(), **kept}
 
 
 def make_context(

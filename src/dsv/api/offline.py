@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -52,7 +54,7 @@ def open_offline(context: Context, target: Target | None) -> Repository:
         refs = LastKnownRefs(store, context, root, store_id)
         entry = FormatEntry(store_id=store_id, nonce=Nonce.random(), time_ms=0, author="", tool="")
         repository = Repository(store, Format((entry,)), refs, metadata, context.clock)
-        repository.objects.copy_of = CachedFiles(root, dataset).find
+        repository.objects.copy_of = cached_files(root, dataset)
         return repository
 
 
@@ -104,23 +106,15 @@ class LastKnownRefs(Refs):
         return tracked(self._root, self._id, dataset, self._context.workspace_or_none())
 
 
-class CachedFiles:
-    """The files of one dataset's cached commits, by what they hold."""
+def cached_files(root: CacheRoot, dataset: DatasetName) -> Callable[[Entry], Path]:
+    """Return what finds a file of the dataset's cached commits: at an entry's path with its size, and if several
+    differ, with its content. Whoever reads it checks what it holds. Raises `Unreachable` if there is none.
+    """
+    folders = cache(lambda: [root.visible(place) for place in find_places(root, dataset)])
 
-    def __init__(self, root: CacheRoot, dataset: DatasetName) -> None:
-        self._root = root
-        self._dataset = dataset
-        self._folders: list[Path] | None = None
-
-    def find(self, entry: Entry) -> Path:
-        """Return a cached file at the entry's path with its size, and if several differ, with its content.
-
-        Whoever reads it checks what it holds. Raises `Unreachable` if there is none.
-        """
-        if self._folders is None:
-            self._folders = [self._root.visible(place) for place in find_places(self._root, self._dataset)]
+    def find(entry: Entry) -> Path:
         found: dict[tuple[int, int], Path] = {}
-        for folder in self._folders:
+        for folder in folders():
             path = folder / os.fsdecode(entry.path)
             try:
                 status = path.lstat()
@@ -133,12 +127,13 @@ class CachedFiles:
             candidates = [path for path in candidates if _holds(path, entry)]
         if not candidates:
             raise Unreachable(
-                f"{self._root.path} has no cached copy of {show(entry.path)} of {self._dataset}, and the store is "
-                "not asked",
+                f"{root.path} has no cached copy of {show(entry.path)} of {dataset}, and the store is not asked",
                 subject=entry.path.decode("utf-8", "backslashreplace"),
-                hint=f"without --offline the store is asked; dsv cached {self._dataset} shows what is here",
+                hint=f"without --offline the store is asked; dsv cached {dataset} shows what is here",
             )
         return candidates[0]
+
+    return find
 
 
 def _holds(path: Path, entry: Entry) -> bool:

@@ -287,18 +287,18 @@ def move_names(context: Context, place: str) -> MovedNames:
     choice = context.settings.store()
     wanted = context.settings.location(place)
     with context.store() as places:
-        found = _find(places)
-        old, log = places.names, found.log
+        log, going = _find(places)
+        old = places.names
         log.check(old.url, writing=True)  # what a newer version keeps elsewhere would not be copied
         there = wanted == old.url or (wanted == places.data.url and old.url.startswith(_below(places)))
         if there:
-            return _stay(context, places, found)
-        target = _target(places, wanted, found)
+            return _stay(context, places, log, going)
+        target = _target(places, wanted, log, going)
         with _opened(context, places, target) as new:
             move = NamesMove(places.data, old, new, target, _stamp(context))
             proof = prove_names(new)
             copied = 0
-            if found.going is None:
+            if going is None:
                 if not log.has(NAMES_MOVING):
                     move.check_free()
                 copied = _copied(move)
@@ -324,21 +324,14 @@ def _copied(move: NamesMove) -> int:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The format log at the place of the names."""
-
-    log: Format
-    going: FormatEntry | None = None
-    """The move that was decided there and is not finished."""
-
-
-def _find(places: OpenStore) -> _Found:
-    """Follow the names as far as their places are complete."""
+def _find(places: OpenStore) -> tuple[Format, FormatEntry | None]:
+    """Follow the names as far as their places are complete. Return the format log there, and the move that was decided
+    there and is not finished.
+    """
     named = places.names
     layout = read_layout(places)
     if layout.has(DATA_ELSEWHERE) or not layout.has(NAMES_ELSEWHERE):
-        return _Found(layout)
+        return layout, None
     # The log of the data was read alone: the names can't be reached, or were on the way when somebody was killed.
     places.follow(named)
     log = Format(tuple(read_format(named)))
@@ -346,19 +339,19 @@ def _find(places: OpenStore) -> _Found:
         new = places.open_names(said.names)
         entries = read_format(new)
         if not entries:
-            return _Found(log, said)
+            return log, said
         places.follow(new)
         log = Format(tuple(entries))
-    return _Found(log)
+    return log, None
 
 
 def _below(places: OpenStore) -> str:
     return f"{places.data.url.rstrip('/')}/{_BELOW_DATA.removeprefix(BELOW)}"
 
 
-def _target(places: OpenStore, wanted: str, found: _Found) -> str:
+def _target(places: OpenStore, wanted: str, log: Format, decided: FormatEntry | None) -> str:
     """Return what the log calls the place. Below the data it is a new one each time, as old names there stay."""
-    under_way = found.going or (found.log.entries[-1] if found.log.has(NAMES_MOVING) else None)
+    under_way = decided or (log.entries[-1] if log.has(NAMES_MOVING) else None)
     going = None if under_way is None else under_way.names
     target = wanted
     if wanted == places.data.url:
@@ -381,11 +374,11 @@ def _opened(context: Context, places: OpenStore, target: str) -> Iterator[Store]
         new.close()
 
 
-def _stay(context: Context, places: OpenStore, found: _Found) -> MovedNames:
+def _stay(context: Context, places: OpenStore, log: Format, going: FormatEntry | None) -> MovedNames:
     old = places.names
-    if found.going is not None:
-        raise moves_elsewhere(old.url, found.going)
-    began = found.log.has(NAMES_MOVING)
+    if going is not None:
+        raise moves_elsewhere(old.url, going)
+    began = log.has(NAMES_MOVING)
     if began:
         NamesMove(places.data, old, old, old.url, _stamp(context)).take_back()
     elif places.is_split and not old.url.startswith(_below(places)):

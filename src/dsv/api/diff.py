@@ -23,8 +23,8 @@ from dsv.repo.history import KeptParents
 from dsv.repo.objects.objects import Objects
 from dsv.repo.objects.recipes import count_chunks, read_chunks, shared_bytes
 from dsv.repo.repository import Repository
-from dsv.repo.tree.diff import Change, Located, What, diff_trees, find_entries
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.diff import Change, Located, What, diff_trees
+from dsv.repo.tree.read import TreeReader, find_entries
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.file_reader import Problem, read_stable, refusal
 from dsv.values.ids import CommitId

@@ -406,7 +406,7 @@ class Commit:
 
     def _layouts(self, paths: Iterable[str]) -> list[Layout]:
         """Return where the chunks of these files lie, in the order of the paths."""
-        from dsv.repo.tree.diff import find_entries
+        from dsv.repo.tree.read import find_entries
 
         opened, tree = self._opened, self._tree
         raw = [_raw(path) for path in paths]

@@ -112,26 +112,6 @@ def diff_trees(before: TreeReader | None, after: TreeReader | None, scope: Scope
     return changes if scope.whole else (change for change in changes if change.path in scope)
 
 
-def find_entries(tree: TreeReader | None, paths: Iterable[bytes]) -> dict[bytes, Located]:
-    """Return those of the paths that the tree has. Each segment that could have one of them is read once."""
-    if tree is None:
-        return {}
-    wanted = sorted(set(paths), key=sort_key)
-    leaves: dict[Id, Leaf] = {}
-    below: dict[Id, list[bytes]] = {}
-    for path, leaf in zip(wanted, tree.holding(wanted), strict=True):
-        if leaf is not None:
-            leaves[leaf.id] = leaf
-            below.setdefault(leaf.id, []).append(path)
-    found: dict[bytes, Located] = {}
-    for those, located in zip(below.values(), tree.segments([*leaves.values()]), strict=True):
-        for path in those:
-            entry = located.find(path)
-            if entry is not None:
-                found[path] = entry
-    return found
-
-
 class _Side:
     """One of two trees, without the parts that both have."""
 

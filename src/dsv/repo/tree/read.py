@@ -395,41 +395,46 @@ def find_paths(tree: TreeReader | None, paths: Iterable[bytes]) -> Iterator[tupl
     holding = [None for _ in wanted] if tree is None else tree.holding(wanted)
     chosen = list({leaf.id: leaf for leaf in holding if leaf is not None}.values())
     segments = iter(()) if tree is None else tree.segments(chosen)
-    at, rows = None, _Rows()
+    at: SegmentId | None = None
+    located: LocatedSegment | None = None
     for path, leaf in zip(wanted, holding, strict=True):
         if leaf is None:
-            rows = _Rows()
+            located = None
         elif leaf.id != at:
-            at, rows = leaf.id, _Rows(next(segments))
+            at, located = leaf.id, next(segments)
         before = leaf.before if leaf is not None else None if tree is None else tree.last()
-        yield path, _find(tree, rows, path, before)
+        yield path, _find(tree, located, path, before)
 
 
-class _Rows:
-    def __init__(self, located: LocatedSegment | None = None) -> None:
-        self.rows = [] if located is None else list(located.entries())
-        self.keys = [sort_key(entry.path) for entry, _ in self.rows]
+def find_entries(
+    tree: TreeReader | None, paths: Iterable[bytes]
+) -> dict[bytes, tuple[Entry, Location | None]]:
+    """Return those of the paths that the tree has. Each segment that could have one of them is read once."""
+    found = find_paths(tree, paths)
+    return {path: (one.entry, one.location) for path, one in found if one.entry is not None}
 
 
-def _find(tree: TreeReader | None, segment: _Rows, path: bytes, before: bytes | None) -> Found:
+def _find(
+    tree: TreeReader | None, located: LocatedSegment | None, path: bytes, before: bytes | None
+) -> Found:
     """before: the last path of the segment before this one.
 
     Nothing stands between an entry and a path below it, or between a folder and the first path in it.
     """
-    key = sort_key(path)
-    at = bisect.bisect_left(segment.keys, key)
-    if at < len(segment.keys) and segment.keys[at] == key:
-        return Found(*segment.rows[at])
-    if at < len(segment.keys) and segment.keys[at].startswith(key + b"\0"):
-        return Found(below=True)
-    above: Entry | None = None
-    if at:
-        above = segment.rows[at - 1][0] if key.startswith(segment.keys[at - 1] + b"\0") else None
-    elif before is not None and key.startswith(sort_key(before) + b"\0"):
-        assert tree is not None
-        found = tree.entry(before)
-        above = None if found is None else found[0]
-    return Found(above=above)
+    key, paths = sort_key(path), () if located is None else located.segment.paths
+    at = bisect.bisect_left(paths, key, key=sort_key)
+    if located is not None and at < len(paths):
+        if paths[at] == path:
+            return Found(*located.entry(at))
+        if sort_key(paths[at]).startswith(key + b"\0"):
+            return Found(below=True)
+    if located is not None and at:
+        above = key.startswith(sort_key(paths[at - 1]) + b"\0")
+        return Found(above=located.segment.entry(at - 1) if above else None)
+    if tree is None or before is None or not key.startswith(sort_key(before) + b"\0"):
+        return NOTHING
+    found = tree.entry(before)
+    return Found(above=None if found is None else found[0])
 
 
 class Reached(NamedTuple):

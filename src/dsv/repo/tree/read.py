@@ -20,7 +20,7 @@ from dsv.format.tree import Child, Entry, Kind, Node, Totals, check_follows
 from dsv.repo.errors import NOT_OURS
 from dsv.repo.objects.objects import Located, Objects
 from dsv.values.ids import CommitId, Id, NodeId, RecipeId, SegmentId
-from dsv.values.paths import WHOLE, Scope, link_escapes, show, sort_key
+from dsv.values.paths import WHOLE, PathSet, Scope, link_escapes, show, sort_key
 from dsv.values.units import format_count
 
 
@@ -95,7 +95,6 @@ class TreeReader:
         self._below: dict[tuple[Id, bytes], list[Leaf]] = {}
         """By a node's id and last path: no other place of the tree has both."""
         self._leaves: list[Leaf] | None = None
-        self._keys: list[bytes] | None = None
         self.left_out: Callable[[Child, IntegrityError], None] | None = None
         """Is given each part of the tree that can't be read, which then is left out. None: it raises."""
 
@@ -221,19 +220,7 @@ class TreeReader:
 
     def below(self, path: bytes) -> Iterator[tuple[Entry, Location | None]]:
         """Yield the entry of this path, or everything below it; all of the tree for an empty path."""
-        if not path:
-            for located in self.segments():
-                yield from located.entries()
-            return
-        key = sort_key(path)
-        inside = key + b"\0"
-        for located in self.segments(self._between(key, key + b"\1")):
-            if sort_key(located.segment.first) > key + b"\1" or sort_key(located.segment.last) < key:
-                continue
-            for entry, where in located.entries():
-                entry_key = sort_key(entry.path)
-                if entry_key == key or entry_key.startswith(inside):
-                    yield entry, where
+        return self.within(PathSet.of([path]))
 
     def children(self, folder: bytes) -> Iterator[tuple[bytes, Entry | None, Location | None]]:
         """Yield the paths that lie in a folder itself, in tree order: with their entries, or None for a folder.
@@ -243,14 +230,13 @@ class TreeReader:
         low = sort_key(folder) + b"\0" if folder else b""
         high = low[:-1] + b"\1" if folder else b"\xff\xff"
         skip = len(low)
-        keys = self._last_keys()
-        first = bisect.bisect_left(keys, low)
-        leaves = self.leaves()[first : bisect.bisect_left(keys, high, first) + 1]
-        chosen = [
-            leaf
-            for leaf in leaves
-            if leaf.before is None or not _one_folder(leaf.before, leaf.child.last, low)
-        ]
+
+        def is_wanted(before: bytes | None, last: bytes) -> bool:
+            if before is None:
+                return sort_key(last) >= low
+            return sort_key(last) >= low and sort_key(before) < high and not _one_folder(before, last, low)
+
+        chosen = self._wanted_leaves(is_wanted)
         seen: bytes | None = None
         for located in self.segments(chosen):
             paths = located.segment.paths
@@ -268,15 +254,15 @@ class TreeReader:
                     yield seen, None, None
                 at = bisect.bisect_left(paths, sort_key(seen) + b"\1", at, key=sort_key)
 
-    def _last_keys(self) -> list[bytes]:
-        if self._keys is None:
-            self._keys = [sort_key(leaf.child.last) for leaf in self.leaves()]
-        return self._keys
-
     def starting_with(self, prefix: bytes) -> Iterator[tuple[Entry, Location | None]]:
         """Yield every entry whose path begins with these bytes, which need not be those of a whole name."""
-        key = sort_key(prefix)
-        for located in self.segments(self._between(key, key + b"\xff")):
+        low = sort_key(prefix)
+        chosen = self._wanted_leaves(
+            lambda before, last: (
+                sort_key(last) >= low and (before is None or sort_key(before) < low + b"\xff")
+            )
+        )
+        for located in self.segments(chosen):
             for entry, where in located.entries():
                 if entry.path.startswith(prefix):
                     yield entry, where
@@ -295,12 +281,6 @@ class TreeReader:
         escaping = link_escapes(links)
         if escaping:
             raise self._broken(f"a symlink that leaves the dataset: {show(escaping[0])}")
-
-    def _between(self, low: bytes, high: bytes) -> list[Leaf]:
-        """Return the segments that may have paths with keys from `low` up to `high`."""
-        return self._wanted_leaves(
-            lambda before, last: sort_key(last) >= low and (before is None or sort_key(before) < high)
-        )
 
     def _check_segment(self, child: Child, segment: Segment, previous: bytes | None) -> None:
         said = (child.last, child.entries, child.files, child.bytes)

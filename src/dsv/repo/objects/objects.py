@@ -305,10 +305,6 @@ class Objects:
         for node_id, found in self._read_ahead(ObjectKind.NODE, wanted):
             yield Located(decoded(Node.decode, found.value, "node", node_id), found)
 
-    def segment(self, segment_id: SegmentId, where: Location | None = None) -> tuple[Segment, Locator | None]:
-        found = self.metadata_object(ObjectKind.SEGMENT, segment_id, where)
-        return self._segments.decode(segment_id, found.value), found.locator
-
     def recipe(
         self, recipe_id: RecipeId, where: Location | None = None, said: tuple[int, int] | None = None
     ) -> tuple[Recipe, Locator | None]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -13,10 +13,10 @@ from dsv.format.tree import Entry, Kind
 from dsv.values.paths import WHOLE, Scope, sort_key
 
 if TYPE_CHECKING:
-    from dsv.format.segment import Segment
     from dsv.repo.tree.read import Leaf, LocatedSegment, TreeReader
     from dsv.values.ids import Id
 
+T = TypeVar("T")
 Located = tuple[Entry, Location | None]
 """An entry, and where its content lies if that is known."""
 
@@ -174,7 +174,8 @@ def _diff_rows(before: _Rows, after: _Rows) -> Iterator[Change]:
             return
         if old is not None and new is not None and _end_alike(before, after):
             gone, come = old.segment.rows_unlike(new.segment)
-            yield from diff_entries(_pick_entries(old.segment, gone), _pick(new, come))
+            left = _pick(old.segment.entry, old.segment.entries, gone)  # without places: no locator is read
+            yield from diff_entries(left, _pick(new.entry, new.entries, come))
             before.advance()
             after.advance()
             continue
@@ -190,19 +191,12 @@ def _end_alike(before: _Rows, after: _Rows) -> bool:
     return old.segment.last == new.segment.last
 
 
-def _pick_entries(segment: Segment, rows: list[int]) -> Iterator[Entry]:
-    """As `_pick`, without places: no locator is read for them."""
+def _pick(entry: Callable[[int], T], entries: Callable[[], Iterable[T]], rows: list[int]) -> Iterator[T]:
+    """Yield these rows of a segment, of which one can be had, or all."""
     if len(rows) <= _PICKED_SINGLY:
-        return map(segment.entry, rows)
+        return map(entry, rows)
     chosen = set(rows)
-    return (entry for at, entry in enumerate(segment.entries()) if at in chosen)
-
-
-def _pick(located: LocatedSegment, rows: list[int]) -> Iterator[Located]:
-    if len(rows) <= _PICKED_SINGLY:
-        return map(located.entry, rows)
-    chosen = set(rows)
-    return (each for at, each in enumerate(located.entries()) if at in chosen)
+    return (each for at, each in enumerate(entries()) if at in chosen)
 
 
 class _Rows:

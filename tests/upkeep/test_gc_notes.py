@@ -115,14 +115,14 @@ def test_notes_that_are_damaged_or_that_others_can_write_count_nothing(
     world = World(MemoryStore())
     notes = tmp_path / "notes"
     collect(world.store, tmp_path / "1", notes=notes)
-    branches, ends = read_notes(notes)
-    assert branches and ends
+    moves, ends = read_notes(notes)
+    assert moves and ends
     notes.chmod(0o600)
     harm(notes)
-    assert read_notes(notes) == ([], {})
+    assert read_notes(notes) == ({}, {})
     collect(world.store, tmp_path / "2", notes=notes)
     world.check()
-    assert read_notes(notes)[0] == branches
+    assert read_notes(notes)[0] == moves
 
 
 def test_a_local_copy_of_an_index_file_that_is_another_one_is_not_believed(tmp_path: Path) -> None:

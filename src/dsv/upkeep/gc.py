@@ -180,8 +180,8 @@ class Collector:
         now = self._check_rights()
         number, is_open = self._epoch()
         if self._notes is not None:
-            branches, self._index_ends = read_notes(self._notes)
-            self._named = known_moves(self._repository, branches)
+            moves, self._index_ends = read_notes(self._notes)
+            self._named = known_moves(self._repository, moves)
         noted = set(self._index_ends)
         with IdSet(self._new_folder()) as needed:
             if is_open:

@@ -16,7 +16,6 @@ from blake3 import blake3
 
 from dsv.errors import UPGRADE, DsvError, IntegrityError, Unsupported, UsageError
 from dsv.format import keys
-from dsv.format.columns import cut
 from dsv.format.records import SessionVerdict
 from dsv.fs.files import replace_file
 from dsv.repo.errors import broken, read_record
@@ -424,17 +423,15 @@ def _check_commits(repository: Repository, reached: Collection[CommitId], names:
             raise cut_short(store, keys.REFS_PREFIX, f"it lacked {first}")
 
 
-Branches = list[tuple[str, str, bytes, bytes]]
-"""Dataset, branch, the nonce of the last move, and the commit of each move from the first one on: 32 bytes each, zeros
-for none."""
-_NONE = bytes(32)
+Moves = dict[str, tuple[bytes, bytes]]
+"""By their keys: the nonce of each move, and its commit; b"" for none."""
 _HASH = 32
-_DECODER = msgspec.msgpack.Decoder(tuple[Branches, dict[bytes, bytes]])
+_DECODER = msgspec.msgpack.Decoder(tuple[Moves, dict[bytes, bytes]])
 
 
-def read_notes(path: Path) -> tuple[Branches, dict[IndexId, bytes]]:
+def read_notes(path: Path) -> tuple[Moves, dict[IndexId, bytes]]:
     """Return what `write_notes` has noted to save the next garbage collection requests, of records that never change:
-    branches, and the last 32 bytes of index files. Nothing if there is no such file, if it is damaged, or if
+    moves of branches, and the last 32 bytes of index files. Nothing if there is no such file, if it is damaged, or if
     others can write it: garbage is deleted by what it says."""
     with suppress(OSError, msgspec.DecodeError, ValueError):
         with path.open("rb") as file:
@@ -442,44 +439,37 @@ def read_notes(path: Path) -> tuple[Branches, dict[IndexId, bytes]]:
             data = file.read()
         mine = status.st_uid == os.geteuid() and not status.st_mode & 0o022
         if mine and blake3(data[:-_HASH]).digest() == data[-_HASH:]:
-            branches, ends = _DECODER.decode(data[:-_HASH])
-            return branches, {IndexId(one): end for one, end in ends.items()}
-    return [], {}
+            moves, ends = _DECODER.decode(data[:-_HASH])
+            return moves, {IndexId(one): end for one, end in ends.items()}
+    return {}, {}
 
 
 def write_notes(path: Path, known: Known, ends: dict[IndexId, bytes]) -> None:
-    """Write what is known of branches and index files. A failure is none: the next one asks the store."""
-    numbers: dict[tuple[DatasetName, BranchName], int] = {}
-    for key in known.nonces:
-        if (move := keys.parse_branch_key(key)) is not None:
-            numbers[move[:2]] = max(numbers.get(move[:2], 0), move[2])
-    branches: Branches = []
-    for where, last in numbers.items():
-        named = [known.get(keys.branch_key(*where, number)) for number in range(last + 1)]
-        ids = [one[0][1] if one else _NONE for one in named if one is not None]
-        if len(ids) == last + 1:
-            nonce = known.nonces[keys.branch_key(*where, last)]
-            branches.append((str(where[0]), str(where[1]), bytes(nonce), b"".join(ids)))
-    data = msgspec.msgpack.encode((branches, {bytes(one): end for one, end in ends.items()}))
+    """Write what is known of moves and index files. A failure is none: the next one asks the store."""
+    moves = {
+        key: (bytes(nonce), b"".join(commit for _, commit in known[key]))
+        for key, nonce in known.nonces.items()
+        if key in known
+    }
+    data = msgspec.msgpack.encode((moves, {bytes(one): end for one, end in ends.items()}))
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data + blake3(data).digest(), mode=0o600, sync=False)
 
 
-def known_moves(repository: Repository, branches: Branches) -> Known:
+def known_moves(repository: Repository, moves: Moves) -> Known:
     """Return the moves that were noted, without those of branches whose last noted move is another one by now: a store
     that was put back from a backup may get other moves with the same numbers."""
+    parts = {key: move for key in moves if (move := keys.parse_branch_key(key)) is not None}
+    last: dict[tuple[DatasetName, BranchName], str] = {}
+    for key in sorted(parts, reverse=True):  # the newest move has the smallest key
+        last[parts[key][:2]] = key
+    now = ask_each(lambda key: repository.refs.entry(*parts[key]), last.values())
+    same = {parts[key][:2] for key, entry in now if entry is not None and entry.nonce == moves[key][0]}
     known = Known()
-    wanted = [
-        (DatasetName.parse(dataset), BranchName.parse(branch), nonce, cut(ids, 32))
-        for dataset, branch, nonce, ids in branches
-    ]
-    last = ask_each(lambda one: repository.refs.entry(one[0], one[1], len(one[3]) - 1), wanted)
-    for (dataset, branch, nonce, ids), entry in last:
-        if entry is None or entry.nonce != nonce:
-            continue
-        for number, one in enumerate(ids):
-            key = keys.branch_key(dataset, branch, number)
-            known[key] = [] if one == _NONE else [(dataset, CommitId(one))]
-        known.nonces[key] = entry.nonce
+    for key, (dataset, branch, _) in parts.items():
+        if (dataset, branch) in same:
+            nonce, commit = moves[key]
+            known[key] = [(dataset, CommitId(commit))] if commit else []
+            known.nonces[key] = Nonce(nonce)
     return known

@@ -53,7 +53,6 @@ _COLUMNS = {
 """Rows of samples; `large` are the samples with a recipe. A sample of no known place has no pack, which is
 `_NOWHERE`."""
 _NOWHERE = 0xFFFFFFFF
-WINDOW = 4 << 30
 _LOOK_EVERY = 10.0
 """Seconds after which the cache is looked at again, which somebody may be filling."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import mmap
 import shutil
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Set
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeAlias, overload
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from blake3 import blake3
@@ -73,7 +73,7 @@ def _hash(view: memoryview) -> bytes:
     return hashed.digest()
 
 
-class PackList(Sequence[PackId]):
+class PackList:
     """Many pack ids, sorted: 16 bytes of memory for each."""
 
     def __init__(self, ids: bytes) -> None:
@@ -82,15 +82,12 @@ class PackList(Sequence[PackId]):
     def __len__(self) -> int:
         return len(self._ids) // 16
 
-    @overload
-    def __getitem__(self, at: int) -> PackId: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[PackId]: ...
-    def __getitem__(self, at: int | slice) -> PackId | list[PackId]:
-        if isinstance(at, slice):
-            return [self[one] for one in range(*at.indices(len(self)))]
+    def __getitem__(self, at: int) -> PackId:
         place = range(len(self))[at]
         return PackId(self._ids[16 * place : 16 * place + 16])
+
+    def __iter__(self) -> Iterator[PackId]:
+        return (self[at] for at in range(len(self)))
 
     @property
     def column(self) -> NDArray[Any]:

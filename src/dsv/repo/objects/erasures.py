@@ -168,12 +168,5 @@ def _listed(store: Store) -> list[ErasureId]:
 
 
 def _read(store: Store, metadata: MetadataCache, erasure_id: ErasureId) -> Erasure:
-    copy = metadata.get(_COPY, str(erasure_id), ERASURE_MAX)
-    if copy is not None:
-        try:
-            return Erasure.decode(copy)
-        except (IntegrityError, Unsupported):
-            metadata.drop(_COPY, str(erasure_id))
-    found = read_record(Erasure.decode, store, keys.erasure_key(erasure_id), ERASURE_MAX)
-    metadata.put(_COPY, str(erasure_id), found.encode())
-    return found
+    key = keys.erasure_key(erasure_id)
+    return metadata.record(_COPY, str(erasure_id), store, key, Erasure.decode, ERASURE_MAX)

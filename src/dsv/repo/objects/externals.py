@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unsupported
 from dsv.format import keys
-from dsv.repo.errors import broken
 from dsv.store.base import Store, StoreMissing, together
 from dsv.values.ids import ChunkId, PackId
 
@@ -89,20 +88,8 @@ class Externals:
     def _load(self, pack_id: PackId) -> ExternalPack:
         from dsv.format.external import EXTERNAL_MAX, ExternalPack  # few stores have external packs
 
-        copy = self._metadata.get("external-pack", str(pack_id), EXTERNAL_MAX)
-        if copy is not None:
-            with suppress(IntegrityError):
-                return ExternalPack.decode(copy)
-            self._metadata.drop("external-pack", str(pack_id))
-        key = keys.pack_key(pack_id)
-        data = self._store.get(key, EXTERNAL_MAX)
-        try:
-            found = ExternalPack.decode(data)
-        except IntegrityError as error:
-            message = f"{error.message} ({key} in {self._store.url})"
-            raise broken(key, message) from None
-        self._metadata.put("external-pack", str(pack_id), data)
-        return found
+        key, decode = keys.pack_key(pack_id), ExternalPack.decode
+        return self._metadata.record("external-pack", str(pack_id), self._store, key, decode, EXTERNAL_MAX)
 
     def row(self, where: Location) -> ExternalRow:
         """Return which file has a chunk. Raises as `pack`."""

@@ -181,20 +181,8 @@ class RemoteIndex:
         return None, True
 
     def _load_filter(self) -> IndexFilter | None:
-        name = str(self._id)
-        copy = self._metadata.get(_NAME, name, FILTER_MAX)
-        if copy is not None:
-            try:
-                return IndexFilter.parse(copy, self._id)
-            except (IntegrityError, Unsupported):
-                self._metadata.drop(_NAME, name)
-
-        def read() -> IndexFilter:
-            data = self._store.get(keys.index_filter_key(self._id), FILTER_MAX)
-            found = IndexFilter.parse(data, self._id)
-            self._metadata.put(_NAME, name, data)
-            return found
-
+        key, parse = keys.index_filter_key(self._id), partial(IndexFilter.parse, index_id=self._id)
+        read = partial(self._metadata.record, _NAME, str(self._id), self._store, key, parse, FILTER_MAX)
         return if_there(read, IntegrityError, Unsupported)
 
 
@@ -478,20 +466,9 @@ class Indexes:
 
     def _record(self, key: str) -> IndexMerge | None:
         """Return the record of a merge; None if it has gone, or can't be read: without it more files are read."""
-        name = key.rpartition("/")[2]
-
-        def read() -> IndexMerge:
-            copy = self._metadata.get("index-merge", name, MERGE_MAX)
-            data = copy if copy is not None else self._store.get(key, MERGE_MAX)
-            found = IndexMerge.decode(data)
-            if copy is None:
-                self._metadata.put("index-merge", name, data)
-            return found
-
-        found = if_there(read, IntegrityError, Unsupported)
-        if found is None:
-            self._metadata.drop("index-merge", name)
-        return found
+        name, decode = key.rpartition("/")[2], IndexMerge.decode
+        read = partial(self._metadata.record, "index-merge", name, self._store, key, decode, MERGE_MAX)
+        return if_there(read, IntegrityError, Unsupported)
 
 
 def _arrange(files: list[AnyIndex]) -> list[AnyIndex]:

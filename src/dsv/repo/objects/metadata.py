@@ -10,17 +10,21 @@ import contextlib
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
-from dsv.errors import Unreachable
+from dsv.errors import IntegrityError, Unreachable, Unsupported
 from dsv.format import keys
 from dsv.format.envelope import RECORD_MAX
 from dsv.fs.files import replace_file
 from dsv.fs.folders import make_shared_folder
-from dsv.store.base import LARGEST, Item, absent
+from dsv.repo.errors import read_record
+from dsv.store.base import LARGEST, Item, Store, absent
 from dsv.store.open import Unavailable
 from dsv.values.ids import CommitId
+
+T = TypeVar("T")
 
 
 class MetadataCache:
@@ -58,6 +62,27 @@ class MetadataCache:
                 os.close(file)
         except OSError:
             return None
+
+    def record(
+        self, kind: str, name: str, store: Store, key: str, decode: Callable[[bytes], T], limit: int
+    ) -> T:
+        """Return what the copy says, or else what the store has under the key, of which a copy is kept.
+
+        Raises as `read_record`.
+        """
+
+        def kept(data: bytes) -> T:
+            found = decode(data)
+            self.put(kind, name, data)
+            return found
+
+        copy = self.get(kind, name, limit)
+        if copy is not None:
+            try:
+                return decode(copy)
+            except (IntegrityError, Unsupported):
+                self.drop(kind, name)
+        return read_record(kept, store, key, limit)
 
     def map(self, kind: str, name: str) -> memoryview | None:
         """Return the copy mapped into memory, for large ones; unchecked. None where there is none."""

@@ -280,25 +280,15 @@ class Objects:
     def commit_locator(self, commit_id: CommitId) -> Locator | None:
         """Return where the commit's root node lies, if that is recorded; advisory. In a store without `node-locators`,
         where all of its nodes and segments lie."""
-        name = str(commit_id)
-        data = self._metadata.get("commit-locator", name, _LOCATOR_MAX)
-        if data is not None:
-            locator = _locator(data, MAX_ROWS)
-            if locator is not None:
-                return locator
-            self._metadata.drop("commit-locator", name)
+        name, key, decode = str(commit_id), keys.locator_key(commit_id), Locator.decode
         try:
-            data = bytes(self.store.get(keys.locator_key(commit_id), _LOCATOR_MAX))
-        except (NotFound, IntegrityError):
+            return self._metadata.record("commit-locator", name, self.store, key, decode, _LOCATOR_MAX)
+        except (NotFound, IntegrityError, Unsupported):
             return None
         except Unreachable:
             if self.mirrors is None:
                 raise
             return None
-        locator = _locator(data, MAX_ROWS)
-        if locator is not None:
-            self._metadata.put("commit-locator", name, data)
-        return locator
 
     def nodes(self, wanted: Iterable[tuple[NodeId, Location | None]]) -> Iterator[Located[Node]]:
         """As `segments`. A node of a store without `node-locators` has no locator."""

@@ -202,10 +202,10 @@ def test_an_empty_store_has_no_rows(tmp_path: Path) -> None:
         assert everything(found) == [] and len(found.packs) == 0
 
 
-def test_a_list_of_packs_is_a_sequence() -> None:
+def test_a_list_of_packs_is_read_by_places() -> None:
     packs = sorted(PackId.random() for _ in range(5))
     found = PackList(b"".join(packs))
-    assert list(found) == packs and found[-1] == packs[-1] and found[1:3] == packs[1:3]
+    assert list(found) == packs and found[-1] == packs[-1]
     assert np.searchsorted(found.column, np.frombuffer(packs[3], "S16"))[0] == 3
     with pytest.raises(IndexError):
         found[5]

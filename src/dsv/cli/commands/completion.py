@@ -27,7 +27,7 @@ from dsv.cli.terminal import Surroundings
 from dsv.errors import UsageError
 
 if TYPE_CHECKING:
-    from dsv.api.complete import Names, Row
+    from dsv.api.complete import Names, Row, Rows
 
 FILES, FOLDERS, NOTHING_ELSE = "files", "folders", "words"
 """The first line of an answer: what the shell adds by itself."""
@@ -121,16 +121,18 @@ def _values(param: Any, context: Any, word: str) -> tuple[str, list[Row]]:
     plain = _OF_COMMANDS.get((context.info_name or "", plain), plain)
     if re.fullmatch(r"[a-z0-9-]+([|][a-z0-9-]+)+", plain):
         return NOTHING_ELSE, [(choice, "") for choice in plain.split("|")]
+    if plain == "MODE":
+        return NOTHING_ELSE, [(mode, "") for mode in MODES]
     rows: list[Row] = []
     if plain in _FINDERS:
-        rows = _FINDERS[plain](_names(context), word)
+        rows = _known(context, lambda names: _FINDERS[plain](names, word))
     elif choices := param.shell_complete(context, word):
         rows = [(item.value, item.help or "") for item in choices]
     return _BY_SHELL.get(plain, NOTHING_ELSE), rows
 
 
-def _names(context: Any) -> Names:
-    from dsv.api.complete import SECONDS, Names
+def _known(context: Any, find: Callable[[Names], Rows]) -> list[Row]:
+    from dsv.api.complete import SECONDS, Names, in_time
 
     session = context.find_object(Session)
     assert session is not None
@@ -141,29 +143,36 @@ def _names(context: Any) -> Names:
     except (KeyError, ValueError):
         seconds = SECONDS
     folder = Path(os.path.abspath(flags.directory or "."))  # noqa: PTH100 (which asks no file server)
-    return Names(environ, folder, named, seconds)
+    return in_time(find, Names(environ, folder, named), seconds)
 
 
-def _targets(names: Names, word: str) -> list[Row]:
-    """Return words of `[DATASET][@REV][:PATH]`."""
+def _targets(names: Names, word: str) -> Rows:
+    """Yield words of `[DATASET][@REV][:PATH]`."""
     before, colon, path = word.partition(":")
     dataset, at, revision = before.partition("@")
     if colon:
-        return [(f"{before}:{found}", text) for found, text in names.paths(dataset, revision, path)]
-    if at:
-        return [(f"{dataset}@{found}", text) for found, text in names.revisions(dataset)]
-    rows = names.datasets()
-    if [name for name, _ in rows if name.startswith(word)] == [word]:
-        rows += [(f"{word}@{found}", text) for found, text in names.revisions(word)]
-    return rows
+        yield from _behind(f"{before}:", names.paths(dataset, revision, path))
+    elif at:
+        yield from _behind(f"{dataset}@", names.revisions(dataset))
+    else:
+        found = set()
+        for name, about in names.datasets():
+            yield name, about
+            found.add(name)
+        if {name for name in found if name.startswith(word)} == {word}:
+            yield from _behind(f"{word}@", names.revisions(word))
 
 
-def _named_targets(names: Names, word: str) -> list[Row]:
+def _named_targets(names: Names, word: str) -> Rows:
     name, equals, target = word.partition("=")
-    return [(f"{name}={value}", text) for value, text in _targets(names, target)] if equals else []
+    return _behind(f"{name}=", _targets(names, target) if equals else iter(()))
 
 
-_FINDERS: dict[str, Callable[[Names, str], list[Row]]] = {
+def _behind(before: str, rows: Rows) -> Rows:
+    return ((before + word, about) for word, about in rows)
+
+
+_FINDERS: dict[str, Callable[[Names, str], Rows]] = {
     **dict.fromkeys(("TARGET", "TARGET:PATH", "DATASET[@REV]", "A", "B"), _targets),
     "NAME=TARGET": _named_targets,
     "DATASET": lambda names, _: names.datasets(),
@@ -174,7 +183,6 @@ _FINDERS: dict[str, Callable[[Names, str], list[Row]]] = {
     "PATTERN": lambda names, word: names.paths("", "", word),
     "URL|NAME": lambda names, _: names.configured("stores", "url"),
     "DIR|NAME": lambda names, _: names.configured("caches", "path"),
-    "MODE": lambda *_: [(mode, "") for mode in MODES],
 }
 """The values by the metavar of their option or argument, without brackets and dots."""
 _BY_SHELL = {"PATH": FILES, "FILE": FILES, "DIR": FOLDERS, "URL|NAME": FOLDERS, "DIR|NAME": FOLDERS}

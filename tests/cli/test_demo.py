@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv.cli.commands.demo import choose_engine, local_image
-from dsv.errors import LaunchError
+from dsv.cli.commands.demo import local_image
+from dsv.errors import DsvError, NotFound
 from tests.kit.dsv import Dsv, assert_documented
 from tests.waiting import PATIENCE, until
 
@@ -79,31 +79,21 @@ def test_interrupted_it_leaves_nothing_either(visitor: Dsv, tmp_path: Path) -> N
     assert left_behind(visitor) == []
 
 
-def test_an_engine_is_chosen_by_what_it_does(tmp_path: Path) -> None:
-    """Programs that answer like the engines do: one without images, one that has one and can't start it."""
+def test_an_image_that_has_a_shell_is_found(tmp_path: Path) -> None:
+    """Programs that answer like the engines do: one that is not running, and one that has images."""
     for name, script in {
         "docker": "echo 'Cannot connect to the Docker daemon' >&2; exit 1",
-        "podman": 'case "$1" in images) echo "localhost/x/busybox:latest";; *) echo "no cgroup" >&2; exit 126;; esac',
+        "podman": "echo team/own:1; echo docker.io/library/debian:12; echo localhost/x/busybox:latest",
     }.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    assert local_image("docker", environ) is None
-    assert local_image("podman", environ) == "localhost/x/busybox:latest"
-    options, note = choose_engine(None, environ)
-    assert options == ("--engine", "process")
-    assert "podman could not start a container here (no cgroup)" in note
-    with pytest.raises(LaunchError, match="podman can't run the demo: no cgroup"):
-        choose_engine("podman", environ)
-    (tmp_path / "podman").write_text(
-        '#!/bin/sh\n[ "$1" = images ] && echo docker.io/library/debian:12\nexit 0\n'
-    )
-    assert choose_engine(None, environ)[0] == (
-        "--engine",
-        "podman",
-        "--image",
-        "docker.io/library/debian:12",
-    )
+    assert local_image("podman", environ) == "docker.io/library/debian:12"
+    with pytest.raises(DsvError, match="Cannot connect to the Docker daemon"):
+        local_image("docker", environ)
+    (tmp_path / "podman").write_text("#!/bin/sh\necho team/own:1\n")
+    with pytest.raises(NotFound, match="podman has no image with a shell here"):
+        local_image("podman", environ)
 
 
 @pytest.mark.real
@@ -112,6 +102,6 @@ def test_the_tour_in_real_containers(visitor: Dsv, engine: str, request: pytest.
     lab = request.getfixturevalue("docker_engine" if engine == "docker" else "podman")
     result = visitor.at(visitor.cwd, **lab.env).process("demo", "--engine", engine)
     assert result.code == 0, result
-    assert f"The jobs run in containers of {engine}." in result.out.replace("\n# ", " ")
+    assert f"$ dsv run shapes@v1 --engine {engine} --image " in result.out
     assert re.search(r"RESULT .*pictures\n.* ok .* 120\n", result.out)
     assert left_behind(visitor) == []

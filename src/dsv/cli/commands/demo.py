@@ -8,8 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from textwrap import wrap
@@ -17,60 +16,14 @@ from typing import Annotated, Literal
 
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
-from dsv.errors import DsvError, LaunchError
-
-
-@command(
-    "demo",
-    unused=["--store", "--cache", "-C"],
-    examples="""
-        dsv demo  # the whole tour, in seconds, with nothing but this machine
-        dsv demo --engine process  # without a container, even if an engine is installed
-    """,
-    result="items(command output)",
-)
-def demo(
-    call: Call,
-    engine: Annotated[
-        Literal["docker", "podman", "process"] | None,
-        option("--engine [docker|podman|process]", "What runs the jobs, instead of the best that answers."),
-    ] = None,
-) -> None:
-    """Take the whole tour in a temporary folder.
-
-    Makes a small dataset, syncs, changes and tags it, caches it, runs jobs on it and evicts it again; then lets old
-    commits expire, copies the store, and repairs it: real commands with their real output, over a store and a cache in
-    a folder that is gone afterwards. It needs no network, and reads and writes nothing else of yours.
-    """
-    if call.around.stdout_is_terminal and not call.json:
-        call.out.stream()
-    folder = Path(tempfile.mkdtemp(prefix="dsv-demo-"))
-    try:
-        tour = Tour(folder, call.around.environ, (lambda line: None) if call.json else call.line)
-        tour.take(engine)
-    finally:
-        _writable(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-    if call.json:
-        call.results(tour.steps)
-
-
-def _writable(folder: object) -> None:
-    """Make folders writable: cached ones may be read-only, and then their files can't be removed."""
-    for root, folders, _ in os.walk(str(folder)):
-        for name in folders:
-            path = os.path.join(root, name)  # noqa: PTH118 (os.walk deals in strings)
-            if not os.path.islink(path):  # noqa: PTH114
-                os.chmod(path, 0o700)  # noqa: PTH101
-
+from dsv.errors import DsvError, LaunchError, NotFound
 
 STEP_SECONDS = 120.0
 WIDTH = 76
-ASK_SECONDS = 15.0
 SIDE = 16
 """Pixels of a picture's side."""
 PER_CLASS = 40
-KNOWN_IMAGES = "python debian ubuntu alpine busybox fedora rockylinux almalinux opensuse"
+KNOWN_IMAGES = ("python", "debian", "ubuntu", "alpine", "busybox", "fedora", "rockylinux", "almalinux")
 """Images that have a shell: another one that happens to lie here might not."""
 
 JOB = """\
@@ -86,185 +39,180 @@ SHAPES: Mapping[str, Shape] = {
     "square": lambda x, y: max(abs(x), abs(y)) in (5, 6),
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A command as a person types it, and what it printed."""
-
-    command: str
-    output: str
-
-
-class Tour:
-    """Runs commands, shows their output line by line, and remembers it."""
-
-    def __init__(self, folder: Path, environ: Mapping[str, str], show: Callable[[str], None]) -> None:
-        self.folder = folder
-        self.workspace = folder / "shapes"
-        self.steps: list[Step] = []
-        self._show = show
-        # Nothing of this person's is touched: the variables come before any config file.
-        self._environ = {
-            **{key: value for key, value in environ.items() if not key.startswith("DSV_")},
-            "DSV_STORE": str(folder / "store"),
-            "DSV_CACHE": str(folder / "cache"),
-            "DSV_CONFIG": str(folder / "config.toml"),
-            "XDG_STATE_HOME": str(folder / "state"),
-            "XDG_CACHE_HOME": str(folder / "user-cache"),
-        }
-
-    def take(self, engine: str | None) -> None:
-        """Take all of the tour. Raises `DsvError` if a command fails."""
-        options, note = choose_engine(engine, self._environ)
-        self.workspace.mkdir()
-        make_pictures(self.workspace)
-        (self.folder / "code").mkdir()
-        (self.folder / "code/count.sh").write_text(JOB)
-        self.say(f"A folder with {PER_CLASS * len(SHAPES)} small pictures in {len(SHAPES)} classes.")
-        self.shell(["ls"])
-        self.say("Bind it to a new dataset; commit and publish it; name the commit for good.")
-        self.dsv("init", "shapes")
-        self.dsv("sync", "-m", "the first pictures")
-        self.dsv("tag", "v1")
-        self.say("Somebody relabels a picture and redraws another. Only what changed is uploaded.")
-        self.shell(["mv", "circle/07.pgm", "square/circle-07.pgm"])
-        draw(self.workspace / "cross/01.pgm", SHAPES["cross"], seed=99)
-        self.dsv("status")
-        self.dsv("sync", "-m", "circle 7 is a square")
-        self.dsv("log", "--oneline")
-        self.say("Make the tag appear as plain files in the cache, for an hour at least.")
-        self.dsv("cache", "shapes@v1", "--hold", "1h")
-        self.say(f"Run a job on each commit; the record keeps what it saw. {note}")
-        job = (*options, "--code", "../code", "-p", "lr=0.1", "--", "sh", "count.sh")
-        self.dsv("run", "shapes@v1", *job)
-        self.dsv("run", "shapes", *job)
-        self.dsv("runs")
-        self.say("What is cached; evicting all of it leaves what is held, until that is released.")
-        self.dsv("cached")
-        self.dsv("evict", "--all")
-        self.dsv("release", "shapes@v1")
-        self.dsv("evict", "--all")
-        self.keep()
-
-    def keep(self) -> None:
-        """Take the last third: free, check, repair and copy a store that is kept for years."""
-        self.say("Later: another change. All but the last commit and the tag expire, until --undo.")
-        draw(self.workspace / "cross/02.pgm", SHAPES["cross"], seed=98)
-        self.dsv("sync", "-m", "a better cross")
-        self.dsv("expire", "shapes", "--keep-last", "1", "--also-runs")
-        self.say("Free what only expired commits had, at once.")
-        self.dsv("gc", "--yes", "--grace", "0s")
-        self.dsv("du", "shapes")
-        self.say("A second copy of the store; with cron it stays up to date.")
-        self.dsv("copy", "shapes", "--tags", "--to", "../copy", "--create")
-        self.say("A disk loses a pack: a check lists what was lost, and the copy has it.")
-        packs = (self.folder / "store/packs").glob("*/*")
-        largest = max(packs, key=lambda path: (path.stat().st_size, path.name))
-        self.shell(["rm", f"../{largest.relative_to(self.folder)}"])
-        self.dsv("verify", "shapes@v1", code=5)
-        self.dsv("verify", "--repair", "--from", "../copy")
-
-    def say(self, text: str) -> None:
-        if self.steps:
-            self._show("")
-        for line in wrap(text, WIDTH):
-            self._show(f"# {line}")
-
-    def dsv(self, *arguments: str, code: int = 0) -> None:
-        """Run a command that ends with this exit code."""
-        argv = [sys.executable, "-m", "dsv.cli.main", *arguments]
-        self._run(argv, shlex.join(["dsv", *arguments]), code)
-
-    def shell(self, argv: Sequence[str]) -> None:
-        self._run(argv, shlex.join(argv))
-
-    def _run(self, argv: Sequence[str], text: str, code: int = 0) -> None:
-        self._show(f"$ {text}")
-        try:
-            done = subprocess.run(
-                argv,
-                cwd=self.workspace,
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=STEP_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise LaunchError(f"the demo could not run {text}: {error}", subject=text) from error
-        output = done.stdout.decode("utf-8", "replace")
-        self.steps.append(Step(text, output))
-        for line in output.splitlines():
-            self._show(line)
-        if done.returncode != code:
-            raise DsvError(
-                f"the demo stopped: {text} ended with exit code {done.returncode}",
-                subject=text,
-                hint="dsv demo --engine process needs no container" if " run " in text else None,
-            )
+TOUR = """
+# A folder with 120 small pictures in 3 classes.
+ls
+# Bind it to a new dataset; commit and publish it; name the commit for good.
+dsv init shapes
+dsv sync -m 'the first pictures'
+dsv tag v1
+# Somebody relabels a picture and redraws another. Only what changed is uploaded.
+mv circle/07.pgm square/circle-07.pgm
+draw cross/01.pgm
+dsv status
+dsv sync -m 'circle 7 is a square'
+dsv log --oneline
+# Make the tag appear as plain files in the cache, for an hour at least.
+dsv cache shapes@v1 --hold 1h
+# Run a job on each commit; the record keeps what it saw.
+dsv run shapes@v1 ENGINE --code ../code -p lr=0.1 -- sh count.sh
+dsv run shapes ENGINE --code ../code -p lr=0.1 -- sh count.sh
+dsv runs
+# What is cached; evicting all of it leaves what is held, until that is released.
+dsv cached
+dsv evict --all
+dsv release shapes@v1
+dsv evict --all
+# Later: another change. All but the last commit and the tag expire, until --undo.
+draw cross/02.pgm
+dsv sync -m 'a better cross'
+dsv expire shapes --keep-last 1 --also-runs
+# Free what only expired commits had, at once.
+dsv gc --yes --grace 0s
+dsv du shapes
+# A second copy of the store; with cron it stays up to date.
+dsv copy shapes --tags --to ../copy --create
+# A disk loses a pack: a check lists what was lost, and the copy has it.
+rm LARGEST
+dsv verify shapes@v1
+dsv verify --repair --from ../copy
+"""
+"""Comments, commands, and pictures to draw. ENGINE is the options of the job's engine, LARGEST a file of the store."""
+FAILING = {"dsv verify shapes@v1": 5}
+"""The exit codes of commands that are to fail."""
 
 
-def choose_engine(name: str | None, environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
-    """Return the options of `dsv run` for the tour's jobs, and a sentence about them.
+@command(
+    "demo",
+    unused=["--store", "--cache", "-C"],
+    examples="""
+        dsv demo  # the whole tour, in seconds, with nothing but this machine
+        dsv demo --engine podman  # with the jobs in containers
+    """,
+    result="items(command output)",
+)
+def demo(
+    call: Call,
+    engine: Annotated[
+        Literal["docker", "podman", "process"],
+        option("--engine [docker|podman|process]", "What runs the jobs: a container needs an image here."),
+    ] = "process",
+) -> None:
+    """Take the whole tour in a temporary folder.
 
-    The best engine is one that has an image with a shell and starts it; without any, jobs are processes. Raises
-    `LaunchError` if the named one can't.
+    Makes a small dataset, syncs, changes and tags it, caches it, runs jobs on it and evicts it again; then lets old
+    commits expire, copies the store, and repairs it: real commands with their real output, over a store and a cache in
+    a folder that is gone afterwards. It needs no network, and reads and writes nothing else of yours.
     """
-    note = "No container engine with an image is here, so the jobs are plain processes."
-    for program in ("docker", "podman"):
-        if name not in (None, program):
+    if call.around.stdout_is_terminal and not call.json:
+        call.out.stream()
+    folder = Path(tempfile.mkdtemp(prefix="dsv-demo-"))
+    try:
+        steps = take(folder, call.around.environ, engine, (lambda line: None) if call.json else call.line)
+    finally:
+        _writable(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    if call.json:
+        call.items({"command": typed, "output": output} for typed, output in steps)
+
+
+def take(
+    folder: Path, environ: Mapping[str, str], engine: str, show: Callable[[str], None]
+) -> list[tuple[str, str]]:
+    """Take the tour, and return its commands with their output. Raises `DsvError` if a command fails."""
+    workspace = folder / "shapes"
+    # Nothing of this person's is touched: the variables come before any config file.
+    environ = {
+        **{key: value for key, value in environ.items() if not key.startswith("DSV_")},
+        "DSV_STORE": str(folder / "store"),
+        "DSV_CACHE": str(folder / "cache"),
+        "DSV_CONFIG": str(folder / "config.toml"),
+        "XDG_STATE_HOME": str(folder / "state"),
+        "XDG_CACHE_HOME": str(folder / "user-cache"),
+    }
+    options = f"--engine {engine}"
+    if engine != "process":
+        options += f" --image {local_image(engine, environ)}"
+    for name in SHAPES:
+        (workspace / name).mkdir(parents=True)
+        for number in range(PER_CLASS):
+            draw(workspace / name / f"{number:02}.pgm", seed=number)
+    (folder / "code").mkdir()
+    (folder / "code/count.sh").write_text(JOB)
+    steps: list[tuple[str, str]] = []
+    for line in TOUR.strip().splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "#":
+            for row in (*([""] if steps else []), *(f"# {each}" for each in wrap(rest, WIDTH))):
+                show(row)
             continue
-        image = local_image(program, environ)
-        reason = f"{program} does not answer, or has no image with a shell"
-        if image is not None:
-            reason = _ask([program, "run", "--rm", image, "sh", "-c", "true"], environ)[1]
-            if not reason:
-                options = ("--engine", program, "--image", image)
-                return options, f"The jobs run in containers of {program}."
-            note = f"{program} could not start a container here ({reason}), so the jobs are plain processes."
-        if name == program:
-            raise LaunchError(
-                f"{program} can't run the demo: {reason}", subject=program, hint="dsv demo --engine process"
-            )
-    return ("--engine", "process"), "The jobs are plain processes." if name == "process" else note
+        if word == "draw":
+            draw(workspace / rest, seed=99)
+            continue
+        if rest == "LARGEST":
+            packs = (folder / "store/packs").glob("*/*")
+            largest = max(packs, key=lambda path: (path.stat().st_size, path.name))
+            line = f"rm ../{largest.relative_to(folder)}"
+        typed = line.replace("ENGINE", options)
+        show(f"$ {typed}")
+        output = _run(typed, workspace, environ)
+        steps.append((typed, output))
+        for row in output.splitlines():
+            show(row)
+    return steps
 
 
-def local_image(program: str, environ: Mapping[str, str]) -> str | None:
-    """Return the name of an image on this machine, the best known first."""
-    listed, refused = _ask([program, "images", "--format", "{{.Repository}}:{{.Tag}}"], environ)
-    names = [] if refused else listed.split()
-    for known in KNOWN_IMAGES.split():
-        for name in names:
+def _run(typed: str, folder: Path, environ: Mapping[str, str]) -> str:
+    """Run a command and return its output. Raises `DsvError` if it ends with another exit code than it has to."""
+    argv = shlex.split(typed)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "dsv.cli.main", *argv[1:]] if argv[0] == "dsv" else argv,
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=STEP_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"the demo could not run {typed}: {error}", subject=typed) from error
+    output = done.stdout.decode("utf-8", "replace")
+    if done.returncode != FAILING.get(typed, 0):
+        raise DsvError(
+            f"the demo stopped: {typed} ended with exit code {done.returncode}\n{output.rstrip()}",
+            subject=typed,
+            hint="dsv demo --engine process needs no container" if " run " in typed else None,
+        )
+    return output
+
+
+def _writable(folder: object) -> None:
+    """Make folders writable: cached ones may be read-only, and then their files can't be removed."""
+    for root, folders, _ in os.walk(str(folder)):
+        for name in folders:
+            path = os.path.join(root, name)  # noqa: PTH118 (os.walk deals in strings)
+            if not os.path.islink(path):  # noqa: PTH114
+                os.chmod(path, 0o700)  # noqa: PTH101
+
+
+def local_image(program: str, environ: Mapping[str, str]) -> str:
+    """Return the name of an image on this machine, the best known first. Raises `NotFound` if there is none."""
+    listed = _run(f"{program} images --format '{{{{.Repository}}}}:{{{{.Tag}}}}'", Path("/"), environ).split()
+    for known in KNOWN_IMAGES:
+        for name in listed:
             repository, _, tag = name.rpartition(":")
             if repository.rpartition("/")[2] == known and tag != "<none>":
                 return name
-    return None
+    raise NotFound(
+        f"{program} has no image with a shell here", subject=program, hint="dsv demo --engine process"
+    )
 
 
-def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the output of a program, and why it failed, which is empty if it didn't."""
-    try:
-        done = subprocess.run(
-            argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=ASK_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return "", f"{argv[0]}: {error.__class__.__name__}"
-    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    said = lines[-1] if lines else f"exit code {done.returncode}"
-    return done.stdout.decode("utf-8", "replace"), said if done.returncode else ""
-
-
-def make_pictures(folder: Path) -> None:
-    """Write the same pictures every time."""
-    for name, shape in SHAPES.items():
-        (folder / name).mkdir()
-        for number in range(PER_CLASS):
-            draw(folder / name / f"{number:02}.pgm", shape, seed=number)
-
-
-def draw(path: Path, shape: Shape, seed: int) -> None:
-    """Draw a shape a little off the middle, over noise, as plain PGM."""
+def draw(path: Path, seed: int) -> None:
+    """Draw the shape that the folder is named for a little off the middle, over noise, as plain PGM."""
+    shape = SHAPES[path.parent.name]
     noise = Random(f"{path.parent.name} {seed}")
     centre = SIDE // 2 + seed % 3 - 1
 

@@ -81,7 +81,7 @@ def _check_tables(document: Mapping[str, object], origin: str) -> None:
             rows = {f"{table}.{name}": row for name, row in named.items()}
         for name, row in rows.items():
             if not isinstance(row, dict):
-                key = f"{name}.{next(iter(parts))}" if name != table else f"{table}.NAME.{next(iter(parts))}"
+                key = f"{name}.{parts[0]}" if name != table else f"{table}.NAME.{parts[0]}"
                 raise UsageError(
                     f"{name} in {origin} has to be a table", subject=name, hint=f"dsv config {key} VALUE"
                 )

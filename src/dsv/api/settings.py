@@ -17,46 +17,18 @@ from dsv.errors import NotFound, UsageError
 from dsv.values.json import Json, is_text
 from dsv.values.names import HERE
 
-PLAIN_KEYS: Mapping[str, str] = {
-    "store": "the store that commands use: a URL, a folder, or a name under stores",
-    "cache": "the cache that commands use: a folder, or a name under caches",
-    "author": "who commits are signed by, such as 'Ann Lee <ann@example.org>'",
-    "pool": "where runs go without --on: names under pools, with commas in between",
-    "prefer": "of the pools with room now, a run takes one with the data (cached) or the first (order)",
-}
-STORE_FIELDS: Mapping[str, str] = {
-    "url": "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or a folder",
-    "endpoint": "the address of an S3 server that isn't AWS",
-    "region": "the region of the bucket, where the server cares",
-    "profile": "the AWS profile whose credentials are used",
-    "ca_bundle": "a PEM file of certificate authorities to trust",
-    "names": "where its names are kept, if not in the store itself: a folder or a URL",
-    "mirrors": "stores with copies of it, which are read if it does not answer: URLs or names, with commas in between",
-}
-CACHE_FIELDS: Mapping[str, str] = {"path": "the cache's folder"}
-POOL_FIELDS: Mapping[str, str] = {
-    "engine": "what runs jobs there: docker, podman, process, …",
-    "cache": "the cache of its machines: a folder, or a name under caches",
-    "out": "the folder on its machines in which runs get their output folders",
-    "gpu_type": "its GPUs that --gpus means, by words of their model: A100, A100-80GB",
-    "tpu": "the TPU slice of each run: v5e-8",
-    "tpu_topology": "the shape of the slice: 2x4",
-    "shm_size": "shared memory of each run: 16G; without it half of its memory (Kubernetes: no limit)",
-    "engine_args": "further options for docker, podman or sbatch, as in a shell",
-    "forward_credentials": "yes: dsv in the cluster gets the caller's credentials for the store",
-    "log": "no: what a run prints is not kept",
-    "wait": "how long a run waits there before it goes to the next pool of --on: 15m",
-    "jobs": "how many processes fill the cache for a run; without it as many as suit",
-}
+PLAIN_KEYS = ("store", "cache", "author", "pool", "prefer")
+STORE_FIELDS = ("url", "endpoint", "region", "profile", "ca_bundle", "names", "mirrors")
+POOL_FIELDS = (
+    *("engine", "cache", "out", "gpu_type", "tpu", "tpu_topology", "shm_size", "engine_args"),
+    *("forward_credentials", "log", "wait", "jobs"),
+)
+TABLES = {"stores": STORE_FIELDS, "caches": ("path",), "pools": POOL_FIELDS}
+"""The tables of a config file: each has tables by name, with these keys, which docs/operations explains."""
 WORKSPACE_KEYS = ("store", "names", "dataset", "branch")
 BUILT_IN = "built in"
 """The origin of what nobody has set."""
-ENVIRONMENT_KEYS: Mapping[str, str] = {"DSV_STORE": "store", "DSV_CACHE": "cache", "DSV_AUTHOR": "author"}
-TABLES: Mapping[str, Mapping[str, str]] = {
-    "stores": STORE_FIELDS,
-    "caches": CACHE_FIELDS,
-    "pools": POOL_FIELDS,
-}
+ENVIRONMENT_KEYS = {"DSV_STORE": "store", "DSV_CACHE": "cache", "DSV_AUTHOR": "author"}
 
 
 class Setting(msgspec.Struct, frozen=True):

@@ -63,7 +63,7 @@ def option(
 
 
 def setting(key: str, parse: Callable[[str], Any], default: Any = None) -> Any:
-    """Make such a field that a pool's setting fills. `POOL_FIELDS` of api/settings.py describes the key."""
+    """Make such a field that a pool's setting fills. `POOL_FIELDS` of api/settings.py has the key."""
     return field(default=default, metadata={"option": Option(key, "", parse)})
 
 

@@ -86,7 +86,7 @@ def test_a_bar_is_drawn_only_where_it_can_be_drawn_over(
 ) -> None:
     seen: list[str] = []
 
-    @command("work", examples=[])
+    @command("work", examples="")
     def work(call: Call) -> None:
         """Works."""
         with call.progress() as meter:

@@ -1,7 +1,7 @@
 """Declaration of a command: a function for typer, its examples, and the keys of its JSON.
 
 @command("resolve", examples="dsv resolve xrays@v1  # the id of a tag", result="commit")
-def resolve(call: Call, target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "") -> None: ...
+def resolve(call: Call, target: str = argument("[TARGET]", "")) -> None: ...
 
 The metavar of an argument appears in the usage line. The function returns the exit code.
 """
@@ -169,6 +169,7 @@ def command(
     """
 
     def declare(body: Body) -> Command:
+        _as_annotations(body)
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command(name, cls=Command, add_help_option=False)(body)
         made = get_command(app)
@@ -183,11 +184,37 @@ def command(
     return declare
 
 
-def option(written: str, help: str, **more: Any) -> Any:  # noqa: A002 (typer's word)
-    """Declare an option as the help shows it: `-n --limit N`, its names and what stands for its value."""
+def option(written: str, help: str, default: Any = None, **more: Any) -> Any:  # noqa: A002 (typer's word)
+    """Declare an option as the help shows it: `-n --limit N`, its names and what stands for its value.
+
+    Without a default, a flag is False and anything else None.
+    """
     names = [word for word in written.split() if word.startswith("-")]
     metavar = next((word for word in written.split() if not word.startswith("-")), None)
-    return typer.Option(*names, metavar=metavar, help=help, **more)
+    made = typer.Option(..., *names, metavar=metavar, help=help, **more)
+    made.preset = default
+    return made
+
+
+def argument(metavar: str, default: Any = None, **more: Any) -> Any:
+    """Declare an argument by what the usage line has for it. It is required unless that stands in brackets."""
+    made = typer.Argument(metavar=metavar, **more)
+    made.preset = default if metavar.startswith("[") else inspect.Parameter.empty
+    return made
+
+
+def _as_annotations(body: Body) -> None:
+    """Have typer read `full: bool = option(…)` as `full: Annotated[bool, option(…)] = False`, which it can share."""
+    signature = inspect.signature(body, eval_str=True)
+    parameters = []
+    for each in signature.parameters.values():
+        if hasattr(each.default, "preset"):
+            preset = False if each.annotation is bool else each.default.preset
+            kind: Any = Annotated[each.annotation, each.default]
+            each = each.replace(default=preset, annotation=kind)
+            body.__annotations__[each.name] = kind
+        parameters.append(each.replace(kind=each.KEYWORD_ONLY))
+    body.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
 
 
 def with_parameters(more: Mapping[str, Any]) -> Callable[[Body], Body]:

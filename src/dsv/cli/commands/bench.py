@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from dsv.api.bench_feed import Fed, FeedRequest, bench_feed, find_load
 from dsv.api.connection import Connection
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, whole
+from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options.arguments import Offline
 from dsv.errors import UsageError
 from dsv.values.names import Target
@@ -22,40 +20,6 @@ _RESULT = (
     "sample_bytes demand memory five_times_memory page_cache page_cache_dropped most at_limit "
     "items(accelerators au passed steps seconds bytes bytes_per_second cpu_per_gb host_cpu_per_gb)"
 )
-
-
-_Folder = Annotated[
-    str | None, option("--folder DIR", "Read plain files below a folder; with --make, make them there.")
-]
-_Make = Annotated[
-    int | None,
-    option("--make SIZE", "Make data like the model's, such as 200G; remove it.", parser=parse_size),
-]
-_Model = Annotated[str, option("--model unet3d|retinanet|resnet50|cosmoflow", "A model of MLPerf Storage.")]
-_Accelerator = Annotated[
-    str | None,
-    option("--accelerator b200|mi355|h100|a100", "Whose computation time is taken: the newest if not given."),
-]
-_From = Annotated[
-    Literal["store", "cache", "folder"] | None,
-    option("--from store|cache|folder", "Where the data is read: the store if not given."),
-]
-_Accelerators = Annotated[
-    int | None, option("--accelerators N", "Measure N of them, and search for nothing.", parser=whole(1))
-]
-_UpTo = Annotated[int, option("--up-to N", "Try so many accelerators at most.", parser=whole(1))]
-_Steps = Annotated[int, option("--steps N", "End a round after N steps, at least 2.", parser=whole(2))]
-_Duration = Annotated[
-    int | None,
-    option("--duration TIME", "Or after so long, such as 5m.  [default: 20s]", parser=parse_duration),
-]
-_Batch = Annotated[
-    Literal["files", "bytes"] | None,
-    option("--batch files|bytes", "A batch has as many files as the model's samples, or as many bytes."),
-]
-_KeepPageCache = Annotated[
-    bool, option("--keep-page-cache", "Let this host's page cache serve files that it has.")
-]
 
 
 @command(
@@ -70,19 +34,37 @@ _KeepPageCache = Annotated[
 )
 def bench(
     call: Call,
-    what: Annotated[Literal["feed"], typer.Argument(metavar="feed")],
-    typed: Annotated[str | None, typer.Argument(metavar="[TARGET]")] = None,
-    folder: _Folder = None,
-    make: _Make = None,
-    model: _Model = "unet3d",
-    accelerator: _Accelerator = None,
-    source: _From = None,
-    accelerators: _Accelerators = None,
-    up_to: _UpTo = 64,
-    steps: _Steps = 500,
-    duration: _Duration = None,
-    batch: _Batch = None,
-    keep_page_cache: _KeepPageCache = False,
+    what: Literal["feed"] = argument("feed"),
+    typed: str | None = argument("[TARGET]"),
+    folder: str | None = option(
+        "--folder DIR", "Read plain files below a folder; with --make, make them there."
+    ),
+    make: int | None = option(
+        "--make SIZE", "Make data like the model's, such as 200G; remove it.", parser=parse_size
+    ),
+    model: str = option(
+        "--model unet3d|retinanet|resnet50|cosmoflow", "A model of MLPerf Storage.", default="unet3d"
+    ),
+    accelerator: str | None = option(
+        "--accelerator b200|mi355|h100|a100", "Whose computation time is taken: the newest if not given."
+    ),
+    source: Literal["store", "cache", "folder"] | None = option(
+        "--from store|cache|folder", "Where the data is read: the store if not given."
+    ),
+    accelerators: int | None = option(
+        "--accelerators N", "Measure N of them, and search for nothing.", parser=whole(1)
+    ),
+    up_to: int = option("--up-to N", "Try so many accelerators at most.", parser=whole(1), default=64),
+    steps: int = option("--steps N", "End a round after N steps, at least 2.", parser=whole(2), default=500),
+    duration: int | None = option(
+        "--duration TIME", "Or after so long, such as 5m.  [default: 20s]", parser=parse_duration
+    ),
+    batch: Literal["files", "bytes"] | None = option(
+        "--batch files|bytes", "A batch has as many files as the model's samples, or as many bytes."
+    ),
+    keep_page_cache: bool = option(
+        "--keep-page-cache", "Let this host's page cache serve files that it has."
+    ),
     offline: Offline = False,
 ) -> int:
     """Measure how many accelerators data can feed.

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from dsv.api import branches as api
 from dsv.api.branches import BranchItem, BranchPath, protect_branch, rename_branch
 from dsv.api.context import Context
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, text, whole
+from dsv.cli.declare import argument, command, option, text, whole
 from dsv.cli.options.arguments import Author, TargetOrBase, commit_target, one_of
 from dsv.cli.output import short
 from dsv.errors import UsageError
 from dsv.format.records import Limits, checked_limits, describe_limits
 from dsv.values.names import DatasetName
 from dsv.values.units import format_duration
-
-Listing = Annotated[str | None, option("--list DATASET", "List the branches of this dataset.")]
-Reset = Annotated[bool, option("--reset", "Move an existing branch to TARGET.")]
-Move = Annotated[str | None, option("--move OLD", "Rename this branch: --move OLD NAME.")]
-Delete = Annotated[str | None, option("--delete NAME", "Delete this branch; --restore undoes that.")]
-Restore = Annotated[str | None, option("--restore NAME", "Restore a deleted branch.")]
-Protect = Annotated[str | None, option("--protect NAME", "Protect this branch: it only moves forward.")]
-OnlyMerge = Annotated[bool, option("--only-merge", "With --protect: only merges move it.")]
-Who = Annotated[
-    list[str] | None, option("--who AUTHOR", "With --protect: only this author moves it; may be repeated.")
-]
-MaxRemovals = Annotated[
-    int | None,
-    option("--max-removals PERCENT", "With --protect: no move removes more of its paths.", parser=whole(0)),
-]
-Unprotect = Annotated[str | None, option("--unprotect NAME", "Remove the protection of this branch.")]
-Force = Annotated[
-    bool,
-    option("--force", "Delete a branch whose commits have no other name; with -m, move a protected one too."),
-]
-Message = Annotated[str, option("-m --message TEXT", "Why, for the log of moves.", parser=text)]
 
 
 @command(
@@ -53,20 +28,26 @@ Message = Annotated[str, option("-m --message TEXT", "Why, for the log of moves.
 )
 def branch(
     call: Call,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
+    name: str | None = argument("[NAME]"),
     target: TargetOrBase = "",
-    listing: Listing = None,
-    reset: Reset = False,
-    move: Move = None,
-    delete: Delete = None,
-    restore: Restore = None,
-    protect: Protect = None,
-    only_merge: OnlyMerge = False,
-    who: Who = None,
-    max_removals: MaxRemovals = None,
-    unprotect: Unprotect = None,
-    force: Force = False,
-    message: Message = "",
+    listing: str | None = option("--list DATASET", "List the branches of this dataset."),
+    reset: bool = option("--reset", "Move an existing branch to TARGET."),
+    move: str | None = option("--move OLD", "Rename this branch: --move OLD NAME."),
+    delete: str | None = option("--delete NAME", "Delete this branch; --restore undoes that."),
+    restore: str | None = option("--restore NAME", "Restore a deleted branch."),
+    protect: str | None = option("--protect NAME", "Protect this branch: it only moves forward."),
+    only_merge: bool = option("--only-merge", "With --protect: only merges move it."),
+    who: list[str] | None = option(
+        "--who AUTHOR", "With --protect: only this author moves it; may be repeated."
+    ),
+    max_removals: int | None = option(
+        "--max-removals PERCENT", "With --protect: no move removes more of its paths.", parser=whole(0)
+    ),
+    unprotect: str | None = option("--unprotect NAME", "Remove the protection of this branch."),
+    force: bool = option(
+        "--force", "Delete a branch whose commits have no other name; with -m, move a protected one too."
+    ),
+    message: str = option("-m --message TEXT", "Why, for the log of moves.", parser=text, default=""),
     author: Author = None,
 ) -> None:
     """List, make, rename, move, delete and protect branches.

@@ -5,29 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from dsv.api.cache import cache as materialize
 from dsv.api.cache import check_link, make_link
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, whole
+from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options.arguments import Offline, Strict, one_of
 from dsv.cli.output import local_time, to_item
 from dsv.errors import UsageError
 from dsv.run.staged import Staged
 from dsv.values.names import Target
 from dsv.values.units import LONGEST, format_bytes, format_count, format_duration, parse_duration
-
-Hold = Annotated[
-    str | None,
-    option("--hold DURATION", "Protect from eviction for this long (in a Slurm job: until it ends)."),
-]
-WhilePid = Annotated[
-    int | None, option("--while PID", "Protect from eviction while this local process runs.", parser=whole(1))
-]
-Link = Annotated[str | None, option("--link LINK", "Make this symlink point to the cached commit.")]
 
 
 @command(
@@ -42,14 +30,17 @@ Link = Annotated[str | None, option("--link LINK", "Make this symlink point to t
 )
 def cache(
     call: Call,
-    targets: Annotated[list[str] | None, typer.Argument(metavar="TARGET...")] = None,
-    hold: Hold = None,
-    while_pid: WhilePid = None,
-    jobs: Annotated[
-        int | None,
-        option("-j --jobs N", "Number of processes that fetch files (default: automatic).", parser=whole(1)),
-    ] = None,
-    link: Link = None,
+    targets: list[str] | None = argument("TARGET..."),
+    hold: str | None = option(
+        "--hold DURATION", "Protect from eviction for this long (in a Slurm job: until it ends)."
+    ),
+    while_pid: int | None = option(
+        "--while PID", "Protect from eviction while this local process runs.", parser=whole(1)
+    ),
+    jobs: int | None = option(
+        "-j --jobs N", "Number of processes that fetch files (default: automatic).", parser=whole(1)
+    ),
+    link: str | None = option("--link LINK", "Make this symlink point to the cached commit."),
     offline: Offline = False,
     strict: Strict = False,
 ) -> None:

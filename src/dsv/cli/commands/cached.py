@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated
 
 from dsv.api.cached import CachedItem, CachedReport, CheckReport, RoomItem, check
 from dsv.api.cached import cached as report_cache
@@ -40,17 +39,12 @@ _PIN = "id user why since until"
 def cached(
     call: Call,
     targets: Targets = None,
-    check: Annotated[
-        bool, option("--check", "Read cached files (of TARGET, or all) again, and repair what is wrong.")
-    ] = False,
-    repair: Annotated[
-        bool | None,
-        option(
-            "--repair/--no-repair",
-            "With --check: also remove files that were never committed, or change nothing.",
-            show_default=False,
-        ),
-    ] = None,
+    check: bool = option("--check", "Read cached files (of TARGET, or all) again, and repair what is wrong."),
+    repair: bool | None = option(
+        "--repair/--no-repair",
+        "With --check: also remove files that were never committed, or change nothing.",
+        show_default=False,
+    ),
 ) -> None:
     """Show what is cached, who uses it, and the free space.
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from dsv.api.clone import Cloned, Differing
 from dsv.api.clone import clone as clone_dataset
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option
+from dsv.cli.declare import argument, command, option
 from dsv.cli.options.arguments import Names, one_of
 from dsv.cli.output import CACHED_KEYS, from_caches, patterns_of
 from dsv.errors import UsageError
@@ -29,16 +26,13 @@ from dsv.values.units import format_bytes, format_count
 )
 def clone(
     call: Call,
-    target: Annotated[str, typer.Argument(metavar="DATASET[@REV]")],
-    folder: Annotated[str | None, typer.Argument(metavar="[DIR]")] = None,
-    only: Annotated[
-        list[str] | None,
-        option(
-            "--only PATTERN", "Fetch what matches this; may be repeated. One that begins with ! leaves out."
-        ),
-    ] = None,
-    keep: Annotated[bool, option("--keep", "Keep files in DIR that differ, as local changes.")] = False,
-    force: Annotated[bool, option("--force", "Overwrite files in DIR that differ.")] = False,
+    target: str = argument("DATASET[@REV]"),
+    folder: str | None = argument("[DIR]"),
+    only: list[str] | None = option(
+        "--only PATTERN", "Fetch what matches this; may be repeated. One that begins with ! leaves out."
+    ),
+    keep: bool = option("--keep", "Keep files in DIR that differ, as local changes."),
+    force: bool = option("--force", "Overwrite files in DIR that differ."),
     names: Names = None,
 ) -> None:
     """Fetch a dataset into a new workspace.

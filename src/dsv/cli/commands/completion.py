@@ -13,14 +13,14 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from typer.core import TyperArgument, TyperOption
 
 from dsv.cli.app import load, root
 from dsv.cli.call import Call, Session
 from dsv.cli.catalogue import COMMANDS, HIDDEN, MODES
+from dsv.cli.declare import argument
 from dsv.cli.declare import command as declare_command
 from dsv.cli.output import Output
 from dsv.cli.terminal import Surroundings
@@ -281,7 +281,7 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
     result="shell script",
     unused=("--store", "--cache"),
 )
-def completion(call: Call, shell: Annotated[str, typer.Argument(metavar="[bash|zsh|fish]")] = "") -> None:
+def completion(call: Call, shell: str = argument("[bash|zsh|fish]", default="")) -> None:
     """Print the script that completes dsv's words in your shell.
 
     It completes commands and options, datasets, branches, tags, commits, paths in a commit that is cached, runs, and

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from msgspec import structs
 
 from dsv.api import environment
 from dsv.api.environment import edited, lasting, parse_toml, with_value
 from dsv.api.settings import PLAIN_KEYS, Setting, Settings, check_key, is_name
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, text
+from dsv.cli.declare import argument, command, option, text
 from dsv.errors import NotFound, UsageError
 from dsv.fs.files import replace_file
 from dsv.values.names import HERE
@@ -34,9 +32,9 @@ NAMES = "names"
 )
 def config(
     call: Call,
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]")] = None,
-    value: Annotated[str | None, typer.Argument(parser=text, metavar="[VALUE]")] = None,
-    unset: Annotated[bool, option("--unset", "Take KEY out of the user's config file.")] = False,
+    key: str | None = argument("[KEY]"),
+    value: str | None = argument("[VALUE]", parser=text),
+    unset: bool = option("--unset", "Take KEY out of the user's config file."),
 ) -> None:
     """Show settings with their origin, or set one.
 

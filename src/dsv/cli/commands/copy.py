@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from dsv.api.copy import Copied, CopyRequest
 from dsv.api.copy import copy as copy_names
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, whole
+from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options.arguments import Author, DryRun
 from dsv.cli.output import short
 from dsv.errors import UsageError
@@ -32,14 +28,14 @@ from dsv.values.units import format_bytes, format_count
 )
 def copy(
     call: Call,
-    target: Annotated[str, typer.Argument(metavar="[DATASET][@REV]")] = "",
-    to: Annotated[str | None, option("--to URL|NAME", "The store to copy to.")] = None,
-    history: Annotated[
-        str, option("--history N|all", "Of each branch, copy the content of the last N commits; else all.")
-    ] = "all",
-    tags: Annotated[bool, option("--tags", "Copy tags too.")] = False,
-    every: Annotated[bool, option("--all", "Copy every dataset.")] = False,
-    create: Annotated[bool, option("--create", "Make the store if it does not exist yet.")] = False,
+    target: str = argument("[DATASET][@REV]", default=""),
+    to: str | None = option("--to URL|NAME", "The store to copy to."),
+    history: str = option(
+        "--history N|all", "Of each branch, copy the content of the last N commits; else all.", default="all"
+    ),
+    tags: bool = option("--tags", "Copy tags too."),
+    every: bool = option("--all", "Copy every dataset."),
+    create: bool = option("--create", "Make the store if it does not exist yet."),
     dry_run: DryRun = False,
     author: Author = None,
 ) -> None:

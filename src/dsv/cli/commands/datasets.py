@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from dsv.api import datasets as api
 from dsv.api.context import Context
 from dsv.api.datasets import datasets as list_datasets
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, text
+from dsv.cli.declare import argument, command, option, text
 from dsv.cli.options.arguments import Author, one_of
 from dsv.cli.output import local_time, rfc3339, short
 from dsv.errors import UsageError
 from dsv.values.names import DatasetName
 from dsv.values.units import format_bytes, format_count
-
-Delete = Annotated[str | None, option("--delete NAME", "Delete this dataset; --undelete brings it back.")]
-Undelete = Annotated[str | None, option("--undelete NAME", "Bring a deleted dataset back.")]
-Rename = Annotated[
-    str | None, option("--rename OLD", "Rename this dataset: --rename OLD NEW; --rename NEW OLD undoes that.")
-]
-Deleted = Annotated[bool, option("--deleted", "List the datasets that were deleted.")]
-Yes = Annotated[bool, option("--yes", "With --delete: do not ask.")]
-Force = Annotated[bool, option("--force", "With -m and --delete or --rename: even if a branch is protected.")]
-Message = Annotated[
-    str, option("-m --message TEXT", "With --delete, --undelete, --rename: why.", parser=text)
-]
 
 
 @command(
@@ -42,14 +26,18 @@ Message = Annotated[
 )
 def datasets(
     call: Call,
-    new: Annotated[str | None, typer.Argument(metavar="[NEW]")] = None,
-    delete: Delete = None,
-    undelete: Undelete = None,
-    rename: Rename = None,
-    deleted: Deleted = False,
-    yes: Yes = False,
-    force: Force = False,
-    message: Message = "",
+    new: str | None = argument("[NEW]"),
+    delete: str | None = option("--delete NAME", "Delete this dataset; --undelete brings it back."),
+    undelete: str | None = option("--undelete NAME", "Bring a deleted dataset back."),
+    rename: str | None = option(
+        "--rename OLD", "Rename this dataset: --rename OLD NEW; --rename NEW OLD undoes that."
+    ),
+    deleted: bool = option("--deleted", "List the datasets that were deleted."),
+    yes: bool = option("--yes", "With --delete: do not ask."),
+    force: bool = option("--force", "With -m and --delete or --rename: even if a branch is protected."),
+    message: str = option(
+        "-m --message TEXT", "With --delete, --undelete, --rename: why.", parser=text, default=""
+    ),
     author: Author = None,
 ) -> None:
     """List what the store holds, or delete or rename a dataset.

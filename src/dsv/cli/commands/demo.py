@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from textwrap import wrap
-from typing import Annotated, Literal
+from typing import Literal
 
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
@@ -93,10 +93,11 @@ FAILING = {"dsv verify shapes@v1": 5}
 )
 def demo(
     call: Call,
-    engine: Annotated[
-        Literal["docker", "podman", "process"],
-        option("--engine [docker|podman|process]", "What runs the jobs: a container needs an image here."),
-    ] = "process",
+    engine: Literal["docker", "podman", "process"] = option(
+        "--engine [docker|podman|process]",
+        "What runs the jobs: a container needs an image here.",
+        default="process",
+    ),
 ) -> None:
     """Take the whole tour in a temporary folder.
 

@@ -6,15 +6,13 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
 
 import msgspec
-import typer
 
 from dsv.api.diff import Comparison, Side
 from dsv.api.diff import diff as compare
 from dsv.cli.call import Call
-from dsv.cli.declare import PATHS, command, option
+from dsv.cli.declare import PATHS, argument, command, option
 from dsv.cli.failure import of_error
 from dsv.cli.options.arguments import All, ExitCode, JsonLines, Offline, commit_target, dataset_paths, one_of
 from dsv.cli.output import printable, to_item
@@ -52,19 +50,15 @@ _STYLES = {"+": Style.ADDED, "-": Style.REMOVED, "@": Style.HINT}
 )
 def diff(
     call: Call,
-    a: Annotated[str | None, typer.Argument(metavar="[A]")] = None,
-    b: Annotated[str | None, typer.Argument(metavar="[B]")] = None,
-    stat: Annotated[bool, option("--stat", "Sum up by folder, with bytes.")] = False,
+    a: str | None = argument("[A]"),
+    b: str | None = argument("[B]"),
+    stat: bool = option("--stat", "Sum up by folder, with bytes."),
     dirs: told.Dirs = None,
     name_only: told.NameOnly = False,
     name_status: told.NameStatus = False,
-    text: Annotated[bool, option("--text", "Show how texts below 1 MiB differ, line by line.")] = False,
-    table: Annotated[
-        bool, option("--table", "Show how CSV, Parquet and Arrow files differ, row by row.")
-    ] = False,
-    key: Annotated[
-        list[str] | None, option("--key COLUMN", "With --table: what names a row. May be repeated.")
-    ] = None,
+    text: bool = option("--text", "Show how texts below 1 MiB differ, line by line."),
+    table: bool = option("--table", "Show how CSV, Parquet and Arrow files differ, row by row."),
+    key: list[str] | None = option("--key COLUMN", "With --table: what names a row. May be repeated."),
     everything: All = False,
     exit_code: ExitCode = False,
     jsonl: JsonLines = False,

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from dsv.api.space import StoreUsed, Usage, usage
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, whole
+from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.output import printable
 from dsv.errors import IntegrityError
 from dsv.values.units import format_bytes, format_count
@@ -30,14 +26,11 @@ from dsv.values.units import format_bytes, format_count
 )
 def du(
     call: Call,
-    targets: Annotated[list[str] | None, typer.Argument(metavar="[DATASET][@REV[..REV]]...")] = None,
-    by_folder: Annotated[
-        int | None,
-        option(
-            "--by-folder DEPTH", "Show the folders of one target, so many levels of them.", parser=whole(1)
-        ),
-    ] = None,
-    unused: Annotated[bool, option("--unused", "Show the store alone, and what gc would free.")] = False,
+    targets: list[str] | None = argument("[DATASET][@REV[..REV]]..."),
+    by_folder: int | None = option(
+        "--by-folder DEPTH", "Show the folders of one target, so many levels of them.", parser=whole(1)
+    ),
+    unused: bool = option("--unused", "Show the store alone, and what gc would free."),
 ) -> int:
     """Show what takes the space of a store.
 

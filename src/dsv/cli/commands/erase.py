@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from dsv.api import verify as api
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, text
+from dsv.cli.declare import argument, command, option, text
 from dsv.cli.options.arguments import Author, DryRun, one_of
 from dsv.cli.output import local_time, printable
 from dsv.errors import Conflict, Unreachable, UsageError
@@ -24,27 +22,6 @@ _TITLES = {
     "shared": "others with a part of it:",
     "kept": "others with the same content, so it stays:",
 }
-Ids = Annotated[
-    list[str] | None, option("--id FILEID", "A file by its id, as dsv ls --json prints it. May be repeated.")
-]
-Reason = Annotated[
-    str, option("--reason TEXT", "Why; everybody who meets an erased file sees it.", parser=text)
-]
-SharedChoice = Annotated[
-    str | None,
-    option("--shared erase|keep", "What becomes of other files that share content with these."),
-]
-Yes = Annotated[bool, option("--yes", "Do not ask.")]
-StatusOption = Annotated[bool, option("--status", "List all erasures, and what still has what was erased.")]
-Purge = Annotated[
-    bool, option("--purge", "As --status, and delete old versions of packs that a bucket has kept.")
-]
-SuccessorName = Annotated[
-    str | None, option("--successor NEW", "Copy a dataset's history to a new one without what was erased.")
-]
-Deadline = Annotated[
-    str | None, option("--deadline DURATION", "With --status: the time that caches have (default: 30d).")
-]
 
 
 @command(
@@ -64,16 +41,26 @@ Deadline = Annotated[
 )
 def erase(
     call: Call,
-    targets: Annotated[list[str] | None, typer.Argument(metavar="[TARGET:PATH]...")] = None,
-    ids: Ids = None,
-    reason: Reason = "",
-    shared: SharedChoice = None,
-    yes: Yes = False,
+    targets: list[str] | None = argument("[TARGET:PATH]..."),
+    ids: list[str] | None = option(
+        "--id FILEID", "A file by its id, as dsv ls --json prints it. May be repeated."
+    ),
+    reason: str = option(
+        "--reason TEXT", "Why; everybody who meets an erased file sees it.", parser=text, default=""
+    ),
+    shared: str | None = option(
+        "--shared erase|keep", "What becomes of other files that share content with these."
+    ),
+    yes: bool = option("--yes", "Do not ask."),
     dry_run: DryRun = False,
-    status: StatusOption = False,
-    purge: Purge = False,
-    deadline: Deadline = None,
-    successor: SuccessorName = None,
+    status: bool = option("--status", "List all erasures, and what still has what was erased."),
+    purge: bool = option("--purge", "As --status, and delete old versions of packs that a bucket has kept."),
+    deadline: str | None = option(
+        "--deadline DURATION", "With --status: the time that caches have (default: 30d)."
+    ),
+    successor: str | None = option(
+        "--successor NEW", "Copy a dataset's history to a new one without what was erased."
+    ),
     author: Author = None,
 ) -> int:
     """Erase the contents of files for good.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from dsv.api.evict import evict as free_room
 from dsv.cache.evict import EvictionResult
 from dsv.cache.policy import CachedCommit
@@ -33,19 +31,11 @@ from dsv.values.units import format_bytes, format_count, parse_duration, parse_s
 def evict(
     call: Call,
     targets: Targets = None,
-    unused_for: Annotated[
-        str | None, option("--unused-for DURATION", "Evict what was not used for this long.")
-    ] = None,
-    max_size: Annotated[
-        str | None, option("--max-size SIZE", "Evict until the cache is no larger than this.")
-    ] = None,
-    max_files: Annotated[
-        int | None, option("--max-files N", "Evict until it has no more files.", parser=whole(0))
-    ] = None,
-    min_free: Annotated[
-        str | None, option("--min-free SIZE|PERCENT", "Evict until this much of the disk is free.")
-    ] = None,
-    everything: Annotated[bool, option("--all", "Evict all that is not in use, held or protected.")] = False,
+    unused_for: str | None = option("--unused-for DURATION", "Evict what was not used for this long."),
+    max_size: str | None = option("--max-size SIZE", "Evict until the cache is no larger than this."),
+    max_files: int | None = option("--max-files N", "Evict until it has no more files.", parser=whole(0)),
+    min_free: str | None = option("--min-free SIZE|PERCENT", "Evict until this much of the disk is free."),
+    everything: bool = option("--all", "Evict all that is not in use, held or protected."),
     dry_run: DryRun = False,
 ) -> int:
     """Free cache space.

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from dsv.api.space import expire_commits, undo_expire
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, text, whole
+from dsv.cli.declare import argument, command, option, text, whole
 from dsv.cli.options.arguments import Author, DryRun
 from dsv.cli.output import local_time
 from dsv.errors import UsageError
@@ -17,23 +13,6 @@ from dsv.values.names import DatasetName, Rev
 from dsv.values.units import format_count, parse_duration
 
 Keep = int | None
-Last = Annotated[Keep, option("--keep-last N", "Keep the last N commits of each branch.", parser=whole(1))]
-Hourly = Annotated[Keep, option("--keep-hourly N", "Keep the last of each of N hours.", parser=whole(1))]
-Daily = Annotated[Keep, option("--keep-daily N", "Keep the last of each of N days (UTC).", parser=whole(1))]
-Weekly = Annotated[
-    Keep, option("--keep-weekly N", "Keep the last of each of N weeks, from Monday.", parser=whole(1))
-]
-Monthly = Annotated[Keep, option("--keep-monthly N", "Keep the last of each of N months.", parser=whole(1))]
-Yearly = Annotated[Keep, option("--keep-yearly N", "Keep the last of each of N years.", parser=whole(1))]
-Tagged = Annotated[bool, option("--keep-tagged", "Keep what has a tag, which always stays, and no more.")]
-OlderThan = Annotated[
-    str | None, option("--older-than DURATION", "Only commits that were stored longer ago expire.")
-]
-AlsoRuns = Annotated[
-    bool, option("--also-runs", "Commits expire even if a run of the last year has used them.")
-]
-Undo = Annotated[bool, option("--undo", "Keep COMMITs again, or all of the last expire.")]
-Message = Annotated[str, option("-m --message TEXT", "Why, for the log.", parser=text)]
 
 
 @command(
@@ -48,20 +27,24 @@ Message = Annotated[str, option("-m --message TEXT", "Why, for the log.", parser
 )
 def expire(
     call: Call,
-    dataset: Annotated[str, typer.Argument(metavar="DATASET")],
-    commits: Annotated[list[str] | None, typer.Argument(metavar="[COMMIT]...")] = None,
-    keep_last: Last = None,
-    keep_hourly: Hourly = None,
-    keep_daily: Daily = None,
-    keep_weekly: Weekly = None,
-    keep_monthly: Monthly = None,
-    keep_yearly: Yearly = None,
-    keep_tagged: Tagged = False,
-    older_than: OlderThan = None,
-    also_runs: AlsoRuns = False,
-    undo: Undo = False,
+    dataset: str = argument("DATASET"),
+    commits: list[str] | None = argument("[COMMIT]..."),
+    keep_last: Keep = option("--keep-last N", "Keep the last N commits of each branch.", parser=whole(1)),
+    keep_hourly: Keep = option("--keep-hourly N", "Keep the last of each of N hours.", parser=whole(1)),
+    keep_daily: Keep = option("--keep-daily N", "Keep the last of each of N days (UTC).", parser=whole(1)),
+    keep_weekly: Keep = option(
+        "--keep-weekly N", "Keep the last of each of N weeks, from Monday.", parser=whole(1)
+    ),
+    keep_monthly: Keep = option("--keep-monthly N", "Keep the last of each of N months.", parser=whole(1)),
+    keep_yearly: Keep = option("--keep-yearly N", "Keep the last of each of N years.", parser=whole(1)),
+    keep_tagged: bool = option("--keep-tagged", "Keep what has a tag, which always stays, and no more."),
+    older_than: str | None = option(
+        "--older-than DURATION", "Only commits that were stored longer ago expire."
+    ),
+    also_runs: bool = option("--also-runs", "Commits expire even if a run of the last year has used them."),
+    undo: bool = option("--undo", "Keep COMMITs again, or all of the last expire."),
     dry_run: DryRun = False,
-    message: Message = "",
+    message: str = option("-m --message TEXT", "Why, for the log.", parser=text, default=""),
     author: Author = None,
 ) -> None:
     """Let old commits of a dataset expire, or keep them again.

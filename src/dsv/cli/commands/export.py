@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from dsv.api.import_export import export_path, export_stream, export_url
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option
+from dsv.cli.declare import argument, command, option
 from dsv.cli.options.arguments import Strict
 from dsv.errors import IntegrityError, UsageError
 from dsv.exchange.export import Exported
@@ -32,16 +28,12 @@ from dsv.values.units import format_bytes, format_count
 )
 def export(
     call: Call,
-    typed: Annotated[str, typer.Argument(metavar="TARGET")],
-    to: Annotated[str, typer.Argument(metavar="DIR|FILE.tar|URL|-")],
-    force: Annotated[
-        bool, option("--force", "Replace files of others that are in the way at the URL.")
-    ] = False,
-    profile: Annotated[str | None, option("--target-profile NAME", "AWS profile for an s3:// URL.")] = None,
-    endpoint: Annotated[str | None, option("--target-endpoint URL", "S3 server of an s3:// URL.")] = None,
-    skip_damaged: Annotated[
-        bool, option("--skip-damaged", "Leave out what can't be read, name it, and exit with 5.")
-    ] = False,
+    typed: str = argument("TARGET"),
+    to: str = argument("DIR|FILE.tar|URL|-"),
+    force: bool = option("--force", "Replace files of others that are in the way at the URL."),
+    profile: str | None = option("--target-profile NAME", "AWS profile for an s3:// URL."),
+    endpoint: str | None = option("--target-endpoint URL", "S3 server of an s3:// URL."),
+    skip_damaged: bool = option("--skip-damaged", "Leave out what can't be read, name it, and exit with 5."),
     strict: Strict = False,
 ) -> int:
     """Write the files of a commit as a tar or a folder, or to a URL.

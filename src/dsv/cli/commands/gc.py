@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
 
 from dsv.api.space import PRICES, Collection, Forecast, Requests, collect, forecast
 from dsv.cli.call import Call
@@ -11,32 +10,6 @@ from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Author, DryRun
 from dsv.errors import UsageError
 from dsv.values.units import format_bytes, format_count, parse_duration, parse_size
-
-Budget = Annotated[
-    int | None,
-    option("--budget TIME", "Copy nothing more after so long; go on next time.", parser=parse_duration),
-]
-MaxRepack = Annotated[
-    int | None,
-    option("--max-repack SIZE", "Copy at most so much out of packs; 100GB.", parser=parse_size),
-]
-MaxWait = Annotated[
-    int | None,
-    option(
-        "--max-wait TIME",
-        "Give up after waiting so long for others who write; 6h.",
-        parser=parse_duration,
-    ),
-]
-Grace = Annotated[
-    int | None,
-    option(
-        "--grace TIME",
-        "Keep the content of commits that expired later than so long ago; 2w.",
-        parser=parse_duration,
-    ),
-]
-Yes = Annotated[bool, option("--yes", "Do not ask.")]
 
 
 @command(
@@ -55,12 +28,22 @@ Yes = Annotated[bool, option("--yes", "Do not ask.")]
 )
 def gc(
     call: Call,
-    budget: Budget = None,
-    max_repack: MaxRepack = None,
-    max_wait: MaxWait = None,
-    grace: Grace = None,
+    budget: int | None = option(
+        "--budget TIME", "Copy nothing more after so long; go on next time.", parser=parse_duration
+    ),
+    max_repack: int | None = option(
+        "--max-repack SIZE", "Copy at most so much out of packs; 100GB.", parser=parse_size
+    ),
+    max_wait: int | None = option(
+        "--max-wait TIME", "Give up after waiting so long for others who write; 6h.", parser=parse_duration
+    ),
+    grace: int | None = option(
+        "--grace TIME",
+        "Keep the content of commits that expired later than so long ago; 2w.",
+        parser=parse_duration,
+    ),
     dry_run: DryRun = False,
-    yes: Yes = False,
+    yes: bool = option("--yes", "Do not ask."),
     author: Author = None,
 ) -> None:
     """Delete what nothing in a store needs any more.

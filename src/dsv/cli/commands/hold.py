@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
-
-import typer
 
 from dsv.api import holds as api
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, text
+from dsv.cli.declare import argument, command, option, text
 from dsv.cli.options.arguments import Targets
 from dsv.cli.output import cached_name, local_time
 from dsv.errors import UsageError
@@ -29,11 +26,9 @@ _RESULT = "items(path dataset commit count ids until why)"
 )
 def hold(
     call: Call,
-    targets: Annotated[list[str], typer.Argument(metavar="TARGET...")],
-    duration: Annotated[
-        str | None, option("--for DURATION", "How long (default: until it is released).")
-    ] = None,
-    message: Annotated[str, option("-m --message TEXT", "Why: shown by 'dsv cached'.", parser=text)] = "",
+    targets: list[str] = argument("TARGET..."),
+    duration: str | None = option("--for DURATION", "How long (default: until it is released)."),
+    message: str = option("-m --message TEXT", "Why: shown by 'dsv cached'.", parser=text, default=""),
 ) -> None:
     """Keep a cached commit from eviction.
 
@@ -58,14 +53,10 @@ def hold(
 def release(
     call: Call,
     targets: Targets = None,
-    ids: Annotated[
-        list[str] | None, option("--id ID", "The hold of this id, or of one that begins so.")
-    ] = None,
-    job: Annotated[str | None, option("--job ID", "The holds that were taken in this batch job.")] = None,
-    everything: Annotated[
-        bool, option("--all", "All of your holds: of TARGET, or of all that is cached.")
-    ] = False,
-    everyone: Annotated[bool, option("--everyone", "Also what other people hold with 'dsv hold'.")] = False,
+    ids: list[str] | None = option("--id ID", "The hold of this id, or of one that begins so."),
+    job: str | None = option("--job ID", "The holds that were taken in this batch job."),
+    everything: bool = option("--all", "All of your holds: of TARGET, or of all that is cached."),
+    everyone: bool = option("--everyone", "Also what other people hold with 'dsv hold'."),
 ) -> None:
     """Release holds.
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
 from msgspec.structs import replace
 
 from dsv.api.edits import EditRequest
@@ -12,7 +9,7 @@ from dsv.api.import_export import Imported, Revisions, import_url
 from dsv.api.import_export import materialize as store_references
 from dsv.cli.call import Call
 from dsv.cli.commands.put import EDIT_RESULT, show_edited
-from dsv.cli.declare import command, option
+from dsv.cli.declare import argument, command, option
 from dsv.cli.options.arguments import (
     AllowRemovals,
     Author,
@@ -28,15 +25,6 @@ from dsv.values.names import Target
 from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_bytes, format_count
 
-Reference = Annotated[bool, option("--reference", "Leave the files where they are, and refer to them there.")]
-Materialize = Annotated[
-    bool, option("--materialize", "Store what DATASET refers to at the URL. The commit stays.")
-]
-Revs = Annotated[list[str] | None, option("--rev REV", "Commit this revision, or each of A..B; repeatable.")]
-DvcRemote = Annotated[
-    str | None, option("--dvc-remote NAME-OR-URL", "DVC remote other than the repository's default.")
-]
-
 
 @command(
     "import",
@@ -51,22 +39,24 @@ DvcRemote = Annotated[
 )
 def import_(
     call: Call,
-    url: Annotated[str, typer.Argument(metavar="URL")],
-    typed: Annotated[str, typer.Argument(metavar="DATASET[@BRANCH][:PATH]")],
+    url: str = argument("URL"),
+    typed: str = argument("DATASET[@BRANCH][:PATH]"),
     message: Message = None,
     dry_run: DryRun = False,
     create: Create = False,
-    mirror: Annotated[bool, option("--mirror", "Remove what is at PATH and no longer at the URL.")] = False,
-    reference: Reference = False,
-    materialize: Materialize = False,
-    rev: Revs = None,
-    history: Annotated[bool, option("--history", "Commit each revision up to the URL's.")] = False,
-    dvc_remote: DvcRemote = None,
+    mirror: bool = option("--mirror", "Remove what is at PATH and no longer at the URL."),
+    reference: bool = option("--reference", "Leave the files where they are, and refer to them there."),
+    materialize: bool = option("--materialize", "Store what DATASET refers to at the URL. The commit stays."),
+    rev: list[str] | None = option("--rev REV", "Commit this revision, or each of A..B; repeatable."),
+    history: bool = option("--history", "Commit each revision up to the URL's."),
+    dvc_remote: str | None = option(
+        "--dvc-remote NAME-OR-URL", "DVC remote other than the repository's default."
+    ),
     allow_removals: AllowRemovals = False,
     skip_unsupported: SkipUnsupported = False,
-    profile: Annotated[str | None, option("--source-profile NAME", "AWS profile for an s3:// URL.")] = None,
-    endpoint: Annotated[str | None, option("--source-endpoint URL", "S3 server of an s3:// URL.")] = None,
-    anonymous: Annotated[bool, option("--anonymous", "Read an s3:// URL without credentials.")] = False,
+    profile: str | None = option("--source-profile NAME", "AWS profile for an s3:// URL."),
+    endpoint: str | None = option("--source-endpoint URL", "S3 server of an s3:// URL."),
+    anonymous: bool = option("--anonymous", "Read an s3:// URL without credentials."),
     author: Author = None,
     force: Force = False,
 ) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from dsv.api.clone import init as init_workspace
 from dsv.api.settings import BUILT_IN
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option
+from dsv.cli.declare import argument, command, option
 from dsv.cli.options.arguments import Author, Names
 from dsv.errors import UsageError
 from dsv.values.names import DatasetName
@@ -30,15 +27,12 @@ from dsv.values.names import DatasetName
 )
 def init(
     call: Call,
-    dataset: Annotated[str | None, typer.Argument(metavar="[DATASET]")] = None,
-    single_writer: Annotated[
-        bool,
-        option(
-            "--single-writer",
-            "Accept a store that can't promise that one of several writers wins; every sync warns.",
-            hidden=True,
-        ),
-    ] = False,
+    dataset: str | None = argument("[DATASET]"),
+    single_writer: bool = option(
+        "--single-writer",
+        "Accept a store that can't promise that one of several writers wins; every sync warns.",
+        hidden=True,
+    ),
     names: Names = None,
     author: Author = None,
 ) -> None:

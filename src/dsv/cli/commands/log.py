@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -42,36 +42,6 @@ def _filter(fits: Callable[[Commit, Any], bool]) -> Callable[..., Any]:
     return remember
 
 
-Limit = Annotated[int | None, option("-n --limit N", "Show at most N commits.", parser=whole(1))]
-Since = Annotated[
-    str | None, option("--since TIME", "Commits from then on: 2026-11-20, or 2w for two weeks ago.")
-]
-Until = Annotated[str | None, option("--until TIME", "Commits up to then.")]
-Author = Annotated[
-    str | None,
-    option(
-        "--author TEXT",
-        "Commits of whose author this is part.",
-        parser=text,
-        callback=_filter(lambda commit, part: part.casefold() in commit.author.casefold()),
-    ),
-]
-Grep = Annotated[
-    str | None,
-    option(
-        "--grep TEXT",
-        "Commits whose message has this.",
-        parser=text,
-        callback=_filter(lambda commit, part: part.casefold() in commit.message.casefold()),
-    ),
-]
-FirstParent = Annotated[bool, option("--first-parent", "Of a merge, follow the branch that was merged into.")]
-Reflog = Annotated[
-    str | None, option("--reflog BRANCH", "Every move of this branch, a deleted one too, and who made it.")
-]
-Follow = Annotated[str | None, option("--follow PATH", "Where a file's content comes from, through renames.")]
-
-
 COMMIT_KEYS = "commit parents author time message files bytes"
 _MOVE_KEYS = "number commit before deleted author time action forced message"
 
@@ -93,17 +63,29 @@ _MOVE_KEYS = "number commit before deleted author time action forced message"
 def log(
     call: Call,
     target: TargetOrBase = "",
-    limit: Limit = None,
-    since: Since = None,
-    until: Until = None,
-    author: Author = None,
-    grep: Grep = None,
-    follow: Follow = None,
-    reflog: Reflog = None,
-    first_parent: FirstParent = False,
-    graph: Annotated[bool, option("--graph", "Draw what was merged with what.")] = False,
-    stat: Annotated[bool, option("--stat", "Sum up by folder what each commit changed.")] = False,
-    oneline: Annotated[bool, option("--oneline", "One line for each commit.")] = False,
+    limit: int | None = option("-n --limit N", "Show at most N commits.", parser=whole(1)),
+    since: str | None = option("--since TIME", "Commits from then on: 2026-11-20, or 2w for two weeks ago."),
+    until: str | None = option("--until TIME", "Commits up to then."),
+    author: str | None = option(
+        "--author TEXT",
+        "Commits of whose author this is part.",
+        parser=text,
+        callback=_filter(lambda commit, part: part.casefold() in commit.author.casefold()),
+    ),
+    grep: str | None = option(
+        "--grep TEXT",
+        "Commits whose message has this.",
+        parser=text,
+        callback=_filter(lambda commit, part: part.casefold() in commit.message.casefold()),
+    ),
+    follow: str | None = option("--follow PATH", "Where a file's content comes from, through renames."),
+    reflog: str | None = option(
+        "--reflog BRANCH", "Every move of this branch, a deleted one too, and who made it."
+    ),
+    first_parent: bool = option("--first-parent", "Of a merge, follow the branch that was merged into."),
+    graph: bool = option("--graph", "Draw what was merged with what."),
+    stat: bool = option("--stat", "Sum up by folder what each commit changed."),
+    oneline: bool = option("--oneline", "One line for each commit."),
     jsonl: JsonLines = False,
     offline: Offline = False,
 ) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from dsv.api.datasets import cat as open_file
 from dsv.api.datasets import ls as list_entries
 from dsv.api.datasets import resolve as find
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option
+from dsv.cli.declare import argument, command, option
 from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, commit_target, one_of
 from dsv.cli.output import printable
 from dsv.format.records import Erasure
@@ -31,7 +27,7 @@ from dsv.values.units import rfc3339
 def ls(
     call: Call,
     target: TargetOrBase = "",
-    long: Annotated[bool, option("-l --long", "Show kind, size and id too.")] = False,
+    long: bool = option("-l --long", "Show kind, size and id too."),
     jsonl: JsonLines = False,
     offline: Offline = False,
 ) -> None:
@@ -88,9 +84,7 @@ def _long(entry: Entry) -> str:
         dsv cat :notes.txt  # as the base commit of this workspace has it
     """,
 )
-def cat(
-    call: Call, target: Annotated[str, typer.Argument(metavar="TARGET")], offline: Offline = False
-) -> None:
+def cat(call: Call, target: str = argument("TARGET"), offline: Offline = False) -> None:
     """Print one file of a commit.
 
     TARGET is [DATASET][@REV]:PATH. Every byte is checked against its id before it is printed. A file of

@@ -6,14 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-import typer
-
 from dsv.api import merge as api
 from dsv.api.checkout import Updated
 from dsv.api.context import Context
 from dsv.api.merge import Merged, MergeRequest
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, whole, with_parameters
+from dsv.cli.declare import argument, command, option, whole, with_parameters
 from dsv.cli.failure import of_error
 from dsv.cli.options.arguments import Author, DryRun, Force, Message, commit_target, override
 from dsv.cli.options.merging import (
@@ -93,10 +91,8 @@ _PICKED = f"dataset branch commit before source any_change {_RESULT}"
 @with_parameters(_OPTIONS)
 def merge(
     call: Call,
-    source: Annotated[str, typer.Argument(metavar="BRANCH")],
-    no_ff: Annotated[
-        bool, option("--no-ff", "Make a merge commit even if the branch could just move forward.")
-    ] = False,
+    source: str = argument("BRANCH"),
+    no_ff: bool = option("--no-ff", "Make a merge commit even if the branch could just move forward."),
     **options: Any,
 ) -> int | None:
     """Bring the changes of one branch into another.
@@ -124,8 +120,8 @@ def merge(
 @with_parameters(_PICK_OPTIONS)
 def cherry_pick(
     call: Call,
-    source: Annotated[str, typer.Argument(metavar="TARGET")],
-    paths: Annotated[list[str] | None, typer.Argument(metavar="[-- PATH...]")] = None,
+    source: str = argument("TARGET"),
+    paths: list[str] | None = argument("[-- PATH...]"),
     **options: Any,
 ) -> int | None:
     """Apply the changes of one commit to a branch.
@@ -151,8 +147,8 @@ def cherry_pick(
 @with_parameters(_PICK_OPTIONS)
 def revert(
     call: Call,
-    source: Annotated[str, typer.Argument(metavar="TARGET")],
-    paths: Annotated[list[str] | None, typer.Argument(metavar="[-- PATH...]")] = None,
+    source: str = argument("TARGET"),
+    paths: list[str] | None = argument("[-- PATH...]"),
     **options: Any,
 ) -> int | None:
     """Undo the changes of one commit on a branch.

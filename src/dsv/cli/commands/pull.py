@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from dsv.api.checkout import Updated
 from dsv.api.checkout import pull as bring
 from dsv.cli.call import Call
@@ -37,15 +35,11 @@ from dsv.merge.paths import MergeConflict
 )
 def pull(
     call: Call,
-    ours: Annotated[
-        list[str] | None, option("--ours PATH", "Settle conflicts at or below PATH: what is here stays.")
-    ] = None,
-    theirs: Annotated[
-        list[str] | None, option("--theirs PATH", "Settle them: what is here goes, and is lost.")
-    ] = None,
-    both: Annotated[
-        list[str] | None, option("--both PATH", "Keep what is here, and theirs beside it as NAME.theirs.EXT.")
-    ] = None,
+    ours: list[str] | None = option("--ours PATH", "Settle conflicts at or below PATH: what is here stays."),
+    theirs: list[str] | None = option("--theirs PATH", "Settle them: what is here goes, and is lost."),
+    both: list[str] | None = option(
+        "--both PATH", "Keep what is here, and theirs beside it as NAME.theirs.EXT."
+    ),
     resolved: Resolved = None,
     table_key: TableKey = None,
 ) -> int | None:

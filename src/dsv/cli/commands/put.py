@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from dsv.api.edits import Edit, Edited, EditRequest, Move, MoveAll, PathEdit, Put, Remove, edit
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option
+from dsv.cli.declare import argument, command, option
 from dsv.cli.options.arguments import (
     AllowRemovals,
     Author,
@@ -53,12 +51,10 @@ EDIT_RESULT = (
 )
 def put(
     call: Call,
-    words: Annotated[list[str], typer.Argument(metavar="SRC... DATASET[@BRANCH]:PATH")],
+    words: list[str] = argument("SRC... DATASET[@BRANCH]:PATH"),
     message: Message = None,
     dry_run: DryRun = False,
-    no_clobber: Annotated[
-        bool, option("--no-clobber", "Leave paths that are there already as they are.")
-    ] = False,
+    no_clobber: bool = option("--no-clobber", "Leave paths that are there already as they are."),
     create: Create = False,
     skip_unsupported: SkipUnsupported = False,
     author: Author = None,
@@ -109,7 +105,7 @@ def _source_name(source: str) -> str:
 )
 def rm(
     call: Call,
-    words: Annotated[list[str], typer.Argument(metavar="DATASET[@BRANCH]:PATH...")],
+    words: list[str] = argument("DATASET[@BRANCH]:PATH..."),
     from_file: FromFile = None,
     message: Message = None,
     dry_run: DryRun = False,
@@ -147,9 +143,9 @@ def rm(
 )
 def mv(
     call: Call,
-    words: Annotated[list[str], typer.Argument(metavar="DATASET[@BRANCH]:PATH... NEW")],
+    words: list[str] = argument("DATASET[@BRANCH]:PATH... NEW"),
     from_file: FromFile = None,
-    replace: Annotated[bool, option("--replace", "Replace files that are there, and merge folders.")] = False,
+    replace: bool = option("--replace", "Replace files that are there, and merge folders."),
     message: Message = None,
     dry_run: DryRun = False,
     author: Author = None,

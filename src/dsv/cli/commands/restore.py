@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from dsv.api.checkout import restore as put_back
 from dsv.api.checkout import rollback as take_back
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option
+from dsv.cli.declare import argument, command, option
 from dsv.cli.options.arguments import (
     Author,
     DryRun,
@@ -37,10 +33,8 @@ from dsv.values.names import Target
 def restore(
     call: Call,
     paths: Paths = None,
-    source: Annotated[
-        str | None, option("--from TARGET", "A commit of this dataset, instead of the base.")
-    ] = None,
-    force: Annotated[bool, option("--force", "Give up local changes, also where no path is named.")] = False,
+    source: str | None = option("--from TARGET", "A commit of this dataset, instead of the base."),
+    force: bool = option("--force", "Give up local changes, also where no path is named."),
     offline: Offline = False,
 ) -> None:
     """Restore files as a commit has them.
@@ -72,7 +66,7 @@ def restore(
 )
 def rollback(
     call: Call,
-    target: Annotated[str, typer.Argument(metavar="TARGET")],
+    target: str = argument("TARGET"),
     message: Message = None,
     dry_run: DryRun = False,
     author: Author = None,

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
-
-import typer
 
 from dsv.cli.call import Call
-from dsv.cli.declare import command
+from dsv.cli.declare import argument, command
 from dsv.errors import UsageError
 from dsv.values.units import format_count
 
@@ -26,8 +23,8 @@ ACTIONS = ("list", "add", "remove")
 )
 def sparse(
     call: Call,
-    action: Annotated[str, typer.Argument(metavar="list|add|remove")],
-    patterns: Annotated[list[str] | None, typer.Argument(metavar="[PATTERN]...")] = None,
+    action: str = argument("list|add|remove"),
+    patterns: list[str] | None = argument("[PATTERN]..."),
 ) -> None:
     """Show or change which part of the dataset a workspace has.
 

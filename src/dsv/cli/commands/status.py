@@ -6,7 +6,6 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated
 
 from dsv.api.status import Outcome, Position, Status
 from dsv.api.status import status as compare
@@ -45,7 +44,7 @@ def status(
     exit_code: ExitCode = False,
     everything: All = False,
     rehash: Rehash = False,
-    fetch: Annotated[bool, option("--fetch", "Ask the store where the branch is now.")] = False,
+    fetch: bool = option("--fetch", "Ask the store where the branch is now."),
 ) -> int:
     """Show local changes, and what a sync would do.
 

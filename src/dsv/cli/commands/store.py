@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from itertools import chain
-from typing import Annotated
-
-import typer
 
 from dsv.cli.call import Call
 from dsv.cli.commands.doctor import show
-from dsv.cli.declare import command
+from dsv.cli.declare import argument, command
 from dsv.cli.options.arguments import DryRun, Names
 from dsv.cli.output import local_time, to_item
 from dsv.errors import UsageError
@@ -34,10 +31,8 @@ ACTIONS = ("check", "merge-indexes", "move-names", "rebuild-names")
 )
 def store(
     call: Call,
-    action: Annotated[str, typer.Argument(metavar="check|move-names|rebuild-names")],
-    place: Annotated[
-        str | None, typer.Argument(metavar="[LOCATION]", help="For move-names: a folder, or a URL.")
-    ] = None,
+    action: str = argument("check|move-names|rebuild-names"),
+    place: str | None = argument("[LOCATION]", help="For move-names: a folder, or a URL."),
     names: Names = None,
     dry_run: DryRun = False,
 ) -> int:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from dsv.api.branches import BranchPath
 from dsv.api.checkout import switch as follow
 from dsv.api.context import Context
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option
+from dsv.cli.declare import argument, command, option
 from dsv.cli.options.arguments import Author
 from dsv.cli.output import WRITTEN_KEYS, written
 from dsv.errors import UsageError
@@ -28,10 +24,8 @@ from dsv.values.names import BranchName
 )
 def switch(
     call: Call,
-    branch: Annotated[str, typer.Argument(metavar="BRANCH")],
-    create: Annotated[
-        bool, option("--create", "Make the branch, at the base commit of this workspace.")
-    ] = False,
+    branch: str = argument("BRANCH"),
+    create: bool = option("--create", "Make the branch, at the base commit of this workspace."),
     author: Author = None,
 ) -> None:
     """Switch to another branch.

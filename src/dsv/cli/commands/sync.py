@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from dsv.api.sync import Synced, SyncRequest
 from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
@@ -25,24 +23,6 @@ from dsv.values.units import format_bytes, format_count
 SHOWN = 20
 """Paths in a warning."""
 
-Message = Annotated[
-    str, option("-m --message TEXT", "Message of the commit (default: a count of the changes).", parser=text)
-]
-Jobs = Annotated[
-    int | None,
-    option(
-        "-j --jobs N",
-        "Number of processes that read small files (default: automatic).",
-        hidden=True,
-        parser=whole(1),
-    ),
-]
-
-Reupload = Annotated[
-    bool,
-    option("--reupload", "Read all of the base from the store, and upload what is lost or damaged there."),
-]
-
 
 @command(
     "sync",
@@ -61,19 +41,27 @@ Reupload = Annotated[
 def sync(
     call: Call,
     paths: Paths = None,
-    message: Message = "",
-    branch: Annotated[
-        str | None, option("--branch NAME", "Publish on this branch, and follow it from then on.")
-    ] = None,
-    new_branch: Annotated[
-        str | None, option("--new-branch NAME", "The same, on a branch that this sync makes.")
-    ] = None,
-    allow_removals: Annotated[
-        bool, option("--allow-removals", "Publish even if most files, or a whole top-level folder, are gone.")
-    ] = False,
+    message: str = option(
+        "-m --message TEXT",
+        "Message of the commit (default: a count of the changes).",
+        parser=text,
+        default="",
+    ),
+    branch: str | None = option("--branch NAME", "Publish on this branch, and follow it from then on."),
+    new_branch: str | None = option("--new-branch NAME", "The same, on a branch that this sync makes."),
+    allow_removals: bool = option(
+        "--allow-removals", "Publish even if most files, or a whole top-level folder, are gone."
+    ),
     skip_unsupported: SkipUnsupported = False,
-    reupload: Reupload = False,
-    jobs: Jobs = None,
+    reupload: bool = option(
+        "--reupload", "Read all of the base from the store, and upload what is lost or damaged there."
+    ),
+    jobs: int | None = option(
+        "-j --jobs N",
+        "Number of processes that read small files (default: automatic).",
+        hidden=True,
+        parser=whole(1),
+    ),
     rehash: Rehash = False,
     author: Author = None,
     force: Force = False,

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from dsv.api import branches as api
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, text
+from dsv.cli.declare import argument, command, option, text
 from dsv.cli.options.arguments import Author, TargetOrBase, commit_target, one_of
 from dsv.cli.output import local_time
 from dsv.errors import UsageError
 from dsv.values.names import DatasetName, TagName
 
 _DELETE = "dsv tag --delete NAME [DATASET] --force"
-
-Delete = Annotated[
-    str | None,
-    option(
-        "--delete NAME",
-        "Delete this tag, of the dataset named after it or else of the workspace's; with --force.",
-    ),
-]
-Force = Annotated[bool, option("--force", "With --delete: nothing brings a deleted tag back.")]
 
 
 @command(
@@ -38,12 +25,15 @@ Force = Annotated[bool, option("--force", "With --delete: nothing brings a delet
 )
 def tag(
     call: Call,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
+    name: str | None = argument("[NAME]"),
     target: TargetOrBase = "",
-    message: Annotated[str, option("-m --message TEXT", "Message of the tag.", parser=text)] = "",
-    listing: Annotated[str | None, option("--list DATASET", "List the tags of this dataset.")] = None,
-    delete: Delete = None,
-    force: Force = False,
+    message: str = option("-m --message TEXT", "Message of the tag.", parser=text, default=""),
+    listing: str | None = option("--list DATASET", "List the tags of this dataset."),
+    delete: str | None = option(
+        "--delete NAME",
+        "Delete this tag, of the dataset named after it or else of the workspace's; with --force.",
+    ),
+    force: bool = option("--force", "With --delete: nothing brings a deleted tag back."),
     author: Author = None,
 ) -> None:
     """Create an immutable tag, or list tags.

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
-
-import typer
 
 from dsv.api.verify import VerifyRequest
 from dsv.api.verify import verify as verify_store
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option
+from dsv.cli.declare import argument, command, option
 from dsv.errors import IntegrityError, Unreachable, UsageError
 from dsv.upkeep.verify import Lost, Verification
 from dsv.values.names import Target
@@ -39,18 +36,15 @@ _COMMITS = 20
 )
 def verify(
     call: Call,
-    targets: Annotated[list[str] | None, typer.Argument(metavar="[DATASET[@REV]...]")] = None,
-    full: Annotated[bool, option("--full", "Read every byte of every pack.")] = False,
-    budget: Annotated[
-        str | None, option("--budget TIME", "Read packs for so long: 2h, 30m. The others come next time.")
-    ] = None,
-    repair: Annotated[bool, option("--repair", "Store again what is lost, from wherever a copy is.")] = False,
-    sources: Annotated[
-        list[str] | None,
-        option(
-            "--from DIR|URL|NAME", "For --repair: a folder with files, or another store. May be repeated."
-        ),
-    ] = None,
+    targets: list[str] | None = argument("[DATASET[@REV]...]"),
+    full: bool = option("--full", "Read every byte of every pack."),
+    budget: str | None = option(
+        "--budget TIME", "Read packs for so long: 2h, 30m. The others come next time."
+    ),
+    repair: bool = option("--repair", "Store again what is lost, from wherever a copy is."),
+    sources: list[str] | None = option(
+        "--from DIR|URL|NAME", "For --repair: a folder with files, or another store. May be repeated."
+    ),
 ) -> int:
     """Look for damage in a store, and say what was lost.
 

@@ -9,14 +9,12 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from dsv.api.connection import make_context
-from dsv.api.context import Context
 from dsv.api.environment import gather
-from dsv.api.settings import Settings
 from dsv.cache.root import CacheRoot, Place, dataset_of, folder_name, is_dataset
 from dsv.fs.files import list_names
 from dsv.repo.refs.branches import Refs
@@ -33,13 +31,19 @@ SECONDS = 0.3
 """The time that folders are waited for: a file server that is away would stop the shell."""
 
 
-def in_time(find: Callable[[Names], Rows], names: Names, seconds: float) -> list[Row]:
-    """Return what is found in time. A read that hangs ends with the process."""
+def in_time(
+    find: Callable[[Names], Rows],
+    environ: Mapping[str, str],
+    cwd: Path,
+    flags: Mapping[str, str | None],
+    seconds: float,
+) -> list[Row]:
+    """Return what is found in time. A read that hangs ends with the process. `flags` are --store and --cache."""
     found: dict[str, str] = {}
 
     def work() -> None:
         with suppress(Exception):
-            for word, about in find(names):
+            for word, about in find(Names(environ, cwd, flags)):
                 found.setdefault(word, about)
 
     thread = threading.Thread(target=work, daemon=True)
@@ -52,8 +56,11 @@ class Names:
     """The names that are known in one working folder. What may take the longest to read is yielded last."""
 
     def __init__(self, environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str | None]) -> None:
-        """`flags` are --store and --cache, if given."""
-        self._environ, self._cwd, self._flags = environ, cwd, flags
+        self._settings = gather(environ, cwd, flags)
+        self._context = partial(make_context, self._settings, environ, "", NoProgress())
+        self._workspace: Workspace | None = None
+        with suppress(Exception):
+            self._workspace = Workspace.find(cwd)
 
     def datasets(self) -> Rows:
         """Yield those of the workspace, of the stores asked before, of the cache, and of a store that is a folder."""
@@ -111,30 +118,16 @@ class Names:
             setting = self._settings.get(f"{table}.{name}.{part}")
             yield name, "" if setting is None else setting.value
 
-    @cached_property
-    def _settings(self) -> Settings:
-        return gather(self._environ, self._cwd, self._flags)
-
-    @cached_property
-    def _workspace(self) -> Workspace | None:
-        with suppress(Exception):
-            return Workspace.find(self._cwd)
-        return None
-
-    @cached_property
+    @property
     def _cache(self) -> Path:
         return self._settings.cache().path
 
-    @cached_property
+    @property
     def _store_folders(self) -> list[Path]:
         """The folders of what stores said before, here and in the cache; of the workspace's store if there is one."""
         own = None if self._workspace is None else [str(self._workspace.store_id)]
-        above = (self._context.metadata / "stores", self._cache / ".dsv/stores")
+        above = (self._context().metadata / "stores", self._cache / ".dsv/stores")
         return [folder / each for folder in above for each in own or _listed(list_names, folder)]
-
-    @cached_property
-    def _context(self) -> Context:
-        return make_context(self._settings, self._environ, "", NoProgress())
 
     def _dataset(self, text: str) -> DatasetName:
         """Return the dataset that is named, or that of the workspace. Raises if there is none."""
@@ -158,7 +151,7 @@ class Names:
             "://" in place and not place.startswith("file://") for place in (choice.url, choice.names or "")
         ):
             return None
-        with suppress(Exception), self._context.store() as store:
+        with suppress(Exception), self._context().store() as store:
             return question(Refs(store))
         return None
 

@@ -25,6 +25,7 @@ from dsv.cli.catalogue import GLOBAL_OPTIONS
 from dsv.cli.output import Keys
 from dsv.errors import UsageError
 from dsv.values.json import LONG_MAX, check_length, is_text
+from dsv.values.units import parse_duration, parse_size
 
 Body = Callable[..., int | None]
 COMMAND = "-- CMD..."
@@ -129,8 +130,11 @@ class Command(TyperCommand):
 
     def option_rows(self, ctx: Any) -> list[tuple[str, str]]:
         """Return the command's own options as help shows them: names, and meaning."""
-        rows = [param.get_help_record(ctx) for param in self.params if isinstance(param, TyperOption)]
-        return [row for row in rows if row is not None]
+        options = [param for param in self.params if isinstance(param, TyperOption)]
+        rows = [(option.multiple, option.get_help_record(ctx)) for option in options]
+        return [
+            (row[0], row[1] + " May be repeated." * multiple) for multiple, row in rows if row is not None
+        ]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rows = self.option_rows(ctx)
@@ -187,7 +191,8 @@ def command(
 def option(written: str, help: str, default: Any = None, **more: Any) -> Any:  # noqa: A002 (typer's word)
     """Declare an option as the help shows it: `-n --limit N`, its names and what stands for its value.
 
-    Without a default, a flag is False and anything else None.
+    Without a default, a flag is False, a text empty, and anything else None. A number is read as what stands for it
+    says: N, TIME or SIZE; TEXT has to be UTF-8.
     """
     names = [word for word in written.split() if word.startswith("-")]
     metavar = next((word for word in written.split() if not word.startswith("-")), None)
@@ -208,9 +213,12 @@ def _as_annotations(body: Body) -> None:
     signature = inspect.signature(body, eval_str=True)
     parameters = []
     for each in signature.parameters.values():
-        if hasattr(each.default, "preset"):
-            preset = False if each.annotation is bool else each.default.preset
-            kind: Any = Annotated[each.annotation, each.default]
+        if hasattr(made := each.default, "preset"):
+            kinds = get_args(each.annotation) or (each.annotation,)
+            if made.parser is None and (int in kinds or made.metavar == "TEXT"):
+                made.parser = _PARSERS.get(made.metavar)
+            preset = _EMPTY.get(each.annotation) if made.preset is None else made.preset
+            kind: Any = Annotated[each.annotation, made]
             each = each.replace(default=preset, annotation=kind)
             body.__annotations__[each.name] = kind
         parameters.append(each.replace(kind=each.KEYWORD_ONLY))
@@ -278,6 +286,8 @@ def _show_help(ctx: typer.Context, value: bool) -> None:
         raise typer.Exit
 
 
+_PARSERS = {"N": whole(1), "TIME": parse_duration, "SIZE": parse_size, "TEXT": text}
+_EMPTY = {bool: False, str: ""}
 _FLAG: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _remember}
 _HELP: dict[str, Any] = {**_FLAG, "callback": _show_help}
 

@@ -12,7 +12,7 @@ from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options.arguments import Offline
 from dsv.errors import UsageError
 from dsv.values.names import Target
-from dsv.values.units import format_bytes, format_count, parse_duration, parse_size
+from dsv.values.units import format_bytes, format_count
 
 _NO_RESULT = "like MLPerf Storage, not a result of it"
 _RESULT = (
@@ -36,35 +36,21 @@ def bench(
     call: Call,
     what: Literal["feed"] = argument("feed"),
     typed: str | None = argument("[TARGET]"),
-    folder: str | None = option(
-        "--folder DIR", "Read plain files below a folder; with --make, make them there."
-    ),
-    make: int | None = option(
-        "--make SIZE", "Make data like the model's, such as 200G; remove it.", parser=parse_size
-    ),
-    model: str = option(
-        "--model unet3d|retinanet|resnet50|cosmoflow", "A model of MLPerf Storage.", default="unet3d"
-    ),
-    accelerator: str | None = option(
-        "--accelerator b200|mi355|h100|a100", "Whose computation time is taken: the newest if not given."
-    ),
+    folder: str | None = option("--folder DIR", "Read files below a folder; with --make, make them there."),
+    make: int | None = option("--make SIZE", "Make data like the model's, such as 200G; remove it."),
+    model: str = option("--model unet3d|retinanet|resnet50|cosmoflow", "A model.", default="unet3d"),
+    accelerator: str | None = option("--accelerator b200|mi355|h100|a100", "Its GPU (default: the newest)."),
     source: Literal["store", "cache", "folder"] | None = option(
-        "--from store|cache|folder", "Where the data is read: the store if not given."
+        "--from store|cache|folder", "Where it is read (default: the store)."
     ),
-    accelerators: int | None = option(
-        "--accelerators N", "Measure N of them, and search for nothing.", parser=whole(1)
-    ),
-    up_to: int = option("--up-to N", "Try so many accelerators at most.", parser=whole(1), default=64),
+    accelerators: int | None = option("--accelerators N", "Measure N of them, and search for nothing."),
+    up_to: int = option("--up-to N", "Try so many accelerators at most.", default=64),
     steps: int = option("--steps N", "End a round after N steps, at least 2.", parser=whole(2), default=500),
-    duration: int | None = option(
-        "--duration TIME", "Or after so long, such as 5m.  [default: 20s]", parser=parse_duration
-    ),
+    duration: int | None = option("--duration TIME", "Or after so long (default: 20s)."),
     batch: Literal["files", "bytes"] | None = option(
-        "--batch files|bytes", "A batch has as many files as the model's samples, or as many bytes."
+        "--batch files|bytes", "A batch has the model's files, or its bytes."
     ),
-    keep_page_cache: bool = option(
-        "--keep-page-cache", "Let this host's page cache serve files that it has."
-    ),
+    keep_page_cache: bool = option("--keep-page-cache", "Read from this host's page cache, too."),
     offline: Offline = False,
 ) -> int:
     """Measure how many accelerators data can feed.
@@ -85,38 +71,31 @@ def bench(
     beside yours, whose name ends with -bench-feed- and some digits.
     """
     load = find_load(model, accelerator)
-    source = source or ("folder" if folder is not None else "store")
-    _check(typed, folder, make, source)
     if load.per_file > 1 and batch == "files":
         raise UsageError(
             f"a sample of {model} is a part of a file", subject=batch, hint="leave out --batch files"
         )
     request = FeedRequest(
         load,
-        source,
+        _source(source, typed, folder, make),
         None if typed is None else Target.parse(typed),
         None if folder is None else Path(folder).absolute(),
         make,
         accelerators,
         up_to,
         steps,
-        float(20 if duration is None else duration),
+        float(duration or 20),
         by_bytes=batch == "bytes" or load.per_file > 1,
         drop=not keep_page_cache,
     )
     found = _measured(call, request, offline)
     if call.json:
-        _write(call, found)
+        more = {"from": request.source, "made": make is not None, "note": _NO_RESULT}
+        dropped = request.drop and request.source != "store"
+        call.items(map(call.item, found.rounds), call.head(found, page_cache_dropped=dropped, **more))
     else:
         _show(call, found)
     return 0
-
-
-def _write(call: Call, found: Fed) -> None:
-    request = found.request
-    more = {"from": request.source, "made": request.make is not None, "note": _NO_RESULT}
-    dropped = request.drop and request.source != "store"
-    call.items(map(call.item, found.rounds), call.head(found, page_cache_dropped=dropped, **more))
 
 
 def _measured(call: Call, request: FeedRequest, offline: bool) -> Fed:
@@ -134,33 +113,26 @@ def _measured(call: Call, request: FeedRequest, offline: bool) -> Fed:
         return bench_feed(connection, request)
 
 
-def _check(target: str | None, folder: str | None, make: int | None, source: str) -> None:
-    """Raise `UsageError` unless it is clear what is read."""
-    given = [target is not None, folder is not None or make is not None]
-    if given == [False, False]:
+def _source(source: str | None, target: str | None, folder: str | None, make: int | None) -> str:
+    """Return where the data is read. Raises `UsageError` unless that is clear."""
+    possible: dict[str, tuple[str, ...]] = {
+        "TARGET": ("store", "cache") if target is not None else (),
+        "--folder": ("folder",) if folder is not None else (),
+        "--make": ("store",) if make and folder is None else (),
+    }
+    named = [word for word, sources in possible.items() if sources]
+    if len(named) != 1:
         raise UsageError(
-            "nothing to read is named", hint="dsv bench feed DATASET@REV, --folder DIR, or --make SIZE"
+            f"it reads one of TARGET, --folder DIR and --make SIZE, not {' and '.join(named) or 'nothing'}",
+            subject=target,
+            hint="dsv bench feed DATASET@REV, --folder DIR, --make SIZE, or --make SIZE --folder DIR",
         )
-    if all(given):
-        named = "--make" if folder is None else "--folder"
-        raise UsageError(f"a target and {named} are both named", subject=target, hint="leave out one of them")
-    if make is not None and not make:
-        raise UsageError("--make 0 makes nothing", subject="0", hint="--make 200G")
-    if source == "folder" and folder is None:
-        what = "with --make" if target is None else "and a commit is no folder"
+    sources = possible[named[0]]
+    if source not in (None, *sources):
         raise UsageError(
-            f"--from folder needs --folder DIR, {what}",
-            subject="folder",
-            hint="--folder DIR" if target is None else f"dsv export {target} DIR, then --folder DIR",
+            f"--from {source} is not for {named[0]}", subject=source, hint=f"--from {' or '.join(sources)}"
         )
-    if source != "folder" and folder is not None:
-        raise UsageError(f"--from {source} does not read --folder", subject=source, hint="leave out --from")
-    if source == "cache" and target is None:
-        raise UsageError(
-            "--make makes no data in a cache",
-            subject="cache",
-            hint="--make SIZE --folder DIR, for a folder on the file system of the cache",
-        )
+    return source or sources[0]
 
 
 def _show(call: Call, found: Fed) -> None:

@@ -6,7 +6,7 @@ from dsv.api import branches as api
 from dsv.api.branches import BranchItem, BranchPath, protect_branch, rename_branch
 from dsv.api.context import Context
 from dsv.cli.call import Call
-from dsv.cli.declare import argument, command, option, text, whole
+from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options.arguments import Author, TargetOrBase, commit_target, one_of
 from dsv.cli.output import short
 from dsv.errors import UsageError
@@ -37,17 +37,13 @@ def branch(
     restore: str | None = option("--restore NAME", "Restore a deleted branch."),
     protect: str | None = option("--protect NAME", "Protect this branch: it only moves forward."),
     only_merge: bool = option("--only-merge", "With --protect: only merges move it."),
-    who: list[str] | None = option(
-        "--who AUTHOR", "With --protect: only this author moves it; may be repeated."
-    ),
+    who: list[str] | None = option("--who AUTHOR", "With --protect: only these move it."),
     max_removals: int | None = option(
-        "--max-removals PERCENT", "With --protect: no move removes more of its paths.", parser=whole(0)
+        "--max-removals PERCENT", "With --protect: no move removes more.", parser=whole(0)
     ),
     unprotect: str | None = option("--unprotect NAME", "Remove the protection of this branch."),
-    force: bool = option(
-        "--force", "Delete a branch whose commits have no other name; with -m, move a protected one too."
-    ),
-    message: str = option("-m --message TEXT", "Why, for the log of moves.", parser=text, default=""),
+    force: bool = option("--force", "Delete what has no other name; with -m, move a protected one."),
+    message: str = option("-m --message TEXT", "Why, for the log of moves."),
     author: Author = None,
 ) -> None:
     """List, make, rename, move, delete and protect branches.

@@ -31,15 +31,9 @@ from dsv.values.units import LONGEST, format_bytes, format_count, format_duratio
 def cache(
     call: Call,
     targets: list[str] | None = argument("TARGET..."),
-    hold: str | None = option(
-        "--hold DURATION", "Protect from eviction for this long (in a Slurm job: until it ends)."
-    ),
-    while_pid: int | None = option(
-        "--while PID", "Protect from eviction while this local process runs.", parser=whole(1)
-    ),
-    jobs: int | None = option(
-        "-j --jobs N", "Number of processes that fetch files (default: automatic).", parser=whole(1)
-    ),
+    hold: str | None = option("--hold DURATION", "Hold it for this long (in a Slurm job: until it ends)."),
+    while_pid: int | None = option("--while PID", "Hold it while this local process runs.", parser=whole(1)),
+    jobs: int | None = option("-j --jobs N", "Number of processes that fetch files.", parser=whole(1)),
     link: str | None = option("--link LINK", "Make this symlink point to the cached commit."),
     offline: Offline = False,
     strict: Strict = False,

@@ -29,7 +29,7 @@ def clone(
     target: str = argument("DATASET[@REV]"),
     folder: str | None = argument("[DIR]"),
     only: list[str] | None = option(
-        "--only PATTERN", "Fetch what matches this; may be repeated. One that begins with ! leaves out."
+        "--only PATTERN", "Fetch what matches this; one that begins with ! leaves out."
     ),
     keep: bool = option("--keep", "Keep files in DIR that differ, as local changes."),
     force: bool = option("--force", "Overwrite files in DIR that differ."),

@@ -132,7 +132,7 @@ def _values(param: Any, context: Any, word: str) -> tuple[str, list[Row]]:
 
 
 def _known(context: Any, find: Callable[[Names], Rows]) -> list[Row]:
-    from dsv.api.complete import SECONDS, Names, in_time
+    from dsv.api.complete import SECONDS, in_time
 
     session = context.find_object(Session)
     assert session is not None
@@ -143,7 +143,7 @@ def _known(context: Any, find: Callable[[Names], Rows]) -> list[Row]:
     except (KeyError, ValueError):
         seconds = SECONDS
     folder = Path(os.path.abspath(flags.directory or "."))  # noqa: PTH100 (which asks no file server)
-    return in_time(find, Names(environ, folder, named), seconds)
+    return in_time(find, environ, folder, named, seconds)
 
 
 def _targets(names: Names, word: str) -> Rows:
@@ -281,7 +281,7 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
     result="shell script",
     unused=("--store", "--cache"),
 )
-def completion(call: Call, shell: str = argument("[bash|zsh|fish]", default="")) -> None:
+def completion(call: Call, shell: str = argument("[bash|zsh|fish]")) -> None:
     """Print the script that completes dsv's words in your shell.
 
     It completes commands and options, datasets, branches, tags, commits, paths in a commit that is cached, runs, and

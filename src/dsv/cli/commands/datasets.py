@@ -6,7 +6,7 @@ from dsv.api import datasets as api
 from dsv.api.context import Context
 from dsv.api.datasets import datasets as list_datasets
 from dsv.cli.call import Call
-from dsv.cli.declare import argument, command, option, text
+from dsv.cli.declare import argument, command, option
 from dsv.cli.options.arguments import Author, one_of
 from dsv.cli.output import local_time, rfc3339, short
 from dsv.errors import UsageError
@@ -29,15 +29,11 @@ def datasets(
     new: str | None = argument("[NEW]"),
     delete: str | None = option("--delete NAME", "Delete this dataset; --undelete brings it back."),
     undelete: str | None = option("--undelete NAME", "Bring a deleted dataset back."),
-    rename: str | None = option(
-        "--rename OLD", "Rename this dataset: --rename OLD NEW; --rename NEW OLD undoes that."
-    ),
+    rename: str | None = option("--rename OLD", "Rename this dataset: --rename OLD NEW."),
     deleted: bool = option("--deleted", "List the datasets that were deleted."),
     yes: bool = option("--yes", "With --delete: do not ask."),
     force: bool = option("--force", "With -m and --delete or --rename: even if a branch is protected."),
-    message: str = option(
-        "-m --message TEXT", "With --delete, --undelete, --rename: why.", parser=text, default=""
-    ),
+    message: str = option("-m --message TEXT", "Why, for the log."),
     author: Author = None,
 ) -> None:
     """List what the store holds, or delete or rename a dataset.

@@ -94,9 +94,7 @@ FAILING = {"dsv verify shapes@v1": 5}
 def demo(
     call: Call,
     engine: Literal["docker", "podman", "process"] = option(
-        "--engine [docker|podman|process]",
-        "What runs the jobs: a container needs an image here.",
-        default="process",
+        "--engine [docker|podman|process]", "What runs the jobs.", default="process"
     ),
 ) -> None:
     """Take the whole tour in a temporary folder.

@@ -7,7 +7,7 @@ from typing import Any
 
 from dsv.api import verify as api
 from dsv.cli.call import Call
-from dsv.cli.declare import argument, command, option, text
+from dsv.cli.declare import argument, command, option
 from dsv.cli.options.arguments import Author, DryRun, one_of
 from dsv.cli.output import local_time, printable
 from dsv.errors import Conflict, Unreachable, UsageError
@@ -42,25 +42,15 @@ _TITLES = {
 def erase(
     call: Call,
     targets: list[str] | None = argument("[TARGET:PATH]..."),
-    ids: list[str] | None = option(
-        "--id FILEID", "A file by its id, as dsv ls --json prints it. May be repeated."
-    ),
-    reason: str = option(
-        "--reason TEXT", "Why; everybody who meets an erased file sees it.", parser=text, default=""
-    ),
-    shared: str | None = option(
-        "--shared erase|keep", "What becomes of other files that share content with these."
-    ),
+    ids: list[str] | None = option("--id FILEID", "A file by its id, as dsv ls -l prints it."),
+    reason: str = option("--reason TEXT", "Why: shown instead of an erased file."),
+    shared: str | None = option("--shared erase|keep", "What becomes of others with the same content."),
     yes: bool = option("--yes", "Do not ask."),
     dry_run: DryRun = False,
     status: bool = option("--status", "List all erasures, and what still has what was erased."),
     purge: bool = option("--purge", "As --status, and delete old versions of packs that a bucket has kept."),
-    deadline: str | None = option(
-        "--deadline DURATION", "With --status: the time that caches have (default: 30d)."
-    ),
-    successor: str | None = option(
-        "--successor NEW", "Copy a dataset's history to a new one without what was erased."
-    ),
+    deadline: str | None = option("--deadline DURATION", "With --status: the time that caches have: 30d."),
+    successor: str | None = option("--successor NEW", "Copy the history, without what was erased."),
     author: Author = None,
 ) -> int:
     """Erase the contents of files for good.

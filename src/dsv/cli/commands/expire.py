@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsv.api.space import expire_commits, undo_expire
 from dsv.cli.call import Call
-from dsv.cli.declare import argument, command, option, text, whole
+from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options.arguments import Author, DryRun
 from dsv.cli.output import local_time
 from dsv.errors import UsageError
@@ -32,19 +32,15 @@ def expire(
     keep_last: Keep = option("--keep-last N", "Keep the last N commits of each branch.", parser=whole(1)),
     keep_hourly: Keep = option("--keep-hourly N", "Keep the last of each of N hours.", parser=whole(1)),
     keep_daily: Keep = option("--keep-daily N", "Keep the last of each of N days (UTC).", parser=whole(1)),
-    keep_weekly: Keep = option(
-        "--keep-weekly N", "Keep the last of each of N weeks, from Monday.", parser=whole(1)
-    ),
+    keep_weekly: Keep = option("--keep-weekly N", "Keep the last of each of N weeks.", parser=whole(1)),
     keep_monthly: Keep = option("--keep-monthly N", "Keep the last of each of N months.", parser=whole(1)),
     keep_yearly: Keep = option("--keep-yearly N", "Keep the last of each of N years.", parser=whole(1)),
     keep_tagged: bool = option("--keep-tagged", "Keep what has a tag, which always stays, and no more."),
-    older_than: str | None = option(
-        "--older-than DURATION", "Only commits that were stored longer ago expire."
-    ),
+    older_than: str | None = option("--older-than DURATION", "Only what was stored longer ago expires."),
     also_runs: bool = option("--also-runs", "Commits expire even if a run of the last year has used them."),
     undo: bool = option("--undo", "Keep COMMITs again, or all of the last expire."),
     dry_run: DryRun = False,
-    message: str = option("-m --message TEXT", "Why, for the log.", parser=text, default=""),
+    message: str = option("-m --message TEXT", "Why, for the log."),
     author: Author = None,
 ) -> None:
     """Let old commits of a dataset expire, or keep them again.

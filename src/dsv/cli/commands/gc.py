@@ -9,7 +9,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Author, DryRun
 from dsv.errors import UsageError
-from dsv.values.units import format_bytes, format_count, parse_duration, parse_size
+from dsv.values.units import format_bytes, format_count
 
 
 @command(
@@ -28,20 +28,10 @@ from dsv.values.units import format_bytes, format_count, parse_duration, parse_s
 )
 def gc(
     call: Call,
-    budget: int | None = option(
-        "--budget TIME", "Copy nothing more after so long; go on next time.", parser=parse_duration
-    ),
-    max_repack: int | None = option(
-        "--max-repack SIZE", "Copy at most so much out of packs; 100GB.", parser=parse_size
-    ),
-    max_wait: int | None = option(
-        "--max-wait TIME", "Give up after waiting so long for others who write; 6h.", parser=parse_duration
-    ),
-    grace: int | None = option(
-        "--grace TIME",
-        "Keep the content of commits that expired later than so long ago; 2w.",
-        parser=parse_duration,
-    ),
+    budget: int | None = option("--budget TIME", "Copy nothing more after so long."),
+    max_repack: int | None = option("--max-repack SIZE", "Copy at most so much out of packs; 100GB."),
+    max_wait: int | None = option("--max-wait TIME", "Wait so long for others who write; 6h."),
+    grace: int | None = option("--grace TIME", "Keep what expired less than so long ago; 2w."),
     dry_run: DryRun = False,
     yes: bool = option("--yes", "Do not ask."),
     author: Author = None,

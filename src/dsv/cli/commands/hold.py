@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dsv.api import holds as api
 from dsv.cli.call import Call
-from dsv.cli.declare import argument, command, option, text
+from dsv.cli.declare import argument, command, option
 from dsv.cli.options.arguments import Targets
 from dsv.cli.output import cached_name, local_time
 from dsv.errors import UsageError
@@ -28,7 +28,7 @@ def hold(
     call: Call,
     targets: list[str] = argument("TARGET..."),
     duration: str | None = option("--for DURATION", "How long (default: until it is released)."),
-    message: str = option("-m --message TEXT", "Why: shown by 'dsv cached'.", parser=text, default=""),
+    message: str = option("-m --message TEXT", "Why: shown by 'dsv cached'."),
 ) -> None:
     """Keep a cached commit from eviction.
 

@@ -47,11 +47,9 @@ def import_(
     mirror: bool = option("--mirror", "Remove what is at PATH and no longer at the URL."),
     reference: bool = option("--reference", "Leave the files where they are, and refer to them there."),
     materialize: bool = option("--materialize", "Store what DATASET refers to at the URL. The commit stays."),
-    rev: list[str] | None = option("--rev REV", "Commit this revision, or each of A..B; repeatable."),
+    rev: list[str] | None = option("--rev REV", "Commit this revision, or each of A..B."),
     history: bool = option("--history", "Commit each revision up to the URL's."),
-    dvc_remote: str | None = option(
-        "--dvc-remote NAME-OR-URL", "DVC remote other than the repository's default."
-    ),
+    dvc_remote: str | None = option("--dvc-remote NAME-OR-URL", "Another remote than DVC's default."),
     allow_removals: AllowRemovals = False,
     skip_unsupported: SkipUnsupported = False,
     profile: str | None = option("--source-profile NAME", "AWS profile for an s3:// URL."),

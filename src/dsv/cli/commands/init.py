@@ -28,11 +28,7 @@ from dsv.values.names import DatasetName
 def init(
     call: Call,
     dataset: str | None = argument("[DATASET]"),
-    single_writer: bool = option(
-        "--single-writer",
-        "Accept a store that can't promise that one of several writers wins; every sync warns.",
-        hidden=True,
-    ),
+    single_writer: bool = option("--single-writer", "Accept a store without put-if-absent.", hidden=True),
     names: Names = None,
     author: Author = None,
 ) -> None:

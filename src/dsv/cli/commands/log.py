@@ -13,7 +13,7 @@ from dsv.api.log import LogItem, MoveItem, Query
 from dsv.api.log import log as read_log
 from dsv.api.log import reflog as read_moves
 from dsv.cli.call import Call
-from dsv.cli.declare import PATHS, command, option, text, whole
+from dsv.cli.declare import PATHS, command, option, whole
 from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, commit_target, dataset_paths, one_of
 from dsv.cli.output import local_time, printable, short, to_item
 from dsv.cli.terminal import Ink, Style
@@ -69,19 +69,15 @@ def log(
     author: str | None = option(
         "--author TEXT",
         "Commits of whose author this is part.",
-        parser=text,
         callback=_filter(lambda commit, part: part.casefold() in commit.author.casefold()),
     ),
     grep: str | None = option(
         "--grep TEXT",
         "Commits whose message has this.",
-        parser=text,
         callback=_filter(lambda commit, part: part.casefold() in commit.message.casefold()),
     ),
     follow: str | None = option("--follow PATH", "Where a file's content comes from, through renames."),
-    reflog: str | None = option(
-        "--reflog BRANCH", "Every move of this branch, a deleted one too, and who made it."
-    ),
+    reflog: str | None = option("--reflog BRANCH", "Every move of this branch, and who made it."),
     first_parent: bool = option("--first-parent", "Of a merge, follow the branch that was merged into."),
     graph: bool = option("--graph", "Draw what was merged with what."),
     stat: bool = option("--stat", "Sum up by folder what each commit changed."),

@@ -37,9 +37,7 @@ def pull(
     call: Call,
     ours: list[str] | None = option("--ours PATH", "Settle conflicts at or below PATH: what is here stays."),
     theirs: list[str] | None = option("--theirs PATH", "Settle them: what is here goes, and is lost."),
-    both: list[str] | None = option(
-        "--both PATH", "Keep what is here, and theirs beside it as NAME.theirs.EXT."
-    ),
+    both: list[str] | None = option("--both PATH", "Keep both: theirs beside it as NAME.theirs.EXT."),
     resolved: Resolved = None,
     table_key: TableKey = None,
 ) -> int | None:

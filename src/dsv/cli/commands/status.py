@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from dsv.api.status import Outcome, Position, Status
 from dsv.api.status import status as compare
@@ -137,54 +137,30 @@ def _write(call: Call, found: Status, typed: Sequence[str], *, everything: bool)
 
 def _write_folders(call: Call, found: Status, changes: Sequence[tuple[bytes, str]]) -> str:
     """Print a table with a row for each folder, and return the totals."""
-    root = os.fsencode(found.workspace.root)
-    rows = by_folder(changes, lambda path: _size(root + b"/" + path))
-    total = sum((row for _, row in rows), Counter[str]())
-    kinds = [kind for kind in CHANGES if total[kind]]
-    cells = [
-        [
-            printable(folder) or "all others",
-            *(f"{row[kind]:,}" if row[kind] else "" for kind in kinds),
-            format_bytes(row[_BYTES]),
-        ]
-        for folder, row in rows
-    ]
-    call.table(["folder~", *(f"{kind}>~" for kind in kinds), "size>~"], cells)
-    counts = ", ".join(f"{total[kind]:,} {kind}" for kind in kinds)
-    return f" ({counts}; {format_bytes(total[_BYTES])})"
+    from dsv.cli.views.differences import COUNTED, FOLDERS, folder_name
+    from dsv.diff.paths import Difference, Summary, Sums
+    from dsv.format.tree import Entry, Kind
+    from dsv.repo.tree.diff import What
 
+    def size(sums: Sums) -> str:
+        return format_bytes(sums.added_bytes + sums.changed_bytes + sums.renamed_bytes)
 
-_BYTES = "bytes"
-ROWS = 20
-"""Folders with a row of their own."""
+    def cell(count: int) -> str:
+        return f"{count:,}" if count else ""
 
-
-def by_folder(
-    changes: Sequence[tuple[bytes, str]], size: Callable[[bytes], int]
-) -> list[tuple[bytes, Counter[str]]]:
-    """Count the changes in each folder at the level where the paths part, and the bytes of what is there now.
-
-    Paths that lie beside these folders count for the folder above, whose name ends in a slash too; that of the
-    workspace itself is `./`. With more than `ROWS` folders, those with the fewest changes share the last row, whose
-    name is empty.
-    """
-    folders = {path.rpartition(b"/")[0] for path, _ in changes}
-    above = os.path.commonpath(folders) if folders else b""
-    above += b"/" if above else b""
-    rows: dict[bytes, Counter[str]] = {}
-    sizes = Counter[bytes]()
+    summary = Summary()
     for path, change in changes:
-        name, slash, _ = path[len(above) :].partition(b"/")
-        folder = above + name + b"/" if slash else above or b"./"
-        rows.setdefault(folder, Counter())[change] += 1
-        sizes[folder] += 0 if change == "removed" else size(path)
-    largest = sorted(rows, key=lambda folder: -rows[folder].total())
-    for folder, row in rows.items():
-        row[_BYTES] = sizes[folder]
-    if len(rows) <= ROWS:
-        return sorted(rows.items())
-    rest = sum((rows[folder] for folder in largest[ROWS - 1 :]), Counter[str]())
-    return [*((folder, rows[folder]) for folder in sorted(largest[: ROWS - 1])), (b"", rest)]
+        entry = Entry(path, Kind.FILE, _size(os.fsencode(found.workspace.root) + b"/" + path))
+        summary.add(Difference(What(change), entry, entry))
+    total = summary.total
+    kinds = [kind for kind in COUNTED if getattr(total, kind)]
+    rows = [
+        [folder_name(row), *(cell(getattr(row.sums, kind)) for kind in kinds), size(row.sums)]
+        for row in summary.by_folder(None, FOLDERS)
+    ]
+    call.table(["folder~", *(f"{kind}>~" for kind in kinds), "size>~"], rows)
+    counts = ", ".join(f"{getattr(total, kind):,} {kind}" for kind in kinds)
+    return f" ({counts}; {size(total)})"
 
 
 def _size(path: bytes) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsv.api.sync import Synced, SyncRequest
 from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, text, whole
+from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import (
     Author,
     Force,
@@ -41,27 +41,13 @@ SHOWN = 20
 def sync(
     call: Call,
     paths: Paths = None,
-    message: str = option(
-        "-m --message TEXT",
-        "Message of the commit (default: a count of the changes).",
-        parser=text,
-        default="",
-    ),
+    message: str = option("-m --message TEXT", "Commit message; without, a count of the changes."),
     branch: str | None = option("--branch NAME", "Publish on this branch, and follow it from then on."),
     new_branch: str | None = option("--new-branch NAME", "The same, on a branch that this sync makes."),
-    allow_removals: bool = option(
-        "--allow-removals", "Publish even if most files, or a whole top-level folder, are gone."
-    ),
+    allow_removals: bool = option("--allow-removals", "Publish even if most files are gone."),
     skip_unsupported: SkipUnsupported = False,
-    reupload: bool = option(
-        "--reupload", "Read all of the base from the store, and upload what is lost or damaged there."
-    ),
-    jobs: int | None = option(
-        "-j --jobs N",
-        "Number of processes that read small files (default: automatic).",
-        hidden=True,
-        parser=whole(1),
-    ),
+    reupload: bool = option("--reupload", "Upload again what the store has lost."),
+    jobs: int | None = option("-j --jobs N", "Processes that read small files.", hidden=True),
     rehash: Rehash = False,
     author: Author = None,
     force: Force = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsv.api import branches as api
 from dsv.cli.call import Call
-from dsv.cli.declare import argument, command, option, text
+from dsv.cli.declare import argument, command, option
 from dsv.cli.options.arguments import Author, TargetOrBase, commit_target, one_of
 from dsv.cli.output import local_time
 from dsv.errors import UsageError
@@ -27,12 +27,9 @@ def tag(
     call: Call,
     name: str | None = argument("[NAME]"),
     target: TargetOrBase = "",
-    message: str = option("-m --message TEXT", "Message of the tag.", parser=text, default=""),
+    message: str = option("-m --message TEXT", "Message of the tag."),
     listing: str | None = option("--list DATASET", "List the tags of this dataset."),
-    delete: str | None = option(
-        "--delete NAME",
-        "Delete this tag, of the dataset named after it or else of the workspace's; with --force.",
-    ),
+    delete: str | None = option("--delete NAME", "Delete this tag, with --force."),
     force: bool = option("--force", "With --delete: nothing brings a deleted tag back."),
     author: Author = None,
 ) -> None:

@@ -38,12 +38,10 @@ def verify(
     call: Call,
     targets: list[str] | None = argument("[DATASET[@REV]...]"),
     full: bool = option("--full", "Read every byte of every pack."),
-    budget: str | None = option(
-        "--budget TIME", "Read packs for so long: 2h, 30m. The others come next time."
-    ),
+    budget: str | None = option("--budget TIME", "Read packs for so long: 2h. The others come next time."),
     repair: bool = option("--repair", "Store again what is lost, from wherever a copy is."),
     sources: list[str] | None = option(
-        "--from DIR|URL|NAME", "For --repair: a folder with files, or another store. May be repeated."
+        "--from DIR|URL|NAME", "For --repair: a folder of files, or another store."
     ),
 ) -> int:
     """Look for damage in a store, and say what was lost.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MODES = {Kind.FILE: "644", Kind.EXECUTABLE: "755"}
 _LETTERS = {What.ADDED: "A", What.REMOVED: "D", What.CHANGED: "M", What.RETYPED: "T", What.RENAMED: "R"}
-_COUNTED = ("added", "changed", "renamed", "removed")
+COUNTED = ("added", "changed", "renamed", "removed")
 ITEM_KEYS = "items(path change old_path similarity kind old_kind size old_size id old_id target old_target)"
 FOLDER_KEYS = (
     "folders(folder added removed changed renamed added_bytes removed_bytes changed_bytes renamed_bytes "
@@ -106,8 +106,8 @@ FOLDERS = 20
 def write_folders(call: Call, summary: Summary, depth: int | None) -> None:
     """Print a table with a row for each folder, and one for all of them if there are several."""
     rows, total = summary.by_folder(depth, FOLDERS if depth is None else None), summary.total
-    counted = [name for name in _COUNTED if getattr(total, name)]
-    cells = [_row(_folder(row), row.sums, counted) for row in rows]
+    counted = [name for name in COUNTED if getattr(total, name)]
+    cells = [_row(folder_name(row), row.sums, counted) for row in rows]
     if len(rows) > 1:
         cells.append(_row("total", total, counted))
     call.table(["folder", *(f"{name}>" for name in counted), "net>"], cells)
@@ -116,11 +116,13 @@ def write_folders(call: Call, summary: Summary, depth: int | None) -> None:
 def folder_lines(summary: Summary) -> list[str]:
     """Return a line for each folder, for places where no table fits."""
     rows = summary.by_folder(None, FOLDERS)
-    widest = max((width(_folder(row)) for row in rows), default=0)
-    return [f"{_folder(row)}{' ' * (widest - width(_folder(row)))}  {counts(row.sums)}" for row in rows]
+    widest = max((width(folder_name(row)) for row in rows), default=0)
+    return [
+        f"{folder_name(row)}{' ' * (widest - width(folder_name(row)))}  {counts(row.sums)}" for row in rows
+    ]
 
 
-def _folder(row: FolderSums) -> str:
+def folder_name(row: FolderSums) -> str:
     return printable(row.folder) if row.folder != OTHERS else "others"
 
 
@@ -137,7 +139,7 @@ def _similarity(one: Difference) -> str:
 
 def counts(total: Sums) -> str:
     """Return `2 added, 1 renamed; +1.20 kB`, or `no differences`."""
-    told = [f"{getattr(total, name):,} {name}" for name in _COUNTED if getattr(total, name)]
+    told = [f"{getattr(total, name):,} {name}" for name in COUNTED if getattr(total, name)]
     # With none of these, files were moved out of a folder.
     net = [signed(total.net_bytes)] if told or total.net_bytes else []
     return "; ".join([*([", ".join(told)] if told else []), *net]) or "no differences"
